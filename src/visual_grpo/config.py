@@ -1,0 +1,163 @@
+"""Every parameter of the project, typed. What a YAML file or ``--params`` may say stands here.
+
+Unknown keys are refused; ``parameters.py`` turns pydantic's complaint into one that names the
+nearest valid key. Units and sources are in the field descriptions.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Side = Annotated[int, Field(ge=32, le=4096, multiple_of=32, description="pixels, a multiple of 32")]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class Strict(BaseModel):
+    """Immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(Strict):
+    """Where the records are and how they are prepared."""
+
+    path: str = Field(description="folder with records, or a records.jsonl / prompts.txt / metadata file")
+    layout: Literal["auto", "records", "prompts", "image_folder", "captions"] = "auto"
+    task: Literal["t2i"] = "t2i"
+    height: Side
+    width: Side
+    eval_share: Share = Field(0.1, description="share of records set aside for evaluation; their prompts may train")
+    held_out_share: Share = Field(0.2, description="share of prompts that never occur in training")
+    strict: bool = Field(False, description="stop at the first rejected record instead of reporting it")
+
+
+class StarterConfig(Strict):
+    """The small GLM-Image that is built and pretrained on the spot when ``model.path`` is null."""
+
+    records_per_prompt: int = Field(ge=1, description="target images drawn per prompt")
+    vae_steps: int = Field(ge=1)
+    dit_steps: int = Field(ge=1)
+    ar_steps: int = Field(ge=1)
+
+
+class ModelConfig(Strict):
+    """Which GLM-Image pipeline, and how it is held in memory."""
+
+    path: str | None = Field(None, description="folder or hub id of a GlmImagePipeline; null = the starter's")
+    dtype: Dtype = "float32"
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    threads: int = Field(2, ge=1, description="CPU threads of torch")
+
+
+class LoraParams(Strict):
+    rank: int = Field(8, ge=1)
+    alpha: int = Field(16, ge=1)
+    target_modules: str | list[str] | None = Field(
+        None, description="peft's target_modules; null = the attention and MLP matrices of the policy's module"
+    )
+
+
+class PolicyConfig(Strict):
+    component: Literal["ar"] = "ar"
+    lora: LoraParams = LoraParams()
+    gradient_checkpointing: bool = False
+    share_prefix: bool = Field(True, description="run each prompt once per group; off under gradient checkpointing")
+    share_start_noise: bool = Field(True, description="one start noise of the decoder per group")
+    decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time")
+    rollout_batch: int = Field(64, ge=1, description="rows sampled at a time")
+
+
+class SamplerConfig(Strict):
+    """How images are drawn: tokens by the AR module, then the DiT's ODE."""
+
+    temperature: float | None = Field(None, gt=0, description="null = the model's own generation_config")
+    top_p: float | None = Field(None, gt=0, le=1, description="null = the model's own")
+    top_k: int | None = Field(None, ge=0, description="0 = off, null = the model's own")
+    steps: int = Field(ge=1, description="denoising steps")
+    guidance_scale: float = Field(ge=1, description="classifier-free guidance, 1 = off")
+
+
+class SamplingConfig(Strict):
+    rollout: SamplerConfig
+    stock: SamplerConfig
+
+    @model_validator(mode="after")
+    def _rollout_is_untruncated(self) -> Self:
+        r = self.rollout
+        if r.top_p != 1 or r.top_k != 0 or r.temperature is None:
+            raise ValueError(
+                "sampling.rollout must set temperature, top_p: 1 and top_k: 0: a truncated distribution"
+                " biases the importance ratio"
+            )
+        return self
+
+
+class RewardConfig(Strict):
+    """One reward: a built-in by name or any ``package.module:function``."""
+
+    function: str | None = Field(None, description="package.module:function; null = the built-in of this name")
+    weight: float = Field(1.0, description="0 = reported, never optimised")
+    options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
+
+
+class GRPOConfig(Strict):
+    """The algorithm. Token clips are about 0.2 in units of the probability ratio."""
+
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo"] = "grpo"
+    steps: int = Field(ge=1, description="rollouts; each is followed by updates_per_rollout updates")
+    prompts_per_step: int = Field(ge=1)
+    group_size: int = Field(ge=2, description="samples of each prompt")
+    updates_per_rollout: int = Field(1, ge=1)
+    micro_batch_size: int | None = Field(None, ge=1, description="rows per backward pass; null = all at once")
+    learning_rate: float = Field(gt=0)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(0, ge=0, description="optimiser updates of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    max_grad_norm: float = Field(1.0, gt=0)
+    clip_low: float = Field(0.2, gt=0, lt=1, description="ratio is clipped below at 1 - clip_low")
+    clip_high: float = Field(0.2, gt=0, description="ratio is clipped above at 1 + clip_high")
+    kl_weight: float = Field(0.0, ge=0, description="weight of the k3 KL to the adapter-disabled reference, nats a token")
+    advantage_scale: Literal["group", "batch", "none"] = Field("group", description="what advantages are divided by")
+    advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
+    advantage_clip: float = Field(5.0, gt=0)
+    combine: Literal["sum", "gdpo"] = Field("sum", description="gdpo: normalise each reward before the weighted sum")
+    max_refills: int = Field(0, ge=0, description="dapo: further rollouts to replace zero-variance groups")
+    ratio_tolerance: float | None = Field(
+        None, gt=0, description="largest |log ratio| accepted before the first update; null = the dtype's floor"
+    )
+
+
+class EvaluationConfig(Strict):
+    every: int = Field(ge=0, description="training steps between evaluations on eval prompts; 0 = only at the end")
+    prompts: int = Field(ge=1, description="eval prompts used while training")
+    images_per_prompt: int = Field(ge=1, description="images of each eval and held-out prompt in baseline and evaluate")
+    max_prompts: int | None = Field(None, ge=1, description="at most so many prompts of each split; null = all")
+    batch_size: int = Field(32, ge=1, description="images generated at a time")
+    bootstrap_samples: int = Field(5000, ge=100)
+    adapter: Literal["best", "last"] = "best"
+
+
+class TrackingConfig(Strict):
+    checkpoint_every: int = Field(10, ge=1, description="training steps between checkpoints")
+    images_every: int = Field(10, ge=0, description="training steps between sample grids; 0 = none")
+    keep_checkpoints: int = Field(2, ge=1)
+
+
+class Parameters(Strict):
+    """The whole parameter tree."""
+
+    seed: int = Field(ge=0, lt=2**31)
+    resume: Literal["auto", "never"] = "never"
+    data: DataConfig
+    starter: StarterConfig
+    model: ModelConfig
+    policy: PolicyConfig
+    sampling: SamplingConfig
+    rewards: dict[str, RewardConfig] = Field(min_length=1)
+    grpo: GRPOConfig
+    evaluation: EvaluationConfig
+    tracking: TrackingConfig

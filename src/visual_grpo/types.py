@@ -1,0 +1,141 @@
+"""The nouns that travel between data, policies, rewards and the trainer.
+
+Shape letters used throughout the package: N prompts, G samples of each prompt (its *group*),
+B = N * G rows in group-major order (row = n * G + g), S decision steps of a row (tokens of an
+autoregressive policy, denoising steps of a flow policy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor, nn
+
+Sample = Any
+"""What a reward judges: for an image policy a uint8 tensor [3, height, width] in RGB order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptRecord:
+    """One prompt with what belongs to it."""
+
+    id: str
+    """Unique in a dataset; groups are keyed by it, never by the prompt's text."""
+    prompt: str
+    split: str = "train"
+    """``train``, ``eval`` (prompts may also occur in train) or ``held_out`` (they never do)."""
+    target_image: Path | None = None
+    """The image that this prompt should give, if there is one."""
+    source_images: tuple[Path, ...] = ()
+    """Images to edit (image-to-image); empty for text-to-image."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else the dataset says of the record; rewards may read it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardOutput:
+    """Scores of B samples. NaN means *unscored*: left out of every mean, never counted as 0."""
+
+    values: Tensor
+    """[B] float32, higher is better."""
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    """Named components of the score, each [B] float32: reported, never optimised by themselves."""
+
+
+class RewardFunction(Protocol):
+    """Judges samples; knows neither policy nor trainer."""
+
+    name: str
+    needs_target: bool
+    """True if every record must have a ``target_image``; checked before the first rollout."""
+
+    def __call__(
+        self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]
+    ) -> RewardOutput: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What a weighted set of rewards says of B samples."""
+
+    total: Tensor
+    """[B] float32: the weighted sum over the rewards; NaN where a weighted reward is unscored."""
+    rewards: Mapping[str, Tensor]
+    """Each reward's own values, [B] float32, unweighted."""
+    parts: Mapping[str, Tensor]
+    """``reward/part`` -> [B] float32."""
+    weights: Mapping[str, float]
+    """Weight of each reward; 0 = reported only."""
+
+
+class Scorer(Protocol):
+    """The weighted rewards as one callable (``rewards.combine.RewardSet``)."""
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores: ...
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout(Generic[T]):
+    """N prompts, G samples each, with the trajectory that every sample was decoded from."""
+
+    prompts: Sequence[PromptRecord]
+    """[B], each prompt repeated G times, group-major."""
+    samples: Sequence[Sample]
+    """[B], decoded from ``trajectory``: what the reward sees is what the loss replays."""
+    trajectory: T
+    log_probs: Tensor
+    """[B, S] float32: log-probability of each decision under the policy that took it."""
+    mask: Tensor
+    """[B, S] bool, True = the decision counts in the loss."""
+    stats: Mapping[str, float] = field(default_factory=dict)
+    """What the policy measured while sampling, for example ``entropy`` or seconds by phase."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayChunk:
+    """Some decision steps of some rows, scored again under the current policy."""
+
+    steps: slice
+    """Which columns of S these are."""
+    log_probs: Tensor
+    """[b, s] float32 with gradient."""
+    kl: Tensor | None
+    """[b, s] float32 >= 0 with gradient: KL to the reference policy; None if it was not asked for."""
+
+
+class Policy(Protocol[T]):
+    """What the trainer needs of a policy; it sees neither pixels nor tokens."""
+
+    def rollout(
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: Generator
+    ) -> Rollout[T]: ...
+
+    def replay(self, trajectory: T, rows: Tensor) -> Iterator[ReplayChunk]:
+        """Scores ``rows`` ([b] int64) again, one chunk (one graph) at a time."""
+        ...
+
+    def trainable_parameters(self) -> list[nn.Parameter]: ...
+
+    def adapter_state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """What one step of the trainer reports."""
+
+    step: int
+    """1 for the first step."""
+    values: Mapping[str, float]
+    prompts: Sequence[PromptRecord] = ()
+    samples: Sequence[Sample] = ()
+    rewards: Sequence[float] = ()
+    """The rollout's samples with their total reward, for picture grids."""
