@@ -1,0 +1,213 @@
+"""What the terminal shows: a progress bar, headings, tables.
+
+On a terminal the bar is redrawn in place. Elsewhere (a log file, CI) a plain line is printed now and
+then, so that a log stays readable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.rule import Rule
+from rich.table import Table
+
+Value = float | int | str
+
+_PLAIN_WIDTH = 120
+_SPEED_WINDOW = 180.0
+"""Seconds over which the speed is averaged: evaluations and checkpoints come between steps."""
+
+
+class Bar(Protocol):
+    """A running progress display."""
+
+    def advance(self, n: int = 1, **fields: Value) -> None:
+        """Counts ``n`` more as done; ``fields`` stay beside the bar until they are given again."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Prints a line above the bar."""
+        ...
+
+
+@contextmanager
+def progress(
+    description: str,
+    total: int,
+    *,
+    completed: int = 0,
+    every: float = 15.0,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Bar]:
+    """Shows how far a loop of ``total`` steps is, with the time left.
+
+    Args:
+        completed: steps that were already done before (a resumed run).
+        every: fewest seconds between two lines where stdout is not a terminal.
+    """
+    console = console or _console()
+    if console.is_terminal:
+        with _rich_progress(console) as display:
+            task = display.add_task(description, total=total, completed=completed, shown="")
+            yield _RichBar(display, task)
+    else:
+        bar = _PlainBar(console, description, total, completed, every, clock)
+        try:
+            yield bar
+        finally:
+            bar.close()
+
+
+def heading(text: str) -> None:
+    """Starts a new part of the output."""
+    console = _console()
+    console.print(Rule(text, align="left") if console.is_terminal else f"== {text}", highlight=False)
+
+
+def note(text: str) -> None:
+    """Prints one line; square brackets mean themselves."""
+    _console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | None]]) -> None:
+    """Prints rows under named columns; numbers are set flush right, None is left empty.
+
+    Raises:
+        ValueError: a row has not as many cells as there are columns.
+    """
+    grid = Table(title=title, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        numeric = all(
+            isinstance(row[index], int | float) or row[index] is None for row in rows if index < len(row)
+        )
+        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        if len(row) != len(columns):
+            raise ValueError(f"table {title!r}: {len(columns)} columns, but a row of {len(row)}: {row!r}")
+        grid.add_row(*(_escape(format_value(cell)) for cell in row))
+    _console().print(grid)
+
+
+def summary(title: str, mapping: Mapping[str, Value | None]) -> None:
+    """Prints names with their values under a title."""
+    grid = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
+    grid.add_column()
+    grid.add_column(overflow="fold")
+    for name, value in mapping.items():
+        grid.add_row(_escape(name), _escape(format_value(value)))
+    _console().print(grid)
+
+
+def format_value(value: Value | None) -> str:
+    """Three significant digits for a float, everything else as it is."""
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+class _RichBar:
+    def __init__(self, display: Progress, task: object) -> None:
+        self._display = display
+        self._task = task
+        self._fields: dict[str, Value] = {}
+
+    def advance(self, n: int = 1, **fields: Value) -> None:
+        self._fields |= fields
+        self._display.update(self._task, advance=n, shown=_escape(_join(self._fields)))  # type: ignore[arg-type]
+
+    def note(self, text: str) -> None:
+        self._display.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _PlainBar:
+    def __init__(
+        self,
+        console: Console,
+        description: str,
+        total: int,
+        completed: int,
+        every: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._console = console
+        self._description = description
+        self._total = total
+        self._done = self._start = completed
+        self._every = every
+        self._clock = clock
+        self._began = self._printed_at = clock()
+        self._printed_done = -1
+        self._fields: dict[str, Value] = {}
+
+    def advance(self, n: int = 1, **fields: Value) -> None:
+        self._done += n
+        self._fields |= fields
+        if self._clock() - self._printed_at >= self._every:
+            self._print()
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._printed_done != self._done:
+            self._print()
+
+    def _print(self) -> None:
+        self._printed_at, self._printed_done = self._clock(), self._done
+        parts = [f"{self._description} {self._done}/{self._total}", _join(self._fields), self._time()]
+        self.note("  ".join(part for part in parts if part))
+
+    def _time(self) -> str:
+        elapsed = self._clock() - self._began
+        left = self._total - self._done
+        if left <= 0 or self._done == self._start:
+            return f"{_duration(elapsed)} elapsed"
+        return f"{_duration(elapsed / (self._done - self._start) * left)} left"
+
+
+def _console() -> Console:
+    """A console on the present stdout; wide where it is not a terminal, so that nothing wraps at 80."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _PLAIN_WIDTH)
+    return console
+
+
+def _rich_progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[shown]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        console=console,
+        speed_estimate_period=_SPEED_WINDOW,
+    )
+
+
+def _join(fields: Mapping[str, Value]) -> str:
+    return " ".join(f"{name}={format_value(value)}" for name, value in fields.items())
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")

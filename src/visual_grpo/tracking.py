@@ -1,0 +1,167 @@
+"""Live logging to the MLflow run that ``kedro run`` opened; the one file that imports mlflow.
+
+MLflow is imported inside the functions: it takes seconds, and a run without tracking needs none of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from PIL.Image import Image
+
+Scalar = str | int | float | bool | None
+Item = TypeVar("Item")
+
+_BATCH = 100
+"""Most parameters or tags that MLflow takes in one request."""
+_LONGEST_TAG = 5000
+_LONGEST_PARAM = 6000
+_LONGEST_DIGEST = 36
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracker:
+    """Writes to one MLflow run, or to nothing when ``run_id`` is None.
+
+    Every call is written before it returns, so that the run can be watched and nothing is lost when
+    the process is killed.
+    """
+
+    run_id: str | None = None
+    """The MLflow run; None if MLflow is off."""
+    tracking_uri: str | None = None
+
+    @classmethod
+    def active(cls) -> Self:
+        """A tracker of the active MLflow run; one that does nothing if there is none."""
+        if "mlflow" not in sys.modules:
+            return cls()
+        import mlflow
+
+        run = mlflow.active_run()
+        if run is None:
+            return cls()
+        return cls(run_id=run.info.run_id, tracking_uri=mlflow.get_tracking_uri())
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Logs all ``values`` at ``step`` (1 = the first) in one write."""
+        if self.run_id is None or not values:
+            return
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        entities = [Metric(name, float(value), now, step) for name, value in values.items()]
+        self._client().log_batch(self.run_id, metrics=entities)
+
+    def image(self, image: Image, key: str, step: int) -> None:
+        """Logs a picture under ``key``; MLflow shows the steps of one key as a series."""
+        if self.run_id is not None:
+            self._client().log_image(self.run_id, image, key=key, step=step, synchronous=True)
+
+    def file(self, path: Path, artifact_path: str = "") -> None:
+        """Copies one file to the run's artifacts, into the folder ``artifact_path``."""
+        if self.run_id is not None:
+            self._client().log_artifact(self.run_id, str(path), artifact_path or None)
+
+    def folder(self, path: Path, artifact_path: str) -> None:
+        """Copies what ``path`` holds to the folder ``artifact_path`` of the run's artifacts."""
+        if self.run_id is not None:
+            self._client().log_artifacts(self.run_id, str(path), artifact_path)
+
+    def tags(self, mapping: Mapping[str, Scalar]) -> None:
+        """Sets tags; a tag that is there already is replaced."""
+        if self.run_id is None:
+            return
+        from mlflow.entities import RunTag
+
+        for batch in _batches(mapping.items(), _BATCH):
+            entities = [RunTag(name, str(value)[:_LONGEST_TAG]) for name, value in batch]
+            self._client().log_batch(self.run_id, tags=entities)
+
+    def params(self, mapping: Mapping[str, Any]) -> None:
+        """Logs parameters.
+
+        MLflow never changes a parameter. Where a resumed run has another value, the new one becomes
+        the tag ``resumed.<name>``.
+        """
+        if self.run_id is None:
+            return
+        from mlflow.entities import Param
+
+        before = self._client().get_run(self.run_id).data.params
+        values = {name: str(value)[:_LONGEST_PARAM] for name, value in mapping.items()}
+        for batch in _batches(((n, v) for n, v in values.items() if n not in before), _BATCH):
+            self._client().log_batch(self.run_id, params=[Param(name, value) for name, value in batch])
+        self.tags({f"resumed.{n}": v for n, v in values.items() if before.get(n, v) != v})
+
+    def dataset(self, name: str, digest: str, source: str) -> None:
+        """Records that the run read the dataset ``name`` from ``source`` (a path or URL).
+
+        MLflow keeps the first 36 characters of ``digest``.
+        """
+        if self.run_id is None:
+            return
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        where = json.dumps({"uri": source})
+        entity = Dataset(name=name, digest=digest[:_LONGEST_DIGEST], source_type="local", source=where)
+        context = InputTag(key="mlflow.data.context", value="training")
+        self._client().log_inputs(self.run_id, datasets=[DatasetInput(entity, tags=[context])])
+
+    def killed(self) -> None:
+        """Ends the run as KILLED: stopped from outside. Raise KeyboardInterrupt afterwards."""
+        self._end("KILLED")
+
+    def failed(self) -> None:
+        """Ends the run as FAILED."""
+        self._end("FAILED")
+
+    def _end(self, status: Literal["KILLED", "FAILED"]) -> None:
+        if self.run_id is None:
+            return
+        import mlflow
+
+        active = mlflow.active_run()
+        if active is not None and active.info.run_id == self.run_id:
+            mlflow.end_run(status)
+        self._client().set_terminated(self.run_id, status)
+
+    def _client(self) -> MlflowClient:
+        from mlflow import MlflowClient
+
+        return MlflowClient(self.tracking_uri)
+
+
+def run_exists(run_id: str, tracking_uri: str) -> bool:
+    """Whether ``run_id`` is a run of this store that was not deleted."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return bool(MlflowClient(tracking_uri).get_run(run_id).info.lifecycle_stage == "active")
+    except MlflowException:
+        return False
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"grpo": {"steps": 2}}`` -> ``{"grpo.steps": 2}``."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+    return flat
+
+
+def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
