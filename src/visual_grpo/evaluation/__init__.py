@@ -1,0 +1,1 @@
+"""Baseline against trained: same prompts, same seeds, paired differences and their uncertainty."""

@@ -1,0 +1,1 @@
+"""What judges the images: plain functions, combined by weight."""

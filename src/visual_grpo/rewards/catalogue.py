@@ -1,0 +1,39 @@
+"""The built-in rewards by name, and any other by ``package.module:function``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from visual_grpo.config import RewardConfig
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.reward import FunctionReward, make_reward
+
+BUILT_IN = {
+    "shapes": "visual_grpo.rewards.shapes:ShapesReward",
+    "pixel": "visual_grpo.rewards.target:PixelReward",
+    "psnr": "visual_grpo.rewards.target:PsnrReward",
+    "ssim": "visual_grpo.rewards.target:SsimReward",
+    "jpeg_size": "visual_grpo.rewards.compressibility:JpegSizeReward",
+    "edge_density": "visual_grpo.rewards.guards:EdgeDensity",
+    "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",
+}
+"""Imported only when asked for, so that a reward's library is needed only by those who use it."""
+
+
+def build_reward(name: str, config: RewardConfig) -> FunctionReward:
+    """The reward called ``name``: ``config.function`` if given, else the built-in of that name."""
+    path = config.function or BUILT_IN.get(name)
+    if path is None:
+        close = difflib.get_close_matches(name, BUILT_IN, n=1)
+        raise ValueError(
+            f"no built-in reward {name!r}{f'; did you mean {close[0]!r}?' if close else ''}"
+            f" Built in: {', '.join(BUILT_IN)}."
+            f" For your own set rewards.{name}.function: package.module:function"
+        )
+    return make_reward(name, path, config.options)
+
+
+def build_reward_set(rewards: Mapping[str, RewardConfig]) -> RewardSet:
+    """Every configured reward with its weight, in the configuration's order."""
+    return RewardSet({name: (build_reward(name, config), config.weight) for name, config in rewards.items()})

@@ -1,0 +1,69 @@
+"""Several rewards as one weighted score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from visual_grpo.rewards.reward import FunctionReward, PlainReward
+from visual_grpo.types import PromptRecord, RewardFunction, Sample, Scores
+
+
+class RewardSet:
+    """Named rewards with their weights, as a ``types.Scorer``.
+
+    ``rewards`` maps a name to (reward, weight); a reward is a ``types.RewardFunction`` or a plain
+    function. Weight 0 means reported only, a negative weight means that lower is better.
+    Raises ``ValueError`` if no weight differs from 0.
+    """
+
+    def __init__(self, rewards: Mapping[str, tuple[RewardFunction | PlainReward, float]]) -> None:
+        for name, (_, weight) in rewards.items():
+            _check(name, weight)
+        if not any(weight for _, weight in rewards.values()):
+            raise ValueError(
+                f"nothing to optimise: the rewards {sorted(rewards)} all have weight 0; give one a weight"
+            )
+        self.weights = {name: float(weight) for name, (_, weight) in rewards.items()}
+        self.functions = {name: FunctionReward(name, function) for name, (function, _) in rewards.items()}
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores:
+        """Scores B samples; ``total`` is NaN where a reward with a weight is unscored."""
+        outputs = {name: function(prompts, samples) for name, function in self.functions.items()}
+        total = torch.zeros(len(prompts))
+        for name, weight in self.weights.items():
+            if weight:  # 0 * NaN is NaN: a reward that is only reported must not unscore the total
+                total += weight * outputs[name].values
+        return Scores(
+            total=total,
+            rewards={name: output.values for name, output in outputs.items()},
+            parts={
+                f"{name}/{part}": values
+                for name, output in outputs.items()
+                for part, values in output.parts.items()
+            },
+            weights=self.weights,
+        )
+
+    def check_records(self, records: Iterable[PromptRecord]) -> None:
+        """Refuses records without a target image for rewards that need one; call it before any rollout."""
+        needing = [name for name, function in self.functions.items() if function.needs_target]
+        if not needing:
+            return
+        missing = [record.id for record in records if record.target_image is None]
+        if missing:
+            raise ValueError(
+                f"the reward{'s' * (len(needing) > 1)} {', '.join(needing)} compare"
+                f"{'s' * (len(needing) == 1)} with a target image, and {len(missing)} records have none:"
+                f" {', '.join(map(repr, missing[:5]))}{' ...' * (len(missing) > 5)}."
+                " Add target_image to them or remove the reward"
+            )
+
+
+def _check(name: str, weight: float) -> None:
+    if name == "total" or "/" in name:
+        raise ValueError(f"a reward cannot be named {name!r}: 'total' and '/' name results in the reports")
+    if not math.isfinite(weight):
+        raise ValueError(f"the weight of reward {name!r} must be a finite number, got {weight}")

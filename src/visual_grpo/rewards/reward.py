@@ -1,0 +1,169 @@
+"""A plain function as a reward, and strict checks of what it returns."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visual_grpo.types import PromptRecord, RewardOutput, Sample
+
+PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
+"""Returns one score per sample: a sequence of floats (None or NaN = unscored), a tensor or NumPy
+array [B], or a ``RewardOutput``."""
+
+
+class FunctionReward:
+    """Any callable ``(prompts, samples) -> scores`` as a ``types.RewardFunction``.
+
+    ``needs_target`` is the callable's own attribute of that name unless it is given.
+    Raises ``TypeError`` or ``ValueError``, naming the reward and the first offending record, when
+    the callable returns anything but one finite or unscored number per sample.
+    """
+
+    def __init__(self, name: str, function: PlainReward, *, needs_target: bool | None = None) -> None:
+        if not callable(function):
+            raise TypeError(f"reward {name!r} must be callable, got {type(function).__name__}")
+        self.name = name
+        self.function = function
+        if needs_target is None:
+            needs_target = bool(getattr(function, "needs_target", False))
+        self.needs_target = needs_target
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
+        if len(prompts) != len(samples):
+            raise ValueError(
+                f"reward {self.name!r} was given {len(prompts)} prompts but {len(samples)} samples"
+            )
+        try:
+            returned = self.function(prompts, samples)
+        except Exception as error:
+            error.add_note(f"raised by reward {self.name!r}, records {_some_ids(prompts)}")
+            raise
+        return checked_output(self.name, returned, prompts)
+
+    def __repr__(self) -> str:
+        return f"FunctionReward({self.name!r}, {self.function!r})"
+
+
+def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> RewardOutput:
+    """Turns what a reward returned for B samples into [B] float32 tensors on the CPU, or refuses it."""
+    if isinstance(returned, RewardOutput):
+        parts = {part: _scores(f"{name}/{part}", values, prompts) for part, values in returned.parts.items()}
+        return RewardOutput(values=_scores(name, returned.values, prompts), parts=parts)
+    return RewardOutput(values=_scores(name, returned, prompts))
+
+
+def load_function(path: str) -> Any:
+    """The callable that ``package.module:function`` names.
+
+    Raises ``ValueError`` for another spelling, ``ImportError`` where the module or the name in it
+    does not exist, ``TypeError`` if it is not callable.
+    """
+    module_name, separator, attribute = path.partition(":")
+    if not (module_name and separator and attribute):
+        raise ValueError(f"a function is named package.module:function, got {path!r}")
+    found: Any = _module(module_name, path)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ImportError(f"{module_name!r} has no {attribute!r} ({path!r}){_nearest(part, dir(found))}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise TypeError(f"{path!r} must be a function or class, it is of type {type(found).__name__}")
+    return found
+
+
+def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionReward:
+    """The reward that ``package.module:function`` names.
+
+    A function without ``options`` is the reward itself. A class, or anything given ``options``, is
+    called once with them as keyword arguments and returns the reward.
+    """
+    target = load_function(path)
+    if not options and not isinstance(target, type):
+        return FunctionReward(name, target)
+    try:
+        made = target(**options)
+    except TypeError as error:
+        raise TypeError(
+            f"reward {name!r}: {path!r} refused the options {dict(options)!r}: {error}"
+        ) from error
+    if not callable(made):
+        raise TypeError(
+            f"reward {name!r}: {path!r} called with options {dict(options)!r} must return a callable"
+            f" (prompts, samples) -> scores, got {type(made).__name__}"
+        )
+    return FunctionReward(name, made)
+
+
+def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
+    values = _as_tensor(name, returned, prompts)
+    if values.shape != (len(prompts),):
+        raise ValueError(
+            f"reward {name!r} must return one score for each of {len(prompts)} samples, got shape"
+            f" {list(values.shape)} (records {_some_ids(prompts)})"
+        )
+    infinite = values.isinf().nonzero().flatten().tolist()
+    if infinite:
+        raise ValueError(
+            f"reward {name!r} gave {values[infinite[0]].item()} for record {prompts[infinite[0]].id!r}:"
+            " scores are finite; return None or NaN for what cannot be scored"
+        )
+    return values
+
+
+def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
+    if isinstance(returned, Tensor):
+        if returned.is_complex():
+            raise TypeError(f"reward {name!r} must return real numbers, got {returned.dtype}")
+        return returned.detach().to(device="cpu", dtype=torch.float32)
+    try:
+        scores = list(returned)
+    except TypeError as error:
+        raise TypeError(
+            f"reward {name!r} must return a sequence of numbers, a tensor or a RewardOutput, got {returned!r}"
+        ) from error
+    numbers = [_number(name, score, row, prompts) for row, score in enumerate(scores)]
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) -> float:
+    if score is None:
+        return float("nan")
+    try:
+        if isinstance(score, str | bytes):
+            raise TypeError("text hides a reward that forgot to parse")
+        return float(score)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"reward {name!r} gave {score!r} {_where(row, prompts)}; expected a number or None"
+        ) from error
+
+
+def _where(row: int, prompts: Sequence[PromptRecord]) -> str:
+    return f"for record {prompts[row].id!r}" if row < len(prompts) else f"at position {row}"
+
+
+def _module(module_name: str, path: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise  # the module exists; something that it imports does not
+        raise ImportError(
+            f"no module {error.name!r} (from {path!r}): put the file under src/ or install its package"
+        ) from error
+
+
+def _nearest(name: str, candidates: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, candidates, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _some_ids(prompts: Sequence[PromptRecord], limit: int = 3) -> str:
+    shown = ", ".join(repr(record.id) for record in prompts[:limit])
+    return shown + (f" and {len(prompts) - limit} more" if len(prompts) > limit else "")
