@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pandas as pd
 import torch
-from torchvision.transforms.v2 import functional as pixels
 
 from visual_grpo.config import SamplerConfig
+from visual_grpo.errors import UserError
 from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.images import to_pil
 from visual_grpo.types import PromptRecord, Scorer, Scores
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def draw_and_score(
     ``DataFrame.attrs``, which Parquet keeps. Images of different samplers share their seeds.
     """
     if not requests:
-        raise ValueError(
+        raise UserError(
             "no eval and no held-out prompts to draw images for: raise data.eval_share or data.held_out_share"
         )
     frames: list[pd.DataFrame] = []
@@ -116,7 +117,7 @@ def draw_and_score(
             weights = dict(scores.weights)
             frames.append(_rows(sampler, batch, scores))
             for file, image in zip(frames[-1]["file"], images, strict=True):
-                pixels.to_pil_image(image.cpu()).save(folder / file)
+                to_pil(image).save(folder / file)
             if advance is not None:
                 advance(len(batch), reward=float(scores.total.nanmean()))
     table = pd.concat(frames, ignore_index=True)

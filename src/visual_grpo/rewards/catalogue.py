@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from visual_grpo.config import RewardConfig
+from visual_grpo.errors import UserError
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.reward import FunctionReward, make_reward
 
@@ -26,7 +27,7 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
     path = config.function or BUILT_IN.get(name)
     if path is None:
         close = difflib.get_close_matches(name, BUILT_IN, n=1)
-        raise ValueError(
+        raise UserError(
             f"no built-in reward {name!r}{f'; did you mean {close[0]!r}?' if close else ''}"
             f" Built in: {', '.join(BUILT_IN)}."
             f" For your own set rewards.{name}.function: package.module:function"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from visual_grpo.errors import UserError
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
 from visual_grpo.types import PromptRecord, RewardFunction, Sample, Scores
 
@@ -16,14 +17,14 @@ class RewardSet:
 
     ``rewards`` maps a name to (reward, weight); a reward is a ``types.RewardFunction`` or a plain
     function. Weight 0 means reported only, a negative weight means that lower is better.
-    Raises ``ValueError`` if no weight differs from 0.
+    Raises ``UserError`` if no weight differs from 0.
     """
 
     def __init__(self, rewards: Mapping[str, tuple[RewardFunction | PlainReward, float]]) -> None:
         for name, (_, weight) in rewards.items():
             _check(name, weight)
         if not any(weight for _, weight in rewards.values()):
-            raise ValueError(
+            raise UserError(
                 f"nothing to optimise: the rewards {sorted(rewards)} all have weight 0; give one a weight"
             )
         self.weights = {name: float(weight) for name, (_, weight) in rewards.items()}
@@ -54,7 +55,7 @@ class RewardSet:
             return
         missing = [record.id for record in records if record.target_image is None]
         if missing:
-            raise ValueError(
+            raise UserError(
                 f"the reward{'s' * (len(needing) > 1)} {', '.join(needing)} compare"
                 f"{'s' * (len(needing) == 1)} with a target image, and {len(missing)} records have none:"
                 f" {', '.join(map(repr, missing[:5]))}{' ...' * (len(missing) > 5)}."
@@ -64,6 +65,6 @@ class RewardSet:
 
 def _check(name: str, weight: float) -> None:
     if name == "total" or "/" in name:
-        raise ValueError(f"a reward cannot be named {name!r}: 'total' and '/' name results in the reports")
+        raise UserError(f"a reward cannot be named {name!r}: 'total' and '/' name results in the reports")
     if not math.isfinite(weight):
-        raise ValueError(f"the weight of reward {name!r} must be a finite number, got {weight}")
+        raise UserError(f"the weight of reward {name!r} must be a finite number, got {weight}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from visual_grpo.errors import UserError
 from visual_grpo.types import PromptRecord, RewardOutput, Sample
 
 PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
@@ -21,13 +22,13 @@ class FunctionReward:
     """Any callable ``(prompts, samples) -> scores`` as a ``types.RewardFunction``.
 
     ``needs_target`` is the callable's own attribute of that name unless it is given.
-    Raises ``TypeError`` or ``ValueError``, naming the reward and the first offending record, when
-    the callable returns anything but one finite or unscored number per sample.
+    Raises ``UserError``, naming the reward and the first offending record, when the callable returns
+    anything but one finite or unscored number per sample.
     """
 
     def __init__(self, name: str, function: PlainReward, *, needs_target: bool | None = None) -> None:
         if not callable(function):
-            raise TypeError(f"reward {name!r} must be callable, got {type(function).__name__}")
+            raise UserError(f"reward {name!r} must be callable, got {type(function).__name__}")
         self.name = name
         self.function = function
         if needs_target is None:
@@ -36,7 +37,7 @@ class FunctionReward:
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         if len(prompts) != len(samples):
-            raise ValueError(
+            raise UserError(
                 f"reward {self.name!r} was given {len(prompts)} prompts but {len(samples)} samples"
             )
         try:
@@ -61,19 +62,19 @@ def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) ->
 def load_function(path: str) -> Any:
     """The callable that ``package.module:function`` names.
 
-    Raises ``ValueError`` for another spelling, ``ImportError`` where the module or the name in it
-    does not exist, ``TypeError`` if it is not callable.
+    Raises ``UserError`` for another spelling, where the module or the name in it does not exist, or
+    where it is not callable.
     """
     module_name, separator, attribute = path.partition(":")
     if not (module_name and separator and attribute):
-        raise ValueError(f"a function is named package.module:function, got {path!r}")
+        raise UserError(f"a function is named package.module:function, got {path!r}")
     found: Any = _module(module_name, path)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise ImportError(f"{module_name!r} has no {attribute!r} ({path!r}){_nearest(part, dir(found))}")
+            raise UserError(f"{module_name!r} has no {attribute!r} ({path!r}){_nearest(part, dir(found))}")
         found = getattr(found, part)
     if not callable(found):
-        raise TypeError(f"{path!r} must be a function or class, it is of type {type(found).__name__}")
+        raise UserError(f"{path!r} must be a function or class, it is of type {type(found).__name__}")
     return found
 
 
@@ -89,11 +90,11 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
     try:
         made = target(**options)
     except TypeError as error:
-        raise TypeError(
+        raise UserError(
             f"reward {name!r}: {path!r} refused the options {dict(options)!r}: {error}"
         ) from error
     if not callable(made):
-        raise TypeError(
+        raise UserError(
             f"reward {name!r}: {path!r} called with options {dict(options)!r} must return a callable"
             f" (prompts, samples) -> scores, got {type(made).__name__}"
         )
@@ -103,13 +104,13 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
 def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
     values = _as_tensor(name, returned, prompts)
     if values.shape != (len(prompts),):
-        raise ValueError(
+        raise UserError(
             f"reward {name!r} must return one score for each of {len(prompts)} samples, got shape"
             f" {list(values.shape)} (records {_some_ids(prompts)})"
         )
     infinite = values.isinf().nonzero().flatten().tolist()
     if infinite:
-        raise ValueError(
+        raise UserError(
             f"reward {name!r} gave {values[infinite[0]].item()} for record {prompts[infinite[0]].id!r}:"
             " scores are finite; return None or NaN for what cannot be scored"
         )
@@ -119,12 +120,12 @@ def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor
 def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
     if isinstance(returned, Tensor):
         if returned.is_complex():
-            raise TypeError(f"reward {name!r} must return real numbers, got {returned.dtype}")
+            raise UserError(f"reward {name!r} must return real numbers, got {returned.dtype}")
         return returned.detach().to(device="cpu", dtype=torch.float32)
     try:
         scores = list(returned)
     except TypeError as error:
-        raise TypeError(
+        raise UserError(
             f"reward {name!r} must return a sequence of numbers, a tensor or a RewardOutput, got {returned!r}"
         ) from error
     numbers = [_number(name, score, row, prompts) for row, score in enumerate(scores)]
@@ -139,7 +140,7 @@ def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) ->
             raise TypeError("text hides a reward that forgot to parse")
         return float(score)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
+        raise UserError(
             f"reward {name!r} gave {score!r} {_where(row, prompts)}; expected a number or None"
         ) from error
 
@@ -154,7 +155,7 @@ def _module(module_name: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise  # the module exists; something that it imports does not
-        raise ImportError(
+        raise UserError(
             f"no module {error.name!r} (from {path!r}): put the file under src/ or install its package"
         ) from error
 

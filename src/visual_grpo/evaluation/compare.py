@@ -1,0 +1,99 @@
+"""Joins the baseline's and the trained policy's scores image by image and measures what changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pandas as pd
+
+from visual_grpo.errors import UserError
+from visual_grpo.evaluation.paired import paired_bootstrap
+
+KEY = ["sampler", "split", "id", "index", "seed"]
+REMEDY = "Draw the baseline again with the present parameters: kedro run --pipeline=baseline"
+
+
+def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Refuses a baseline that was made under other conditions, naming each that differs."""
+    before, now = dict(_leaves(baseline)), dict(_leaves(present))
+    different = [
+        f"{key} was {before.get(key, 'absent')!r}, now {now.get(key, 'absent')!r}"
+        for key in dict.fromkeys([*before, *now])
+        if before.get(key, KEY) != now.get(key, KEY)
+    ]
+    if different:
+        raise UserError(f"the baseline does not pair with this run: {'; '.join(different)}. {REMEDY}")
+
+
+def compare(
+    baseline: pd.DataFrame, trained: pd.DataFrame, *, bootstrap_samples: int, seed: int
+) -> list[dict[str, Any]]:
+    """One entry per score (total, each reward, each part), split and sampler; None = undefined.
+
+    ``difference`` is trained minus baseline over images of the same prompt and seed, with a 95%
+    interval over prompts (see ``paired``). Raises ``UserError`` unless both hold exactly the same
+    images and scores.
+    """
+    pairs = join(baseline, trained)
+    weights = trained.attrs["weights"]
+    return [
+        {"name": name, "split": split, "sampler": sampler, "optimised": _optimised(name, weights)}
+        | _measure(rows, column, bootstrap_samples, seed)
+        for (sampler, split), rows in pairs.groupby(["sampler", "split"], sort=False)
+        for column, name in score_columns(trained).items()
+    ]
+
+
+def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
+    """One row per image: the key, ``prompt``, and every score and ``file`` once with each suffix
+    ``_baseline`` and ``_trained``."""
+    _check_same("scores", set(score_columns(baseline)), set(score_columns(trained)))
+    for column in KEY:
+        _check_same(f"values of {column}", set(baseline[column]), set(trained[column]))
+    keys = [list(frame[KEY].itertuples(index=False, name=None)) for frame in (baseline, trained)]
+    _check_same("images (sampler, split, id, index, seed)", set(keys[0]), set(keys[1]))
+    return baseline.merge(
+        trained.drop(columns="prompt"), on=KEY, suffixes=("_baseline", "_trained"), validate="one_to_one"
+    )
+
+
+def score_columns(scores: pd.DataFrame) -> dict[str, str]:
+    """Column of ``scores.parquet`` -> name in the evaluation: total, <reward>, <reward>/<part>."""
+    return {
+        column: column.removeprefix("reward/").removeprefix("part/")
+        for column in scores.columns
+        if column == "total" or column.startswith(("reward/", "part/"))
+    }
+
+
+def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[str, Any]:
+    measured = paired_bootstrap(
+        rows[f"{column}_baseline"], rows[f"{column}_trained"], list(rows["id"]), samples, seed
+    )
+    # JSON knows no NaN
+    return {key: None if math.isnan(value) else value for key, value in asdict(measured).items()}
+
+
+def _optimised(name: str, weights: Mapping[str, float]) -> bool:
+    return name == "total" or weights.get(name, 0.0) != 0
+
+
+def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
+    if before != after:
+        only = [
+            f"{len(extra)} only in the {side} ({', '.join(map(repr, sorted(extra)[:3]))})"
+            for side, extra in (("baseline", before - after), ("trained results", after - before))
+            if extra
+        ]
+        raise UserError(f"baseline and trained results differ in their {what}: {'; '.join(only)}. {REMEDY}")
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

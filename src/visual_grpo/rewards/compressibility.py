@@ -1,0 +1,30 @@
+"""How small an image is as a JPEG: a reward without a model, from DDPO (arXiv 2305.13301, section 5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchvision.io import encode_jpeg
+
+from visual_grpo.errors import UserError
+from visual_grpo.types import PromptRecord
+
+
+class JpegSizeReward:
+    """Minus the size in kilobytes (1000 bytes) at JPEG ``quality``: higher is more compressible.
+
+    A negative weight rewards detail instead.
+    """
+
+    needs_target = False
+
+    def __init__(self, quality: int = 95) -> None:
+        if not 1 <= quality <= 100:
+            raise UserError(f"jpeg_size: quality must be from 1 to 100, got {quality}")
+        self.quality = quality
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        sizes = [len(encode_jpeg(sample.cpu(), self.quality)) for sample in samples]
+        return -torch.tensor(sizes, dtype=torch.float32) / 1000

@@ -1,0 +1,94 @@
+"""Likeness to the record's target image, pixel by pixel and by structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from pytorch_msssim import ssim
+from torch import Tensor
+
+from visual_grpo.errors import UserError
+from visual_grpo.images import read_image, to_tensor
+from visual_grpo.types import PromptRecord
+
+
+class PixelReward:
+    """1 - mean squared error of pixels in [0, 1]: 1 for the target itself, 0 for its opposite."""
+
+    needs_target = True
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        return 1 - against_targets(mean_squared_error, prompts, samples)
+
+
+class PsnrReward:
+    """Peak signal-to-noise ratio in decibels, at most ``max_db`` (the target itself would be infinite)."""
+
+    needs_target = True
+
+    def __init__(self, max_db: float = 60.0) -> None:
+        if not max_db > 0:
+            raise UserError(f"psnr: max_db must be above 0, got {max_db}")
+        self.max_db = max_db
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        decibels = -10 * against_targets(mean_squared_error, prompts, samples).log10()
+        return decibels.clamp(max=self.max_db)
+
+
+class SsimReward:
+    """Structural similarity in [-1, 1] (Wang et al. 2004), Gaussian window of ``window`` pixels, sigma 1.5.
+
+    Conventions differ between libraries; these are pytorch-msssim's.
+    """
+
+    needs_target = True
+
+    def __init__(self, window: int = 11) -> None:
+        if window < 3 or window % 2 == 0:
+            raise UserError(f"ssim: window must be an odd number of pixels, at least 3, got {window}")
+        self.window = window
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        return against_targets(self._similarity, prompts, samples)
+
+    def _similarity(self, sample: Tensor, target: Tensor) -> Tensor:
+        if min(sample.shape[-2:]) < self.window:
+            raise UserError(
+                f"ssim: window {self.window} does not fit an image of {list(sample.shape[-2:])} pixels"
+            )
+        similarity: Tensor = ssim(sample[None], target[None], data_range=1.0, win_size=self.window)
+        return similarity
+
+
+def mean_squared_error(sample: Tensor, target: Tensor) -> Tensor:
+    """Scalar float32 over all pixels and channels."""
+    return (sample - target).square().mean()
+
+
+def against_targets(
+    measure: Callable[[Tensor, Tensor], Tensor], prompts: Sequence[PromptRecord], samples: Sequence[Tensor]
+) -> Tensor:
+    """[B] float32: ``measure(sample, target)`` on float32 [3, height, width] in [0, 1].
+
+    Each target is read once however many samples share it. Raises ``UserError`` for a record
+    without a target or with one of another size.
+    """
+    targets = {record.id: _target(record) for record in prompts}
+    values = []
+    for record, sample in zip(prompts, samples, strict=True):
+        target = targets[record.id].to(sample.device)
+        if target.shape != sample.shape:
+            raise UserError(
+                f"record {record.id!r}: its target image {record.target_image} is {list(target.shape)} and"
+                f" the sample {list(sample.shape)}; both must be [3, height, width] of one size"
+            )
+        values.append(measure(sample.float() / 255, target.float() / 255))
+    return torch.stack(values).cpu() if values else torch.zeros(0)
+
+
+def _target(record: PromptRecord) -> Tensor:
+    if record.target_image is None:
+        raise UserError(f"record {record.id!r} has no target_image to compare with")
+    return to_tensor(read_image(record.target_image))
