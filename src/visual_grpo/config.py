@@ -118,10 +118,16 @@ class GRPOConfig(Strict):
     warmup_steps: int = Field(0, ge=0, description="optimiser updates of linear warm-up")
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     max_grad_norm: float = Field(1.0, gt=0)
-    clip_low: float = Field(0.2, gt=0, lt=1, description="ratio is clipped below at 1 - clip_low")
-    clip_high: float = Field(0.2, gt=0, description="ratio is clipped above at 1 + clip_high")
+    clip_low: float | None = Field(
+        None, gt=0, lt=1, description="ratio is clipped below at 1 - clip_low; null = the loss's own (grpo 0.2)"
+    )
+    clip_high: float | None = Field(
+        None, gt=0, description="ratio is clipped above at 1 + clip_high; null = the loss's own (dapo 0.28)"
+    )
     kl_weight: float = Field(0.0, ge=0, description="weight of the k3 KL to the adapter-disabled reference, nats a token")
-    advantage_scale: Literal["group", "batch", "none"] = Field("group", description="what advantages are divided by")
+    advantage_scale: Literal["group", "batch", "none"] | None = Field(
+        None, description="what advantages are divided by; null = the loss's own (dr_grpo none, else group)"
+    )
     advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
     advantage_clip: float = Field(5.0, gt=0)
     combine: Literal["sum", "gdpo"] = Field("sum", description="gdpo: normalise each reward before the weighted sum")
@@ -142,6 +148,7 @@ class EvaluationConfig(Strict):
 
 
 class TrackingConfig(Strict):
+    checkpoints: str = Field("data/06_models/checkpoints", description="folder of the checkpoints")
     checkpoint_every: int = Field(10, ge=1, description="training steps between checkpoints")
     images_every: int = Field(10, ge=0, description="training steps between sample grids; 0 = none")
     keep_checkpoints: int = Field(2, ge=1)

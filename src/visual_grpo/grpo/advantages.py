@@ -1,0 +1,90 @@
+"""Group-relative advantages (DeepSeekMath, arXiv 2402.03300, section 4.1).
+
+Shapes: rewards and advantages are [B] float32 with B = N * G rows in group-major order.
+NaN marks an unscored sample: it is left out of every mean and its advantage is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Scale = Literal["group", "batch", "none"]
+
+
+def group_advantages(
+    rewards: Tensor,
+    group_size: int,
+    *,
+    scale: Scale = "group",
+    epsilon: float = 1e-4,
+    clip: float | None = 5.0,
+) -> Tensor:
+    """Rewards relative to their group's mean, ``(r - mean) / (std + epsilon)``, [B] -> [B].
+
+    ``scale`` chooses the deviation that divides: the group's, that of all centred rewards in the
+    batch, or none (Dr. GRPO, arXiv 2503.20783). ``epsilon`` is in units of reward. A group whose
+    scored rewards are all equal gets exactly 0. The result is clamped to [-clip, clip].
+    """
+    groups = _as_groups(rewards, group_size)
+    scored = ~groups.isnan()
+    counts = scored.sum(1, keepdim=True)
+    values = groups.nan_to_num(0.0)
+    means = values.sum(1, keepdim=True) / counts.clamp(min=1)
+    centred = torch.where(scored & ~_constant(groups)[:, None], values - means, 0.0)
+    if scale == "group":
+        deviation = (centred.square().sum(1, keepdim=True) / (counts - 1).clamp(min=1)).sqrt()
+        centred = centred / (deviation + epsilon)
+    elif scale == "batch":
+        deviation = (centred.square().sum() / (scored.sum() - 1).clamp(min=1)).sqrt()
+        centred = centred / (deviation + epsilon)
+    if clip is not None:
+        centred = centred.clamp(-clip, clip)
+    return centred.reshape(-1)
+
+
+def gdpo_advantages(
+    rewards: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    group_size: int,
+    *,
+    epsilon: float = 1e-4,
+    clip: float | None = 5.0,
+) -> Tensor:
+    """Each reward normalised in its group, then weighted, summed and scaled by the batch (GDPO).
+
+    With a plain weighted sum a reward of large variance drowns the others; here each contributes
+    by its weight alone (arXiv 2601.05242). ``rewards`` are [B]; a row unscored by any weighted
+    reward gets 0. Returns [B].
+    """
+    used = [name for name, weight in weights.items() if weight]
+    unscored = torch.stack([rewards[name].isnan() for name in used]).any(0)
+    total = torch.zeros_like(rewards[used[0]])
+    for name in used:
+        own = group_advantages(rewards[name], group_size, epsilon=epsilon, clip=None)
+        total = total + weights[name] * own
+    total = total.masked_fill(unscored, torch.nan)
+    return group_advantages(total, group_size, scale="batch", epsilon=epsilon, clip=clip)
+
+
+def zero_variance_groups(rewards: Tensor, group_size: int) -> Tensor:
+    """[N] bool: True for groups whose scored rewards do not differ and so teach nothing."""
+    return _constant(_as_groups(rewards, group_size))
+
+
+def _as_groups(rewards: Tensor, group_size: int) -> Tensor:
+    if rewards.ndim != 1 or len(rewards) % group_size:
+        raise ValueError(
+            f"expected [N * {group_size}] rewards in group-major order, got shape {tuple(rewards.shape)}"
+        )
+    return rewards.float().view(-1, group_size)
+
+
+def _constant(groups: Tensor) -> Tensor:
+    """[N, G] -> [N] bool, comparing values themselves: a mean of equal floats may be off by an ulp."""
+    low = groups.nan_to_num(torch.inf).amin(1)
+    high = groups.nan_to_num(-torch.inf).amax(1)
+    return low >= high

@@ -1,0 +1,160 @@
+"""What a training step reports, by the names the field uses."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from visual_grpo.config import GRPOConfig
+from visual_grpo.grpo.advantages import zero_variance_groups
+from visual_grpo.grpo.update import Experience, UpdateStats
+from visual_grpo.types import StepMetrics
+
+
+class Clock:
+    """Wall seconds spent in each named phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def step_metrics(
+    step: int,
+    experiences: list[Experience],
+    updates: list[UpdateStats],
+    clock: Clock,
+    config: GRPOConfig,
+) -> StepMetrics:
+    """Rewards of every sample drawn, losses of the last update, ratios of each, speed and memory."""
+    rollouts = {id(e.rollout): e for e in experiences}.values()  # A refilled rollout may appear twice.
+    values = _reward_metrics(list(rollouts), config.group_size)
+    values |= _advantage_metrics(experiences)
+    values |= _update_metrics(updates)
+    values |= _speed_metrics(list(rollouts), clock)
+    values |= _policy_metrics(list(rollouts))
+    first = experiences[0]
+    return StepMetrics(
+        step=step,
+        values=values,
+        prompts=first.rollout.prompts,
+        samples=first.rollout.samples,
+        rewards=first.scores.total.tolist(),
+    )
+
+
+def _reward_metrics(rollouts: list[Experience], group_size: int) -> dict[str, float]:
+    total = torch.cat([e.scores.total for e in rollouts])
+    values = {
+        "reward/total": _mean(total),
+        "reward/total_std": _mean(_group_std(total, group_size)),
+        "reward/unscored_share": float(total.isnan().float().mean()),
+        "zero_variance_share": float(zero_variance_groups(total, group_size).float().mean()),
+    }
+    for name in rollouts[0].scores.rewards:
+        own = torch.cat([e.scores.rewards[name] for e in rollouts])
+        values[f"reward/{name}"] = _mean(own)
+        values[f"reward/{name}_std"] = _mean(_group_std(own, group_size))
+    for name in rollouts[0].scores.parts:
+        values[f"part/{name}"] = _mean(torch.cat([e.scores.parts[name] for e in rollouts]))
+    return values
+
+
+def _advantage_metrics(experiences: list[Experience]) -> dict[str, float]:
+    advantages = torch.cat([e.advantages[e.rows] for e in experiences])
+    return {
+        "advantage/mean": float(advantages.mean()),
+        "advantage/abs_mean": float(advantages.abs().mean()),
+    }
+
+
+def _update_metrics(updates: list[UpdateStats]) -> dict[str, float]:
+    last = updates[-1].means()
+    values = {
+        "loss": updates[-1].loss,
+        "kl": last.get("kl", 0.0),
+        "approx_kl": last["approx_kl"],
+        "clip_fraction": last["clip_fraction"],
+        "ratio/mean": last["ratio"],
+        "ratio/first_max_abs_log": updates[0].max_abs_log_ratio,
+        "grad_norm": updates[-1].grad_norm,
+        "learning_rate": updates[-1].learning_rate,
+    }
+    for number, stats in enumerate(updates, 1):
+        means = stats.means()
+        values[f"update_{number}/ratio"] = means["ratio"]
+        values[f"update_{number}/clip_fraction"] = means["clip_fraction"]
+        values[f"update_{number}/grad_norm"] = stats.grad_norm
+    return values
+
+
+def _speed_metrics(rollouts: list[Experience], clock: Clock) -> dict[str, float]:
+    seconds = sum(clock.seconds.values())
+    samples = sum(len(e.rollout.samples) for e in rollouts)
+    decisions = sum(int(e.rollout.mask.sum()) for e in rollouts)
+    values = {f"seconds/{name}": spent for name, spent in clock.seconds.items()}
+    return values | {
+        "seconds/step": seconds,
+        "speed/samples_per_second": samples / seconds,
+        "speed/decisions_per_second": decisions / seconds,
+        "samples": float(samples),
+        "memory_gb": memory_gb(),
+    }
+
+
+def _policy_metrics(rollouts: list[Experience]) -> dict[str, float]:
+    """The policy's own measurements; seconds add up over refills, the rest is averaged."""
+    values: dict[str, float] = {}
+    for experience in rollouts:
+        for name, value in experience.rollout.stats.items():
+            share = 1.0 if name.startswith("seconds/") else 1.0 / len(rollouts)
+            values[name] = values.get(name, 0.0) + share * value
+    return values
+
+
+def memory_gb() -> float:
+    """Peak memory of this process, in 10^9 bytes: the accelerator's if there is one, else resident."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def is_timing(name: str) -> bool:
+    """True for the metrics that depend on the machine and not on the seed."""
+    return name.startswith(("seconds/", "speed/")) or name == "memory_gb"
+
+
+def reproducible(values: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that one seed gives again bit for bit on a CPU."""
+    return {name: value for name, value in values.items() if not is_timing(name)}
+
+
+def _group_std(values: Tensor, group_size: int) -> Tensor:
+    groups = values.view(-1, group_size)
+    scored = ~groups.isnan()
+    counts = scored.sum(1)
+    mean = groups.nan_to_num(0.0).sum(1) / counts.clamp(min=1)
+    squares = torch.where(scored, (groups - mean[:, None]).square(), 0.0).sum(1)
+    return torch.where(counts > 1, (squares / (counts - 1).clamp(min=1)).sqrt(), torch.nan)
+
+
+def _mean(values: Tensor) -> float:
+    """Mean over scored values; 0 if there is none, since a metric must be a number."""
+    scored = values[~values.isnan()]
+    return float(scored.double().mean()) if len(scored) else 0.0

@@ -1,0 +1,215 @@
+"""Group Relative Policy Optimization for any policy: sample, score, compare in groups, update.
+
+The trainer sees neither pixels nor tokens. A policy gives rollouts and replays them with gradient
+(``types.Policy``); rewards are a callable (``types.Scorer``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from visual_grpo.config import GRPOConfig
+from visual_grpo.errors import UserError
+from visual_grpo.grpo import metrics
+from visual_grpo.grpo.advantages import gdpo_advantages, group_advantages, zero_variance_groups
+from visual_grpo.grpo.losses import LOSSES
+from visual_grpo.grpo.order import PromptOrder
+from visual_grpo.grpo.schedule import learning_rate_factor
+from visual_grpo.grpo.self_check import check_ratio
+from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
+from visual_grpo.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics
+
+T = TypeVar("T")
+
+
+class NonFiniteLossError(UserError):
+    """The loss or its gradient is NaN or infinite; nothing was updated with it."""
+
+
+class GRPOTrainer(Generic[T]):
+    """Trains ``policy`` on ``scorer``'s total reward; ``fit`` yields one StepMetrics per rollout."""
+
+    def __init__(
+        self,
+        policy: Policy[T],
+        scorer: Scorer,
+        config: GRPOConfig,
+        *,
+        seed: int = 0,
+        dtype: str = "float32",
+    ) -> None:
+        """``dtype`` is that of the policy's weights: float16 gets a gradient scaler, and the ratio
+        self-check its floor."""
+        self.policy, self.scorer, self.config, self.seed, self.dtype = policy, scorer, config, seed, dtype
+        self.parameters = policy.trainable_parameters()
+        device = self.parameters[0].device.type
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
+        )
+        self.scaler = torch.amp.GradScaler(device, enabled=dtype == "float16")
+        self.generator = torch.Generator().manual_seed(seed)
+        self.step = 0
+        self.position = 0
+        self._checked = False
+
+    def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
+        """Trains from ``self.step`` on until ``config.steps``; stop it between two steps by not asking on."""
+        order = PromptOrder(len(prompts), self.seed, self.position)
+        while self.step < self.config.steps:
+            result = self._step(prompts, order)
+            self.position = order.position
+            yield result
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything a bit-exact continuation needs: tensors, and facts that are JSON."""
+        tensors = {f"adapter/{k}": v for k, v in self.policy.adapter_state_dict().items()}
+        optimizer = self.optimizer.state_dict()["state"]
+        for index, entries in optimizer.items():
+            tensors |= {f"optimizer/{index}/{k}": torch.as_tensor(v) for k, v in entries.items()}
+        tensors["rng/trainer"] = self.generator.get_state()
+        facts = {"step": self.step, "position": self.position, "scaler": self.scaler.state_dict()}
+        return tensors, facts
+
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Restores what ``state`` gave."""
+        split = _split_keys(tensors)
+        self.policy.load_adapter_state_dict(split["adapter"])
+        entries: dict[int, dict[str, Tensor]] = {}
+        for key, value in split.get("optimizer", {}).items():
+            index, name = key.split("/")
+            entries.setdefault(int(index), {})[name] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        self.generator.set_state(split["rng"]["trainer"])
+        self.scaler.load_state_dict(facts["scaler"])
+        self.step, self.position = facts["step"], facts["position"]
+
+    def _step(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> StepMetrics:
+        clock = metrics.Clock()
+        experiences = self._collect(prompts, order, clock)
+        objective = Objective.of(self.config, experiences)
+        updates = []
+        with clock.phase("update"):
+            for number in range(self.config.updates_per_rollout):
+                updates.append(self._update(experiences, objective, number))
+        self.step += 1
+        return metrics.step_metrics(self.step, experiences, updates, clock, self.config)
+
+    def _collect(
+        self, prompts: Sequence[PromptRecord], order: PromptOrder, clock: metrics.Clock
+    ) -> list[Experience[T]]:
+        """Rollouts with exactly ``prompts_per_step`` groups; DAPO's dynamic sampling replaces groups
+        without variance up to ``max_refills`` times, and keeps them if it cannot (arXiv 2503.14476)."""
+        size, wanted = self.config.group_size, self.config.prompts_per_step
+        kept: list[tuple[Rollout[T], Scores, Tensor]] = []
+        spare: list[tuple[Rollout[T], Scores, Tensor]] = []
+        count = 0
+        for _ in range(1 + self.config.max_refills):
+            chosen = [prompts[i] for i in order.draw(wanted - count)]
+            rollout, scores = self._sample(chosen, clock)
+            constant = zero_variance_groups(scores.total, size)
+            if not self.config.max_refills:
+                constant = torch.zeros_like(constant)
+            for groups, store in ((~constant, kept), (constant, spare)):
+                if groups.any():
+                    store.append((rollout, scores, groups.nonzero()[:, 0]))
+            count += int((~constant).sum())
+            if count == wanted:
+                break
+        for rollout, scores, groups in spare:
+            take = groups[: wanted - count]
+            if len(take):
+                kept.append((rollout, scores, take))
+                count += len(take)
+        return self._experiences(kept)
+
+    def _sample(self, prompts: list[PromptRecord], clock: metrics.Clock) -> tuple[Rollout[T], Scores]:
+        with clock.phase("rollout"), torch.no_grad():
+            rollout = self.policy.rollout(prompts, self.config.group_size, self.generator)
+        with clock.phase("reward"):
+            scores = self.scorer(rollout.prompts, rollout.samples)
+        return rollout, scores
+
+    def _experiences(self, kept: list[tuple[Rollout[T], Scores, Tensor]]) -> list[Experience[T]]:
+        size = self.config.group_size
+        rows = [(groups[:, None] * size + torch.arange(size)).reshape(-1) for _, _, groups in kept]
+        advantages = self._advantages([scores for _, scores, _ in kept], rows)
+        experiences = []
+        for (rollout, scores, _), chosen, own in zip(kept, rows, advantages.split([len(r) for r in rows])):
+            every = torch.zeros(len(scores.total))
+            every[chosen] = own
+            scored = chosen[~scores.total[chosen].isnan()]
+            experiences.append(Experience(rollout=rollout, scores=scores, rows=scored, advantages=every))
+        if not sum(len(e.rows) for e in experiences):
+            raise UserError(
+                f"No sample of step {self.step + 1} could be scored: every total reward is missing (NaN)."
+                " Check the rewards with a weight; one that returns nothing for every sample cannot be trained on."
+            )
+        return experiences
+
+    def _advantages(self, scores: list[Scores], rows: list[Tensor]) -> Tensor:
+        """[b] advantages of the chosen rows of all rollouts together."""
+        config = self.config
+        shared: dict[str, Any] = {"epsilon": config.advantage_epsilon, "clip": config.advantage_clip}
+        if config.combine == "gdpo":
+            rewards = {
+                name: torch.cat([s.rewards[name][r] for s, r in zip(scores, rows)]) for name in scores[0].rewards
+            }
+            return gdpo_advantages(rewards, scores[0].weights, config.group_size, **shared)
+        total = torch.cat([s.total[r] for s, r in zip(scores, rows)])
+        scale = config.advantage_scale or LOSSES[config.loss].advantage_scale
+        return group_advantages(total, config.group_size, scale=scale, **shared)
+
+    def _update(self, experiences: list[Experience[T]], objective: Objective, number: int) -> UpdateStats:
+        """One optimiser update over all rows, micro-batch by micro-batch."""
+        stats = UpdateStats()
+        self.optimizer.zero_grad(set_to_none=True)
+        for experience in experiences:
+            for rows in experience.rows.split(self.config.micro_batch_size or len(experience.rows)):
+                for chunk in self.policy.replay(experience.rollout.trajectory, rows):
+                    loss = chunk_loss(chunk, experience, rows, objective, stats)
+                    self._refuse_non_finite(float(loss), "loss", experience, rows)
+                    self.scaler.scale(loss).backward()
+        if not self._checked:
+            mean = stats.means()["abs_log_ratio"]
+            check_ratio(mean, stats.max_abs_log_ratio, self.dtype, self.config.ratio_tolerance)
+            self._checked = True
+        self._optimise(stats, number, experiences[0])
+        return stats
+
+    def _optimise(self, stats: UpdateStats, number: int, experience: Experience[T]) -> None:
+        config = self.config
+        update = self.step * config.updates_per_rollout + number
+        total = config.steps * config.updates_per_rollout
+        factor = learning_rate_factor(update, total, config.warmup_steps, config.schedule)
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.learning_rate * factor
+        self.scaler.unscale_(self.optimizer)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
+        if not self.scaler.is_enabled():  # With a scaler an infinite gradient skips the update by design.
+            self._refuse_non_finite(norm, "gradient norm", experience, experience.rows)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        stats.grad_norm, stats.learning_rate = norm, config.learning_rate * factor
+
+    def _refuse_non_finite(self, value: float, what: str, experience: Experience[T], rows: Tensor) -> None:
+        if value == value and abs(value) != float("inf"):
+            return
+        ids = sorted({experience.rollout.prompts[int(row)].id for row in rows})
+        raise NonFiniteLossError(
+            f"The {what} became {value} at step {self.step + 1} with the prompts {', '.join(ids[:8])}"
+            f"{' ...' if len(ids) > 8 else ''}. Nothing was updated with it; the last checkpoint is intact."
+            " Lower grpo.learning_rate or the clip, or look at the rewards of these prompts."
+        )
+
+
+def _split_keys(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    split: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        head, tail = key.split("/", 1)
+        split.setdefault(head, {})[tail] = value
+    return split

@@ -1,0 +1,133 @@
+"""One optimiser update's loss, as sums that add up over chunks, micro-batches and ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from visual_grpo.config import GRPOConfig
+from visual_grpo.grpo import losses
+from visual_grpo.types import ReplayChunk, Rollout, Scores
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experience(Generic[T]):
+    """The rows of a rollout that are trained on, with their advantages."""
+
+    rollout: Rollout[T]
+    scores: Scores
+    rows: Tensor
+    """[b] int64, rows of the rollout; unscored rows are not among them."""
+    advantages: Tensor
+    """[B] float32 for all rows of the rollout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """A named loss with its parameters and the counts of the whole batch that normalise it."""
+
+    kind: losses.LossKind
+    clip_low: float
+    clip_high: float
+    kl_weight: float
+    counted_rows: int
+    counted_steps: int
+    rows: int
+
+    @classmethod
+    def of(cls, config: GRPOConfig, experiences: list[Experience]) -> Objective:
+        kind = losses.LOSSES[config.loss]
+        masks = [e.rollout.mask[e.rows] for e in experiences]
+        return cls(
+            kind=kind,
+            clip_low=config.clip_low if config.clip_low is not None else kind.clip_low,
+            clip_high=config.clip_high if config.clip_high is not None else kind.clip_high,
+            kl_weight=config.kl_weight,
+            counted_rows=sum(int(mask.any(1).sum()) for mask in masks),
+            counted_steps=sum(int(mask.sum()) for mask in masks),
+            rows=sum(len(mask) for mask in masks),
+        )
+
+
+@dataclass
+class UpdateStats:
+    """Sums over counted steps; a mean is taken only at the end."""
+
+    steps: int = 0
+    loss: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    max_abs_log_ratio: float = 0.0
+    grad_norm: float = 0.0
+    learning_rate: float = 0.0
+
+    def add(self, name: str, values: Tensor, mask: Tensor) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + float((values * mask).double().sum())
+
+    def means(self) -> dict[str, float]:
+        return {name: total / max(self.steps, 1) for name, total in self.sums.items()}
+
+
+def chunk_loss(
+    chunk: ReplayChunk, experience: Experience, rows: Tensor, objective: Objective, stats: UpdateStats
+) -> Tensor:
+    """This chunk's share of the batch's loss, a scalar with gradient; adds to ``stats``.
+
+    Args:
+        chunk: log-probs [b, s] of ``rows`` under the current policy.
+        rows: [b] rows of the experience's rollout.
+    """
+    rollout = experience.rollout
+    old = rollout.log_probs[rows][:, chunk.steps]
+    mask = rollout.mask[rows]
+    weights = losses.step_weights(
+        mask,
+        objective.kind.aggregation,
+        counted_rows=objective.counted_rows,
+        counted_steps=objective.counted_steps,
+        rows=objective.rows,
+    )[:, chunk.steps]
+    advantages = experience.advantages[rows]
+    counted = mask[:, chunk.steps]
+    if objective.kind.sequence_ratio:
+        if old.shape[1] != mask.shape[1]:
+            raise ValueError("gspo needs all steps of a row in one chunk; this policy replays them apart")
+        ratio = losses.sequence_ratio(chunk.log_probs, old, counted)
+    else:
+        ratio = losses.importance_ratio(chunk.log_probs, old)
+    loss = losses.clipped_surrogate(ratio, advantages, objective.clip_low, objective.clip_high)
+    if objective.kl_weight and chunk.kl is not None:
+        loss = loss + objective.kl_weight * chunk.kl
+    # Uncounted steps may hold anything, even inf: where() keeps them out of value and gradient.
+    total = torch.where(counted, weights * loss, 0.0).sum()
+    _record(chunk, old, ratio, advantages, counted, objective, stats, total)
+    return total
+
+
+@torch.no_grad()
+def _record(
+    chunk: ReplayChunk,
+    old: Tensor,
+    ratio: Tensor,
+    advantages: Tensor,
+    counted: Tensor,
+    objective: Objective,
+    stats: UpdateStats,
+    loss: Tensor,
+) -> None:
+    log_ratio = torch.where(counted, chunk.log_probs - old, 0.0)
+    clipped = losses.clipped_away(ratio, advantages, objective.clip_low, objective.clip_high)
+    stats.steps += int(counted.sum())
+    stats.loss += float(loss)
+    stats.add("ratio", torch.where(counted, ratio, 0.0), counted)
+    stats.add("abs_log_ratio", log_ratio.abs(), counted)
+    stats.add("clip_fraction", clipped.float(), counted)
+    # k3 of the old policy against the new one: how far this rollout's updates have moved it.
+    stats.add("approx_kl", log_ratio.exp() - log_ratio - 1, counted)
+    if chunk.kl is not None:
+        stats.add("kl", torch.where(counted, chunk.kl, 0.0), counted)
+    stats.max_abs_log_ratio = max(stats.max_abs_log_ratio, float(log_ratio.abs().max()))

@@ -1,0 +1,94 @@
+"""Wires records, policy, rewards and trainer together and shows what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visual_grpo.config import Parameters
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from visual_grpo.records.table import RecordTable
+    from visual_grpo.training import Progress, TrainingRun
+
+
+def train(
+    parameters: dict[str, Any], starter_report: dict[str, Any], records: RecordTable, baseline: Path
+) -> tuple[Callable[[Path], None], pd.DataFrame]:
+    """Trains the adapter; returns what writes its folder, and one row of metrics a step.
+
+    ``baseline`` is not read: it must exist so that a trained adapter can be compared.
+    """
+    import pandas as pd
+
+    from visual_grpo import components
+    from visual_grpo.tracking import Tracker
+    from visual_grpo.training import TrainingRun
+
+    config = Parameters.model_validate(parameters)
+    tracker = Tracker.active()
+    scorer = components.build_scorer(config)
+    train_records, eval_records = records.split("train"), records.split("eval")
+    scorer.check_records(train_records)
+    scorer.check_records(eval_records)
+    policy = components.build_policy(config, starter_report["model"])
+    run = TrainingRun(
+        config,
+        policy,
+        scorer,
+        components.build_trainer(config, policy, scorer),
+        train=train_records,
+        evaluation=eval_records,
+        identity={"model": starter_report["model"], "model_digest": starter_report["digest"], "data": records.digest},
+        run_id=tracker.run_id,
+    )
+    progress = _run(config, run, tracker)
+    return run.write_adapters, pd.DataFrame(progress.history)
+
+
+def _run(config: Parameters, run: TrainingRun, tracker: Any) -> Progress:
+    from visual_grpo import console
+    from visual_grpo.grpo.checkpoint import latest_checkpoint
+    from visual_grpo.training import Callbacks
+
+    done = run.completed_steps()
+    with console.progress("train", config.grpo.steps, completed=done) as bar:
+
+        def on_step(metrics: Any, row: dict[str, float]) -> None:
+            tracker.metrics({k: v for k, v in row.items() if k != "step"}, metrics.step)
+            if _due(metrics.step, config.tracking.images_every):
+                tracker.image(_grid(metrics, config.grpo.group_size), "samples", metrics.step)
+            fields = {"reward": row["reward/total"], "kl": row["kl"]}
+            if "eval/total" in row:
+                fields["eval"] = row["eval/total"]
+            bar.advance(**fields)
+
+        progress = run.run(Callbacks(on_step=on_step, note=bar.note))
+    if run.stopped:
+        tracker.killed()
+        console.note(
+            f"Stopped after step {run.trainer.step} of {config.grpo.steps}; the checkpoint is"
+            f" {latest_checkpoint(run.folder)}\nGo on with: kedro run --pipeline=train --params=resume=auto"
+        )
+        raise KeyboardInterrupt
+    return progress
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and (step == 1 or step % every == 0)
+
+
+def _grid(metrics: Any, group_size: int) -> Any:
+    """One row of samples for each of the first prompts of the step."""
+    from visual_grpo.evaluation.pictures import grid
+    from visual_grpo.images import to_pil
+
+    shown = min(4 * group_size, len(metrics.samples))
+    captions = [
+        f"{record.prompt}\nreward {reward:.2f}"
+        for record, reward in zip(metrics.prompts[:shown], metrics.rewards[:shown], strict=True)
+    ]
+    return grid([to_pil(sample) for sample in metrics.samples[:shown]], captions, columns=group_size)

@@ -1,0 +1,1 @@
+"""Policies behind one protocol: rollout, and replay with gradient."""

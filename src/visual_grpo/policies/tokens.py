@@ -1,0 +1,100 @@
+"""Sampling and scoring of tokens under exactly one distribution.
+
+Shapes: B rows, T generated tokens, H hidden width, V token ids that may be sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK = 2048  # Rows of the [rows, V] logits that exist at a time.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSampler:
+    """The distribution that tokens are drawn from."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_p < 1 or self.top_k > 0
+
+    def warp(self, logits: Tensor) -> Tensor:
+        """[B, V] -> [B, V] float32 in the order of ``generate``: temperature, top-k, top-p."""
+        from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+        warped = logits.float() / self.temperature
+        unused: Any = None  # The warpers' input_ids argument, which they do not read.
+        if self.top_k:
+            warped = TopKLogitsWarper(min(self.top_k, warped.shape[-1]))(unused, warped)
+        if self.top_p < 1:
+            warped = TopPLogitsWarper(self.top_p)(unused, warped)
+        return warped
+
+
+def draw(log_probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Inverse-CDF sampling: [B, V] log-probs and [B] uniforms in [0, 1) -> [B] token ids.
+
+    One number a token makes a row's tokens depend on its own seed alone, and lets two policies be
+    compared on common random numbers. The sum runs in float64, so that no tail is lost.
+    """
+    cdf = log_probs.double().exp().cumsum(-1)
+    points = (uniforms.double() * cdf[:, -1])[:, None]
+    ids = torch.searchsorted(cdf, points, right=True)[:, 0]
+    return ids.clamp(max=log_probs.shape[-1] - 1)
+
+
+def row_uniforms(seeds: Sequence[int], count: int) -> Tensor:
+    """[B, count] float64 uniforms, each row from a generator of its own seed."""
+    rows = [torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in seeds]
+    return torch.stack(rows)
+
+
+class _ChosenLogProbs(torch.autograd.Function):
+    """``log softmax(h W^T / temperature)[y]`` for a frozen head W, without keeping [rows, V].
+
+    The gradient ``(W[y] - softmax W) / temperature`` is formed in the forward, chunk by chunk.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+        values = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        for start in range(0, len(hidden), CHUNK):
+            part = slice(start, start + CHUNK)
+            log_probs = ((hidden[part] @ head.t()).float() / temperature).log_softmax(-1)
+            values[part] = log_probs.gather(1, tokens[part, None])[:, 0]
+            if gradient is not None:
+                expected = log_probs.exp().to(head.dtype) @ head
+                gradient[part] = (head[tokens[part]] - expected) / temperature
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        (gradient,) = ctx.saved_tensors
+        return outputs[0][:, None].to(gradient.dtype) * gradient, None, None, None
+
+
+def chosen_log_probs(hidden: Tensor, head: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    """Log-probability of each chosen token, [B, T, H] and [B, T] int64 -> [B, T] float32.
+
+    ``head`` [V, H] holds the rows of the ids that may be sampled and is frozen: no gradient reaches it.
+    """
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    values: Tensor = _ChosenLogProbs.apply(flat, head.detach(), tokens.reshape(-1), temperature)
+    return values.view(tokens.shape)
+
+
+def entropy(log_probs: Tensor) -> Tensor:
+    """Shannon entropy of [B, V] log-probs in nats, [B]; ids of probability 0 add nothing."""
+    return -(log_probs.exp() * log_probs.clamp(min=-1e9)).sum(-1)

@@ -1,0 +1,211 @@
+"""One training run from start, or from its checkpoint, to its adapters: no Kedro and no MLflow here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError
+from visual_grpo.evaluation.generate import distinct_prompts
+from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.grpo import checkpoint
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
+from visual_grpo.stopping import stop_request
+from visual_grpo.types import PromptRecord, Scorer, StepMetrics
+
+# Changing these in a resumed run changes nothing of the steps already taken or still to come.
+FREE_ON_RESUME = {"resume", "tracking"}
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What a run has to show so far; goes into every checkpoint."""
+
+    history: list[dict[str, float]] = field(default_factory=list)
+    """One row of metrics a step."""
+    best_score: float = float("-inf")
+    """Mean total reward of the best adapter on the eval prompts at the stock sampler."""
+    best_step: int = 0
+    best_adapter: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """How the run tells the outside what happens."""
+
+    on_step: Callable[[StepMetrics, dict[str, float]], None]
+    """A step's metrics, and the row that goes into the history."""
+    note: Callable[[str], None]
+
+
+class TrainingRun:
+    """Trains, evaluates now and then, and checkpoints; ``stopped`` tells whether a signal ended it."""
+
+    def __init__(
+        self,
+        config: Parameters,
+        policy: GlmImageArPolicy,
+        scorer: Scorer,
+        trainer: GRPOTrainer,
+        *,
+        train: Sequence[PromptRecord],
+        evaluation: Sequence[PromptRecord],
+        identity: dict[str, str],
+        run_id: str | None,
+    ) -> None:
+        """``identity`` names what the run depends on beside the parameters: model and data digests."""
+        self.config, self.policy, self.scorer, self.trainer = config, policy, scorer, trainer
+        self.train_prompts = train
+        self.eval_prompts = distinct_prompts(evaluation, config.evaluation.prompts)
+        self.identity, self.run_id = identity, run_id
+        self.folder = Path(config.tracking.checkpoints)
+        self.progress = Progress()
+        self.stopped = False
+
+    def completed_steps(self) -> int:
+        """Steps that an earlier run has done and this one will not do again."""
+        latest = self._checkpoint()
+        return int(latest.name.removeprefix("step-")) if latest is not None else 0
+
+    def run(self, callbacks: Callbacks) -> Progress:
+        """Trains until ``grpo.steps`` or until a signal asks to stop; a checkpoint is written at the end of both."""
+        if not len(self.train_prompts):
+            raise UserError("The dataset has no training records; lower data.held_out_share or data.eval_share.")
+        self._start(callbacks)
+        saved = self.trainer.step
+        with stop_request(lambda: callbacks.note("Stopping after this step; press Ctrl-C again to stop at once.")) as stop:
+            for metrics in self.trainer.fit(self.train_prompts):
+                row = {"step": float(metrics.step)} | dict(metrics.values) | self._evaluate_if_due()
+                self.progress.history.append(row)
+                callbacks.on_step(metrics, row)
+                if self._due(self.config.tracking.checkpoint_every) or stop.asked:
+                    self.save()
+                    saved = self.trainer.step
+                if stop.asked:
+                    break
+        self.stopped = stop.asked and self.trainer.step < self.config.grpo.steps
+        if saved != self.trainer.step:
+            self.save()
+        return self.progress
+
+    def save(self) -> None:
+        """Writes a checkpoint of everything a bit-exact continuation needs."""
+        tensors, facts = self.trainer.state()
+        tensors |= {f"best/{name}": value for name, value in self.progress.best_adapter.items()}
+        tensors |= checkpoint.random_states()
+        facts = {
+            "trainer": facts,
+            "history": self.progress.history,
+            "best_step": self.progress.best_step,
+            "best_score": self.progress.best_score if self.progress.best_step else None,
+            "fingerprint": self.fingerprint(),
+            "public": {"mlflow_run_id": self.run_id},
+        }
+        checkpoint.save_checkpoint(
+            self.folder, self.trainer.step, tensors, facts, keep=self.config.tracking.keep_checkpoints
+        )
+
+    def write_adapters(self, folder: Path) -> None:
+        """``ar/`` (what evaluate uses), ``best/ar`` and ``last/ar`` in peft's format, and ``training.json``."""
+        last = self.policy.adapter_state_dict()
+        self.policy.save_adapter(folder / "last" / "ar")
+        self.policy.load_adapter_state_dict(self.progress.best_adapter or last)
+        self.policy.save_adapter(folder / "best" / "ar")
+        self.policy.load_adapter_state_dict(last)
+        shutil.copytree(folder / self.config.evaluation.adapter / "ar", folder / "ar")
+        facts = {
+            "seed": self.config.seed,
+            "steps": self.trainer.step,
+            "best_step": self.progress.best_step or self.trainer.step,
+            "best_eval_total": self.progress.best_score if self.progress.best_step else None,
+            "adapter": self.config.evaluation.adapter,
+            "samples": int(sum(row["samples"] for row in self.progress.history)),
+            "mlflow_run_id": self.run_id,
+        } | self.identity
+        (folder / "training.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+    def fingerprint(self) -> dict[str, str]:
+        """A hash per block of parameters, and the identity: what a resumed run must have in common."""
+        tree = self.config.model_dump(mode="json")
+        hashed = {name: _digest(block) for name, block in tree.items() if name not in FREE_ON_RESUME}
+        return hashed | self.identity
+
+    def _start(self, callbacks: Callbacks) -> None:
+        latest = self._checkpoint()
+        if latest is not None:
+            self._resume(latest)
+            callbacks.note(f"Resuming after step {self.trainer.step} of {self.config.grpo.steps} from {latest}")
+            return
+        if self.config.resume == "auto":
+            callbacks.note(f"No checkpoint in {self.folder}: starting at step 1")
+        _set_aside(self.folder)
+
+    def _checkpoint(self) -> Path | None:
+        return checkpoint.latest_checkpoint(self.folder) if self.config.resume == "auto" else None
+
+    def _resume(self, latest: Path) -> None:
+        tensors, facts = checkpoint.load_checkpoint(latest)
+        theirs, ours = facts["fingerprint"], self.fingerprint()
+        changed = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+        if changed:
+            raise UserError(
+                f"The checkpoint {latest} was made with other {', '.join(changed)}: going on would mix two runs."
+                " Use the same parameters, or start anew without resume=auto."
+            )
+        self.progress.best_adapter = {k[5:]: v for k, v in tensors.items() if k.startswith("best/")}
+        self.progress.best_step = facts["best_step"]
+        if self.progress.best_step:
+            self.progress.best_score = facts["best_score"]
+        self.progress.history = facts["history"]
+        own = {k: v for k, v in tensors.items() if k.startswith(("adapter/", "optimizer/", "rng/trainer"))}
+        self.trainer.load_state(own, facts["trainer"])
+        checkpoint.restore_random_states(tensors)
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.trainer.step % every == 0
+
+    def _evaluate_if_due(self) -> dict[str, float]:
+        """Mean total reward on fixed seeds at the stock sampler, and the best adapter so far."""
+        last = self.trainer.step == self.config.grpo.steps
+        if not self.eval_prompts or not (last or self._due(self.config.evaluation.every)):
+            return {}
+        total = self.evaluate()
+        if total > self.progress.best_score:
+            self.progress.best_score, self.progress.best_step = total, self.trainer.step
+            self.progress.best_adapter = self.policy.adapter_state_dict()
+        return {"eval/total": total}
+
+    def evaluate(self) -> float:
+        """Mean total reward over one image of each eval prompt, at the stock sampler and fixed seeds."""
+        totals = []
+        size = self.config.evaluation.batch_size
+        for start in range(0, len(self.eval_prompts), size):
+            records = self.eval_prompts[start : start + size]
+            seeds = [image_seed(self.config.seed, record.id, 0) for record in records]
+            samples = self.policy.generate(records, seeds, self.config.sampling.stock)
+            totals.append(self.scorer(records, samples).total)
+        scores = torch.cat(totals)
+        return float(scores[~scores.isnan()].double().mean())
+
+
+def _set_aside(folder: Path) -> None:
+    """An earlier run's checkpoints stay in ``<folder>.previous`` until the run after this one."""
+    if not folder.exists():
+        return
+    previous = folder.with_name(f"{folder.name}.previous")
+    shutil.rmtree(previous, ignore_errors=True)
+    folder.rename(previous)
+
+
+def _digest(block: Any) -> str:
+    return hashlib.sha256(json.dumps(block, sort_keys=True).encode()).hexdigest()[:16]
