@@ -1,0 +1,225 @@
+"""Images of every kind to RGB, fitted to a size without distortion, and to tensors and back.
+
+An image as a sample is a uint8 tensor [3, height, width] in RGB order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from visual_grpo.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+    from torch import Tensor
+
+MULTIPLE = 32
+"""Sides of a GLM-Image picture are multiples of this many pixels (one AR token)."""
+
+_UINT16_MAX = 65535
+
+_FIRST_TURNED = 5
+"""EXIF orientations from this one on swap width and height."""
+
+
+class ImageError(UserError):
+    """A file that cannot be read as an image; the message says why."""
+
+
+def read_image(file: str | Path | IO[bytes]) -> Image:
+    """Reads an image upright (EXIF orientation applied) as RGB; of an animation its first frame.
+
+    Transparent pixels are laid over white. 16-bit, 32-bit and float images are scaled to 8 bits
+    (see `_scale_to_bytes`).
+
+    Raises:
+        ImageError: missing, empty, cut off, damaged, too large, or not an image at all.
+    """
+    with _opened(file) as image:
+        image.load()
+        return to_rgb(_upright(image))
+
+
+def read_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
+    """Width and height of an image in pixels, upright, from the head of the file alone.
+
+    Raises:
+        ImageError: as for `read_image`, as far as the head shows it.
+    """
+    with _opened(file) as image:
+        turned = _orientation(image) >= _FIRST_TURNED
+        return (image.height, image.width) if turned else (image.width, image.height)
+
+
+def is_intact_png(path: Path) -> bool:
+    """True if the file is there and all of its PNG checksums are right."""
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            image.verify()
+    except (OSError, ValueError, SyntaxError):
+        return False
+    return True
+
+
+def to_rgb(image: Image) -> Image:
+    """Any Pillow mode to RGB; a copy unless it is RGB already."""
+    mode = image.mode
+    if mode.startswith("I") or mode == "F":
+        return _scale_to_bytes(image).convert("RGB")
+    if mode == "LAB":
+        return _lab_to_rgb(image)
+    if mode in ("La", "RGBa"):
+        image = image.convert("LA" if mode == "La" else "RGBA")
+    if image.has_transparency_data:
+        return _over_white(image)
+    return image if mode == "RGB" else image.convert("RGB")
+
+
+def fit(image: Image, height: int, width: int) -> Image:
+    """Scales an image (Lanczos) until it just covers height x width pixels, then crops the centre.
+
+    Raises:
+        ValueError: a side that is not a positive multiple of 32.
+    """
+    from PIL import Image, ImageOps
+
+    for name, side in (("height", height), ("width", width)):
+        if side < MULTIPLE or side % MULTIPLE:
+            raise ValueError(f"{name} must be a positive multiple of {MULTIPLE} pixels, got {side}")
+    if image.size == (width, height):
+        return image
+    return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
+
+
+def to_tensor(image: Image) -> Tensor:
+    """A Pillow image as a uint8 tensor [3, height, width], RGB."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1).contiguous()
+
+
+def to_pil(tensor: Tensor) -> Image:
+    """A uint8 tensor [3, height, width] as a Pillow image.
+
+    Raises:
+        ValueError: another shape or dtype.
+    """
+    import torch
+    from PIL import Image
+
+    if tensor.dtype != torch.uint8 or tensor.ndim != 3 or tensor.shape[0] != 3:
+        raise ValueError(
+            f"expected a uint8 tensor [3, height, width], got {tensor.dtype} {list(tensor.shape)}"
+        )
+    return Image.fromarray(tensor.detach().cpu().permute(1, 2, 0).contiguous().numpy())
+
+
+@contextmanager
+def _opened(file: str | Path | IO[bytes]) -> Iterator[Image]:
+    """Opens an image; whatever Pillow complains of, here or in the body, becomes an `ImageError`."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(file) as image:
+            yield image
+    except FileNotFoundError as error:
+        raise ImageError(f"{file}: there is no such file") from error
+    except UnidentifiedImageError as error:
+        raise ImageError(f"{_name(file)}: {_why_unidentified(file)}") from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{_name(file)}: too many pixels to be decoded safely ({error})") from error
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error, MemoryError) as error:
+        raise ImageError(f"{_name(file)}: damaged or cut off ({error})") from error
+
+
+def _orientation(image: Image) -> int:
+    """The EXIF orientation, 1 to 8; 1 (upright) where EXIF data are absent or cannot be parsed."""
+    from PIL import ExifTags
+
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except (SyntaxError, ValueError, TypeError, KeyError, OSError, struct.error):
+        return 1
+    return value if value in range(1, 9) else 1
+
+
+def _upright(image: Image) -> Image:
+    from PIL import Image
+
+    turns = Image.Transpose
+    method = {
+        2: turns.FLIP_LEFT_RIGHT,
+        3: turns.ROTATE_180,
+        4: turns.FLIP_TOP_BOTTOM,
+        5: turns.TRANSPOSE,
+        6: turns.ROTATE_270,
+        7: turns.TRANSVERSE,
+        8: turns.ROTATE_90,
+    }.get(_orientation(image))
+    return image if method is None else image.transpose(method)
+
+
+def _over_white(image: Image) -> Image:
+    from PIL import Image
+
+    rgba = image.convert("RGBA")
+    white = Image.new("RGBA", rgba.size, "white")
+    return Image.alpha_composite(white, rgba).convert("RGB")
+
+
+def _scale_to_bytes(image: Image) -> Image:
+    """A single-channel integer or float image as mode L.
+
+    I;16 spans 0..65535. A wider mode does not say its range, so the values do: floats within 0..1 are
+    shares of white; values within 0..255 are bytes; integers within 0..65535 are 16-bit; anything else is
+    stretched from its least to its greatest value.
+    """
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(image).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("it has pixels that are not finite numbers")
+    low, high = _range(image.mode, values)
+    scaled = (values - low) * (255 / (high - low))
+    return Image.fromarray(np.rint(scaled).astype(np.uint8))
+
+
+def _range(mode: str, values: np.ndarray) -> tuple[float, float]:
+    """The values that stand for black and white."""
+    if mode.startswith("I;16"):
+        return 0.0, _UINT16_MAX
+    low, high = float(values.min()), float(values.max())
+    bounds = (1.0, 255.0) if mode == "F" else (255.0, float(_UINT16_MAX))
+    for bound in bounds:
+        if low >= 0 and high <= bound:
+            return 0.0, bound
+    return low, high if high > low else low + 1
+
+
+def _lab_to_rgb(image: Image) -> Image:
+    from PIL import ImageCms
+
+    converted = ImageCms.profileToProfile(
+        image, ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), outputMode="RGB"
+    )
+    assert converted is not None  # only an in-place conversion returns None
+    return converted
+
+
+def _why_unidentified(file: str | Path | IO[bytes]) -> str:
+    if isinstance(file, str | Path) and Path(file).stat().st_size == 0:
+        return "the file is empty (0 bytes)"
+    return "not an image that Pillow can read; convert it to PNG, JPEG or WebP"
+
+
+def _name(file: str | Path | IO[bytes]) -> str:
+    return str(file) if isinstance(file, str | Path) else str(getattr(file, "name", "image"))

@@ -1,0 +1,48 @@
+"""Finding files in a folder without holding their names in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+IMAGE_SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
+    | {".heic", ".heif", ".jp2", ".ppm", ".pgm", ".pbm", ".tga"}
+)
+"""In lower case. HEIC is here so that such a file is reported, not passed over."""
+
+_SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
+
+
+def walk(folder: Path) -> Iterator[str]:
+    """Yields the files below a folder as paths relative to it, with ``/``, in no particular order.
+
+    Links to folders are followed, each folder once. Dotfiles and what Windows and macOS leave behind
+    are passed over.
+    """
+    waiting = [""]
+    seen: set[tuple[int, int]] = set()
+    while waiting:
+        prefix = waiting.pop()
+        status = (folder / prefix).stat()
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(folder / prefix) as entries:
+            for entry in entries:
+                if is_system_file(entry.name):
+                    continue
+                if entry.is_dir():
+                    waiting.append(f"{prefix}{entry.name}/")
+                else:
+                    yield prefix + entry.name
+
+
+def is_image_name(name: str) -> bool:
+    """True if the suffix is an image's, in any letter case."""
+    return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES
+
+
+def is_system_file(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _SYSTEM_FILES

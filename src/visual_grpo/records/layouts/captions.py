@@ -1,0 +1,78 @@
+"""Images with a caption of the same name: ``cat.jpg`` and ``cat.txt``, in a folder and those below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+
+from visual_grpo.records.files import is_image_name, walk
+from visual_grpo.records.on_disk import sorted_on_disk
+from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
+from visual_grpo.records.text import check_utf8, read_lines
+
+LOOKS_FOR = "images with a caption of the same name, such as cat.jpg with cat.txt"
+
+_SHOWN = 5
+
+
+def find(path: Path) -> Path | None:
+    """The folder, if at least one image below it has a caption."""
+    if not path.is_dir():
+        return None
+    images = (name for name in walk(path) if is_image_name(name))
+    return path if any((path / _caption_name(name)).is_file() for name in images) else None
+
+
+def count(path: Path) -> int:
+    return sum(is_image_name(name) for name in walk(path))
+
+
+def read(path: Path) -> Iterator[Item]:
+    """Yields one item for each image, in the order of their paths; an image without a caption is rejected."""
+    lonely: list[str] = []
+    more = 0
+    names = sorted_on_disk(_sort_key(name) for name in walk(path) if is_image_name(name) or _is_text(name))
+    for _, group in groupby((key.split("\0") for key in names), key=lambda key: key[0]):
+        stem_names = ["".join(key) for key in group]
+        images = [name for name in stem_names if is_image_name(name)]
+        captioned = len(images) < len(stem_names)
+        yield from (_record(path, image, captioned) for image in images)
+        if not images:
+            more += len(lonely) >= _SHOWN
+            lonely += stem_names[: _SHOWN - len(lonely)]
+    if lonely:
+        yield Note(
+            f".txt files without an image of the same name were passed over: {', '.join(lonely)}"
+            + (f" and {more} more" if more else "")
+        )
+
+
+def _sort_key(name: str) -> str:
+    """Stem and suffix parted by a NUL, so that files of the same stem come one after the other."""
+    path = PurePosixPath(name)
+    return f"{path.with_suffix('')}\0{path.suffix}"
+
+
+def _is_text(name: str) -> bool:
+    return name.endswith(".txt")
+
+
+def _caption_name(image: str) -> str:
+    return str(PurePosixPath(image).with_suffix(".txt"))
+
+
+def _record(root: Path, image: str, captioned: bool) -> Item:
+    place = Place(image)
+    try:
+        if not captioned:
+            raise Rejected(
+                "empty_prompt",
+                "the image has no caption",
+                f"Write its prompt to {_caption_name(image).rpartition('/')[2]}",
+            )
+        caption = "".join(line for _, line in read_lines(root / _caption_name(image)))
+        check_utf8(caption, _caption_name(image))
+    except Rejected as rejected:
+        return rejected.at(place)
+    return RawRecord(place=place, folder=root, prompt=caption, target_image=image)

@@ -1,0 +1,121 @@
+"""The Hugging Face image folder: ``metadata.jsonl`` or ``metadata.csv`` beside the images it names.
+
+Columns: ``file_name`` (relative to the metadata file) and ``text`` (or ``prompt`` or ``caption``); the
+others become metadata, in CSV as text. Metadata files may lie in nested folders and in split folders
+such as ``train``. https://huggingface.co/docs/datasets/image_dataset
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.errors import UserError
+from visual_grpo.records.files import walk
+from visual_grpo.records.on_disk import sorted_on_disk
+from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
+from visual_grpo.records.text import count_lines, csv_header, csv_rows, json_object, read_lines
+
+LOOKS_FOR = (
+    "metadata.jsonl or metadata.csv (also in folders below) with file_name and text, prompt or caption"
+)
+
+_NAMES = ("metadata.jsonl", "metadata.csv")
+_TEXT_KEYS = ("text", "prompt", "caption")
+_SPLIT_FOLDERS = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
+
+
+def find(path: Path) -> Path | None:
+    """A metadata file, or a folder with at least one below it."""
+    if path.is_dir():
+        return path if any(_is_metadata(name) for name in walk(path)) else None
+    fits = path.name.lower() == "metadata.jsonl" or path.suffix.lower() == ".csv"
+    return path if fits and path.is_file() else None
+
+
+def count(path: Path) -> int:
+    return sum(count_lines(file) - (file.suffix.lower() == ".csv") for file, _ in _metadata_files(path))
+
+
+def read(path: Path) -> Iterator[Item]:
+    """Yields one item for each row of every metadata file, in the order of their paths."""
+    splits = set()
+    for file, name in _metadata_files(path):
+        split = next((part for part in Path(name).parts[:-1] if part.lower() in _SPLIT_FOLDERS), None)
+        if split is not None:
+            splits.add(split)
+        for number, row in _rows(file):
+            place = Place(name, number)
+            if isinstance(row, Rejected):
+                yield row.at(place)
+            else:
+                yield _record(row, place, file.parent, split)
+    if splits:
+        yield Note(
+            f"the folders {', '.join(sorted(splits))} are kept as metadata['split'];"
+            " data.eval_share and data.held_out_share decide what is trained on"
+        )
+
+
+def _is_metadata(name: str) -> bool:
+    return name.rpartition("/")[2].lower() in _NAMES
+
+
+def _metadata_files(path: Path) -> Iterator[tuple[Path, str]]:
+    """Yields (file, its path relative to the data's folder).
+
+    Raises:
+        UserError: a folder has both kinds of metadata.
+    """
+    if path.is_file():
+        yield path, path.name
+        return
+    previous = None
+    for name in sorted_on_disk(name for name in walk(path) if _is_metadata(name)):
+        file = path / name
+        if file.parent == previous:
+            raise UserError(f"{file.parent}: has both metadata.jsonl and metadata.csv. Keep one of them.")
+        previous = file.parent
+        yield file, name
+
+
+def _rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any] | Rejected]]:
+    if file.suffix.lower() == ".csv":
+        _check_header(file)
+        yield from csv_rows(file)
+        return
+    for number, line in read_lines(file):
+        if line.strip():
+            try:
+                yield number, json_object(line)
+            except Rejected as rejected:
+                yield number, rejected
+
+
+def _check_header(file: Path) -> None:
+    header = csv_header(file)
+    if "file_name" not in header or not set(header) & set(_TEXT_KEYS):
+        raise UserError(
+            f"{file}: the header must name file_name and one of {', '.join(_TEXT_KEYS)}, separated by commas;"
+            f" it is {header}."
+        )
+
+
+def _record(row: Mapping[str, Any], place: Place, folder: Path, split: str | None) -> Item:
+    text_key = next((key for key in _TEXT_KEYS if key in row), "text")
+    if row.get("file_name") is None:
+        return Rejected(
+            "missing_target", "file_name is missing", "Name the image, relative to the metadata file"
+        ).at(place)
+    extra = {key: value for key, value in row.items() if key not in ("file_name", "id", text_key)}
+    if split is not None:
+        extra.setdefault("split", split)
+    return RawRecord(
+        place=place,
+        folder=folder,
+        id=row.get("id"),
+        prompt=row.get(text_key),
+        target_image=row["file_name"],
+        extra=extra,
+    )

@@ -1,0 +1,81 @@
+"""``prompts.txt``, one prompt on each line, with ``target_images/0.png`` ... beside it.
+
+The n-th line from 0 belongs to the n-th image. Lines that begin with ``#`` are comments and are not
+counted; an empty line is counted, so that it never shifts the images of those below it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from visual_grpo.records.files import is_image_name, is_system_file
+from visual_grpo.records.layouts.numbered import NumberedFiles
+from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
+from visual_grpo.records.text import check_utf8, count_lines, read_lines
+
+LOOKS_FOR = "prompts.txt with a prompt on each line and, where you have them, target_images/0.png, 1.png, ..."
+
+TARGETS = "target_images"
+
+
+def find(path: Path) -> Path | None:
+    """The file itself, or the one in a folder."""
+    if path.is_dir():
+        path = path / "prompts.txt"
+    return path if path.suffix.lower() == ".txt" and path.is_file() else None
+
+
+def count(path: Path) -> int:
+    return count_lines(path)
+
+
+def read(path: Path) -> Iterator[Item]:
+    """Yields one item for each line that is not a comment.
+
+    Without a folder ``target_images`` no record has a target; with one, every record must have one.
+    """
+    folder = path.parent / TARGETS
+    with NumberedFiles(_image_names(folder)) as targets:
+        index = 0
+        for number, line in read_lines(path):
+            if line.lstrip().startswith("#"):
+                continue
+            place = Place(path.name, number)
+            try:
+                check_utf8(line)
+                target = _target(targets, index) if folder.is_dir() else None
+            except Rejected as rejected:
+                yield rejected.at(place, str(index))
+            else:
+                yield RawRecord(place=place, folder=folder, id=str(index), prompt=line, target_image=target)
+            index += 1
+        if unused := targets.count_from(index):
+            yield Note(
+                f"{unused} images in {TARGETS} have a number of {index} or more, but {path.name} has prompts"
+                f" 0 to {index - 1}; numbers start at 0"
+            )
+
+
+def _image_names(folder: Path) -> Iterator[str]:
+    if folder.is_dir():
+        with os.scandir(folder) as entries:
+            yield from (e.name for e in entries if is_image_name(e.name) and not is_system_file(e.name))
+
+
+def _target(targets: NumberedFiles, index: int) -> str:
+    names = targets.named(index)
+    if not names:
+        raise Rejected(
+            "missing_target",
+            f"there is no image {TARGETS}/{index}.png, .jpg, ...",
+            "Add it, or remove the prompt and renumber the images",
+        )
+    if len(names) > 1:
+        raise Rejected(
+            "ambiguous_target",
+            f"{TARGETS} has several images with number {index}: {', '.join(names)}",
+            "Keep one of them",
+        )
+    return names[0]

@@ -1,0 +1,50 @@
+"""``records.jsonl``: one JSON object on each line, image paths relative to the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from visual_grpo.records.raw import Item, Place, RawRecord, Rejected
+from visual_grpo.records.text import count_lines, json_object, read_lines
+
+LOOKS_FOR = (
+    "records.jsonl with the keys prompt and, where you have them, id, target_image, source_image, metadata"
+)
+
+KEYS = ("prompt", "id", "target_image", "source_image", "metadata")
+
+
+def find(path: Path) -> Path | None:
+    """The file itself, or the one in a folder."""
+    if path.is_dir():
+        path = path / "records.jsonl"
+    fits = path.suffix.lower() == ".jsonl" and path.name.lower() != "metadata.jsonl"
+    return path if fits and path.is_file() else None
+
+
+def count(path: Path) -> int:
+    return count_lines(path)
+
+
+def read(path: Path) -> Iterator[Item]:
+    """Yields one item for each line that is not blank. Keys that are not known go to the metadata."""
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        place = Place(path.name, number)
+        try:
+            row = json_object(line)
+        except Rejected as rejected:
+            yield rejected.at(place)
+            continue
+        yield RawRecord(
+            place=place,
+            folder=path.parent,
+            prompt=row.get("prompt"),
+            id=row.get("id"),
+            target_image=row.get("target_image"),
+            source_images=row.get("source_image"),
+            metadata=row.get("metadata"),
+            extra={key: value for key, value in row.items() if key not in KEYS},
+        )

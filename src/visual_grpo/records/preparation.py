@@ -1,0 +1,182 @@
+"""From records as they were found to the manifest: check, prepare the images, split, report.
+
+Memory does not grow with the data: records stream from the reader to the manifest, a few dozen at a time;
+the ids seen so far are 16-byte digests in a temporary SQLite file (`on_disk`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.config import DataConfig
+from visual_grpo.records.layouts.detect import find_records
+from visual_grpo.records.manifest import write_manifest
+from visual_grpo.records.on_disk import DiskSet
+from visual_grpo.records.ordered_map import ordered_map
+from visual_grpo.records.prepare import ImageStore, PreparedImage
+from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, Rejection
+from visual_grpo.records.report import Report
+from visual_grpo.records.split import Splitter
+from visual_grpo.records.validate import CheckedRecord, check, given_id
+
+IMAGES = "images"
+"""Folder of the prepared images, beside the manifest."""
+
+_MOST_THREADS = 8
+
+Progress = Callable[[int, int], None]
+"""Called with (records done, records in total) after every record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRecord:
+    """A record whose images are stored."""
+
+    place: Place
+    record: CheckedRecord
+    target: PreparedImage | None
+    sources: tuple[PreparedImage, ...]
+
+
+class Preparation:
+    """One dataset on its way to a manifest.
+
+    Raises:
+        UserError: nothing at ``config.path``, or no layout fits; nothing has been done yet.
+    """
+
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
+        self._found = find_records(Path(config.path), config.layout)
+        self._splitter = Splitter(eval_share=config.eval_share, held_out_share=config.held_out_share)
+
+    def write(self, manifest: Path, progress: Progress | None = None) -> None:
+        """Prepares every record, replaces the manifest and drops images that it no longer names.
+
+        The old manifest and its images stay until the new one is complete.
+
+        Raises:
+            UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
+        """
+        report = Report(strict=self._config.strict)
+        store = ImageStore(
+            folder=manifest.parent / IMAGES, height=self._config.height, width=self._config.width
+        )
+        with DiskSet() as ids, DiskSet() as names:
+            records = self._accepted(store, report, ids, progress)
+            rows = (self._row(record, report, names) for record in records)
+            write_manifest(manifest, rows, lambda: self._finish(report))
+            _remove_others(store.folder, names)
+
+    def count(self) -> int:
+        """About how many records there are."""
+        return self._found.count()
+
+    def _accepted(
+        self, store: ImageStore, report: Report, ids: DiskSet, progress: Progress | None
+    ) -> Iterator[PreparedRecord]:
+        """Prepares records in order; those that cannot be used go to the report."""
+        total = self.count()
+        threads = min(_MOST_THREADS, os.cpu_count() or 1)
+        outcomes = ordered_map(lambda item: _prepare(item, store), self._found.items(), threads)
+        for done, outcome in enumerate(outcomes, 1):
+            if isinstance(outcome, PreparedRecord) and not ids.add(outcome.record.id):
+                outcome = _duplicate(outcome)
+            if isinstance(outcome, Note):
+                report.warn(outcome.text)
+            elif isinstance(outcome, Rejection):
+                report.reject(outcome)
+            else:
+                yield outcome
+            if progress is not None:
+                progress(done, total)
+
+    def _row(self, prepared: PreparedRecord, report: Report, names: DiskSet) -> dict[str, Any]:
+        """The manifest's row, counted in the report."""
+        record, target, sources = prepared.record, prepared.target, prepared.sources
+        images = [image for image in (target, *sources) if image is not None]
+        for image in images:
+            names.add(image.name)
+        split = self._splitter(record.id, record.prompt)
+        report.accept(
+            split=split,
+            prompt=record.prompt,
+            has_target=target is not None,
+            enlarged=sum(self._is_smaller(image) for image in images),
+            unknown_keys=record.unknown_keys,
+        )
+        return {
+            "id": record.id,
+            "prompt": record.prompt,
+            "split": split,
+            "metadata": record.metadata,
+            **({} if target is None else _target_columns(target)),
+            "width": self._config.width if images else None,
+            "height": self._config.height if images else None,
+            "source_images": [f"{IMAGES}/{source.name}" for source in sources],
+            "source_sha256": [source.sha256 for source in sources],
+            "source_original_sha256": [source.original_sha256 for source in sources],
+        }
+
+    def _is_smaller(self, image: PreparedImage) -> bool:
+        return image.original_width < self._config.width or image.original_height < self._config.height
+
+    def _finish(self, report: Report) -> dict[str, Any]:
+        report.finish({"eval": self._config.eval_share, "held_out": self._config.held_out_share})
+        return {
+            "path": self._config.path,
+            "layout": self._found.layout.name,
+            "height": self._config.height,
+            "width": self._config.width,
+            **report.as_dict(),
+        }
+
+
+def _prepare(item: Item, store: ImageStore) -> PreparedRecord | Rejection | Note:
+    if not isinstance(item, RawRecord):
+        return item
+    try:
+        record = check(item)
+        target = None
+        if record.target_image is not None:
+            target = store.prepare(record.target_image, record.id, "target")
+        sources = tuple(
+            store.prepare(source, record.id, f"source{number}")
+            for number, source in enumerate(record.source_images)
+        )
+    except Rejected as rejected:
+        return rejected.at(item.place, given_id(item))
+    return PreparedRecord(place=item.place, record=record, target=target, sources=sources)
+
+
+def _duplicate(prepared: PreparedRecord) -> Rejection:
+    return Rejection(
+        place=prepared.place,
+        id=prepared.record.id,
+        reason="duplicate_id",
+        message="an earlier record has the same id",
+        remedy="Give every record its own id, or leave ids out to get them made",
+    )
+
+
+def _target_columns(target: PreparedImage) -> dict[str, Any]:
+    return {
+        "target_image": f"{IMAGES}/{target.name}",
+        "target_sha256": target.sha256,
+        "target_original_sha256": target.original_sha256,
+        "original_width": target.original_width,
+        "original_height": target.original_height,
+    }
+
+
+def _remove_others(folder: Path, names: DiskSet) -> None:
+    """Drops images of earlier manifests, and what a killed run left half written."""
+    if folder.is_dir():
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_file() and entry.name not in names:
+                    Path(entry.path).unlink()

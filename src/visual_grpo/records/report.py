@@ -1,0 +1,144 @@
+"""The data report: what was found, what was rejected and why, how the records were split."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from visual_grpo.errors import UserError
+from visual_grpo.records.on_disk import DiskSet
+from visual_grpo.records.raw import Rejection
+from visual_grpo.records.split import SPLITS, prompt_key
+
+LISTED = 1000
+"""Most rejected records that are listed one by one; all are counted."""
+
+_SHOWN = 5
+
+
+class Report:
+    """Counts while the records stream by, in bounded memory.
+
+    Args:
+        strict: stop at the first rejected record.
+    """
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._rejections: list[Rejection] = []
+        self._reasons: Counter[str] = Counter()
+        self._records: Counter[str] = Counter()
+        self._prompts: Counter[str] = Counter()
+        self._seen_prompts = DiskSet()
+        self._targets = 0
+        self._enlarged = 0
+        self._unknown_keys: Counter[tuple[str, str]] = Counter()
+        self._warnings: list[str] = []
+
+    def reject(self, rejection: Rejection) -> None:
+        """Counts a rejected record.
+
+        Raises:
+            UserError: ``strict`` is on.
+        """
+        if self._strict:
+            raise UserError(f"{rejection} (data.strict stops at the first rejected record)")
+        self._reasons[rejection.reason] += 1
+        if len(self._rejections) < LISTED:
+            self._rejections.append(rejection)
+
+    def accept(
+        self,
+        *,
+        split: str,
+        prompt: str,
+        has_target: bool,
+        enlarged: int,
+        unknown_keys: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Counts a prepared record.
+
+        Args:
+            enlarged: how many of its images were smaller than the prepared size.
+            unknown_keys: (key, the known key that it looks like) of its metadata.
+        """
+        self._records[split] += 1
+        self._prompts[split] += self._seen_prompts.add(f"{split}\0{prompt_key(prompt)}")
+        self._targets += has_target
+        self._enlarged += enlarged
+        self._unknown_keys.update(unknown_keys)
+
+    def warn(self, text: str) -> None:
+        self._warnings.append(text)
+
+    @property
+    def accepted(self) -> int:
+        return self._records.total()
+
+    def finish(self, shares: dict[str, float]) -> None:
+        """Judges the whole: warns of an empty split.
+
+        Args:
+            shares: the share that was asked for, by split.
+
+        Raises:
+            UserError: no record is left at all, or none to train on.
+        """
+        if not self.accepted:
+            raise UserError(self._nothing_left())
+        if not self._records["train"]:
+            raise UserError(
+                f"All {self.accepted} usable records fell into eval or held_out and none is left to train on."
+                " Add records or lower data.eval_share and data.held_out_share."
+            )
+        for split, share in shares.items():
+            if share > 0 and not self._records[split]:
+                self.warn(
+                    f"no record fell into {split}, although {share:.0%} was asked for:"
+                    f" {self.accepted} records are too few for that"
+                )
+        self._summarise_warnings()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return {
+            "records": self.accepted + self._reasons.total(),
+            "accepted": self.accepted,
+            "with_target": self._targets,
+            "splits": {
+                split: {"records": self._records[split], "prompts": self._prompts[split]} for split in SPLITS
+            },
+            "rejected": {
+                "total": self._reasons.total(),
+                "by_reason": dict(self._reasons.most_common()),
+                "listed": [_as_dict(rejection) for rejection in self._rejections],
+            },
+            "warnings": self._warnings,
+        }
+
+    def _summarise_warnings(self) -> None:
+        for (key, meant), count in self._unknown_keys.items():
+            self.warn(f"unknown key {key!r} in {count} records is kept as metadata; was {meant!r} meant?")
+        if self._enlarged:
+            self.warn(f"{self._enlarged} images were smaller than the prepared size and were enlarged")
+
+    def _nothing_left(self) -> str:
+        if not self._rejections:
+            return "There are no records in the data. Add at least one."
+        shown = "".join(f"\n  {rejection}" for rejection in self._rejections[:_SHOWN])
+        more = self._reasons.total() - min(_SHOWN, len(self._rejections))
+        return f"All {self._reasons.total()} records were rejected:{shown}" + (
+            f"\n  and {more} more" if more else ""
+        )
+
+
+def _as_dict(rejection: Rejection) -> dict[str, Any]:
+    return {
+        "id": rejection.id,
+        "file": rejection.place.file,
+        "line": rejection.place.line,
+        "reason": rejection.reason,
+        "message": rejection.message,
+        "remedy": rejection.remedy,
+    }
