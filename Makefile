@@ -1,0 +1,66 @@
+# What a newcomer needs: `make demo` and `make test`. Everything else is listed by `make help`.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# uv lives apart from the project's environment, which holds what the lock names and nothing else.
+TOOLS := .venv-tools
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test test-slow lint format lock ui viz clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## Make .venv from requirements.lock (needs only Python >= 3.11)
+
+$(STAMP): requirements.lock pyproject.toml
+	@echo "Setting up $(VENV) (about a minute with a fast network)"
+	@python=$$(for p in "$(PYTHON)" python3.13 python3.12 python3.11; do \
+	    if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo "$$p"; break; fi; done); \
+	if [ -z "$$python" ]; then \
+	    echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1 || true)." \
+	        "Name one with: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; fi; \
+	[ -x $(TOOLS)/bin/uv ] || { "$$python" -m venv $(TOOLS); $(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check uv; }; \
+	[ -x $(BIN)/python ] || $(TOOLS)/bin/uv venv --quiet --python "$$(command -v "$$python")" $(VENV)
+	@$(TOOLS)/bin/uv pip sync --quiet --require-hashes --python $(BIN)/python requirements.lock
+	@$(TOOLS)/bin/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup  ## Run every pipeline: draw data, pretrain, baseline, train, evaluate
+	@start=$$SECONDS; $(BIN)/kedro run; s=$$((SECONDS - start)); \
+	echo "The whole run took $$((s / 60)) min $$((s % 60)) s."
+
+test: setup  ## Run the tests
+	@$(BIN)/pytest
+
+test-slow: setup  ## Run the tests that take minutes
+	@$(BIN)/pytest -m slow
+
+lint: setup  ## Check style, types and who imports whom
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup  ## Let ruff mend style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: setup  ## Pin every dependency again, after a change in pyproject.toml
+	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group dvc --group notebooks --group viz \
+	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header
+	@touch $(STAMP)
+
+ui: setup  ## Look at the runs in MLflow
+	@$(BIN)/mlflow ui
+
+viz: setup  ## Look at the pipelines in Kedro-Viz
+	@$(BIN)/kedro viz run
+
+clean:  ## Remove what runs made (data, MLflow's runs, caches); .venv stays
+	@find data -mindepth 2 -not -name .gitkeep -not -name '*.dvc' -delete 2>/dev/null || true
+	@rm -rf mlflow.db* mlartifacts .viz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

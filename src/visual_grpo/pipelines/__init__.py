@@ -1,0 +1,1 @@
+"""The pipelines of `kedro run`: nodes that only wire, one package each."""

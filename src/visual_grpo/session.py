@@ -1,0 +1,99 @@
+"""How ``kedro run`` ends when it does not succeed.
+
+Expected errors end in a message, Ctrl-C in one line, everything else in a traceback.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from types import FrameType
+from typing import Any
+
+import click
+from kedro.config import MissingConfigException
+from kedro.framework.project import pipelines
+from kedro.framework.session import KedroSession
+from kedro.io import DatasetError
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from visual_grpo import console
+from visual_grpo.errors import UserError
+from visual_grpo.tracking import Tracker
+
+EXPECTED = (UserError, DatasetError, MissingConfigException, OmegaConfBaseException, YAMLError)
+
+
+class Session(KedroSession):
+    """A Kedro session whose MLflow run never stays open and whose expected errors are readable."""
+
+    def run(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As ``KedroSession.run``.
+
+        Raises:
+            click.ClickException: something that the user can mend.
+            click.exceptions.Exit: stopped by a signal; the code is 128 + its number.
+        """
+        stopped_by = [signal.SIGINT]
+        try:
+            _check_names(kwargs.get("pipeline_names"))
+            with _terminate_as_interrupt(stopped_by):
+                result: dict[str, Any] = super().run(*args, **kwargs)
+                return result
+        except KeyboardInterrupt:
+            Tracker.active().killed()
+            console.note("Stopped. Training goes on from its last checkpoint with --params=resume=auto.")
+            raise click.exceptions.Exit(128 + stopped_by[0]) from None
+        except Exception as error:
+            Tracker.active().failed()
+            expected = expected_error(error)
+            if expected is None:
+                raise
+            raise click.ClickException(str(expected).strip()) from error
+
+
+def expected_error(error: BaseException) -> BaseException | None:
+    """The user's mistake behind ``error``, or None if the code is at fault.
+
+    Kedro wraps what a dataset raises, so a ``UserError`` anywhere in the chain of causes wins.
+    """
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    mistakes = [link for link in chain if isinstance(link, UserError)]
+    if mistakes:
+        return mistakes[0]
+    return error if isinstance(error, EXPECTED) else None
+
+
+def _check_names(names: list[str] | None) -> None:
+    pipelines.set_requested(None)
+    for name in names or []:
+        if name not in pipelines:
+            near = get_close_matches(name, list(pipelines), n=1)
+            hint = f" Nearest: {near[0]}." if near else ""
+            raise UserError(f"There is no pipeline {name!r}.{hint} There are: {', '.join(sorted(pipelines))}")
+
+
+@contextmanager
+def _terminate_as_interrupt(stopped_by: list[signal.Signals]) -> Iterator[None]:
+    """Lets SIGTERM (``kill``, a batch system's time limit) stop a run as cleanly as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        stopped_by[0] = signal.Signals(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

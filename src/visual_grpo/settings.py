@@ -1,0 +1,28 @@
+"""Kedro's settings of this project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf.resolvers import oc
+
+from visual_grpo.hooks import InputHooks, ParameterHooks, TrackingHooks
+from visual_grpo.session import Session
+
+PROJECT_PATH = Path(__file__).resolve().parents[2]
+
+HOOKS = (ParameterHooks(), InputHooks(), TrackingHooks())
+# TrackingHooks extends kedro-mlflow's own hook; the other two write files that nobody asked for.
+DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow", "kedro-telemetry", "kedro-viz")
+SESSION_CLASS = Session
+
+CONFIG_LOADER_ARGS = {
+    "base_env": "base",
+    "default_run_env": "local",
+    # An environment or --params changes single keys and leaves their neighbours.
+    "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
+    "custom_resolvers": {
+        "oc.env": oc.env,
+        "project": lambda path: (PROJECT_PATH / path).as_posix(),
+    },
+}
