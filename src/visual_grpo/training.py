@@ -102,9 +102,11 @@ class TrainingRun:
         """Writes a checkpoint of everything a bit-exact continuation needs."""
         tensors, facts = self.trainer.state()
         tensors |= {f"best/{name}": value for name, value in self.progress.best_adapter.items()}
-        tensors |= checkpoint.random_states()
+        random_tensors, random_facts = checkpoint.random_states()
+        tensors |= random_tensors
         facts = {
             "trainer": facts,
+            "random": random_facts,
             "history": self.progress.history,
             "best_step": self.progress.best_step,
             "best_score": self.progress.best_score if self.progress.best_step else None,
@@ -169,7 +171,7 @@ class TrainingRun:
         self.progress.history = facts["history"]
         own = {k: v for k, v in tensors.items() if k.startswith(("adapter/", "optimizer/", "rng/trainer"))}
         self.trainer.load_state(own, facts["trainer"])
-        checkpoint.restore_random_states(tensors)
+        checkpoint.restore_random_states(tensors, facts["random"])
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.trainer.step % every == 0

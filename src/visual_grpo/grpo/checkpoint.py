@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,20 +68,28 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return load_file(path / "state.safetensors"), json.loads((path / "facts.json").read_text(encoding="utf-8"))
 
 
-def random_states() -> dict[str, Tensor]:
-    """torch's own generators, beside those that the trainer owns: rewards and libraries may use them."""
-    states = {"rng/torch": torch.get_rng_state()}
+def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """States of torch's, Python's and NumPy's own generators, as tensors and as JSON facts.
+
+    The trainer owns its generator; these are the ones that a reward or a library may draw from.
+    """
+    tensors = {"rng/torch": torch.get_rng_state()}
     for device in range(torch.cuda.device_count()):
-        states[f"rng/cuda{device}"] = torch.cuda.get_rng_state(device)
-    return states
+        tensors[f"rng/cuda{device}"] = torch.cuda.get_rng_state(device)
+    numpy_state = np.random.get_state(legacy=False)
+    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
+    return tensors, {"python": random.getstate(), "numpy": numpy_state}
 
 
-def restore_random_states(tensors: Mapping[str, Tensor]) -> None:
-    """Undoes what happened to torch's generators since ``random_states``."""
+def restore_random_states(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Puts every generator back to what ``random_states`` saw."""
     torch.set_rng_state(tensors["rng/torch"])
     for device in range(torch.cuda.device_count()):
         if f"rng/cuda{device}" in tensors:
             torch.cuda.set_rng_state(tensors[f"rng/cuda{device}"], device)
+    version, internal, gauss = facts["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(facts["numpy"])
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -14,7 +14,10 @@ from torch import Tensor
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.advantages import zero_variance_groups
 from visual_grpo.grpo.update import Experience, UpdateStats
-from visual_grpo.types import StepMetrics
+from visual_grpo.types import Rollout, Scores, StepMetrics
+
+Drawn = tuple[Rollout, Scores]
+"""A rollout with its scores, whether it is trained on or not."""
 
 
 class Clock:
@@ -36,42 +39,38 @@ class Clock:
 
 def step_metrics(
     step: int,
+    drawn: list[Drawn],
     experiences: list[Experience],
     updates: list[UpdateStats],
     clock: Clock,
     config: GRPOConfig,
 ) -> StepMetrics:
     """Rewards of every sample drawn, losses of the last update, ratios of each, speed and memory."""
-    rollouts = {id(e.rollout): e for e in experiences}.values()  # A refilled rollout may appear twice.
-    values = _reward_metrics(list(rollouts), config.group_size)
+    values = _reward_metrics([scores for _, scores in drawn], config.group_size)
     values |= _advantage_metrics(experiences)
     values |= _update_metrics(updates)
-    values |= _speed_metrics(list(rollouts), clock)
-    values |= _policy_metrics(list(rollouts))
-    first = experiences[0]
+    values |= _speed_metrics([rollout for rollout, _ in drawn], clock)
+    values |= _policy_metrics([rollout for rollout, _ in drawn])
+    rollout, scores = drawn[0]
     return StepMetrics(
-        step=step,
-        values=values,
-        prompts=first.rollout.prompts,
-        samples=first.rollout.samples,
-        rewards=first.scores.total.tolist(),
+        step=step, values=values, prompts=rollout.prompts, samples=rollout.samples, rewards=scores.total.tolist()
     )
 
 
-def _reward_metrics(rollouts: list[Experience], group_size: int) -> dict[str, float]:
-    total = torch.cat([e.scores.total for e in rollouts])
+def _reward_metrics(scores: list[Scores], group_size: int) -> dict[str, float]:
+    total = torch.cat([s.total for s in scores])
     values = {
         "reward/total": _mean(total),
         "reward/total_std": _mean(_group_std(total, group_size)),
         "reward/unscored_share": float(total.isnan().float().mean()),
         "zero_variance_share": float(zero_variance_groups(total, group_size).float().mean()),
     }
-    for name in rollouts[0].scores.rewards:
-        own = torch.cat([e.scores.rewards[name] for e in rollouts])
+    for name in scores[0].rewards:
+        own = torch.cat([s.rewards[name] for s in scores])
         values[f"reward/{name}"] = _mean(own)
         values[f"reward/{name}_std"] = _mean(_group_std(own, group_size))
-    for name in rollouts[0].scores.parts:
-        values[f"part/{name}"] = _mean(torch.cat([e.scores.parts[name] for e in rollouts]))
+    for name in scores[0].parts:
+        values[f"part/{name}"] = _mean(torch.cat([s.parts[name] for s in scores]))
     return values
 
 
@@ -103,10 +102,10 @@ def _update_metrics(updates: list[UpdateStats]) -> dict[str, float]:
     return values
 
 
-def _speed_metrics(rollouts: list[Experience], clock: Clock) -> dict[str, float]:
+def _speed_metrics(rollouts: list[Rollout], clock: Clock) -> dict[str, float]:
     seconds = sum(clock.seconds.values())
-    samples = sum(len(e.rollout.samples) for e in rollouts)
-    decisions = sum(int(e.rollout.mask.sum()) for e in rollouts)
+    samples = sum(len(r.samples) for r in rollouts)
+    decisions = sum(int(r.mask.sum()) for r in rollouts)
     values = {f"seconds/{name}": spent for name, spent in clock.seconds.items()}
     return values | {
         "seconds/step": seconds,
@@ -117,11 +116,11 @@ def _speed_metrics(rollouts: list[Experience], clock: Clock) -> dict[str, float]
     }
 
 
-def _policy_metrics(rollouts: list[Experience]) -> dict[str, float]:
+def _policy_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     """The policy's own measurements; seconds add up over refills, the rest is averaged."""
     values: dict[str, float] = {}
-    for experience in rollouts:
-        for name, value in experience.rollout.stats.items():
+    for rollout in rollouts:
+        for name, value in rollout.stats.items():
             share = 1.0 if name.startswith("seconds/") else 1.0 / len(rollouts)
             values[name] = values.get(name, 0.0) + share * value
     return values

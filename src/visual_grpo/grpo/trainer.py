@@ -90,27 +90,32 @@ class GRPOTrainer(Generic[T]):
 
     def _step(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> StepMetrics:
         clock = metrics.Clock()
-        experiences = self._collect(prompts, order, clock)
+        experiences, drawn = self._collect(prompts, order, clock)
         objective = Objective.of(self.config, experiences)
         updates = []
         with clock.phase("update"):
             for number in range(self.config.updates_per_rollout):
                 updates.append(self._update(experiences, objective, number))
         self.step += 1
-        return metrics.step_metrics(self.step, experiences, updates, clock, self.config)
+        return metrics.step_metrics(self.step, drawn, experiences, updates, clock, self.config)
 
     def _collect(
         self, prompts: Sequence[PromptRecord], order: PromptOrder, clock: metrics.Clock
-    ) -> list[Experience[T]]:
-        """Rollouts with exactly ``prompts_per_step`` groups; DAPO's dynamic sampling replaces groups
-        without variance up to ``max_refills`` times, and keeps them if it cannot (arXiv 2503.14476)."""
+    ) -> tuple[list[Experience[T]], list[metrics.Drawn]]:
+        """Exactly ``prompts_per_step`` groups to train on, and everything that was drawn for them.
+
+        DAPO's dynamic sampling (arXiv 2503.14476) replaces groups without variance up to
+        ``max_refills`` times, and keeps them if it cannot.
+        """
         size, wanted = self.config.group_size, self.config.prompts_per_step
         kept: list[tuple[Rollout[T], Scores, Tensor]] = []
         spare: list[tuple[Rollout[T], Scores, Tensor]] = []
+        drawn: list[metrics.Drawn] = []
         count = 0
         for _ in range(1 + self.config.max_refills):
             chosen = [prompts[i] for i in order.draw(wanted - count)]
             rollout, scores = self._sample(chosen, clock)
+            drawn.append((rollout, scores))
             constant = zero_variance_groups(scores.total, size)
             if not self.config.max_refills:
                 constant = torch.zeros_like(constant)
@@ -125,7 +130,7 @@ class GRPOTrainer(Generic[T]):
             if len(take):
                 kept.append((rollout, scores, take))
                 count += len(take)
-        return self._experiences(kept)
+        return self._experiences(kept), drawn
 
     def _sample(self, prompts: list[PromptRecord], clock: metrics.Clock) -> tuple[Rollout[T], Scores]:
         with clock.phase("rollout"), torch.no_grad():
@@ -172,7 +177,7 @@ class GRPOTrainer(Generic[T]):
             for rows in experience.rows.split(self.config.micro_batch_size or len(experience.rows)):
                 for chunk in self.policy.replay(experience.rollout.trajectory, rows):
                     loss = chunk_loss(chunk, experience, rows, objective, stats)
-                    self._refuse_non_finite(float(loss), "loss", experience, rows)
+                    self._refuse_non_finite(float(loss.detach()), "loss", experience, rows)
                     self.scaler.scale(loss).backward()
         if not self._checked:
             mean = stats.means()["abs_log_ratio"]

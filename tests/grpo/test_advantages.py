@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from visual_grpo.grpo.advantages import gdpo_advantages, group_advantages, zero_variance_groups
+
+NAN = float("nan")
+
+
+def test_group_scale_by_hand() -> None:
+    rewards = torch.tensor([1.0, 2.0, 3.0, 10.0, 10.0, 40.0])
+    got = group_advantages(rewards, 3, epsilon=0.5, clip=None)
+    # Group 1: mean 2, std 1. Group 2: mean 20, std sqrt((100 + 100 + 400) / 2) = sqrt(300).
+    second = 300**0.5 + 0.5
+    want = torch.tensor([-1 / 1.5, 0.0, 1 / 1.5, -10 / second, -10 / second, 20 / second])
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_batch_scale_divides_by_the_deviation_of_all_centred_rewards() -> None:
+    rewards = torch.tensor([0.0, 2.0, 10.0, 14.0])
+    got = group_advantages(rewards, 2, scale="batch", epsilon=1e-9, clip=None)
+    deviation = ((1 + 1 + 4 + 4) / 3) ** 0.5
+    torch.testing.assert_close(got, torch.tensor([-1.0, 1.0, -2.0, 2.0]) / deviation, rtol=1e-6, atol=1e-6)
+
+
+def test_no_scale_leaves_units_of_reward() -> None:
+    assert group_advantages(torch.tensor([0.0, 2.0, 10.0, 14.0]), 2, scale="none", clip=None).tolist() == [-1, 1, -2, 2]
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_a_constant_group_gets_exactly_zero(scale: str) -> None:
+    # The mean of these equal floats is not bit-equal to them in float32.
+    rewards = torch.cat([torch.full((7,), 0.1), torch.arange(7.0)])
+    got = group_advantages(rewards, 7, scale=scale, epsilon=1e-12, clip=None)
+    assert got[:7].tolist() == [0.0] * 7
+    assert got[7:].abs().min() < got[7:].abs().max()
+
+
+def test_unscored_samples_are_left_out_of_mean_and_deviation() -> None:
+    got = group_advantages(torch.tensor([1.0, NAN, 3.0, NAN, NAN, 5.0]), 3, epsilon=1.0, clip=None)
+    root = 2**0.5
+    torch.testing.assert_close(got, torch.tensor([-1 / (root + 1), 0, 1 / (root + 1), 0, 0, 0]), rtol=1e-6, atol=0)
+
+
+def test_advantages_are_clipped_on_both_sides() -> None:
+    rewards = torch.tensor([0.0] * 9 + [1.0])
+    assert group_advantages(rewards, 10, clip=2.0).max() == 2.0
+    assert group_advantages(-rewards, 10, clip=2.0).min() == -2.0
+
+
+def test_zero_variance_groups() -> None:
+    rewards = torch.tensor([1.0, 1.0, 1.0, 2.0, NAN, 3.0, NAN, NAN])
+    assert zero_variance_groups(rewards, 2).tolist() == [True, False, True, True]
+
+
+def test_gdpo_gives_each_reward_its_weight_whatever_its_units() -> None:
+    torch.manual_seed(0)
+    first, second = torch.rand(12), torch.rand(12)
+    weights = {"a": 1.0, "b": 2.0, "only_reported": 0.0}
+    reported = torch.full((12,), NAN)
+
+    def advantages(unit: float) -> torch.Tensor:
+        rewards = {"a": first * unit, "b": second, "only_reported": reported}
+        return gdpo_advantages(rewards, weights, 4, epsilon=1e-9, clip=None)
+
+    torch.testing.assert_close(advantages(1.0), advantages(1000.0), rtol=1e-4, atol=1e-5)
+    own = group_advantages(first, 4, epsilon=1e-9, clip=None) + 2 * group_advantages(second, 4, epsilon=1e-9, clip=None)
+    expected = own / (own.square().sum() / 11).sqrt()
+    torch.testing.assert_close(advantages(1.0), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gdpo_rows_unscored_by_a_weighted_reward_get_zero() -> None:
+    rewards = {"a": torch.tensor([1.0, 2.0, 3.0, 5.0]), "b": torch.tensor([NAN, 2.0, 1.0, 7.0])}
+    got = gdpo_advantages(rewards, {"a": 1.0, "b": 1.0}, 4)
+    assert got[0] == 0 and (got[1:] != 0).all()
+
+
+def test_a_ragged_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[N \* 4\] rewards"):
+        group_advantages(torch.zeros(6), 4)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from visual_grpo.grpo import losses
+
+LOW, HIGH = 0.2, 0.3
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (1.0, 2.0, -2.0, -2.0),
+        (1.25, 2.0, -2.5, -2.0),  # inside the upper clip
+        (1.5, 2.0, -2.6, 0.0),  # above it, good action: clipped
+        (1.5, -2.0, 3.0, 2.0),  # above it, bad action: the pessimistic side keeps its gradient
+        (0.9, -2.0, 1.8, 2.0),  # inside the lower clip
+        (0.5, -2.0, 1.6, 0.0),  # below it, bad action: clipped
+        (0.5, 2.0, -1.0, -2.0),  # below it, good action: keeps its gradient
+    ],
+)
+def test_clipped_surrogate_on_both_sides_of_both_clips(
+    ratio: float, advantage: float, loss: float, gradient: float
+) -> None:
+    leaf = torch.tensor([[ratio]], requires_grad=True)
+    advantages = torch.tensor([advantage])
+    value = losses.clipped_surrogate(leaf, advantages, LOW, HIGH)
+    value.sum().backward()
+    assert value.item() == pytest.approx(loss, rel=1e-6)
+    assert leaf.grad is not None and leaf.grad.item() == pytest.approx(gradient)
+    assert losses.clipped_away(leaf, advantages, LOW, HIGH).item() == (gradient == 0)
+
+
+def test_importance_ratio_is_new_over_old() -> None:
+    got = losses.importance_ratio(torch.tensor([[math.log(0.6)]]), torch.tensor([[math.log(0.2)]]))
+    assert got.item() == pytest.approx(3.0)
+
+
+def test_sequence_ratio_is_the_geometric_mean_over_counted_steps() -> None:
+    new = torch.tensor([[0.3, 0.1, 9.0]])
+    mask = torch.tensor([[True, True, False]])
+    got = losses.sequence_ratio(new, torch.zeros(1, 3), mask)
+    assert got.tolist()[0] == pytest.approx([math.exp(0.2)] * 3)
+
+
+def test_k3_is_an_unbiased_non_negative_kl_with_its_gradient() -> None:
+    policy = torch.tensor([0.1, -0.4, 0.7], requires_grad=True)
+    reference = torch.tensor([0.5, 0.2, -0.3]).log_softmax(-1)
+    log_probs = policy.log_softmax(-1)
+    samples = losses.k3_kl(log_probs, reference)
+    assert (samples >= 0).all()
+    expected = (log_probs.exp() * samples).sum()  # its mean under the policy
+    exact = torch.nn.functional.kl_div(reference, log_probs, log_target=True, reduction="sum")
+    assert expected.item() == pytest.approx(exact.item(), rel=1e-5)
+    samples.sum().backward()
+    # d/dlp (exp(ref - lp) - (ref - lp) - 1) = 1 - exp(ref - lp), through the softmax.
+    outer = (1 - (reference - log_probs).exp()).detach()
+    want = outer - log_probs.exp().detach() * outer.sum()
+    assert policy.grad is not None
+    torch.testing.assert_close(policy.grad, want, rtol=1e-5, atol=1e-6)
+
+
+MASK = torch.tensor([[True, True, True, False], [True, False, False, False], [False, False, False, False]])
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weights"),
+    [
+        ("row_mean", [[1 / 6] * 3 + [0], [1 / 2, 0, 0, 0], [0] * 4]),
+        ("step_mean", [[1 / 4] * 3 + [0], [1 / 4, 0, 0, 0], [0] * 4]),
+        ("constant", [[1 / 12] * 3 + [0], [1 / 12, 0, 0, 0], [0] * 4]),
+    ],
+)
+def test_step_weights_by_hand(aggregation: losses.Aggregation, weights: list[list[float]]) -> None:
+    got = losses.step_weights(MASK, aggregation, counted_rows=2, counted_steps=4, rows=3)
+    torch.testing.assert_close(got, torch.tensor(weights, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("aggregation", ["row_mean", "step_mean", "constant"])
+def test_weights_of_micro_batches_are_those_of_the_whole(aggregation: losses.Aggregation) -> None:
+    counts = {"counted_rows": 2, "counted_steps": 4, "rows": 3}
+    whole = losses.step_weights(MASK, aggregation, **counts)
+    parts = [losses.step_weights(MASK[i : i + 1], aggregation, **counts) for i in range(3)]
+    assert torch.equal(whole, torch.cat(parts))
+
+
+def test_the_papers_defaults() -> None:
+    kinds = losses.LOSSES
+    assert kinds["dapo"].clip_high == 0.28 and kinds["dapo"].aggregation == "step_mean"
+    assert kinds["dr_grpo"].advantage_scale == "none" and kinds["dr_grpo"].aggregation == "constant"
+    assert kinds["gspo"].sequence_ratio and kinds["gspo"].clip_high == 4e-4

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
+from visual_grpo.config import GRPOConfig
+from visual_grpo.errors import UserError
+from visual_grpo.grpo.advantages import group_advantages
+from visual_grpo.grpo.losses import LOSSES
+from visual_grpo.grpo.metrics import reproducible
+from visual_grpo.grpo.self_check import RatioCheckError
+from visual_grpo.grpo.trainer import GRPOTrainer, NonFiniteLossError
+from visual_grpo.types import Scores
+
+
+def config(**changes: Any) -> GRPOConfig:
+    base: dict[str, Any] = {"steps": 3, "prompts_per_step": 4, "group_size": 6, "learning_rate": 0.05}
+    return GRPOConfig(**(base | changes))
+
+
+def trained(policy: Any, scorer: Any = None, seed: int = 1, **changes: Any) -> tuple[Any, list[Any]]:
+    trainer = GRPOTrainer(policy, scorer or CountingScorer(), config(**changes), seed=seed)
+    return policy, list(trainer.fit(records(10)))
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_every_loss_raises_the_reward(loss: str) -> None:
+    wide = {"clip_low": 0.2, "clip_high": 0.3} if loss == "gspo" else {}
+    _, metrics = trained(ToyTokenPolicy(), steps=40, loss=loss, updates_per_rollout=2, **wide)
+    first, last = (sum(m.values["reward/total"] for m in part) / 8 for part in (metrics[:8], metrics[-8:]))
+    assert first < 0.35 and last > 0.7
+
+
+def test_a_policy_of_gaussian_steps_learns_chunk_by_chunk() -> None:
+    policy, _ = trained(ToyGaussianPolicy(), steps=30)
+    assert (policy.table > 0.5).all()
+
+
+def test_the_first_update_follows_the_policy_gradient() -> None:
+    policy = ToyTokenPolicy()
+    trainer = GRPOTrainer(policy, CountingScorer(), config(steps=1, loss="dapo"), seed=1)
+    rollout = ToyTokenPolicy().rollout(
+        [records(10)[i] for i in _first_draw()], 6, torch.Generator().manual_seed(1)
+    )
+    total = CountingScorer()(rollout.prompts, rollout.samples).total
+    advantages = group_advantages(total, 6)
+    plain = ToyTokenPolicy()
+    (chunk,) = plain.replay(rollout.trajectory, torch.arange(24))
+    objective = (chunk.log_probs * advantages[:, None])[rollout.mask].mean()
+    (want,) = torch.autograd.grad(-objective, [plain.table])
+    list(trainer.fit(records(10)))
+    assert policy.table.grad is not None
+    scale = min(1.0, 1.0 / float(want.norm()))
+    torch.testing.assert_close(policy.table.grad, want * scale, rtol=1e-4, atol=1e-7)
+
+
+CASES = [(ToyTokenPolicy, loss) for loss in sorted(LOSSES)]
+CASES += [(ToyGaussianPolicy, loss) for loss in sorted(LOSSES) if loss != "gspo"]
+
+
+@pytest.mark.parametrize(("policy", "loss"), CASES)
+def test_micro_batches_equal_the_full_batch(policy: Any, loss: str) -> None:
+    options = {"loss": loss, "updates_per_rollout": 2, "kl_weight": 0.1}
+    whole, _ = trained(policy(), **options)
+    parts, _ = trained(policy(), micro_batch_size=5, **options)
+    torch.testing.assert_close(whole.table, parts.table, rtol=0, atol=2e-6)
+    assert (whole.table - policy().table).abs().max() > 0.05
+
+
+def test_gspo_refuses_a_policy_that_replays_step_by_step() -> None:
+    with pytest.raises(ValueError, match="gspo needs all steps"):
+        trained(ToyGaussianPolicy(), loss="gspo")
+
+
+def test_ratios_are_one_before_the_first_update_and_not_after_it() -> None:
+    _, metrics = trained(ToyTokenPolicy(), updates_per_rollout=3)
+    for step in metrics:
+        assert step.values["ratio/first_max_abs_log"] < 1e-5
+        assert step.values["update_1/ratio"] == pytest.approx(1.0, abs=1e-6)
+        assert abs(step.values["update_3/ratio"] - 1.0) > 1e-4
+
+
+def test_the_self_check_stops_before_any_update() -> None:
+    policy = ToyTokenPolicy(replay_temperature=0.9)
+    policy.table.data.copy_(torch.linspace(0, 1, 20).view(4, 5))
+    before = policy.table.detach().clone()
+    with pytest.raises(RatioCheckError, match=r"measured: max 0\.\d+"):
+        trained(policy)
+    assert torch.equal(policy.table, before)
+
+
+def test_the_kl_penalty_holds_the_policy_back() -> None:
+    free, _ = trained(ToyTokenPolicy(), steps=30)
+    held, metrics = trained(ToyTokenPolicy(), steps=30, kl_weight=5.0)
+    assert held.table.abs().max() < 0.5 * free.table.abs().max()
+    assert metrics[-1].values["kl"] > 0
+
+
+def test_unscored_rows_neither_teach_nor_count() -> None:
+    _, metrics = trained(ToyTokenPolicy(), CountingScorer(unscored=(0, 7)), steps=1)
+    assert metrics[0].values["reward/unscored_share"] == pytest.approx(2 / 24)
+    with pytest.raises(UserError, match="No sample of step 1 could be scored"):
+        trained(ToyTokenPolicy(), CountingScorer(unscored=tuple(range(24))), steps=1)
+
+
+class EveryThirdGroupVaries(CountingScorer):
+    """Groups 0, 3, 6, ... have different rewards, all others the same."""
+
+    def __init__(self) -> None:
+        self.groups = 0
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        total = torch.zeros(len(samples))
+        for group in range(len(samples) // 6):
+            if (self.groups + group) % 3 == 0:
+                total[group * 6] = 1.0
+        self.groups += len(samples) // 6
+        return Scores(total=total, rewards={"r": total}, parts={}, weights={"r": 1.0})
+
+
+def test_refill_replaces_groups_without_variance() -> None:
+    _, without = trained(ToyTokenPolicy(), EveryThirdGroupVaries(), loss="dapo", steps=1)
+    _, refilled = trained(ToyTokenPolicy(), EveryThirdGroupVaries(), loss="dapo", steps=1, max_refills=20)
+    assert without[0].values["advantage/abs_mean"] < refilled[0].values["advantage/abs_mean"]
+    # 4 groups that vary are at positions 0, 3, 6 and 9 of the groups drawn.
+    assert refilled[0].values["samples"] == 10 * 6
+    assert refilled[0].values["zero_variance_share"] == pytest.approx(0.6)
+
+
+def test_refill_is_bounded_and_keeps_the_batch_size() -> None:
+    scorer = CountingScorer(target=99)  # No group ever varies.
+    policy, metrics = trained(ToyTokenPolicy(), scorer, loss="dapo", steps=1, max_refills=2)
+    assert metrics[0].values["samples"] == 3 * 24
+    assert torch.equal(policy.table, torch.zeros(4, 5))
+
+
+class Exploding(ToyTokenPolicy):
+    def replay(self, trajectory: Any, rows: Any) -> Any:
+        for chunk in super().replay(trajectory, rows):
+            chunk.log_probs.data[0] = float("nan")
+            yield chunk
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_prompts() -> None:
+    policy = Exploding()
+    with pytest.raises(NonFiniteLossError, match=r"became nan at step 1 with the prompts r\d"):
+        trained(policy)
+    assert torch.equal(policy.table, torch.zeros(4, 5))
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit() -> None:
+    options = {"steps": 9, "updates_per_rollout": 2, "schedule": "cosine", "warmup_steps": 3, "max_refills": 1}
+    whole, whole_metrics = trained(ToyTokenPolicy(), **options)
+    first = GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config(**options), seed=1)
+    stopped = [m for _, m in zip(range(5), first.fit(records(10)), strict=False)]
+    tensors, facts = first.state()
+    second = GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config(**options), seed=1)
+    second.load_state(tensors, facts)
+    resumed = list(second.fit(records(10)))
+    assert [m.step for m in stopped + resumed] == list(range(1, 10))
+    assert torch.equal(second.policy.table, whole.table)
+    assert [reproducible(m.values) for m in stopped + resumed] == [reproducible(m.values) for m in whole_metrics]
+
+
+def test_another_seed_is_another_run() -> None:
+    one, _ = trained(ToyTokenPolicy(), seed=1)
+    two, _ = trained(ToyTokenPolicy(), seed=2)
+    assert not torch.equal(one.table, two.table)
+
+
+def test_gradients_are_clipped_to_the_norm() -> None:
+    policy, metrics = trained(ToyTokenPolicy(), steps=1, max_grad_norm=1e-3)
+    assert metrics[0].values["grad_norm"] > 1e-2
+    assert policy.table.grad.norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def _first_draw() -> list[int]:
+    from visual_grpo.grpo.order import PromptOrder
+
+    return PromptOrder(10, 1).draw(4)
