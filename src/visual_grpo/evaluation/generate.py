@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pandas as pd
 import torch
 
-from visual_grpo.config import SamplerConfig
+from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.images import to_pil
@@ -51,6 +51,23 @@ class Request:
     index: int
     """Which image of this prompt: 0, 1, ..."""
     seed: int
+
+
+def conditions(config: Parameters, *, model: str, dataset: str) -> dict[str, Any]:
+    """Everything but the adapter that images and scores depend on: equal for two results that pair.
+
+    ``model`` and ``dataset`` are digests.
+    """
+    tree = config.model_dump(mode="json")
+    return {
+        "seed": config.seed,
+        "model": {"digest": model, "dtype": config.model.dtype},
+        "dataset": dataset,
+        "data": {side: tree["data"][side] for side in ("height", "width")},
+        "sampling": tree["sampling"],
+        "rewards": tree["rewards"],
+        "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
+    }
 
 
 def plan_images(

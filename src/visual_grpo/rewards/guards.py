@@ -19,7 +19,7 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 class EdgeDensity:
-    """Share of pixels where the luma's central-difference gradient exceeds ``threshold`` (full range a pixel = 1)."""
+    """Share of pixels where the luma (0..1) changes by over ``threshold`` a pixel (central difference)."""
 
     needs_target = False
 

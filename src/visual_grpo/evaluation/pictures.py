@@ -1,0 +1,181 @@
+"""Grids of images with their prompts and rewards under them, and baseline above trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from visual_grpo.evaluation.fonts import Printable, printable
+from visual_grpo.images import to_pil
+
+WIDTH = 224
+"""Pixels that every image is shown with."""
+GAP = 14
+LEADING = 5
+TEXT_SIZE = 19
+MAX_LINES = 4
+PAPER = "white"
+INK = "#1f2328"
+MUTED = "#656d76"
+BETTER = "#1a7f37"
+WORSE = "#cf222e"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The same prompt and seed before and after training."""
+
+    prompt: str
+    baseline: Image.Image | Tensor
+    trained: Image.Image | Tensor
+    baseline_reward: float
+    trained_reward: float
+
+
+def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], columns: int = 8) -> Image.Image:
+    """Images (PIL, or uint8 [3, height, width]) in rows of ``columns``, each with its caption below.
+
+    A caption's own line breaks are kept; long lines wrap, and what exceeds a few lines is cut.
+    """
+    if not images or len(images) != len(captions) or columns < 1:
+        raise ValueError(
+            "a grid needs at least one image, a caption for each and at least one column,"
+            f" got {len(images)} images, {len(captions)} captions, {columns} columns"
+        )
+    return _framed(
+        [_grid_band(images[i : i + columns], captions[i : i + columns]) for i in _starts(images, columns)]
+    )
+
+
+def pairs(pairs: Sequence[Pair], columns: int = 6) -> Image.Image:
+    """Each pair as a column: the prompt, the baseline's image, the trained one's, and their rewards."""
+    if not pairs or columns < 1:
+        raise ValueError(f"expected at least one pair and one column, got {len(pairs)} and {columns}")
+    return _framed([_pairs_band(pairs[i : i + columns]) for i in _starts(pairs, columns)])
+
+
+def _grid_band(images: Sequence[Image.Image | Tensor], captions: Sequence[str]) -> Image.Image:
+    return _table([[_shown(image) for image in images], [_text(caption) for caption in captions]])
+
+
+def _pairs_band(pairs: Sequence[Pair]) -> Image.Image:
+    before = [_shown(pair.baseline) for pair in pairs]
+    after = [_shown(pair.trained) for pair in pairs]
+    blank = _text("", width=1)
+    return _table(
+        [
+            [blank, *(_text(pair.prompt) for pair in pairs)],
+            [_sideways("baseline", before[0].height), *before],
+            [blank, *(_text(f"reward {pair.baseline_reward:.2f}", MUTED) for pair in pairs)],
+            [_sideways("trained", after[0].height), *after],
+            [blank, *(_text(_gain(pair), _colour(pair)) for pair in pairs)],
+        ]
+    )
+
+
+def _gain(pair: Pair) -> str:
+    return f"reward {pair.trained_reward:.2f} ({pair.trained_reward - pair.baseline_reward:+.2f})"
+
+
+def _colour(pair: Pair) -> str:
+    if pair.trained_reward == pair.baseline_reward:
+        return MUTED
+    return BETTER if pair.trained_reward > pair.baseline_reward else WORSE
+
+
+def _shown(image: Image.Image | Tensor) -> Image.Image:
+    picture = image.convert("RGB") if isinstance(image, Image.Image) else to_pil(image)
+    height = max(1, round(picture.height * WIDTH / picture.width))
+    return picture.resize((WIDTH, height), Image.Resampling.LANCZOS)
+
+
+def _text(text: str, colour: str = INK, width: int = WIDTH) -> Image.Image:
+    """Text as a picture of ``width`` pixels, as high as its lines."""
+    lines = [(line, shown.font) for shown in map(_printable, text.split("\n")) for line in wrap(shown, width)]
+    step = round(TEXT_SIZE * 1.3)
+    canvas = Image.new("RGB", (width, step * len(lines)), PAPER)
+    brush = ImageDraw.Draw(canvas)
+    for row, (line, font) in enumerate(lines):
+        brush.text((0, row * step), line, fill=colour, font=font)
+    return canvas
+
+
+def _sideways(text: str, height: int) -> Image.Image:
+    """One line of text that reads upwards, centred along ``height``."""
+    shown = _printable(text)
+    length = math.ceil(shown.font.getlength(text))
+    line = Image.new("RGB", (height, round(TEXT_SIZE * 1.3)), PAPER)
+    ImageDraw.Draw(line).text(((height - length) // 2, 0), text, fill=MUTED, font=shown.font)
+    return line.transpose(Image.Transpose.ROTATE_90)
+
+
+def wrap(shown: Printable, width: int) -> list[str]:
+    """Lines of at most ``width`` pixels, broken between words or, in a long word, between characters.
+
+    At most MAX_LINES of them; the last one ends in an ellipsis where text was cut.
+    """
+
+    def fits(line: str) -> bool:
+        return shown.font.getlength(line) <= width
+
+    lines = [""]
+    for word in shown.text.split(" "):
+        joined = f"{lines[-1]} {word}".lstrip()
+        if fits(joined):
+            lines[-1] = joined
+            continue
+        if fits(word):
+            lines.append(word)
+            continue
+        lines[-1] += " " if lines[-1] else ""
+        for character in word:
+            if fits(lines[-1] + character):
+                lines[-1] += character
+            else:
+                lines.append(character)
+    if len(lines) <= MAX_LINES:
+        return lines
+    last = lines[MAX_LINES - 1]
+    while last and not fits(last + "…"):
+        last = last[:-1]
+    return [*lines[: MAX_LINES - 1], last + "…"]
+
+
+def _table(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
+    """Pictures in rows and columns, each column as wide and each row as high as its largest."""
+    widths = [max(cell.width for cell in column) for column in zip(*rows, strict=True)]
+    heights = [max(cell.height for cell in row) for row in rows]
+    canvas = Image.new(
+        "RGB", (sum(widths) + GAP * (len(widths) - 1), sum(heights) + LEADING * len(rows)), PAPER
+    )
+    top = 0
+    for row, height in zip(rows, heights, strict=True):
+        left = 0
+        for cell, width in zip(row, widths, strict=True):
+            canvas.paste(cell, (left, top))
+            left += width + GAP
+        top += height + LEADING
+    return canvas
+
+
+def _framed(bands: Sequence[Image.Image]) -> Image.Image:
+    """Bands below each other on paper with a margin."""
+    width = max(band.width for band in bands) + 2 * GAP
+    canvas = Image.new("RGB", (width, sum(band.height + GAP for band in bands) + GAP), PAPER)
+    top = GAP
+    for band in bands:
+        canvas.paste(band, (GAP, top))
+        top += band.height + GAP
+    return canvas
+
+
+def _printable(text: str) -> Printable:
+    return printable(text, TEXT_SIZE)
+
+
+def _starts(items: Sequence[object], columns: int) -> range:
+    return range(0, len(items), columns)

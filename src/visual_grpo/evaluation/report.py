@@ -1,0 +1,134 @@
+"""The evaluation as one readable page: numbers, intervals, and the best and the worst pictures."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from visual_grpo.evaluation import pictures, plots
+from visual_grpo.evaluation.compare import join
+from visual_grpo.evaluation.generate import read_scores
+from visual_grpo.images import read_image
+
+SHOWN = 6
+"""Pairs in each picture."""
+STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:66rem;margin:2rem auto;padding:0 1rem;color:#1f2328}"
+    "img{max-width:100%}table{border-collapse:collapse;font-size:.85rem}"
+    "td,th{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #d1d9e0}"
+    "td:nth-child(-n+4),th:nth-child(-n+4){text-align:left}"
+)
+
+
+def write_report(
+    folder: Path, evaluation: Mapping[str, Any], baseline: Path, trained: Path, history: pd.DataFrame
+) -> None:
+    """Writes ``evaluation.html`` (complete in itself), its pictures as PNG and ``evaluation.json``.
+
+    ``baseline`` and ``trained`` are folders that ``generate.draw_and_score`` filled; ``history`` has
+    one row per training step.
+    """
+    plots.differences(evaluation["rewards"]).savefig(folder / "differences.png", dpi=150)
+    plots.reward_curve(history).savefig(folder / "training.png", dpi=150)
+    split, sampler = main_view(evaluation["rewards"])
+    rows = scored_pairs(baseline, trained, split, sampler)
+    for name, chosen in choose(rows).items():
+        if len(chosen):
+            pictures.pairs(_load(chosen, baseline, trained), columns=SHOWN).save(folder / f"{name}.png")
+    text = json.dumps(evaluation, indent=2, ensure_ascii=False)
+    (folder / "evaluation.json").write_text(text, encoding="utf-8")
+    (folder / "evaluation.html").write_text(_page(evaluation, folder, split, sampler), encoding="utf-8")
+
+
+def main_view(entries: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """The split and sampler that say most: held-out prompts at the stock sampler if they are there."""
+    views = dict.fromkeys((entry["split"], entry["sampler"]) for entry in entries)
+    return min(views, key=lambda view: (view[0] != "held_out", view[1] != "stock"))
+
+
+def scored_pairs(baseline: Path, trained: Path, split: str, sampler: str) -> pd.DataFrame:
+    """Pairs of one split and sampler whose total both sides have, with their ``difference``."""
+    rows = join(read_scores(baseline), read_scores(trained))
+    rows = rows[(rows["split"] == split) & (rows["sampler"] == sampler)]
+    rows = rows.assign(difference=rows["total_trained"] - rows["total_baseline"])
+    return rows.dropna(subset=["difference"]).sort_values(["id", "index"], ignore_index=True)
+
+
+def choose(rows: pd.DataFrame, shown: int = SHOWN) -> dict[str, pd.DataFrame]:
+    """Pairs to show, each of another prompt.
+
+    ``samples``: evenly spaced over the prompts without regard to the result; ``gains`` and
+    ``losses``: the greatest rises and falls of the total.
+    """
+    first = rows.drop_duplicates("id")
+    spaced = np.unique(np.linspace(0, len(first) - 1, min(shown, len(first))).round().astype(int))
+    ranked = rows.sort_values("difference", kind="stable")
+    falls = ranked[ranked["difference"] < 0].drop_duplicates("id")
+    rises = ranked[ranked["difference"] > 0][::-1].drop_duplicates("id")
+    return {"samples": first.iloc[spaced], "gains": rises[:shown], "losses": falls[:shown]}
+
+
+def sentence(entry: Mapping[str, Any]) -> str:
+    """One evaluation entry in words."""
+    if entry["difference"] is None:
+        return f"{entry['name']}: no pair of images could be scored."
+    interval = "" if entry["ci_low"] is None else f" [{entry['ci_low']:+.3f}, {entry['ci_high']:+.3f}]"
+    return (
+        f"{entry['name']}, {entry['split'].replace('_', '-')} prompts, {entry['sampler']} sampler:"
+        f" {entry['baseline_mean']:.3f} before, {entry['trained_mean']:.3f} after training,"
+        f" difference {entry['difference']:+.3f}{interval}; the trained image wins {entry['win_rate']:.0%} of"
+        f" {entry['images']} pairs ({entry['prompts']} prompts)."
+    )
+
+
+def _load(rows: pd.DataFrame, baseline: Path, trained: Path) -> list[pictures.Pair]:
+    return [
+        pictures.Pair(
+            prompt=row["prompt"],
+            baseline=read_image(baseline / row["file_baseline"]),
+            trained=read_image(trained / row["file_trained"]),
+            baseline_reward=row["total_baseline"],
+            trained_reward=row["total_trained"],
+        )
+        for row in rows.to_dict("records")
+    ]
+
+
+def _page(evaluation: Mapping[str, Any], folder: Path, split: str, sampler: str) -> str:
+    entries = evaluation["rewards"]
+    facts = {key: value for key, value in evaluation.items() if key != "rewards"}
+    view = f"{split.replace('_', '-')} prompts, {sampler} sampler"
+    body = [
+        "<h1>Baseline against trained</h1>",
+        *(f"<p>{html.escape(sentence(entry))}</p>" for entry in entries if entry["name"] == "total"),
+        _figure(folder, "samples", f"Not chosen by result: evenly spaced over the prompts ({view})"),
+        _figure(folder, "differences", "What changed, reward by reward"),
+        _figure(folder, "gains", f"Greatest gains ({view})"),
+        _figure(folder, "losses", f"Greatest losses ({view})"),
+        _figure(folder, "training", "Mean reward while training"),
+        "<h2>All numbers</h2>",
+        "<p>Pairs share prompt and seed. Intervals: 95%, percentile bootstrap over prompts. "
+        "Win rate: share of pairs that the trained image wins, ties count half.</p>",
+        pd.DataFrame(entries).to_html(index=False, border=0, float_format="{:.4f}".format, na_rep=""),
+        "<h2>Conditions</h2>",
+        f"<pre>{html.escape(json.dumps(facts, indent=2, ensure_ascii=False))}</pre>",
+    ]
+    head = f'<meta charset="utf-8"><title>Baseline against trained</title><style>{STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n'
+
+
+def _figure(folder: Path, name: str, title: str) -> str:
+    """A heading and ``name``.png inside the page, so that the page also shows where files stand alone."""
+    path = folder / f"{name}.png"
+    if not path.is_file():
+        return f"<h2>{html.escape(title)}</h2><p>None.</p>"
+    data = base64.b64encode(path.read_bytes()).decode()
+    alt = html.escape(title, quote=True)
+    return f'<h2>{html.escape(title)}</h2><img alt="{alt}" src="data:image/png;base64,{data}">'

@@ -1,0 +1,5 @@
+"""The reference policy's images, against which training is judged."""
+
+from visual_grpo.pipelines.baseline.pipeline import create_pipeline
+
+__all__ = ["create_pipeline"]

@@ -1,0 +1,67 @@
+"""Draws the reference policy's images for the eval and held-out prompts and scores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visual_grpo.config import Parameters
+
+if TYPE_CHECKING:
+    from visual_grpo.records.table import RecordTable
+
+
+def draw_baseline(
+    parameters: dict[str, Any], starter_report: dict[str, Any], records: RecordTable
+) -> Callable[[Path], None]:
+    """What fills the baseline's folder: images and scores of the policy without an adapter."""
+    config = Parameters.model_validate(parameters)
+    return image_writer(config, starter_report, records, adapter=None, title="baseline")
+
+
+def image_writer(
+    config: Parameters,
+    starter_report: dict[str, Any],
+    records: RecordTable,
+    *,
+    adapter: Path | None,
+    title: str,
+) -> Callable[[Path], None]:
+    """Checks that the images can be drawn and scored; returns what draws them into a folder.
+
+    The images depend on parameters, model, records and adapter only, so that baseline and trained ones pair.
+    """
+    from visual_grpo import components
+    from visual_grpo.evaluation import generate
+
+    scorer = components.build_scorer(config)
+    splits = {split: records.split(split) for split in generate.SPLITS}
+    for split in splits.values():
+        scorer.check_records(split)
+    requests = generate.plan_images(
+        splits,
+        seed=config.seed,
+        images_per_prompt=config.evaluation.images_per_prompt,
+        max_prompts=config.evaluation.max_prompts,
+    )
+    facts = generate.conditions(config, model=starter_report["digest"], dataset=records.digest)
+
+    def write(folder: Path) -> None:
+        from visual_grpo import console
+
+        samplers = {"rollout": config.sampling.rollout, "stock": config.sampling.stock}
+        policy = components.build_policy(config, starter_report["model"], adapter)
+        with console.progress(title, len(requests) * len(samplers)) as bar:
+            generate.draw_and_score(
+                policy,
+                scorer,
+                requests,
+                samplers,
+                folder,
+                batch_size=config.evaluation.batch_size,
+                facts=facts,
+                advance=bar.advance,
+            )
+
+    return write

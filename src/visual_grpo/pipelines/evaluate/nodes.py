@@ -1,0 +1,108 @@
+"""Judges the trained policy on the baseline's prompts and seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visual_grpo.config import Parameters
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from visual_grpo.records.table import RecordTable
+
+
+def draw_trained(
+    parameters: dict[str, Any],
+    starter_report: dict[str, Any],
+    records: RecordTable,
+    baseline: Path,
+    adapters: Path,
+) -> Callable[[Path], None]:
+    """What fills the folder of the trained policy's images; refuses a baseline that would not pair."""
+    from visual_grpo.evaluation import compare, generate
+    from visual_grpo.pipelines.baseline.nodes import image_writer
+
+    config = Parameters.model_validate(parameters)
+    facts = generate.conditions(config, model=starter_report["digest"], dataset=records.digest)
+    compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts)
+    adapter = adapters / config.policy.component
+    return image_writer(config, starter_report, records, adapter=adapter, title="evaluate")
+
+
+def compare_with_baseline(
+    parameters: dict[str, Any], baseline: Path, trained: Path, adapters: Path
+) -> dict[str, Any]:
+    """The evaluation: paired differences of every score, and what they were measured on."""
+    from visual_grpo.evaluation import compare, generate
+
+    config = Parameters.model_validate(parameters)
+    before, after = generate.read_scores(baseline), generate.read_scores(trained)
+    entries = compare.compare(
+        before, after, bootstrap_samples=config.evaluation.bootstrap_samples, seed=config.seed
+    )
+    return {
+        "seed": config.seed,
+        "adapter": str(adapters / config.policy.component),
+        "training": json.loads((adapters / "training.json").read_text(encoding="utf-8")),
+        "conditions": after.attrs["facts"],
+        "rewards": entries,
+    }
+
+
+def write_report(
+    evaluation: dict[str, Any], baseline: Path, trained: Path, training_history: pd.DataFrame
+) -> Callable[[Path], None]:
+    """What fills the report's folder."""
+    from visual_grpo.evaluation import report
+
+    return lambda folder: report.write_report(folder, evaluation, baseline, trained, training_history)
+
+
+def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
+    """Logs the evaluation to MLflow and prints baseline against trained."""
+    from visual_grpo import console
+    from visual_grpo.tracking import Tracker
+
+    entries = evaluation["rewards"]
+    tracker = Tracker.active()
+    tracker.folder(evaluation_report, "evaluation")
+    tracker.metrics(_metrics(entries), step=evaluation["training"]["steps"])
+    for split in dict.fromkeys(entry["split"] for entry in entries):
+        rows = [entry for entry in entries if entry["split"] == split]
+        prompts, images = (max(entry[count] for entry in rows) for count in ("prompts", "images"))
+        console.table(
+            f"{split.replace('_', '-')}: {prompts} prompts, {images} images per sampler (* optimised)",
+            ["reward", "sampler", "baseline", "trained", "difference [95% interval]", "wins"],
+            [_cells(entry) for entry in rows],
+        )
+    console.summary(
+        "",
+        {"adapter": evaluation["adapter"], "report": str(evaluation_report / "evaluation.html")},
+    )
+
+
+def _metrics(entries: list[dict[str, Any]]) -> dict[str, float]:
+    return {
+        f"evaluation/{entry['split']}/{entry['sampler']}/{entry['name']}/{value}": entry[value]
+        for entry in entries
+        for value in ("baseline_mean", "trained_mean", "difference", "ci_low", "ci_high", "win_rate")
+        if entry[value] is not None
+    }
+
+
+def _cells(entry: dict[str, Any]) -> list[str]:
+    head = [entry["name"] + ("*" if entry["optimised"] else ""), entry["sampler"]]
+    if entry["difference"] is None:
+        return [*head, "", "", "unscored", ""]
+    interval = "" if entry["ci_low"] is None else f" [{entry['ci_low']:+.3f}, {entry['ci_high']:+.3f}]"
+    return [
+        *head,
+        f"{entry['baseline_mean']:.3f}",
+        f"{entry['trained_mean']:.3f}",
+        f"{entry['difference']:+.3f}{interval}",
+        f"{entry['win_rate']:.0%}",
+    ]

@@ -1,0 +1,39 @@
+"""The evaluate pipeline: draw the trained policy's images, compare, report, show."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Pipeline, node, pipeline
+
+from visual_grpo.pipelines.evaluate.nodes import compare_with_baseline, draw_trained, show, write_report
+
+
+def create_pipeline(**kwargs: object) -> Pipeline:
+    return pipeline(
+        [
+            node(
+                draw_trained,
+                inputs=["parameters", "starter_report", "records", "baseline", "adapters"],
+                outputs="trained",
+                name="draw_trained",
+            ),
+            node(
+                compare_with_baseline,
+                inputs=["parameters", "baseline", "trained", "adapters"],
+                outputs="evaluation",
+                name="compare_with_baseline",
+            ),
+            node(
+                write_report,
+                inputs=["evaluation", "baseline", "trained", "training_history"],
+                outputs="evaluation_report",
+                name="write_report",
+            ),
+            node(
+                show,
+                inputs=["evaluation", "evaluation_report"],
+                outputs=None,
+                name="show_evaluation",
+            ),
+        ],
+        tags="evaluate",
+    )
