@@ -29,9 +29,8 @@ def load_pipeline(path: str, config: ModelConfig) -> GlmImagePipeline:
 
     if Path(path).is_absolute() or path.startswith(".") or Path(path).exists():
         _require_pipeline(Path(path))
-    processor = PreviewProcessor.from_pretrained(path, subfolder="processor")
-    processor.preview_side = preview_side(path)
-    pipeline = GlmImagePipeline.from_pretrained(path, processor=processor, torch_dtype=getattr(torch, config.dtype))
+    pipeline = GlmImagePipeline.from_pretrained(path, dtype=getattr(torch, config.dtype))
+    pipeline.processor = PreviewProcessor.of(pipeline.processor, preview_side(path))
     pipeline.set_progress_bar_config(disable=True)
     for name in COMPONENTS:
         getattr(pipeline, name).eval().requires_grad_(False)

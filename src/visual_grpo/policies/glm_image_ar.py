@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from visual_grpo.config import PolicyConfig, SamplerConfig
-from visual_grpo.errors import UserError
 from visual_grpo.grpo.losses import k3_kl
 from visual_grpo.policies import lora
 from visual_grpo.policies.glm_image import TokenDecoder
@@ -342,11 +341,8 @@ class GlmImageArPolicy:
     def _set_gradient_checkpointing(self, on: bool) -> None:
         if not on:
             return
-        model: Any = self.base
-        if not getattr(model, "supports_gradient_checkpointing", False):
-            raise UserError("policy.gradient_checkpointing is true, but this model does not support it.")
         # use_reentrant=False: a reentrant checkpoint drops the gradient when its input needs none.
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.base.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
 
 
 def _draw_seeds(generator: torch.Generator, count: int) -> list[int]:

@@ -23,6 +23,13 @@ class PreviewProcessor(GlmImageProcessor):
 
     preview_side = STOCK_SIDE
 
+    @classmethod
+    def of(cls, stock: GlmImageProcessor, preview_side: int) -> PreviewProcessor:
+        """The same processor with a preview of ``preview_side`` tokens a side."""
+        processor = cls(stock.image_processor, stock.tokenizer, stock.chat_template)
+        processor.preview_side = preview_side
+        return processor
+
     def _get_target_shape(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Rows and columns of the image's tokens and of the preview's."""
         rows, columns = height // PIXELS_PER_TOKEN, width // PIXELS_PER_TOKEN

@@ -1,0 +1,66 @@
+"""What several tests share. Nothing here is trained: weights are drawn, the classes are the real ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
+
+SIZE = (64, 96)
+
+
+@pytest.fixture(scope="session")
+def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved GlmImagePipeline of the starter's classes with random weights and peaky token logits."""
+    import torch
+    from diffusers import GlmImagePipeline
+    from transformers import ByT5Tokenizer
+
+    from visual_grpo.starter import modules
+    from visual_grpo.starter.codebook import CODEBOOK_SIZE, FEATURES
+    from visual_grpo.starter.tokenizer import build_processor
+
+    torch.set_num_threads(1)
+    processor = build_processor()
+    codebook = torch.rand(CODEBOOK_SIZE, FEATURES, generator=torch.Generator().manual_seed(0))
+    ar = modules.build_ar(processor, codebook, seed=1)
+    with torch.no_grad():
+        ar.lm_head.weight.mul_(4)  # Untrained logits are nearly flat: a wrong scale would go unseen.
+    pipeline = GlmImagePipeline(
+        tokenizer=ByT5Tokenizer(),
+        processor=processor,
+        text_encoder=modules.build_glyph_encoder(3),
+        vision_language_encoder=ar,
+        vae=modules.build_vae(*SIZE, seed=4),
+        transformer=modules.build_dit(codebook, seed=2),
+        scheduler=modules.build_scheduler(),
+    )
+    folder = tmp_path_factory.mktemp("pipeline")
+    pipeline.save_pretrained(folder)
+    (folder / "visual_grpo.json").write_text(json.dumps({"preview_side": 2}))
+    return folder
+
+
+@pytest.fixture
+def ar_policy(pipeline_folder: Path) -> GlmImageArPolicy:
+    """A policy whose adapter is not zero, so that merging, disabling and replaying it can go wrong."""
+    from visual_grpo.components import load_policy
+
+    policy = load_policy(str(pipeline_folder), size=SIZE, kl_reference=True, device="cpu")
+    stir(policy)
+    return policy
+
+
+def stir(policy: GlmImageArPolicy, scale: float = 0.05) -> None:
+    """Gives the adapter an effect."""
+    import torch
+
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
