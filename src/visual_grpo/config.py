@@ -33,6 +33,14 @@ class DataConfig(Strict):
     held_out_share: Share = Field(0.2, description="share of prompts that never occur in training")
     strict: bool = Field(False, description="stop at the first rejected record instead of reporting it")
 
+    @model_validator(mode="after")
+    def _something_is_left_to_train_on(self) -> Self:
+        if self.eval_share + self.held_out_share >= 1:
+            raise ValueError(
+                f"eval_share + held_out_share must be below 1, got {self.eval_share} + {self.held_out_share}"
+            )
+        return self
+
 
 class StarterConfig(Strict):
     """The small GLM-Image that is built and pretrained on the spot when ``model.path`` is null."""

@@ -68,7 +68,6 @@ class FolderDataset(AbstractDataset[Fill, Path]):
             fresh.rename(self._path)
         finally:
             self._restore()
-        shutil.rmtree(self._previous, ignore_errors=True)
 
     @property
     def _previous(self) -> Path:
@@ -76,7 +75,7 @@ class FolderDataset(AbstractDataset[Fill, Path]):
         return self._path.with_name(f".{self._path.name}.previous")
 
     def _restore(self) -> None:
-        """Puts the old folder back if a run was killed between the two renames."""
+        """Puts the old folder back if the new one did not take its place, else removes it."""
         if not self._previous.exists():
             return
         if self._path.exists():

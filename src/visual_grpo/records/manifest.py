@@ -69,7 +69,7 @@ def write_manifest(
             for group in _groups(rows):
                 writer.write_table(pa.Table.from_pylist(group, schema=schema()))
             if report is not None:
-                writer.add_key_value_metadata({REPORT_KEY: json.dumps(report(), ensure_ascii=False)})
+                writer.add_key_value_metadata({REPORT_KEY: json.dumps(report())})
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Sets and sorted lists that grow with the data and therefore stay on disk.
+"""Counts and sorted lists that grow with the data and therefore stay on disk.
 
-Python's own sets would hold every id of the dataset in memory. An SQLite file in the temporary folder
-keeps memory at its page cache (2 MB) however many there are, and goes when it is closed.
+Python's own sets and dicts would hold every id of the dataset in memory. An SQLite file in the temporary
+folder keeps memory at its page cache (2 MB) however many there are, and goes when it is closed.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from collections.abc import Iterable, Iterator
 from typing import Self
 
 
-class DiskSet:
-    """A set of strings, known by 16-byte digests, in a temporary SQLite file."""
+class DiskCounter:
+    """How often each string was seen, by 16-byte digests, in a temporary SQLite file."""
 
     def __init__(self) -> None:
         self._database = temporary_database()
-        self._database.execute("CREATE TABLE keys (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._database.execute("CREATE TABLE keys (digest BLOB PRIMARY KEY, seen INTEGER) WITHOUT ROWID")
 
-    def add(self, key: str) -> bool:
-        """Adds a key; False if it was there already."""
-        cursor = self._database.execute("INSERT OR IGNORE INTO keys VALUES (?)", (_digest(key),))
-        return cursor.rowcount == 1
+    def add(self, key: str) -> int:
+        """Counts a key; returns how often it has been seen, 1 for the first time."""
+        seen = self.count(key) + 1
+        self._database.execute("REPLACE INTO keys VALUES (?, ?)", (_digest(key), seen))
+        return seen
 
-    def __contains__(self, key: str) -> bool:
-        found = self._database.execute("SELECT 1 FROM keys WHERE digest = ?", (_digest(key),))
-        return found.fetchone() is not None
+    def count(self, key: str) -> int:
+        """How often a key has been seen."""
+        found = self._database.execute("SELECT seen FROM keys WHERE digest = ?", (_digest(key),)).fetchone()
+        return 0 if found is None else int(found[0])
 
     def close(self) -> None:
         self._database.close()
@@ -61,4 +63,4 @@ def temporary_database() -> sqlite3.Connection:
 
 
 def _digest(key: str) -> bytes:
-    return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()

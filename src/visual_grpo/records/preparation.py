@@ -7,15 +7,17 @@ the ids seen so far are 16-byte digests in a temporary SQLite file (`on_disk`).
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import DataConfig
+from visual_grpo.records.ids import with_ids
 from visual_grpo.records.layouts.detect import find_records
 from visual_grpo.records.manifest import write_manifest
-from visual_grpo.records.on_disk import DiskSet
+from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.ordered_map import ordered_map
 from visual_grpo.records.prepare import ImageStore, PreparedImage
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, Rejection
@@ -66,7 +68,8 @@ class Preparation:
         store = ImageStore(
             folder=manifest.parent / IMAGES, height=self._config.height, width=self._config.width
         )
-        with DiskSet() as ids, DiskSet() as names:
+        with DiskCounter() as ids, DiskCounter() as names, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # odd EXIF data and the like do no harm
             records = self._accepted(store, report, ids, progress)
             rows = (self._row(record, report, names) for record in records)
             write_manifest(manifest, rows, lambda: self._finish(report))
@@ -77,14 +80,15 @@ class Preparation:
         return self._found.count()
 
     def _accepted(
-        self, store: ImageStore, report: Report, ids: DiskSet, progress: Progress | None
+        self, store: ImageStore, report: Report, ids: DiskCounter, progress: Progress | None
     ) -> Iterator[PreparedRecord]:
         """Prepares records in order; those that cannot be used go to the report."""
         total = self.count()
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
-        outcomes = ordered_map(lambda item: _prepare(item, store), self._found.items(), threads)
+        items = with_ids(self._found.items())
+        outcomes = ordered_map(lambda item: _prepare(item, store), items, threads)
         for done, outcome in enumerate(outcomes, 1):
-            if isinstance(outcome, PreparedRecord) and not ids.add(outcome.record.id):
+            if isinstance(outcome, PreparedRecord) and ids.add(outcome.record.id) > 1:
                 outcome = _duplicate(outcome)
             if isinstance(outcome, Note):
                 report.warn(outcome.text)
@@ -95,7 +99,7 @@ class Preparation:
             if progress is not None:
                 progress(done, total)
 
-    def _row(self, prepared: PreparedRecord, report: Report, names: DiskSet) -> dict[str, Any]:
+    def _row(self, prepared: PreparedRecord, report: Report, names: DiskCounter) -> dict[str, Any]:
         """The manifest's row, counted in the report."""
         record, target, sources = prepared.record, prepared.target, prepared.sources
         images = [image for image in (target, *sources) if image is not None]
@@ -173,10 +177,10 @@ def _target_columns(target: PreparedImage) -> dict[str, Any]:
     }
 
 
-def _remove_others(folder: Path, names: DiskSet) -> None:
+def _remove_others(folder: Path, names: DiskCounter) -> None:
     """Drops images of earlier manifests, and what a killed run left half written."""
     if folder.is_dir():
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.is_file() and entry.name not in names:
+                if entry.is_file() and not names.count(entry.name):
                     Path(entry.path).unlink()

@@ -49,7 +49,7 @@ class Rejection:
 
     def __str__(self) -> str:
         name = "" if self.id is None else f" (id {self.id!r})"
-        return f"{self.place}{name}: {self.message}. {self.remedy}."
+        return printable(f"{self.place}{name}: {self.message}. {self.remedy}.")
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not an error of the progra
         return Rejection(
             place=place, id=record_id, reason=self.reason, message=self.message, remedy=self.remedy
         )
+
+
+def printable(text: str) -> str:
+    """Text with bytes that are not UTF-8 (as in a file's name) written out as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 Item = RawRecord | Rejection | Note

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from visual_grpo.errors import UserError
-from visual_grpo.records.on_disk import DiskSet
-from visual_grpo.records.raw import Rejection
+from visual_grpo.records.on_disk import DiskCounter
+from visual_grpo.records.raw import Rejection, printable
 from visual_grpo.records.split import SPLITS, prompt_key
 
 LISTED = 1000
@@ -30,7 +30,7 @@ class Report:
         self._reasons: Counter[str] = Counter()
         self._records: Counter[str] = Counter()
         self._prompts: Counter[str] = Counter()
-        self._seen_prompts = DiskSet()
+        self._seen_prompts = DiskCounter()
         self._targets = 0
         self._enlarged = 0
         self._unknown_keys: Counter[tuple[str, str]] = Counter()
@@ -64,13 +64,13 @@ class Report:
             unknown_keys: (key, the known key that it looks like) of its metadata.
         """
         self._records[split] += 1
-        self._prompts[split] += self._seen_prompts.add(f"{split}\0{prompt_key(prompt)}")
+        self._prompts[split] += self._seen_prompts.add(f"{split}\0{prompt_key(prompt)}") == 1
         self._targets += has_target
         self._enlarged += enlarged
         self._unknown_keys.update(unknown_keys)
 
     def warn(self, text: str) -> None:
-        self._warnings.append(text)
+        self._warnings.append(printable(text))
 
     @property
     def accepted(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,11 +37,10 @@ def check(raw: RawRecord) -> CheckedRecord:
     Raises:
         Rejected: the first thing that is wrong with it.
     """
-    prompt = _prompt(raw)
     target = None if raw.target_image is None else _image(raw, "target_image", raw.target_image)
     return CheckedRecord(
-        id=_id(raw, prompt),
-        prompt=prompt,
+        prompt=_prompt(raw),
+        id=_id(raw),
         target_image=target,
         source_images=tuple(_image(raw, "source_image", source) for source in _sources(raw.source_images)),
         metadata=_metadata(raw),
@@ -68,11 +66,8 @@ def _prompt(raw: RawRecord) -> str:
     return value.strip()
 
 
-def _id(raw: RawRecord, prompt: str) -> str:
-    """The id that was given, or a hash of prompt and place."""
+def _id(raw: RawRecord) -> str:
     value = raw.id
-    if value is None:
-        return hashlib.sha256(f"{raw.place}\0{prompt}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise _wrong_type("id", "text or a whole number", value)
     check_utf8(str(value), "the id")

@@ -1,0 +1,279 @@
+"""The layouts in which people keep prompts and images."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.records.making import jsonl, picture
+from visual_grpo.errors import UserError
+from visual_grpo.records.layouts.detect import find_records
+from visual_grpo.records.raw import Note, RawRecord, Rejection
+
+
+def read(path, layout="auto"):
+    items = list(find_records(path, layout).items())
+    return (
+        [item for item in items if isinstance(item, RawRecord)],
+        [item for item in items if isinstance(item, Rejection)],
+        [item.text for item in items if isinstance(item, Note)],
+    )
+
+
+class TestRecordsJsonl:
+    def test_known_keys_are_fields_and_the_others_are_extra(self, tmp_path):
+        row = {
+            "prompt": "a cat",
+            "id": 7,
+            "target_image": "a.png",
+            "source_image": ["b.png"],
+            "metadata": {"k": 1},
+            "style": "ink",
+        }
+        jsonl(tmp_path / "records.jsonl", [row, "", "  ", {"prompt": "a dog"}])
+        records, rejections, notes = read(tmp_path)
+        first, second = records
+        assert (
+            first.prompt,
+            first.id,
+            first.target_image,
+            first.source_images,
+            first.metadata,
+            first.extra,
+        ) == (
+            "a cat",
+            7,
+            "a.png",
+            ["b.png"],
+            {"k": 1},
+            {"style": "ink"},
+        )
+        assert (second.prompt, second.id, second.target_image, second.place.line) == ("a dog", None, None, 4)
+        assert rejections == notes == []
+
+    def test_byte_order_mark_crlf_and_chinese(self, tmp_path):
+        text = '{"prompt": "一只猫"}\r\n{"prompt": "a dog"}\r\n'
+        (tmp_path / "records.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
+        records, rejections, _ = read(tmp_path)
+        assert [record.prompt for record in records] == ["一只猫", "a dog"]
+        assert rejections == []
+
+    def test_bad_lines_are_rejected_one_by_one_with_their_number(self, tmp_path):
+        lines = [
+            b'{"prompt": "good"}',
+            b"{prompt: bad}",
+            b'["prompt"]',
+            '{"prompt": "红色"}'.encode("gbk"),
+            b'{"prompt": "x", "score": Infinity}',
+            b"[" * 100_000,
+            b'{"prompt": "last"',
+        ]
+        (tmp_path / "records.jsonl").write_bytes(b"\n".join(lines))
+        records, rejections, _ = read(tmp_path)
+        assert [record.prompt for record in records] == ["good"]
+        assert [(r.place.line, r.reason) for r in rejections] == [
+            (2, "not_json"),
+            (3, "not_json"),
+            (4, "not_utf8"),
+            (5, "not_json"),
+            (6, "not_json"),
+            (7, "not_json"),
+        ]
+        assert "byte 0xBA at character 13" in rejections[2].message
+        assert str(rejections[2]).startswith("records.jsonl, line 4: ")
+
+    def test_nan_is_null(self, tmp_path):
+        jsonl(tmp_path / "records.jsonl", ['{"prompt": NaN, "score": NaN}'])
+        (record,), _, _ = read(tmp_path)
+        assert record.prompt is None
+        assert record.extra == {"score": None}
+
+    def test_utf16_is_one_clear_error(self, tmp_path):
+        (tmp_path / "records.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-16")
+        with pytest.raises(UserError, match=r"records.jsonl: this is UTF-16 text. Save the file as UTF-8."):
+            read(tmp_path)
+
+
+class TestPromptsTxt:
+    def test_the_nth_line_that_is_not_a_comment_has_the_nth_image(self, tmp_path):
+        (tmp_path / "prompts.txt").write_text("# mine\nzero\n\n # between\ntwo\n")
+        for name in ("0.png", "1.png", "2.JPG"):
+            picture(tmp_path / "target_images" / name)
+        records, rejections, notes = read(tmp_path)
+        assert [(r.id, r.prompt.strip(), r.target_image) for r in records] == [
+            ("0", "zero", "0.png"),
+            ("1", "", "1.png"),
+            ("2", "two", "2.JPG"),
+        ]
+        assert [record.place.line for record in records] == [2, 3, 5]
+        assert rejections == notes == []
+
+    def test_missing_and_ambiguous_targets_are_rejected_without_a_shift(self, tmp_path):
+        (tmp_path / "prompts.txt").write_text("zero\none\ntwo")
+        for name in ("0.png", "0.jpg", "002.webp", ".1.png", "Thumbs.db", "notes.txt"):
+            (tmp_path / "target_images").mkdir(exist_ok=True)
+            (tmp_path / "target_images" / name).touch()
+        records, rejections, _ = read(tmp_path)
+        assert [(r.id, r.target_image) for r in records] == [("2", "002.webp")]
+        assert [(r.id, r.place.line, r.reason) for r in rejections] == [
+            ("0", 1, "ambiguous_target"),
+            ("1", 2, "missing_target"),
+        ]
+
+    def test_images_past_the_last_prompt_are_noted(self, tmp_path):
+        (tmp_path / "prompts.txt").write_text("zero\n")
+        for number in range(3):
+            picture(tmp_path / "target_images" / f"{number}.png")
+        _, _, (note,) = read(tmp_path)
+        assert note.startswith("2 images in target_images have a number of 1 or more")
+
+    def test_without_images_prompts_have_no_target(self, tmp_path):
+        (tmp_path / "prompts.txt").write_text("zero\none\n")
+        records, rejections, _ = read(tmp_path)
+        assert [record.target_image for record in records] == [None, None]
+        assert rejections == []
+
+
+class TestImageFolder:
+    def test_jsonl_in_split_folders_with_nested_images(self, tmp_path):
+        jsonl(tmp_path / "train/metadata.jsonl", [{"file_name": "a/0.png", "text": "zero", "k": 1}])
+        jsonl(tmp_path / "test/metadata.jsonl", [{"file_name": "1.png", "text": "one"}])
+        records, rejections, (note,) = read(tmp_path)
+        assert [(r.prompt, r.folder / r.target_image, dict(r.extra)) for r in records] == [
+            ("one", tmp_path / "test/1.png", {"split": "test"}),
+            ("zero", tmp_path / "train/a/0.png", {"split": "train", "k": 1}),
+        ]
+        assert "test, train" in note
+        assert rejections == []
+
+    def test_csv_with_quotes_line_breaks_and_missing_values(self, tmp_path):
+        text = (
+            "\ufefffile_name,text,score,id\r\n"
+            '0.png,"a cat, sitting\non a mat",NaN,\r\n'
+            "1.png,null,1.5,x\r\n"
+            "2.png,a dog\r\n"
+            "3.png,a, b, c, d\r\n"
+            "\r\n"
+            ",no file,,\r\n"
+        )
+        (tmp_path / "metadata.csv").write_text(text, encoding="utf-8", newline="")
+        records, rejections, _ = read(tmp_path)
+        assert [(r.target_image, r.prompt, r.id, dict(r.extra)) for r in records] == [
+            ("0.png", "a cat, sitting\non a mat", None, {"score": None}),
+            ("1.png", None, "x", {"score": "1.5"}),
+            ("2.png", "a dog", None, {"score": None}),
+        ]
+        assert [(r.place.line, r.reason) for r in rejections] == [(6, "not_csv"), (8, "missing_target")]
+
+    @pytest.mark.parametrize("key", ["text", "prompt", "caption"])
+    def test_the_text_may_be_called_prompt_or_caption(self, tmp_path, key):
+        (tmp_path / "metadata.csv").write_text(f"file_name,{key}\n0.png,a cat\n")
+        (record,), _, _ = read(tmp_path)
+        assert record.prompt == "a cat"
+        assert record.extra == {}
+
+    def test_a_header_with_semicolons_is_refused(self, tmp_path):
+        (tmp_path / "metadata.csv").write_text("file_name;text\n0.png;a cat\n")
+        with pytest.raises(UserError, match="separated by commas; it is"):
+            read(tmp_path)
+
+    def test_two_kinds_of_metadata_in_a_folder_are_refused(self, tmp_path):
+        jsonl(tmp_path / "metadata.jsonl", [])
+        (tmp_path / "metadata.csv").write_text("file_name,text\n")
+        with pytest.raises(UserError, match="Keep one of them"):
+            read(tmp_path)
+
+
+class TestCaptions:
+    def test_images_in_folders_with_odd_names(self, tmp_path):
+        folder = tmp_path / "my photos 照片"
+        for name, caption in [("b.JPG", "a bee\n"), ("deep er/猫.webp", "一只猫"), ("a.tar.png", "a tar")]:
+            path = picture(folder / name)
+            path.with_suffix(".txt").write_text(caption, encoding="utf-8")
+        for name in (".hidden.png", "Thumbs.db", ".DS_Store", "__MACOSX/x.png"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).touch()
+        records, rejections, notes = read(folder)
+        assert [(r.target_image, r.prompt.strip(), r.folder) for r in records] == [
+            ("a.tar.png", "a tar", folder),
+            ("b.JPG", "a bee", folder),
+            ("deep er/猫.webp", "一只猫", folder),
+        ]
+        assert rejections == notes == []
+
+    def test_an_image_without_caption_is_rejected_and_a_text_without_image_noted(self, tmp_path):
+        picture(tmp_path / "a.png").with_suffix(".txt").write_text("a cat")
+        picture(tmp_path / "b.png")
+        (tmp_path / "c.txt").write_bytes("红色".encode("gbk"))
+        picture(tmp_path / "c.png")
+        for number in range(7):
+            (tmp_path / f"README{number}.txt").touch()
+        records, rejections, (note,) = read(tmp_path)
+        assert [record.target_image for record in records] == ["a.png"]
+        assert [(str(r.place), r.reason) for r in rejections] == [
+            ("b.png", "empty_prompt"),
+            ("c.png", "not_utf8"),
+        ]
+        assert rejections[0].remedy == "Write its prompt to b.txt"
+        assert note.endswith("README0.txt, README1.txt, README2.txt, README3.txt, README4.txt and 2 more")
+
+    def test_two_images_may_share_a_caption(self, tmp_path):
+        picture(tmp_path / "a.png").with_suffix(".txt").write_text("a cat")
+        picture(tmp_path / "a.jpg")
+        records, _, _ = read(tmp_path)
+        assert [(r.target_image, r.prompt) for r in records] == [("a.jpg", "a cat"), ("a.png", "a cat")]
+
+    def test_a_folder_that_links_to_itself_is_read_once(self, tmp_path):
+        picture(tmp_path / "a.png").with_suffix(".txt").write_text("a cat")
+        (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
+        records, _, _ = read(tmp_path)
+        assert [record.target_image for record in records] == ["a.png"]
+
+
+class TestDetection:
+    def make(self, folder, name):
+        if name == "records":
+            return jsonl(folder / "records.jsonl", [{"prompt": "records"}])
+        if name == "prompts":
+            folder.mkdir(exist_ok=True)
+            (folder / "prompts.txt").write_text("prompts")
+            return folder / "prompts.txt"
+        if name == "image_folder":
+            row = {"file_name": "a.png", "text": "image_folder"}
+            return jsonl(folder / "metadata.jsonl", [row])
+        picture(folder / "a.png").with_suffix(".txt").write_text("captions")
+        return folder
+
+    @pytest.mark.parametrize("name", ["records", "prompts", "image_folder", "captions"])
+    def test_auto_finds_a_layout_by_its_folder_or_file(self, tmp_path, name):
+        file = self.make(tmp_path / "data", name)
+        for path in (tmp_path / "data", file):
+            assert find_records(path).layout.name == name
+
+    def test_a_layout_that_is_named_wins_over_the_others(self, tmp_path):
+        for name in ("records", "prompts", "image_folder", "captions"):
+            self.make(tmp_path, name)
+        assert find_records(tmp_path).layout.name == "records"
+        for name in ("records", "prompts", "image_folder", "captions"):
+            assert read(tmp_path, name)[0][0].prompt == name
+
+    def test_nothing_that_fits_names_what_was_looked_for(self, tmp_path):
+        picture(tmp_path / "a.png")
+        with pytest.raises(UserError) as error:
+            find_records(tmp_path)
+        for name in ("records.jsonl", "prompts.txt", "metadata.csv", "cat.jpg with cat.txt"):
+            assert name in str(error.value)
+        with pytest.raises(UserError) as error:
+            find_records(tmp_path, "prompts")
+        assert "metadata.csv" not in str(error.value)
+
+    def test_a_path_that_does_not_exist_names_the_command(self, tmp_path):
+        with pytest.raises(UserError, match="kedro run --pipeline=starter"):
+            find_records(tmp_path / "none")
+
+    def test_counts_for_the_progress_bar(self, tmp_path):
+        (tmp_path / "metadata.csv").write_text("file_name,text\n0.png,a\n1.png,b\n")
+        assert find_records(tmp_path).count() == 2
+        jsonl(tmp_path / "records.jsonl", [json.loads('{"prompt": "a"}')] * 3)
+        assert find_records(tmp_path).count() == 3

@@ -1,0 +1,257 @@
+"""From a folder of records to the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tests.records.making import jsonl, picture
+from visual_grpo.config import DataConfig
+from visual_grpo.errors import UserError
+from visual_grpo.images import fit, read_image, read_size
+from visual_grpo.records.preparation import Preparation
+from visual_grpo.records.table import RecordTable
+
+
+def prepare(folder, **changes):
+    """Prepares ``folder/data`` at 32x64 into ``folder/out`` and opens the result."""
+    config = {"path": str(folder / "data"), "height": 32, "width": 64, **changes}
+    Preparation(DataConfig.model_validate(config)).write(folder / "out/records.parquet")
+    return RecordTable(folder / "out/records.parquet")
+
+
+def rows(folder):
+    return {row["id"]: row for row in pq.read_table(folder / "out/records.parquet").to_pylist()}
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def files(folder):
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "out/images").iterdir()}
+
+
+def many(folder, count=40):
+    return jsonl(folder / "data/records.jsonl", [{"id": n, "prompt": f"a cat {n}"} for n in range(count)])
+
+
+def test_the_manifest_says_what_was_found_and_made(tmp_path):
+    data = tmp_path / "data"
+    photo = Image.effect_noise((80, 120), 90).convert("RGB")
+    photo.getexif()[0x0112] = 6
+    data.mkdir()
+    photo.save(data / "t.jpg", exif=photo.getexif())
+    picture(data / "s.png", (64, 32), "blue")
+    row = {"id": "x", "prompt": "a cat", "target_image": "t.jpg", "source_image": ["s.png"], "k": [1, "猫"]}
+    jsonl(data / "records.jsonl", [row])
+    (record,) = prepare(tmp_path, held_out_share=0, eval_share=0)
+
+    assert (record.id, record.prompt, record.split) == ("x", "a cat", "train")
+    assert record.metadata == {"k": [1, "猫"]}
+    assert record.target_image.is_absolute()
+    expected = fit(read_image(data / "t.jpg"), height=32, width=64)
+    assert np.array_equal(np.asarray(read_image(record.target_image)), np.asarray(expected))
+    assert read_image(record.source_images[0]).getpixel((5, 5)) == (0, 0, 255)
+
+    stored = rows(tmp_path)["x"]
+    assert not stored["target_image"].startswith("/")
+    sizes = [stored[key] for key in ("width", "height", "original_width", "original_height")]
+    assert sizes == [64, 32, 120, 80]
+    assert stored["target_sha256"] == sha256(record.target_image)
+    assert stored["target_original_sha256"] == sha256(data / "t.jpg")
+    assert stored["source_sha256"] == [sha256(record.source_images[0])]
+    assert stored["source_original_sha256"] == [sha256(data / "s.png")]
+
+
+def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
+    data = tmp_path / "data"
+    picture(data / "good.png")
+    picture(data / "small.png", (31, 500))
+    (data / "corrupt.png").write_bytes(b"nonsense")
+    (data / "empty.png").touch()
+    good = {"id": "a", "prompt": "a cat", "target_image": "good.png"}
+    jsonl(
+        data / "records.jsonl",
+        [
+            good,
+            {**good, "prompt": "again"},
+            {**good, "id": "b", "prompt": " "},
+            {**good, "id": "c", "target_image": "none.png"},
+            {**good, "id": "d", "target_image": "corrupt.png"},
+            {**good, "id": "e", "target_image": "empty.png"},
+            {**good, "id": "f", "target_image": "small.png"},
+            {**good, "id": "g", "source_image": "corrupt.png"},
+            {**good, "id": "h", "target_imge": 1},
+            "not json",
+        ],
+    )
+    table = prepare(tmp_path, held_out_share=0, eval_share=0)
+    assert [record.id for record in table] == ["a", "h"]
+    report = table.report
+    assert (report["records"], report["accepted"], report["with_target"]) == (10, 2, 2)
+    listed = report["rejected"]["listed"]
+    assert [(entry["id"], entry["line"], entry["reason"]) for entry in listed] == [
+        ("a", 2, "duplicate_id"),
+        ("b", 3, "empty_prompt"),
+        ("c", 4, "missing_target"),
+        ("d", 5, "corrupt_image"),
+        ("e", 6, "corrupt_image"),
+        ("f", 7, "image_too_small"),
+        ("g", 8, "corrupt_image"),
+        (None, 10, "not_json"),
+    ]
+    assert all(entry["message"] and entry["remedy"] for entry in listed)
+    assert "31x500 pixels" in listed[5]["message"]
+    assert report["rejected"]["total"] == 8
+    assert report["rejected"]["by_reason"]["corrupt_image"] == 3
+    assert report["warnings"] == [
+        "unknown key 'target_imge' in 1 records is kept as metadata; was 'target_image' meant?",
+        "2 images were smaller than the prepared size and were enlarged",
+    ]
+
+
+def test_strict_stops_at_the_first_rejected_record_and_leaves_no_manifest(tmp_path):
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a"}, {"prompt": ""}, "not json"])
+    with pytest.raises(UserError, match=r"records.jsonl, line 2.*the prompt is empty.*data.strict"):
+        prepare(tmp_path, strict=True)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_all_rejected_is_an_error_that_shows_some(tmp_path):
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": ""}] * 8)
+    with pytest.raises(UserError, match=r"All 8 records were rejected:(?s:.*)line 5(?s:.*)and 3 more"):
+        prepare(tmp_path)
+
+
+def test_no_records_is_an_error(tmp_path):
+    jsonl(tmp_path / "data/records.jsonl", [])
+    with pytest.raises(UserError, match="There are no records"):
+        prepare(tmp_path)
+
+
+def test_nothing_left_to_train_on_is_an_error(tmp_path):
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat"}])
+    with pytest.raises(UserError, match="none is left to train on"):
+        prepare(tmp_path, held_out_share=0.999, eval_share=0)
+
+
+def test_an_empty_split_is_a_warning(tmp_path):
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat"}])
+    (warning,) = prepare(tmp_path, held_out_share=0.001, eval_share=0).report["warnings"]
+    assert warning.startswith("no record fell into held_out")
+
+
+def test_splits_keep_prompts_apart_and_do_not_depend_on_order(tmp_path):
+    records = [{"prompt": f"prompt {n % 30}", "k": n} for n in range(120)]
+    (tmp_path / "data").mkdir()
+    jsonl(tmp_path / "data/records.jsonl", records)
+    table = prepare(tmp_path, eval_share=0.2, held_out_share=0.3)
+    report = table.report
+    held_out = {record.prompt for record in table.split("held_out")}
+    others = {record.prompt for split in ("train", "eval") for record in table.split(split)}
+    assert held_out
+    assert not held_out & others
+    assert report["splits"]["held_out"] == {"records": 4 * len(held_out), "prompts": len(held_out)}
+    before = Counter((record.prompt, record.split) for record in table)
+    jsonl(tmp_path / "data/records.jsonl", records[::-1])
+    after = prepare(tmp_path, eval_share=0.2, held_out_share=0.3)
+    assert Counter((record.prompt, record.split) for record in after) == before
+
+
+def test_a_second_run_uses_the_images_again_and_a_changed_one_is_made_anew(tmp_path):
+    data = tmp_path / "data"
+    for name in ("a", "b", "c"):
+        picture(data / f"{name}.png")
+    names = [{"id": name, "prompt": name, "target_image": f"{name}.png"} for name in "abc"]
+    jsonl(data / "records.jsonl", names)
+    first = prepare(tmp_path, held_out_share=0, eval_share=0)
+    before, digest = files(tmp_path), first.digest
+    second = prepare(tmp_path, held_out_share=0, eval_share=0)
+    assert files(tmp_path) == before
+    assert second.digest == digest
+    assert rows(tmp_path)["a"]["original_width"] == 40
+
+    picture(data / "a.png", colour="blue")
+    jsonl(data / "records.jsonl", names[:2])
+    third = prepare(tmp_path, held_out_share=0, eval_share=0)
+    after = files(tmp_path)
+    assert len(after) == 2
+    assert len(set(after) & set(before)) == 1
+    assert read_image(third[0].target_image).getpixel((0, 0)) == (0, 0, 255)
+    assert third.digest != digest
+    other_size = prepare(tmp_path, held_out_share=0, eval_share=0, height=64)
+    assert read_size(other_size[1].target_image) == (64, 64)
+
+
+def test_a_damaged_prepared_image_is_made_anew(tmp_path):
+    picture(tmp_path / "data/a.png")
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.png"}])
+    path = prepare(tmp_path, held_out_share=0, eval_share=0)[0].target_image
+    intact = path.read_bytes()
+    path.write_bytes(intact[:-20])
+    prepare(tmp_path, held_out_share=0, eval_share=0)
+    assert path.read_bytes() == intact
+
+
+def test_a_run_that_fails_leaves_the_old_manifest_and_its_images(tmp_path):
+    data = tmp_path / "data"
+    picture(data / "a.png")
+    good = {"id": "a", "prompt": "a", "target_image": "a.png"}
+    jsonl(data / "records.jsonl", [good])
+    table = prepare(tmp_path, held_out_share=0, eval_share=0)
+    (image,) = (tmp_path / "out/images").iterdir()
+    before = image.read_bytes()
+    picture(data / "a.png", colour="blue")
+    jsonl(data / "records.jsonl", [good, "not json"])
+    with pytest.raises(UserError):
+        prepare(tmp_path, strict=True)
+    table = RecordTable(table.path)
+    assert [record.id for record in table] == ["a"]
+    assert table[0].target_image == image
+    assert image.read_bytes() == before
+
+
+def test_any_id_gives_a_safe_file_name_of_its_own(tmp_path):
+    picture(tmp_path / "data/a.png")
+    ids = ["../../etc/passwd", "a/b", "a_b", "A_B", "红", "绿", ".", "x" * 5000, "a\nb", "CON"]
+    records = [{"id": name, "prompt": "a", "target_image": "a.png"} for name in ids]
+    jsonl(tmp_path / "data/records.jsonl", records)
+    table = prepare(tmp_path, held_out_share=0, eval_share=0)
+    assert [record.id for record in table] == ids
+    names = [record.target_image.name for record in table]
+    assert len({name.lower() for name in names}) == len(ids)
+    assert all(name.isascii() and len(name) < 120 and not set(name) & set('/\\:*?"<>|\n') for name in names)
+    assert all(record.target_image.resolve().parent == tmp_path / "out/images" for record in table)
+
+
+def test_a_file_name_that_is_not_utf8(tmp_path):
+    picture(tmp_path / "data/a.png").rename(tmp_path / "data/\udcff.png")
+    picture(tmp_path / "data/b.png")
+    (tmp_path / "data/\udcff.txt").write_text("a cat")
+    (tmp_path / "data/\udcfe.txt").touch()
+    table = prepare(tmp_path, held_out_share=0, eval_share=0, layout="captions")
+    assert [record.prompt for record in table] == ["a cat"]
+    assert "\\udcfe.txt" in table.report["warnings"][0]
+    json.dumps(table.report, ensure_ascii=False).encode()
+
+
+def test_progress_counts_every_record(tmp_path):
+    many(tmp_path, 12)
+    calls = []
+    config = DataConfig.model_validate({"path": str(tmp_path / "data"), "height": 32, "width": 32})
+    Preparation(config).write(tmp_path / "out/records.parquet", lambda *call: calls.append(call))
+    assert calls == [(done, 12) for done in range(1, 13)]
+
+
+def test_shares_that_leave_nothing_are_refused_by_the_configuration():
+    with pytest.raises(ValueError, match="eval_share \\+ held_out_share must be below 1"):
+        DataConfig.model_validate(
+            {"path": "x", "height": 32, "width": 32, "eval_share": 0.6, "held_out_share": 0.4}
+        )

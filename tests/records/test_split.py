@@ -1,0 +1,53 @@
+"""Which split a record belongs to."""
+
+from __future__ import annotations
+
+import pytest
+
+from visual_grpo.records.split import Splitter, prompt_key
+
+
+def test_shares_are_met():
+    split = Splitter(eval_share=0.1, held_out_share=0.25)
+    splits = [split(f"id {number}", f"prompt {number}") for number in range(4000)]
+    assert splits.count("held_out") / 4000 == pytest.approx(0.25, abs=0.02)
+    assert splits.count("eval") / 4000 == pytest.approx(0.1, abs=0.015)
+    assert set(splits) == {"train", "eval", "held_out"}
+
+
+def test_all_records_of_a_held_out_prompt_are_held_out():
+    split = Splitter(eval_share=0.3, held_out_share=0.5)
+    by_prompt = {
+        f"prompt {p}": {split(f"{p}-{number}", f"prompt {p}") for number in range(20)} for p in range(40)
+    }
+    held_out = [splits for splits in by_prompt.values() if "held_out" in splits]
+    assert 10 < len(held_out) < 30
+    assert all(splits == {"held_out"} for splits in held_out)
+    assert any(splits == {"train", "eval"} for splits in by_prompt.values())
+
+
+def test_these_splits_never_change():
+    """A new version must not move records of earlier runs from train to held_out."""
+    split = Splitter(eval_share=0.3, held_out_share=0.4)
+    expected = ["held_out", "held_out", "eval", "train", "eval", "train"]
+    assert [split(str(number), f"prompt {number}") for number in range(6)] == expected
+
+
+def test_prompts_that_differ_in_case_or_spacing_only_are_the_same():
+    assert prompt_key(" A  red\ncircle ") == prompt_key("a RED circle") == prompt_key("ａ red circle")
+    assert prompt_key("a red circle") != prompt_key("a blue circle")
+    split = Splitter(eval_share=0.1, held_out_share=0.5)
+    for number in range(50):
+        assert {split("x", f"a cat {number}") == "held_out"} == {
+            split("y", f" A Cat  {number}") == "held_out"
+        }
+
+
+def test_zero_shares_leave_all_to_train():
+    split = Splitter(eval_share=0, held_out_share=0)
+    assert {split(str(number), str(number)) for number in range(100)} == {"train"}
+
+
+def test_shares_that_leave_nothing_are_refused():
+    with pytest.raises(ValueError, match="must be below 1"):
+        Splitter(eval_share=0.5, held_out_share=0.5)

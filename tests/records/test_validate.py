@@ -1,0 +1,106 @@
+"""Which records are usable, and what is said of the others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.records.making import picture
+from visual_grpo.records.raw import Place, RawRecord, Rejected
+from visual_grpo.records.validate import check
+
+
+@pytest.fixture
+def raw(tmp_path):
+    picture(tmp_path / "a.png")
+    return RawRecord(place=Place("records.jsonl", 3), folder=tmp_path, id="x", prompt=" a cat\n")
+
+
+def rejection(raw):
+    with pytest.raises(Rejected) as rejected:
+        check(raw)
+    return rejected.value
+
+
+def test_a_good_record(raw, tmp_path):
+    checked = check(
+        replace(
+            raw,
+            id=7,
+            target_image="a.png",
+            source_images=[str(tmp_path / "a.png"), f"../{tmp_path.name}/a.png"],
+            metadata={"b": 1},
+            extra={"a": "猫", "b": 2},
+        )
+    )
+    assert (checked.id, checked.prompt, checked.target_image) == ("7", "a cat", tmp_path / "a.png")
+    assert len(checked.source_images) == 2
+    assert all(source.samefile(tmp_path / "a.png") for source in checked.source_images)
+    assert json.loads(checked.metadata) == {"a": "猫", "b": 1}
+
+
+def test_one_source_image_needs_no_list(raw, tmp_path):
+    assert check(replace(raw, source_images="a.png")).source_images == (tmp_path / "a.png",)
+
+
+def test_a_prompt_of_ten_thousand_characters(raw):
+    assert check(replace(raw, prompt="猫" * 10_000)).prompt == "猫" * 10_000
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "message"),
+    [
+        (
+            {"prompt": None, "extra": {"text": "a"}},
+            "empty_prompt",
+            "there is no prompt; the record has 'text'",
+        ),
+        ({"prompt": " \n"}, "empty_prompt", "the prompt is empty"),
+        ({"prompt": 5}, "wrong_type", "prompt must be text, got 5"),
+        ({"prompt": "a\ud800"}, "not_utf8", r"the lone surrogate U+D800 at character 2"),
+        ({"id": True}, "wrong_type", "id must be text or a whole number, got True"),
+        ({"id": 1.5}, "wrong_type", "id must be text or a whole number, got 1.5"),
+        ({"id": " "}, "wrong_type", "the id is empty"),
+        ({"target_image": "b.png"}, "missing_target", "target_image 'b.png' does not exist (looked for "),
+        ({"target_image": "."}, "missing_target", "does not exist"),
+        ({"target_image": "a\0.png"}, "missing_target", "does not exist"),
+        ({"target_image": "a" * 300}, "missing_target", "cannot be opened (File name too long)"),
+        ({"target_image": ""}, "wrong_type", "target_image must be the path of an image, got ''"),
+        ({"target_image": 3}, "wrong_type", "target_image must be the path of an image, got 3"),
+        (
+            {"target_image": ["a.png"]},
+            "wrong_type",
+            "target_image must be the path of an image, got ['a.png']",
+        ),
+        ({"source_images": ["a.png", "b.png"]}, "missing_source", "source_image 'b.png' does not exist"),
+        ({"source_images": {}}, "wrong_type", "source_image must be the path of an image, got {}"),
+        ({"metadata": "ink"}, "wrong_type", "metadata must be a JSON object, got 'ink'"),
+        ({"metadata": {"a": "\udcff"}}, "not_utf8", "the metadata is not valid UTF-8: byte 0xFF"),
+        ({"prompt": ["x" * 1000]}, "wrong_type", "x..."),
+    ],
+)
+def test_rejections(raw, change, reason, message):
+    rejected = rejection(replace(raw, **change))
+    assert rejected.reason == reason
+    assert message in rejected.message
+    assert len(rejected.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("~/a.png", "~ is not expanded"),
+        ("https://example.com/a.png", "Download the image"),
+        ("images\\a.png", "with / instead of \\"),
+        ("b.png", "Correct the path or add the file"),
+    ],
+)
+def test_a_missing_image_says_what_to_do(raw, path, remedy):
+    assert remedy in rejection(replace(raw, target_image=path)).remedy
+
+
+def test_a_key_that_looks_misspelt_is_named(raw):
+    checked = check(replace(raw, extra={"target_imge": "a.png", "style": "ink"}))
+    assert checked.unknown_keys == (("target_imge", "target_image"),)
