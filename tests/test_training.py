@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import SIZE
+from visual_grpo import components
+from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError
+from visual_grpo.grpo.metrics import reproducible
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.training import Callbacks, TrainingRun
+from visual_grpo.types import PromptRecord, StepMetrics
+
+STEPS = 6
+RECORDS = [PromptRecord(id=f"r{i}", prompt=f"a thing number {i}") for i in range(9)]
+
+
+def parameters(folder: Path, **changes: Any) -> Parameters:
+    tree: dict[str, Any] = {
+        "seed": 3,
+        "data": {"path": "unused", "height": SIZE[0], "width": SIZE[1]},
+        "starter": {"records_per_prompt": 1, "vae_steps": 1, "dit_steps": 1, "ar_steps": 1},
+        "model": {"device": "cpu", "threads": 1},
+        "policy": {},
+        "sampling": {
+            "rollout": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "steps": 1, "guidance_scale": 1.0},
+            "stock": {"steps": 1, "guidance_scale": 1.5},
+        },
+        "rewards": {"brightness": {"function": "tests.test_training:brightness"}},
+        "grpo": {
+            "steps": STEPS,
+            "prompts_per_step": 2,
+            "group_size": 3,
+            "updates_per_rollout": 2,
+            "learning_rate": 1e-3,
+            "kl_weight": 0.01,
+            "schedule": "cosine",
+        },
+        "evaluation": {"every": 2, "prompts": 2, "images_per_prompt": 1},
+        "tracking": {"checkpoint_every": 2, "checkpoints": str(folder / "checkpoints")},
+    }
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            tree[key] = tree[key] | value
+        else:
+            tree[key] = value
+    return Parameters.model_validate(tree)
+
+
+def brightness(prompts: Any, images: Any) -> list[float]:
+    """Draws a random number as a careless reward does: the generators must be in the checkpoint."""
+    return [float(image.float().mean()) / 255 + 1e-3 * random.random() for image in images]
+
+
+def make_run(config: Parameters, pipeline_folder: Path, data: str = "data") -> TrainingRun:
+    random.seed(0)
+    policy = components.build_policy(config, str(pipeline_folder))
+    scorer = RewardSet({"brightness": (brightness, 1.0)})
+    return TrainingRun(
+        config,
+        policy,
+        scorer,
+        components.build_trainer(config, policy, scorer),
+        train=RECORDS[:6],
+        evaluation=RECORDS[6:],
+        identity={"data": data},
+        run_id="run",
+    )
+
+
+def ignore(metrics: StepMetrics, row: dict[str, float]) -> None:
+    pass
+
+
+def execute(run: TrainingRun, out: Path, on_step: Callable[..., None] = ignore) -> list[str]:
+    notes: list[str] = []
+    run.run(Callbacks(on_step=on_step, note=notes.append))
+    run.write_adapters(out)
+    return notes
+
+
+def interrupt_at(step: int, signal_number: int = signal.SIGINT) -> Callable[..., None]:
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        if metrics.step == step:
+            os.kill(os.getpid(), signal_number)
+
+    return on_step
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.safetensors"))}
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(
+    pipeline_folder: Path, tmp_path: Path, signal_number: int
+) -> None:
+    whole = make_run(parameters(tmp_path / "whole"), pipeline_folder)
+    execute(whole, tmp_path / "whole" / "out")
+
+    stop = random.Random().randint(1, STEPS - 1)
+    first = make_run(parameters(tmp_path / "parts"), pipeline_folder)
+    notes = execute(first, tmp_path / "unused", interrupt_at(stop, signal_number))
+    assert first.stopped and first.trainer.step == stop
+    assert any("press Ctrl-C again" in note for note in notes)
+
+    random.seed(99)
+    second = make_run(parameters(tmp_path / "parts", resume="auto"), pipeline_folder)
+    assert second.completed_steps() == stop
+    execute(second, tmp_path / "parts" / "out")
+    assert not second.stopped
+    assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out"), f"stopped after step {stop}"
+    assert [reproducible(row) for row in second.progress.history] == [reproducible(row) for row in whole.progress.history]
+    assert second.progress.best_step == whole.progress.best_step
+
+
+def test_two_runs_of_one_seed_are_one_run(pipeline_folder: Path, tmp_path: Path) -> None:
+    runs = [make_run(parameters(tmp_path / name), pipeline_folder) for name in "ab"]
+    for name, run in zip("ab", runs, strict=True):
+        random.seed(0)
+        execute(run, tmp_path / name / "out")
+    assert contents(tmp_path / "a" / "out") == contents(tmp_path / "b" / "out")
+    first, second = ([reproducible(row) for row in run.progress.history] for run in runs)
+    assert first == second and len(first) == STEPS
+
+
+def test_the_best_adapter_is_that_of_the_best_evaluation(pipeline_folder: Path, tmp_path: Path) -> None:
+    run = make_run(parameters(tmp_path), pipeline_folder)
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        kept[metrics.step] = run.policy.adapter_state_dict()
+
+    execute(run, tmp_path / "out", on_step)
+    evaluated = {row["step"]: row["eval/total"] for row in run.progress.history if "eval/total" in row}
+    assert sorted(evaluated) == [2, 4, 6]
+    best = int(max(evaluated, key=evaluated.__getitem__))
+    facts = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert facts["best_step"] == best and facts["best_eval_total"] == evaluated[best]
+    from safetensors.torch import load_file
+
+    saved = load_file(tmp_path / "out" / "best" / "ar" / "adapter_model.safetensors")
+    assert all(torch.equal(saved[name], value) for name, value in kept[best].items())
+    last = load_file(tmp_path / "out" / "last" / "ar" / "adapter_model.safetensors")
+    assert all(torch.equal(last[name], value) for name, value in kept[STEPS].items())
+    assert (tmp_path / "out" / "ar" / "adapter_config.json").is_file()
+
+
+def test_other_parameters_cannot_be_resumed_with(pipeline_folder: Path, tmp_path: Path) -> None:
+    execute(make_run(parameters(tmp_path), pipeline_folder), tmp_path / "out", interrupt_at(2))
+    with pytest.raises(UserError, match="made with other grpo"):
+        changed = parameters(tmp_path, resume="auto", grpo={"learning_rate": 2e-3})
+        execute(make_run(changed, pipeline_folder), tmp_path / "never")
+    with pytest.raises(UserError, match="made with other data: "):
+        execute(make_run(parameters(tmp_path, resume="auto"), pipeline_folder, data="changed"), tmp_path / "never")
+
+
+def test_a_new_run_keeps_the_checkpoints_of_the_one_before(pipeline_folder: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        execute(make_run(parameters(tmp_path), pipeline_folder), tmp_path / name, interrupt_at(1))
+    assert (tmp_path / "checkpoints.previous" / "step-000001").is_dir()
+    assert (tmp_path / "checkpoints" / "step-000001").is_dir()
+
+
+def test_no_training_records_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
+    run = make_run(parameters(tmp_path), pipeline_folder)
+    run.train_prompts = []
+    with pytest.raises(UserError, match="no training records"):
+        execute(run, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_bit_for_bit(pipeline_folder: Path, tmp_path: Path) -> None:
+    whole = make_run(parameters(tmp_path / "whole"), pipeline_folder)
+    execute(whole, tmp_path / "whole" / "out")
+    script = (
+        "import sys; from pathlib import Path; from tests import test_training as t;"
+        "run = t.make_run(t.parameters(Path(sys.argv[1])), Path(sys.argv[2]));"
+        "t.execute(run, Path(sys.argv[1]) / 'out')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "parts"), str(pipeline_folder)])
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "parts" / "checkpoints" / "latest.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(random.Random().uniform(0, 0.3))
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    second = make_run(parameters(tmp_path / "parts", resume="auto"), pipeline_folder)
+    assert 0 < second.completed_steps() <= STEPS
+    execute(second, tmp_path / "parts" / "out")
+    assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
