@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Side = Annotated[int, Field(ge=32, le=4096, multiple_of=32, description="pixels, a multiple of 32")]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -45,6 +45,8 @@ class DataConfig(Strict):
 class StarterConfig(Strict):
     """The small GLM-Image that is built and pretrained on the spot when ``model.path`` is null."""
 
+    dataset: str = Field("data/01_raw/shapes", description="folder that the drawn dataset is written to")
+    model: str = Field("data/06_models/base", description="folder that the pretrained pipeline is written to")
     records_per_prompt: int = Field(ge=1, description="target images drawn per prompt")
     vae_steps: int = Field(ge=1)
     dit_steps: int = Field(ge=1)
@@ -74,6 +76,7 @@ class PolicyConfig(Strict):
     gradient_checkpointing: bool = False
     share_prefix: bool = Field(True, description="run each prompt once per group; off under gradient checkpointing")
     share_start_noise: bool = Field(True, description="one start noise of the decoder per group")
+    denoise_batch: int = Field(64, ge=1, description="images denoised by the DiT at a time")
     decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time")
     rollout_batch: int = Field(64, ge=1, description="rows sampled at a time")
 
@@ -176,3 +179,9 @@ class Parameters(Strict):
     grpo: GRPOConfig
     evaluation: EvaluationConfig
     tracking: TrackingConfig
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _null_removes(cls, rewards: object) -> object:
+        """An environment cannot leave out a reward of conf/base, but it can set it to null."""
+        return {k: v for k, v in rewards.items() if v is not None} if isinstance(rewards, dict) else rewards

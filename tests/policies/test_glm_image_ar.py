@@ -129,7 +129,7 @@ def test_rows_of_a_group_differ_in_tokens_but_share_their_start_noise(pipeline_f
 
 
 def test_a_small_rollout_batch_changes_nothing(pipeline_folder: Path) -> None:
-    whole, parts = policy_with(pipeline_folder), policy_with(pipeline_folder, rollout_batch=2, decode_batch=1)
+    whole, parts = policy_with(pipeline_folder), policy_with(pipeline_folder, rollout_batch=2, denoise_batch=4, decode_batch=1)
     one, two = rollout(whole), rollout(parts)
     assert torch.equal(one.trajectory.tokens, two.trajectory.tokens)
     torch.testing.assert_close(one.log_probs, two.log_probs, rtol=0, atol=2e-5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,9 +54,9 @@ def resolve_device(name: str) -> torch.device:
 class TokenDecoder:
     """Decodes image tokens with the frozen DiT and VAE by the pipeline's own call."""
 
-    def __init__(self, pipeline: GlmImagePipeline, batch: int) -> None:
-        """``batch``: images that the VAE decodes at a time."""
-        self.pipeline, self.batch = pipeline, batch
+    def __init__(self, pipeline: GlmImagePipeline, *, denoise_batch: int, decode_batch: int) -> None:
+        """How many images the DiT denoises, and the VAE decodes, at a time."""
+        self.pipeline, self.denoise_batch, self.decode_batch = pipeline, denoise_batch, decode_batch
 
     def decode(
         self,
@@ -73,7 +73,7 @@ class TokenDecoder:
         upsampled = tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)
         noise = torch.stack([self._noise(seed, size) for seed in noise_seeds])
         latents = torch.empty_like(noise, device=tokens.device)
-        for glyphs, rows in self._by_glyph_length(prompts):
+        for glyphs, rows in self._batches(prompts):
             latents[rows] = self.pipeline(
                 prompt_embeds=glyphs,
                 prior_token_ids=upsampled[rows],
@@ -91,26 +91,25 @@ class TokenDecoder:
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(channels, size[0] // factor, size[1] // factor, generator=generator)
 
-    def _by_glyph_length(self, prompts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-        """(embeddings [b, L, D], rows [b]) for each glyph length L.
+    def _batches(self, prompts: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
+        """(embeddings [b, L, D], rows [b]) with one glyph length L in a batch.
 
         The pipeline left-pads glyph embeddings of a batch without a mask, so a prompt's image would
         depend on its neighbours' quoted texts; batches of one length need no padding.
         """
         glyphs = {p: self.pipeline.encode_prompt(p, do_classifier_free_guidance=False)[0] for p in set(prompts)}
         lengths = [glyphs[p].shape[1] for p in prompts]
-        buckets = []
         for length in sorted(set(lengths)):
-            rows = [i for i, own in enumerate(lengths) if own == length]
-            buckets.append((torch.cat([glyphs[prompts[i]] for i in rows]), torch.tensor(rows)))
-        return buckets
+            alike = torch.tensor([i for i, own in enumerate(lengths) if own == length])
+            for rows in alike.split(self.denoise_batch):
+                yield torch.cat([glyphs[prompts[i]] for i in rows]), rows
 
     def _pixels(self, latents: Tensor) -> list[Tensor]:
         vae = self.pipeline.vae
         mean = torch.tensor(vae.config.latents_mean, device=latents.device).view(1, -1, 1, 1)
         std = torch.tensor(vae.config.latents_std, device=latents.device).view(1, -1, 1, 1)
         images: list[Tensor] = []
-        for part in (latents * std + mean).split(self.batch):
+        for part in (latents * std + mean).split(self.decode_batch):
             part = part.to(vae.dtype).contiguous(memory_format=torch.channels_last)
             decoded = vae.decode(part, return_dict=False)[0].float()
             images += list(((decoded / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())

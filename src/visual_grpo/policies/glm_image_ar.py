@@ -105,7 +105,9 @@ class GlmImageArPolicy:
         else:
             self.model = lora.attach_lora(base, config.lora, LORA_TARGETS, seed)
         self.base = base
-        self.decoder = TokenDecoder(pipeline, config.decode_batch)
+        self.decoder = TokenDecoder(
+            pipeline, denoise_batch=config.denoise_batch, decode_batch=config.decode_batch
+        )
         self._set_gradient_checkpointing(config.gradient_checkpointing)
 
     # -- types.Policy ------------------------------------------------------------------------------
