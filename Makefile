@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-slow lint format lock ui viz clean
+.PHONY: help setup demo repro test test-slow lint format lock ui viz clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup  ## Run every pipeline: draw data, pretrain, baseline, train, evaluate
 	@start=$$SECONDS; $(BIN)/kedro run; s=$$((SECONDS - start)); \
 	echo "The whole run took $$((s / 60)) min $$((s % 60)) s."
+
+repro: setup  ## Run with DVC: only what changed since the last time
+	@$(BIN)/dvc repro
 
 test: setup  ## Run the tests
 	@$(BIN)/pytest

@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+_DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock")
+"""What a result depends on; a report that was written after the commit makes nothing dirty."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
 
 
@@ -22,7 +24,7 @@ def git_tags(project_path: Path) -> dict[str, str]:
     commit = _git(project_path, "rev-parse", "HEAD")
     if commit is None:
         return {}
-    changes = _git(project_path, "status", "--porcelain")
+    changes = _git(project_path, "status", "--porcelain", "--", *_DECISIVE)
     return {"git.commit": commit, "git.state": "dirty" if changes else "clean"}
 
 

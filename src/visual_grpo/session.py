@@ -46,7 +46,7 @@ class Session(KedroSession):
                 return result
         except KeyboardInterrupt:
             Tracker.active().killed()
-            console.note("Stopped. Training goes on from its last checkpoint with --params=resume=auto.")
+            console.note("Stopped.")
             raise click.exceptions.Exit(128 + stopped_by[0]) from None
         except Exception as error:
             Tracker.active().failed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from omegaconf.resolvers import oc
 
@@ -16,7 +17,7 @@ HOOKS = (ParameterHooks(), InputHooks(), TrackingHooks())
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow", "kedro-telemetry", "kedro-viz")
 SESSION_CLASS = Session
 
-CONFIG_LOADER_ARGS = {
+CONFIG_LOADER_ARGS: dict[str, Any] = {
     "base_env": "base",
     "default_run_env": "local",
     # An environment or --params changes single keys and leaves their neighbours.

@@ -130,8 +130,7 @@ class Tracker:
             return
         import mlflow
 
-        active = mlflow.active_run()
-        if active is not None and active.info.run_id == self.run_id:
+        while (active := mlflow.active_run()) is not None and active.info.run_id == self.run_id:
             mlflow.end_run(status)
         self._client().set_terminated(self.run_id, status)
 

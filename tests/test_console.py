@@ -1,0 +1,100 @@
+"""Terminal output, on a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from visual_grpo import console
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain() -> tuple[Console, Callable[[], list[str]]]:
+    stream = io.StringIO()
+    return Console(file=stream, width=120), lambda: stream.getvalue().splitlines()
+
+
+def test_a_log_gets_a_line_now_and_then_with_the_time_left():
+    clock, (target, lines) = Clock(), plain()
+    with console.progress("train", 10, console=target, clock=clock, every=15) as bar:
+        for _ in range(10):
+            clock.now += 6
+            bar.advance(reward=0.71234, kl=0.01)
+    assert lines() == [
+        "train 3/10  reward=0.712 kl=0.01  0:00:42 left",
+        "train 6/10  reward=0.712 kl=0.01  0:00:24 left",
+        "train 9/10  reward=0.712 kl=0.01  0:00:06 left",
+        "train 10/10  reward=0.712 kl=0.01  0:01:00 elapsed",
+    ]
+
+
+def test_a_resumed_loop_counts_from_where_it_was_but_times_only_its_own_steps():
+    clock, (target, lines) = Clock(), plain()
+    with console.progress("train", 10, completed=6, console=target, clock=clock, every=15) as bar:
+        clock.now += 20
+        bar.advance()
+    assert lines() == ["train 7/10  0:01:00 left"]
+
+
+def test_fields_stay_until_they_are_given_again():
+    clock, (target, lines) = Clock(), plain()
+    with console.progress("x", 2, console=target, clock=clock, every=0) as bar:
+        bar.advance(eval=0.5, reward=1)
+        bar.advance(reward=2)
+    assert "eval=0.5 reward=2" in lines()[-1]
+
+
+def test_the_last_line_is_printed_when_the_loop_breaks():
+    target, lines = plain()
+
+    def broken_loop() -> None:
+        with console.progress("x", 9, console=target) as bar:
+            bar.advance(2)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        broken_loop()
+    assert lines()[-1].startswith("x 2/9")
+
+
+def test_a_terminal_shows_the_fields_and_notes_as_they_are():
+    stream = io.StringIO()
+    target = Console(file=stream, width=120, force_terminal=True)
+    with console.progress("train", 2, console=target) as bar:
+        bar.note("see [bold]")
+        bar.advance(reward="[x]")
+        bar.advance()
+    shown = stream.getvalue()
+    assert "see [bold]" in shown
+    assert "reward=[x]" in shown
+    assert "2/2" in shown
+
+
+def test_a_table_sets_numbers_right_and_keeps_brackets(capsys):
+    console.table("T", ["name", "value"], [["a[0]", 1.23456], ["b", 12], ["c", None]])
+    out = capsys.readouterr().out
+    assert "a[0]" in out
+    assert "│  1.23 │" in out
+    assert "│    12 │" in out
+
+
+def test_a_row_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="2 columns, but a row of 1"):
+        console.table("T", ["a", "b"], [["x"]])
+
+
+def test_a_summary_keeps_long_paths_whole_enough_to_read(capsys):
+    console.summary("S", {"adapter": "data/06_models/adapters/ar", "best": 0.5})
+    out = capsys.readouterr().out
+    assert "data/06_models/adapters/ar" in out
+    assert "0.5" in out

@@ -1,0 +1,158 @@
+"""The project as a whole: registry, configuration, command line, DVC stages, Makefile."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kedro.config import OmegaConfigLoader
+
+ROOT = Path(__file__).parents[1]
+PIPELINES = {"starter", "data_preparation", "baseline", "train", "evaluate"}
+ENVIRONMENTS = sorted(
+    path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "base"
+)
+
+REGISTRY_LIST = """
+import contextlib, io, json, sys
+from kedro.framework.cli import main
+sys.argv = ["kedro", "registry", "list"]
+out = io.StringIO()
+with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+    main()
+heavy = {"torch", "transformers", "diffusers", "peft", "accelerate", "torchvision"}
+print(json.dumps({"listed": out.getvalue(), "heavy": sorted(heavy & set(sys.modules))}))
+"""
+
+
+def call(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=cwd, env=os.environ.copy(), capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def registry() -> dict[str, Any]:
+    done = call(sys.executable, "-c", REGISTRY_LIST)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def loader(environment: str) -> OmegaConfigLoader:
+    from visual_grpo.settings import CONFIG_LOADER_ARGS
+
+    return OmegaConfigLoader(str(ROOT / "conf"), env=environment, **CONFIG_LOADER_ARGS)
+
+
+def test_the_registry_lists_every_pipeline(registry):
+    assert set(re.findall(r"^- (\w+)$", registry["listed"], re.MULTILINE)) == PIPELINES | {"__default__"}
+
+
+def test_the_registry_imports_no_heavy_library(registry):
+    assert registry["heavy"] == []
+
+
+def test_an_unknown_parameter_ends_the_command_at_once_and_in_plain_words():
+    done = call(sys.executable, "-m", "kedro", "run", "--pipeline=train", "--params=grpo.learning_rat=1")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "grpo.learning_rat = 1: there is no such parameter. Nearest: grpo.learning_rate" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 4
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_every_environment_is_valid(environment):
+    from visual_grpo.parameters import validate
+
+    conf = loader(environment)
+    assert validate(conf["parameters"]).seed == conf["globals"]["seed"]
+    assert conf["mlflow"]["server"]["mlflow_tracking_uri"].startswith("sqlite:////")
+    assert set(conf["catalog"]) >= {"records", "baseline", "adapters", "evaluation"}
+
+
+def test_params_change_one_key_and_leave_its_neighbours():
+    from visual_grpo.settings import CONFIG_LOADER_ARGS
+
+    runtime = {"seed": 5, "grpo": {"steps": 3}}
+    changed = OmegaConfigLoader(str(ROOT / "conf"), env="base", runtime_params=runtime, **CONFIG_LOADER_ARGS)
+    before = loader("base")["parameters"]
+    assert changed["parameters"] == {**before, "seed": 5, "grpo": {**before["grpo"], "steps": 3}}
+
+
+def dvc_stages() -> dict[str, Any]:
+    stages: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    return stages
+
+
+def outputs(stage: dict[str, Any]) -> Iterator[str]:
+    for out in stage["outs"] + stage.get("metrics", []):
+        yield from out if isinstance(out, dict) else [out]
+
+
+def test_dvc_has_one_stage_per_pipeline():
+    stages = dvc_stages()
+    assert set(stages) == PIPELINES
+    for name, stage in stages.items():
+        assert f"kedro run --pipeline={name} " in stage["cmd"]
+
+
+def test_dvc_keeps_everything_that_the_catalog_writes():
+    tracked = {out for stage in dvc_stages().values() for out in outputs(stage)}
+    catalog = {entry["filepath"] for entry in loader("base")["catalog"].values()}
+    assert catalog <= tracked
+
+
+def test_dvc_watches_source_and_parameters_that_exist():
+    sections = set(loader("base")["parameters"])
+    for stage in dvc_stages().values():
+        for dependency in stage["deps"]:
+            assert dependency.startswith(("data/", "conf/$")) or (ROOT / dependency).exists(), dependency
+        [keys] = [
+            entry["conf/base/parameters.yml"]
+            for entry in stage["params"]
+            if "conf/base/parameters.yml" in entry
+        ]
+        assert set(keys) <= sections
+
+
+def test_checkpoints_are_no_output_of_dvc():
+    outs = [Path(out) for stage in dvc_stages().values() for out in outputs(stage)]
+    checkpoints = Path("data/06_models/checkpoints")
+    assert not any(out == checkpoints or out in checkpoints.parents for out in outs)
+
+
+def test_make_offers_what_the_readme_promises():
+    listed = call("make", "help").stdout
+    for target in ("setup", "demo", "test", "test-slow", "lint", "lock", "repro", "ui", "viz", "clean"):
+        assert re.search(rf"^  make {target} ", listed, re.MULTILINE), target
+
+
+def test_make_says_which_python_it_needs(tmp_path):
+    done = subprocess.run(
+        ["/usr/bin/make", "setup", "PYTHON=no-such-python", f"VENV={tmp_path}/v", f"TOOLS={tmp_path}/t"],
+        cwd=ROOT,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "Python 3.11 or newer is needed" in done.stderr
+
+
+def test_the_lock_names_no_index_and_has_every_hash():
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert not re.search(r"https?://|--(extra-)?index-url|--find-links", lock)
+    pins = re.findall(r"^[a-z0-9][^\n]*==[^\n]*", lock, re.MULTILINE)
+    assert len(pins) > 100
+    assert all(pin.rstrip().endswith("\\") for pin in pins), "every pin is followed by its hashes"

@@ -1,0 +1,174 @@
+"""What a `kedro run` leaves behind in MLflow, and how it ends.
+
+One subprocess runs a small Kedro project that uses this project's settings, several sessions in turn;
+importing Kedro and MLflow costs seconds each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+REGISTRY = """
+from kedro.pipeline import node, pipeline
+from visual_grpo.errors import UserError
+
+def make(parameters):
+    return {"steps": parameters["grpo"]["steps"]}
+
+def interrupt(report):
+    raise KeyboardInterrupt
+
+def crash(report):
+    raise RuntimeError("a bug")
+
+def mistake(report):
+    raise UserError("the file is empty")
+
+def terminate(report):
+    import os, signal, time
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
+
+def register_pipelines():
+    first = pipeline([node(make, "parameters", "report", name="make")])
+    ends = {f.__name__: pipeline([node(f, "report", None, name=f.__name__)]) for f in
+            (interrupt, crash, mistake, terminate)}
+    return {"make": first, **ends, "__default__": first}
+"""
+
+SCRIPT = """
+import json, pathlib, sys
+import click
+from visual_grpo import quiet
+quiet.install()
+from kedro.framework.project import settings
+from kedro.framework.startup import bootstrap_project
+
+root = pathlib.Path.cwd()
+bootstrap_project(root)
+import mlflow
+
+def run(pipeline, **parameters):
+    try:
+        with settings.SESSION_CLASS.create(root, env="base", runtime_params=parameters) as session:
+            session.run(pipeline_names=[pipeline])
+        end = "done"
+    except BaseException as error:
+        end = [type(error).__name__, getattr(error, "message", ""), getattr(error, "exit_code", None)]
+    runs = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    newest = max(runs, key=lambda r: r.info.start_time, default=None)
+    assert mlflow.active_run() is None
+    return {
+        "end": end, "runs": len(runs),
+        "id": newest and newest.info.run_id, "status": newest and newest.info.status,
+        "params": newest and newest.data.params, "tags": newest and newest.data.tags,
+    }
+
+out = {"missing": run("interrupt"), "made": run("make")}
+for name in ("interrupt", "crash", "mistake", "terminate", "interupt"):
+    out[name] = run(name)
+checkpoints = root / "data/06_models/checkpoints"
+checkpoints.mkdir(parents=True)
+(checkpoints / "latest.json").write_text(json.dumps({"mlflow_run_id": out["interrupt"]["id"]}))
+out["resumed"] = run("make", resume="auto", grpo={"steps": 7})
+out["resumed_run"] = mlflow.get_run(out["interrupt"]["id"]).to_dictionary()
+(checkpoints / "latest.json").write_text(json.dumps({"mlflow_run_id": "0" * 32}))
+out["gone"] = run("make", resume="auto")
+pathlib.Path("out.json").write_text(json.dumps(out))
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    project = tmp_path_factory.mktemp("project")
+    shutil.copytree(ROOT / "conf", project / "conf")
+    (project / "conf/base/catalog.yml").write_text(
+        "report: {type: json.JSONDataset, filepath: data/report.json}\n"
+    )
+    (project / "pyproject.toml").write_text(
+        '[tool.kedro]\npackage_name = "small"\nproject_name = "small"\nkedro_init_version = "1.7.0"\n'
+    )
+    package = project / "src/small"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "settings.py").write_text("from visual_grpo.settings import *\n")
+    (package / "pipeline_registry.py").write_text(REGISTRY)
+    store = f"sqlite:///{project / 'mlflow.db'}"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=project,
+        env=os.environ | {"MLFLOW_TRACKING_URI": store},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads((project / "out.json").read_text())
+    return {**result, "printed": done.stdout + done.stderr, "artifacts": project / "mlartifacts"}
+
+
+def test_missing_data_names_the_command_that_makes_it_and_opens_no_run(runs):
+    kind, message, code = runs["missing"]["end"]
+    assert (kind, code) == ("ClickException", 1)
+    assert "report.json" in message
+    assert "kedro run --pipeline=make" in message
+    assert runs["missing"]["runs"] == 0
+
+
+def test_a_run_has_flat_parameters_and_its_lineage(runs):
+    made = runs["made"]
+    assert made["end"] == "done"
+    assert made["status"] == "FINISHED"
+    assert made["params"]["grpo.group_size"] == "8"
+    assert "grpo.clip_low" in made["params"], "defaults that no YAML file names are logged too"
+    assert not any(name.startswith("parameters") for name in made["params"])
+    assert {"version.torch", "version.python", "version.peft"} <= set(made["tags"])
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "end"),
+    [
+        ("interrupt", "KILLED", ["Exit", "", 130]),
+        ("terminate", "KILLED", ["Exit", "", 143]),
+        ("crash", "FAILED", ["RuntimeError", "", None]),
+        ("mistake", "FAILED", ["ClickException", "the file is empty", 1]),
+    ],
+)
+def test_a_run_that_did_not_end_well_says_so(runs, name, status, end):
+    assert runs[name]["status"] == status
+    assert runs[name]["end"] == end
+
+
+def test_a_misspelt_pipeline_is_named_with_the_nearest(runs):
+    assert "Nearest: interrupt" in runs["interupt"]["end"][1]
+
+
+def test_resuming_goes_on_in_the_checkpoints_run(runs):
+    assert runs["resumed"]["end"] == "done"
+    assert runs["resumed"]["runs"] == runs["interupt"]["runs"]
+    data = runs["resumed_run"]["data"]
+    assert runs["resumed_run"]["info"]["status"] == "FINISHED"
+    assert data["params"]["resume"] == "never"
+    assert data["tags"]["resumed.resume"] == "auto"
+    assert data["tags"]["resumed.grpo.steps"] == "7"
+
+
+def test_resuming_from_a_run_that_is_gone_starts_another(runs):
+    assert runs["gone"]["end"] == "done"
+    assert runs["gone"]["runs"] == runs["resumed"]["runs"] + 1
+
+
+def test_nothing_but_the_projects_own_lines_is_printed(runs):
+    ours = ("== ", "Stopped.", "WARNING  MLflow run 0000", "logging to a new run.")
+    lines = [line.strip() for line in runs["printed"].splitlines() if line.strip()]
+    assert [line for line in lines if not line.startswith(ours)] == []
