@@ -1,0 +1,104 @@
+"""Builds what the default configuration starts from: the drawn dataset and the small base model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from visual_grpo.config import DataConfig, StarterConfig
+from visual_grpo.starter.dataset import draw_dataset
+from visual_grpo.starter.whole_folder import digest_of, is_current, whole_folder
+
+_VERSION = 1
+"""Raised when the same configuration gives other weights."""
+_SIDE_FACTS = "visual_grpo.json"
+
+
+class Bar(Protocol):
+    """A running progress display."""
+
+    def advance(self, n: int = 1, **fields: float | int | str) -> None: ...
+
+
+Progress = Callable[[str, int], AbstractContextManager[Bar]]
+"""Opens a progress display with a description and the total number of steps."""
+
+
+def build_starter(
+    config: StarterConfig, data: DataConfig, seed: int, threads: int, progress: Progress
+) -> dict[str, Any]:
+    """Draws the dataset and pretrains the base model, each unless it is there for the same arguments.
+
+    The weights depend on step counts, image size and seed, not on ``threads``: with one thread the two halves
+    of the pretraining run one after the other, else side by side.
+
+    Returns ``{"dataset": folder, "model": folder, "digest": digest of the model's configuration}``.
+    """
+    draw_dataset(Path(config.dataset), config.records_per_prompt, data.height, data.width, seed)
+    folder, digest = Path(config.model), model_digest(config, data, seed)
+    if not is_current(folder, digest):
+        with whole_folder(folder, digest) as fresh:
+            _pretrain(fresh, config, data, seed, at_once=min(threads, 2), progress=progress)
+    return {"dataset": config.dataset, "model": config.model, "digest": digest}
+
+
+def model_digest(config: StarterConfig, data: DataConfig, seed: int) -> str:
+    """What the base model's weights depend on."""
+    steps = {"vae": config.vae_steps, "dit": config.dit_steps, "ar": config.ar_steps}
+    return digest_of({"model": _VERSION, "steps": steps, "height": data.height, "width": data.width, "seed": seed})
+
+
+def _pretrain(
+    folder: Path, config: StarterConfig, data: DataConfig, seed: int, *, at_once: int, progress: Progress
+) -> None:
+    from visual_grpo.starter.parts import Job
+    from visual_grpo.starter.side_by_side import run_halves
+
+    steps = {"vae": config.vae_steps, "dit": config.dit_steps, "ar": config.ar_steps}
+    parts = folder / "parts"
+    job = Job(
+        folder=parts,
+        height=data.height,
+        width=data.width,
+        seed=seed,
+        vae_steps=config.vae_steps,
+        dit_steps=config.dit_steps,
+        ar_steps=config.ar_steps,
+    )
+    reached = dict.fromkeys(steps, 0)
+    with progress("Pretraining the base model", sum(steps.values())) as bar:
+
+        def advance(module: str, done: int) -> None:
+            bar.advance(done - reached[module], **{module: f"{done / steps[module]:.0%}"})
+            reached[module] = done
+
+        run_halves(job, at_once, advance)
+    _assemble(parts, folder, job.seed)
+
+
+def _assemble(parts: Path, folder: Path, seed: int) -> None:
+    """Saves the trained modules with the fixed ones as a GlmImagePipeline and removes ``parts``."""
+    import shutil
+
+    from diffusers import AutoencoderKL, GlmImagePipeline, GlmImageTransformer2DModel
+    from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration
+
+    from visual_grpo.starter import modules
+    from visual_grpo.starter.corpus import PREVIEW_SIDE
+    from visual_grpo.starter.tokenizer import build_processor
+
+    pipeline = GlmImagePipeline(
+        tokenizer=ByT5Tokenizer(),
+        processor=build_processor(),
+        text_encoder=modules.build_glyph_encoder(seed),
+        vision_language_encoder=GlmImageForConditionalGeneration.from_pretrained(parts / "vision_language_encoder"),
+        vae=AutoencoderKL.from_pretrained(parts / "vae"),
+        transformer=GlmImageTransformer2DModel.from_pretrained(parts / "transformer"),
+        scheduler=modules.build_scheduler(),
+    )
+    pipeline.save_pretrained(folder)
+    (folder / _SIDE_FACTS).write_text(json.dumps({"preview_side": PREVIEW_SIDE}), encoding="utf-8")
+    shutil.rmtree(parts)

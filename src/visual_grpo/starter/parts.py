@@ -1,0 +1,90 @@
+"""The two halves of the pretraining, which do not depend on each other: the AR module and the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import ByT5Tokenizer, T5EncoderModel
+
+from visual_grpo.starter import modules
+from visual_grpo.starter.corpus import Corpus, build_corpus
+from visual_grpo.starter.pretrain_ar import pretrain_ar
+from visual_grpo.starter.pretrain_dit import pretrain_dit
+from visual_grpo.starter.pretrain_vae import encode_normalised, pretrain_vae
+from visual_grpo.starter.tokenizer import build_processor
+
+Advance = Callable[[str, int], None]
+"""Called with the name of a module (``vae``, ``dit``, ``ar``) and the number of its steps done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that the weights depend on, and where they are saved."""
+
+    folder: Path
+    """Every trained module gets a folder of its own in here."""
+    height: int
+    width: int
+    seed: int
+    vae_steps: int
+    dit_steps: int
+    ar_steps: int
+
+    def corpus(self) -> Corpus:
+        return build_corpus(self.height, self.width, self.seed)
+
+
+def pretrain_language_half(job: Job, advance: Advance) -> None:
+    """Saves ``vision_language_encoder``."""
+    corpus, processor = job.corpus(), build_processor()
+    model = modules.build_ar(processor, corpus.codebook, job.seed)
+    pretrain_ar(
+        model,
+        processor,
+        corpus.generated_tokens(),
+        grids=[corpus.image_grid, corpus.preview_grid],
+        steps=job.ar_steps,
+        seed=job.seed,
+        report=lambda done: advance("ar", done),
+    )
+    model.save_pretrained(job.folder / "vision_language_encoder")
+
+
+def pretrain_decoder_half(job: Job, advance: Advance) -> None:
+    """Saves ``vae`` and ``transformer``."""
+    corpus = job.corpus()
+    images = corpus.images.flatten(0, 1)
+    vae = modules.build_vae(*corpus.size, job.seed)
+    pretrain_vae(vae, images, steps=job.vae_steps, seed=job.seed, report=lambda done: advance("vae", done))
+    latents = encode_normalised(vae, images)
+    dit = modules.build_dit(corpus.codebook, job.seed)
+    pretrain_dit(
+        dit,
+        modules.build_scheduler(),
+        latents=latents,
+        tokens=corpus.upsampled_tokens(),
+        glyphs=_no_glyphs(modules.build_glyph_encoder(job.seed)),
+        size=corpus.size,
+        steps=job.dit_steps,
+        seed=job.seed,
+        report=lambda done: advance("dit", done),
+    )
+    vae.save_pretrained(job.folder / "vae")
+    dit.save_pretrained(job.folder / "transformer")
+
+
+HALVES: Mapping[str, Callable[[Job, Advance], None]] = {
+    "decoder": pretrain_decoder_half,
+    "language": pretrain_language_half,
+}
+"""By name, the longer one first."""
+
+
+@torch.no_grad()
+def _no_glyphs(encoder: T5EncoderModel) -> torch.Tensor:
+    """[1, L, width]: what the pipeline gives the DiT for a prompt without quoted text."""
+    ids = torch.tensor([ByT5Tokenizer()("").input_ids])
+    return encoder(ids).last_hidden_state

@@ -1,0 +1,70 @@
+"""Pretrains the small AutoencoderKL on crops of the drawn images."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL
+from torch import Tensor
+
+from visual_grpo.starter.optimise import Report, minimise
+
+_BATCH = 8
+_CROP = 64
+_LATENT_PIXELS = 8
+"""Pixels a side that one latent stands for; crops start at multiples of it."""
+_LATENT_NOISE = 0.05
+_ENCODE_BATCH = 32
+
+
+def pretrain_vae(vae: AutoencoderKL, images: Tensor, *, steps: int, seed: int, report: Report) -> None:
+    """Reconstruction with a little latent noise, so that the decoder forgives an inexact DiT.
+
+    ``images``: uint8 [N, 3, H, W]. Trains ``vae`` in place.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    vae.train().to(memory_format=torch.channels_last)
+
+    def loss_of_step() -> Tensor:
+        pixels = _random_crops(images, generator)
+        latents = vae.encode(pixels).latent_dist.mean
+        noise = torch.randn(latents.shape, generator=generator)
+        decoded = vae.decode(latents + _LATENT_NOISE * noise, return_dict=False)[0]
+        error = F.mse_loss(decoded, pixels) + 0.3 * F.l1_loss(decoded, pixels)
+        return error + 1e-4 * latents.square().mean()
+
+    minimise(
+        loss_of_step, vae.parameters(), steps=steps, peak_learning_rate=4e-3, warmup=20, report=report
+    )
+    vae.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def encode_normalised(vae: AutoencoderKL, images: Tensor) -> Tensor:
+    """Latents of uint8 [N, 3, H, W] as float32 [N, channels, H/8, W/8] of mean 0 and std 1 per channel.
+
+    Writes that mean and std into the VAE's configuration, where the pipeline looks for them.
+    """
+    batches = images.split(_ENCODE_BATCH)
+    latents = torch.cat([vae.encode(to_model_range(batch)).latent_dist.mode() for batch in batches]).contiguous()
+    mean, std = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
+    vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
+    return (latents - mean[:, None, None]) / std[:, None, None]
+
+
+def to_model_range(images: Tensor) -> Tensor:
+    """uint8 0..255 -> float32 -1..1, channels last in memory (the faster layout on a CPU)."""
+    return (images.float() / 127.5 - 1).contiguous(memory_format=torch.channels_last)
+
+
+def _random_crops(images: Tensor, generator: torch.Generator) -> Tensor:
+    height, width = images.shape[-2:]
+    crop_height, crop_width = min(_CROP, height), min(_CROP, width)
+    rows = torch.randint((height - crop_height) // _LATENT_PIXELS + 1, (_BATCH,), generator=generator).tolist()
+    columns = torch.randint((width - crop_width) // _LATENT_PIXELS + 1, (_BATCH,), generator=generator).tolist()
+    chosen = torch.randint(len(images), (_BATCH,), generator=generator).tolist()
+    crops = [
+        images[i, :, y * 8 : y * 8 + crop_height, x * 8 : x * 8 + crop_width]
+        for i, y, x in zip(chosen, rows, columns, strict=True)
+    ]
+    return to_model_range(torch.stack(crops))
