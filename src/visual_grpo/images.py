@@ -63,7 +63,7 @@ def is_intact_png(path: Path) -> bool:
     try:
         with Image.open(path, formats=["PNG"]) as image:
             image.verify()
-    except (OSError, ValueError, SyntaxError):
+    except Exception:  # whatever the damage is
         return False
     return True
 
@@ -136,7 +136,7 @@ def _opened(file: str | Path | IO[bytes]) -> Iterator[Image]:
         raise ImageError(f"{_name(file)}: {_why_unidentified(file)}") from error
     except Image.DecompressionBombError as error:
         raise ImageError(f"{_name(file)}: too many pixels to be decoded safely ({error})") from error
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error, MemoryError) as error:
+    except Exception as error:  # on damaged files Pillow's decoders raise almost anything
         raise ImageError(f"{_name(file)}: damaged or cut off ({error})") from error
 
 
@@ -218,7 +218,7 @@ def _lab_to_rgb(image: Image) -> Image:
 def _why_unidentified(file: str | Path | IO[bytes]) -> str:
     if isinstance(file, str | Path) and Path(file).stat().st_size == 0:
         return "the file is empty (0 bytes)"
-    return "not an image that Pillow can read; convert it to PNG, JPEG or WebP"
+    return "not an image that Pillow can read, or damaged at its start; PNG, JPEG and WebP always work"
 
 
 def _name(file: str | Path | IO[bytes]) -> str:

@@ -242,6 +242,16 @@ def test_a_file_name_that_is_not_utf8(tmp_path):
     json.dumps(table.report, ensure_ascii=False).encode()
 
 
+def test_odd_exif_data_neither_reject_a_photo_nor_warn(tmp_path):
+    (tmp_path / "data").mkdir()
+    photo = Image.new("RGB", (64, 64))
+    photo.save(tmp_path / "data/a.jpg", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff")
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.jpg"}])
+    table = prepare(tmp_path, held_out_share=0, eval_share=0)
+    assert table.report["with_target"] == 1
+    assert table.report["warnings"] == []
+
+
 def test_progress_counts_every_record(tmp_path):
     many(tmp_path, 12)
     calls = []
