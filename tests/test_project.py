@@ -32,10 +32,8 @@ print(json.dumps({"listed": out.getvalue(), "heavy": sorted(heavy & set(sys.modu
 """
 
 
-def call(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=cwd, env=os.environ.copy(), capture_output=True, text=True, check=False
-    )
+def call(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ SESSION_CLASS = Session
 CONFIG_LOADER_ARGS: dict[str, Any] = {
     "base_env": "base",
     "default_run_env": "local",
+    "config_patterns": {"mlflow": ["mlflow*"]},
     # An environment or --params changes single keys and leaves their neighbours.
     "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
     "custom_resolvers": {
