@@ -61,12 +61,14 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
 
 
 def score_columns(scores: pd.DataFrame) -> dict[str, str]:
-    """Column of ``scores.parquet`` -> name in the evaluation: total, <reward>, <reward>/<part>."""
-    return {
+    """Column of ``scores.parquet`` -> name in the evaluation: total, then each reward before its parts."""
+    names = {
         column: column.removeprefix("reward/").removeprefix("part/")
         for column in scores.columns
         if column == "total" or column.startswith(("reward/", "part/"))
     }
+    rewards = list(names.values())
+    return dict(sorted(names.items(), key=lambda item: rewards.index(item[1].split("/")[0])))
 
 
 def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[str, Any]:

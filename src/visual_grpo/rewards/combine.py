@@ -28,7 +28,7 @@ class RewardSet:
                 f"nothing to optimise: the rewards {sorted(rewards)} all have weight 0; give one a weight"
             )
         self.weights = {name: float(weight) for name, (_, weight) in rewards.items()}
-        self.functions = {name: FunctionReward(name, function) for name, (function, _) in rewards.items()}
+        self.functions = {name: _named(name, function) for name, (function, _) in rewards.items()}
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores:
         """Scores B samples; ``total`` is NaN where a reward with a weight is unscored."""
@@ -61,6 +61,12 @@ class RewardSet:
                 f" {', '.join(map(repr, missing[:5]))}{' ...' * (len(missing) > 5)}."
                 " Add target_image to them or remove the reward"
             )
+
+
+def _named(name: str, function: RewardFunction | PlainReward) -> FunctionReward:
+    if isinstance(function, FunctionReward) and function.name == name:
+        return function
+    return FunctionReward(name, function)
 
 
 def _check(name: str, weight: float) -> None:

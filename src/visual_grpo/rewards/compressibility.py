@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torchvision.io import encode_jpeg
 
 from visual_grpo.errors import UserError
+from visual_grpo.images import to_pil
 from visual_grpo.types import PromptRecord
 
 
@@ -26,5 +27,10 @@ class JpegSizeReward:
         self.quality = quality
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        sizes = [len(encode_jpeg(sample.cpu(), self.quality)) for sample in samples]
+        sizes = [self._bytes(sample) for sample in samples]
         return -torch.tensor(sizes, dtype=torch.float32) / 1000
+
+    def _bytes(self, image: Tensor) -> int:
+        buffer = io.BytesIO()
+        to_pil(image).save(buffer, "JPEG", quality=self.quality)
+        return buffer.tell()

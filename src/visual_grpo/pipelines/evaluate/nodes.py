@@ -68,6 +68,7 @@ def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
     from visual_grpo.tracking import Tracker
 
     entries = evaluation["rewards"]
+    names = [entry["name"] for entry in entries]
     tracker = Tracker.active()
     tracker.folder(evaluation_report, "evaluation")
     tracker.metrics(_metrics(entries), step=evaluation["training"]["steps"])
@@ -76,8 +77,8 @@ def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
         prompts, images = (max(entry[count] for entry in rows) for count in ("prompts", "images"))
         console.table(
             f"{split.replace('_', '-')}: {prompts} prompts, {images} images per sampler (* optimised)",
-            ["reward", "sampler", "baseline", "trained", "difference [95% interval]", "wins"],
-            [_cells(entry) for entry in rows],
+            ["reward", "sampler", "baseline", "trained", "difference [95%]", "wins"],
+            [_cells(entry) for entry in sorted(rows, key=lambda entry: names.index(entry["name"]))],
         )
     console.summary(
         "",
@@ -95,10 +96,11 @@ def _metrics(entries: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _cells(entry: dict[str, Any]) -> list[str]:
-    head = [entry["name"] + ("*" if entry["optimised"] else ""), entry["sampler"]]
+    reward, _, part = entry["name"].partition("/")
+    head = [f"  {part}" if part else reward + "*" * entry["optimised"], entry["sampler"]]
     if entry["difference"] is None:
         return [*head, "", "", "unscored", ""]
-    interval = "" if entry["ci_low"] is None else f" [{entry['ci_low']:+.3f}, {entry['ci_high']:+.3f}]"
+    interval = "" if entry["ci_low"] is None else f" [{entry['ci_low']:.3f}, {entry['ci_high']:.3f}]"
     return [
         *head,
         f"{entry['baseline_mean']:.3f}",

@@ -1,0 +1,49 @@
+"""A policy that paints noise around a brightness: enough to draw, keep, score and compare images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from visual_grpo.config import SamplerConfig
+from visual_grpo.types import PromptRecord
+
+STOCK = SamplerConfig.model_validate({"steps": 10, "guidance_scale": 1.5})
+ROLLOUT = SamplerConfig.model_validate(
+    {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "steps": 4, "guidance_scale": 1.0}
+)
+
+
+class Painter:
+    """Images of ``side`` pixels; brighter by ``gain`` (0..1) than an untrained painter's."""
+
+    def __init__(self, gain: float = 0.0, side: int = 32) -> None:
+        self.gain, self.side = gain, side
+        self.batches: list[int] = []
+
+    def generate(
+        self, prompts: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
+    ) -> list[Tensor]:
+        self.batches.append(len(prompts))
+        return [self._paint(seed + sampler.steps) for seed in seeds]
+
+    def _paint(self, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        base = torch.rand(1, generator=generator) * 0.5
+        noise = torch.rand(3, self.side, self.side, generator=generator) * 0.1
+        return ((base + noise + self.gain).clamp(0, 1) * 255).to(torch.uint8)
+
+
+def brightness(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> list[float]:
+    """Mean of the pixels, 0..1."""
+    return [float(sample.float().mean()) / 255 for sample in samples]
+
+
+def records(split: str, prompts: int, per_prompt: int = 1) -> list[PromptRecord]:
+    return [
+        PromptRecord(id=f"{split}-{n:02d}-{k}", prompt=f"{split} prompt {n}", split=split)
+        for n in range(prompts)
+        for k in range(per_prompt)
+    ]

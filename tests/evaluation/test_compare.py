@@ -1,0 +1,127 @@
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from visual_grpo.errors import UserError
+from visual_grpo.evaluation.compare import check_facts, compare, join
+
+COLUMNS = ["sampler", "split", "id", "prompt", "index", "seed", "file"]
+
+
+def scores(total: list[float], sampler: str = "stock", split: str = "eval") -> pd.DataFrame:
+    """Two images of each prompt; the reward is the total, its part ten times that, the guard constant."""
+    frame = pd.DataFrame(
+        [
+            (
+                sampler,
+                split,
+                f"p{i // 2}",
+                f"prompt {i // 2}",
+                i % 2,
+                100 + i,
+                f"{sampler}/p{i // 2}_{i % 2}.png",
+            )
+            for i in range(len(total))
+        ],
+        columns=COLUMNS,
+    )
+    frame["total"] = frame["reward/a"] = np.asarray(total, dtype=float)
+    frame["reward/guard"] = 1.0
+    frame["part/a/fine"] = np.asarray(total) * 10
+    frame.attrs = {"weights": {"a": 1.0, "guard": 0.0}}
+    return frame
+
+
+def test_entries_by_hand() -> None:
+    entries = compare(scores([0, 1, 2, 3]), scores([1, 1, 3, 2]), bootstrap_samples=200, seed=0)
+    assert [entry["name"] for entry in entries] == ["total", "a", "a/fine", "guard"]
+    assert [entry["optimised"] for entry in entries] == [True, True, False, False]
+    total, _, fine, guard = entries
+    assert total["split"] == "eval"
+    assert total["sampler"] == "stock"
+    assert (total["prompts"], total["images"], total["unscored"]) == (2, 4, 0)
+    assert (total["baseline_mean"], total["trained_mean"], total["difference"]) == (1.5, 1.75, 0.25)
+    assert total["win_rate"] == (1 + 0.5 + 1 + 0) / 4
+    assert fine["difference"] == 2.5
+    assert fine["ci_high"] == pytest.approx(10 * total["ci_high"])
+    assert (guard["difference"], guard["win_rate"]) == (0, 0.5)
+
+
+def test_rows_pair_by_image_not_by_position() -> None:
+    after = scores([1, 1, 3, 2])
+    shuffled = after.iloc[[2, 0, 3, 1]].reset_index(drop=True)
+    shuffled.attrs = after.attrs
+    before = scores([0, 1, 2, 3])
+    assert compare(before, shuffled, bootstrap_samples=200, seed=0) == compare(
+        before, after, bootstrap_samples=200, seed=0
+    )
+
+
+def test_splits_and_samplers_are_measured_apart() -> None:
+    def both(low: list[float], high: list[float]) -> pd.DataFrame:
+        frame = pd.concat([scores(low), scores(high, sampler="rollout", split="held_out")], ignore_index=True)
+        frame.attrs = scores(low).attrs
+        return frame
+
+    entries = compare(both([0, 0], [0, 0]), both([1, 1], [5, 5]), bootstrap_samples=200, seed=0)
+    totals = {(e["split"], e["sampler"]): e["difference"] for e in entries if e["name"] == "total"}
+    assert totals == {("eval", "stock"): 1, ("held_out", "rollout"): 5}
+
+
+def test_what_is_undefined_is_null_in_json() -> None:
+    nan = float("nan")
+    unscored = compare(scores([nan, nan]), scores([1, 1]), bootstrap_samples=200, seed=0)[0]
+    assert unscored["difference"] is None
+    assert unscored["win_rate"] is None
+    assert unscored["unscored"] == 2
+    one_prompt = compare(scores([0, 0]), scores([1, 1]), bootstrap_samples=200, seed=0)[0]
+    assert one_prompt["difference"] == 1
+    assert one_prompt["ci_low"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda f: f.assign(seed=f["seed"] + 1), "values of seed: .*100"),
+        (lambda f: f.assign(sampler="rollout"), "values of sampler.*'stock'.*'rollout'"),
+        (lambda f: f.iloc[:2], "values of id: 1 only in the baseline .'p1'"),
+        (lambda f: f.iloc[:3], r"values of seed: 1 only in the baseline \(103\)"),
+        (lambda f: f.assign(seed=[101, 100, 102, 103]), r"images .*\('stock', 'eval', 'p0', 0, 100\)"),
+        (lambda f: f.drop(columns="reward/guard"), "scores: 1 only in the baseline .'reward/guard'"),
+    ],
+)
+def test_results_that_do_not_pair_are_refused(change, complaint: str) -> None:
+    with pytest.raises(UserError, match=f"differ in their {complaint}.*kedro run --pipeline=baseline"):
+        join(scores([0, 1, 2, 3]), change(scores([0, 1, 2, 3])))
+
+
+def test_each_image_once() -> None:
+    twice = pd.concat([scores([0, 1]), scores([0, 1])], ignore_index=True)
+    with pytest.raises(pd.errors.MergeError):
+        join(twice, scores([0, 1]))
+
+
+def test_a_baseline_made_otherwise_is_refused_with_what_differs() -> None:
+    made = {"seed": 0, "sampling": {"stock": {"steps": 10, "top_p": None}}, "old": 1}
+    now = {"seed": 0, "sampling": {"stock": {"steps": 20, "top_p": None}}, "new": None}
+    check_facts(made, made)
+    with pytest.raises(UserError) as caught:
+        check_facts(made, now)
+    text = str(caught.value)
+    assert "sampling.stock.steps was 10, now 20" in text
+    assert "old was 1, now 'absent'" in text
+    assert "new was 'absent', now None" in text
+    assert "seed" not in text
+    assert "kedro run --pipeline=baseline" in text
+
+
+def test_conditions_survive_the_file(tmp_path: Path) -> None:
+    from tests.evaluation.defaults import parameters
+    from visual_grpo.evaluation.generate import conditions
+
+    frame = scores([0.0, 1.0])
+    frame.attrs["facts"] = conditions(parameters(), model="m", dataset="d")
+    frame.to_parquet(tmp_path / "scores.parquet")
+    check_facts(pd.read_parquet(tmp_path / "scores.parquet").attrs["facts"], frame.attrs["facts"])

@@ -1,0 +1,162 @@
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from tests.evaluation.defaults import parameters
+from tests.evaluation.painter import ROLLOUT, STOCK, Painter, brightness, records
+from visual_grpo.errors import UserError
+from visual_grpo.evaluation.generate import (
+    Advance,
+    conditions,
+    distinct_prompts,
+    draw_and_score,
+    file_stem,
+    plan_images,
+    read_scores,
+)
+from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.images import read_image, to_tensor
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.types import PromptRecord, RewardOutput
+
+SAMPLERS = {"rollout": ROLLOUT, "stock": STOCK}
+
+
+def scorer() -> RewardSet:
+    def halves(prompts, samples):
+        top = torch.tensor([float(s[:, :16].float().mean()) for s in samples])
+        return RewardOutput(values=torch.full((len(samples),), torch.nan), parts={"top": top})
+
+    return RewardSet({"brightness": (brightness, 2.0), "halves": (halves, 0.0)})
+
+
+def draw(folder: Path, batch_size: int = 4, advance: Advance | None = None) -> pd.DataFrame:
+    plan = plan_images(
+        {"held_out": records("held_out", 3), "eval": records("eval", 2)},
+        seed=0,
+        images_per_prompt=2,
+        max_prompts=None,
+    )
+    return draw_and_score(
+        Painter(),
+        scorer(),
+        plan,
+        SAMPLERS,
+        folder,
+        batch_size=batch_size,
+        facts={"seed": 0},
+        advance=advance,
+    )
+
+
+def test_scores_are_those_of_the_files(tmp_path: Path) -> None:
+    table = draw(tmp_path)
+    kept = [to_tensor(read_image(tmp_path / file)) for file in table["file"]]
+    again = scorer()([PromptRecord(id=i, prompt="") for i in table["id"]], kept)
+    assert table["total"].tolist() == again.total.tolist()
+    assert table["reward/brightness"].tolist() == again.rewards["brightness"].tolist()
+    assert table["part/halves/top"].tolist() == again.parts["halves/top"].tolist()
+    assert table["reward/halves"].isna().all()
+
+
+def test_every_prompt_is_drawn_at_every_sampler_with_its_own_seed(tmp_path: Path) -> None:
+    table = draw(tmp_path)
+    assert len(table) == 2 * (3 + 2) * 2
+    assert len(list(tmp_path.glob("*/*.png"))) == len(table) == table["file"].nunique()
+    for row in table.to_dict("records"):
+        assert row["seed"] == image_seed(0, row["id"], row["index"])
+        assert row["file"].startswith(f"{row['sampler']}/")
+    stock, rollout = (table[table["sampler"] == name] for name in ("stock", "rollout"))
+    assert stock["seed"].tolist() == rollout["seed"].tolist()
+
+
+def test_batches_change_nothing_and_progress_counts_all(tmp_path: Path) -> None:
+    done: list[int] = []
+    one = draw(tmp_path / "a", batch_size=1)
+
+    def advance(n: int = 1, **fields: float) -> None:
+        done.append(n)
+
+    many = draw(tmp_path / "b", batch_size=7, advance=advance)
+    pd.testing.assert_frame_equal(one, many)
+    assert done == [7, 3, 7, 3]
+
+
+def test_the_file_keeps_conditions_and_weights(tmp_path: Path) -> None:
+    drawn = draw(tmp_path)
+    read = read_scores(tmp_path)
+    pd.testing.assert_frame_equal(read, drawn)
+    assert read.attrs == {"facts": {"seed": 0}, "weights": {"brightness": 2.0, "halves": 0.0}}
+
+
+def test_records_of_one_prompt_are_evaluated_once() -> None:
+    found = distinct_prompts(reversed(records("eval", 3, per_prompt=4)), None)
+    assert [record.id for record in found] == ["eval-00-0", "eval-01-0", "eval-02-0"]
+
+
+def test_one_prompt_with_other_sources_is_another_prompt() -> None:
+    edits = [PromptRecord(id=i, prompt="make it red", source_images=(Path(i),)) for i in "ab"]
+    assert len(distinct_prompts(edits, None)) == 2
+
+
+def test_a_limit_is_stable_and_does_not_take_the_first() -> None:
+    few = distinct_prompts(records("eval", 40), 10)
+    more = distinct_prompts(records("eval", 40), 20)
+    assert len(few) == 10
+    assert {r.id for r in few} < {r.id for r in more}
+    assert [r.id for r in few] != [f"eval-{n:02d}-0" for n in range(10)]
+
+
+def test_no_prompts_to_evaluate_says_what_to_change(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"raise data\.eval_share or data\.held_out_share"):
+        draw_and_score(Painter(), scorer(), [], SAMPLERS, tmp_path, batch_size=2, facts={})
+
+
+@pytest.mark.parametrize(
+    ("images", "complaint"),
+    [
+        ([torch.zeros(3, 32, 32, dtype=torch.uint8)], "asked for 2 images and returned 1"),
+        ([torch.zeros(3, 32, 32)] * 2, r"'eval-00-0'.*torch.float32 \[3, 32, 32\]"),
+        ([torch.zeros(32, 32, 3, dtype=torch.uint8)] * 2, r"\[32, 32, 3\]"),
+        ([None, None], "NoneType"),
+    ],
+)
+def test_a_policy_that_returns_no_images_is_refused(tmp_path: Path, images: list, complaint: str) -> None:
+    class Broken(Painter):
+        def generate(self, prompts, seeds, sampler):
+            return images
+
+    plan = plan_images({"eval": records("eval", 1)}, seed=0, images_per_prompt=2, max_prompts=None)
+    with pytest.raises((TypeError, ValueError), match=complaint):
+        draw_and_score(Broken(), scorer(), plan, SAMPLERS, tmp_path, batch_size=2, facts={})
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", "a b", "a:b", "x" * 300, "红" * 100])
+def test_any_id_gives_a_file_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{file_stem(name)}_12.png").touch()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_ids_that_clean_to_the_same_name_stay_apart() -> None:
+    alike = ["a/b", "a b", "a_b", "A_b", "a_B", "x" * 300, "x" * 301]
+    assert len({file_stem(name).lower() for name in alike}) == len(alike)
+    assert file_stem("eval-00.1_x") == "eval-00.1_x"
+
+
+def test_conditions_hold_what_images_and_scores_depend_on_and_no_more() -> None:
+    base = conditions(parameters(), model="m", dataset="d")
+    assert conditions(parameters(grpo={"learning_rate": 1.0}), model="m", dataset="d") == base
+    assert conditions(parameters(evaluation={"batch_size": 3}), model="m", dataset="d") == base
+    for changed in (
+        {"seed": 5},
+        {"data": {"height": 64}},
+        {"sampling": {"stock": {"steps": 3}}},
+        {"rewards": {"shapes": {"weight": 2.0}}},
+        {"evaluation": {"images_per_prompt": 2}},
+        {"model": {"dtype": "bfloat16"}},
+    ):
+        assert conditions(parameters(**changed), model="m", dataset="d") != base, changed
+    assert conditions(parameters(), model="other", dataset="d") != base
+    assert conditions(parameters(), model="m", dataset="other") != base

@@ -1,0 +1,96 @@
+import math
+
+import numpy as np
+import pytest
+
+from visual_grpo.evaluation.paired import CHUNK, paired_bootstrap
+
+NAN = float("nan")
+
+
+def test_means_difference_and_win_rate_by_hand() -> None:
+    found = paired_bootstrap([1, 2, 3, 4], [2, 2, 2, 6], ["a", "a", "b", "c"], samples=200, seed=0)
+    assert (found.prompts, found.images, found.unscored) == (3, 4, 0)
+    assert (found.baseline_mean, found.trained_mean, found.difference) == (2.5, 3.0, 0.5)
+    assert found.win_rate == (1 + 0.5 + 0 + 1) / 4
+
+
+def test_ties_count_half_and_a_constant_difference_has_no_width() -> None:
+    found = paired_bootstrap([1, 2, 3], [1, 2, 3], ["a", "b", "c"], samples=200, seed=0)
+    assert (found.difference, found.ci_low, found.ci_high, found.win_rate) == (0, 0, 0, 0.5)
+
+
+def test_a_pair_counts_only_if_both_images_are_scored() -> None:
+    found = paired_bootstrap([1, NAN, 5, 2], [2, 9, NAN, 2], ["a", "b", "c", "d"], samples=200, seed=0)
+    assert (found.prompts, found.images, found.unscored) == (2, 2, 2)
+    assert (found.baseline_mean, found.trained_mean, found.difference) == (1.5, 2.0, 0.5)
+
+
+def test_nothing_scored_is_undefined_not_zero() -> None:
+    found = paired_bootstrap([NAN, 1], [1, NAN], ["a", "b"], samples=200, seed=0)
+    assert (found.images, found.unscored) == (0, 2)
+    assert math.isnan(found.difference)
+    assert math.isnan(found.win_rate)
+    assert math.isnan(found.ci_low)
+
+
+def test_one_prompt_says_nothing_of_other_prompts() -> None:
+    found = paired_bootstrap([1, 2, 3], [2, 4, 4], ["a", "a", "a"], samples=200, seed=0)
+    assert found.difference == pytest.approx(4 / 3)
+    assert math.isnan(found.ci_low)
+    assert math.isnan(found.ci_high)
+
+
+def test_same_seed_same_interval_whatever_the_order_of_images() -> None:
+    rng = np.random.default_rng(0)
+    before, after = rng.normal(size=60), rng.normal(size=60)
+    clusters = [f"p{i % 20:02d}" for i in range(60)]
+    first = paired_bootstrap(before, after, clusters, samples=CHUNK + 100, seed=3)
+    order = rng.permutation(60)
+    again = paired_bootstrap(before[order], after[order], [clusters[i] for i in order], CHUNK + 100, seed=3)
+    assert (first.ci_low, first.ci_high) == pytest.approx((again.ci_low, again.ci_high), abs=1e-12)
+    other = paired_bootstrap(before, after, clusters, samples=CHUNK + 100, seed=4)
+    assert other.ci_low != first.ci_low
+
+
+def test_interval_matches_theory_for_independent_images() -> None:
+    rng = np.random.default_rng(1)
+    differences = rng.normal(0.3, 2.0, size=400)
+    found = paired_bootstrap(np.zeros(400), differences, [str(i) for i in range(400)], samples=20000, seed=0)
+    half_width = 1.96 * differences.std() / math.sqrt(400)
+    assert found.ci_low == pytest.approx(differences.mean() - half_width, abs=0.02)
+    assert found.ci_high == pytest.approx(differences.mean() + half_width, abs=0.02)
+
+
+def test_copies_of_an_image_add_no_evidence() -> None:
+    rng = np.random.default_rng(2)
+    once = rng.normal(size=50)
+    names = [str(i) for i in range(50)]
+    single = paired_bootstrap(np.zeros(50), once, names, samples=20000, seed=0)
+    copies = paired_bootstrap(np.zeros(400), np.repeat(once, 8), np.repeat(names, 8).tolist(), 20000, seed=0)
+    naive = paired_bootstrap(np.zeros(400), np.repeat(once, 8), [str(i) for i in range(400)], 20000, seed=0)
+    width = single.ci_high - single.ci_low
+    assert copies.ci_high - copies.ci_low == pytest.approx(width, rel=0.02)
+    assert naive.ci_high - naive.ci_low == pytest.approx(width / math.sqrt(8), rel=0.05)
+
+
+def test_prompts_of_unequal_size_weigh_by_their_images() -> None:
+    # Means of resamples are sums over images by numbers of images: 0, 1/4, 1 or between, never beyond.
+    found = paired_bootstrap([0, 0, 0, 0], [0, 0, 0, 1], ["a", "a", "a", "b"], samples=4000, seed=0)
+    assert (found.difference, found.ci_low, found.ci_high) == (0.25, 0.0, 1.0)
+
+
+def test_coverage_on_data_with_known_difference() -> None:
+    rng = np.random.default_rng(3)
+    clusters = [str(p) for p in range(40) for _ in range(4)]
+    covered = 0
+    for seed in range(200):
+        prompt_effect = np.repeat(rng.normal(0.5, 1.0, size=40), 4)
+        found = paired_bootstrap(np.zeros(160), prompt_effect + rng.normal(size=160), clusters, 500, seed)
+        covered += found.ci_low <= 0.5 <= found.ci_high
+    assert 0.89 <= covered / 200 <= 0.98  # a bootstrap over images covers 0.74 here
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(ValueError, match=r"\(2,\), \(3,\) and 3"):
+        paired_bootstrap([1, 2], [1, 2, 3], ["a", "b", "c"], samples=200, seed=0)

@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+import torch
+from matplotlib import font_manager
+from PIL import Image
+
+from visual_grpo.evaluation import fonts, pictures
+from visual_grpo.evaluation.pictures import BETTER, GAP, MUTED, PAPER, WIDTH, WORSE, Pair, grid, pairs, wrap
+
+
+def flat(colour: str, width: int = 64, height: int = 64) -> Image.Image:
+    return Image.new("RGB", (width, height), colour)
+
+
+def has(picture: Image.Image, colour: str) -> bool:
+    """Whether ``colour`` itself fills some pixel."""
+    wanted = np.asarray(flat(colour, 1, 1))[0, 0]
+    return bool((np.asarray(picture) == wanted).all(-1).any())
+
+
+def pair(before: float, after: float, prompt: str = "a prompt") -> Pair:
+    return Pair(
+        prompt=prompt,
+        baseline=flat("blue"),
+        trained=flat("orange"),
+        baseline_reward=before,
+        trained_reward=after,
+    )
+
+
+def test_grid_places_images_in_reading_order() -> None:
+    shown = grid([flat(c) for c in ("red", "lime", "blue")], ["a", "b", "c"], columns=2)
+    assert shown.width == 2 * WIDTH + 3 * GAP
+    middle = WIDTH // 2 + GAP
+    assert shown.getpixel((middle, middle)) == (255, 0, 0)
+    assert shown.getpixel((middle + WIDTH + GAP, middle)) == (0, 255, 0)
+    below = np.asarray(shown)[:, middle]
+    assert (below == (0, 0, 255)).all(-1).argmax() > WIDTH  # in the second row
+
+
+def test_grid_takes_tensors_and_keeps_proportions() -> None:
+    red = torch.zeros(3, 32, 64, dtype=torch.uint8)
+    red[0] = 255
+    shown = np.asarray(grid([red], ["wide"]))
+    rows = (shown == (255, 0, 0)).all(-1).any(1).sum()
+    columns = (shown == (255, 0, 0)).all(-1).any(0).sum()
+    assert (columns, rows) == (WIDTH, WIDTH // 2)
+
+
+@pytest.mark.parametrize(("count", "captions", "columns"), [(0, 0, 2), (2, 1, 2), (1, 1, 0)])
+def test_grid_refuses_what_it_cannot_show(count: int, captions: int, columns: int) -> None:
+    with pytest.raises(ValueError, match=f"{count} images, {captions} captions, {columns} columns"):
+        grid([flat("red")] * count, ["x"] * captions, columns)
+
+
+def test_longer_captions_make_room() -> None:
+    short, long = (grid([flat("red")], [text]) for text in ("word", "many words " * 6))
+    assert long.height > short.height
+    assert long.width == short.width
+
+
+def test_baseline_is_above_trained() -> None:
+    column = np.asarray(pairs([pair(0, 1)]))
+    blue = np.flatnonzero((column == (0, 0, 255)).all(-1).any(1))
+    orange = np.flatnonzero((column == (255, 165, 0)).all(-1).any(1))
+    assert blue.max() < orange.min()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "colour"), [(0.2, 0.9, BETTER), (0.9, 0.2, WORSE), (0.5, 0.5, MUTED)]
+)
+def test_colour_tells_gain_from_loss(before: float, after: float, colour: str) -> None:
+    shown = pairs([pair(before, after)])
+    assert [c for c in (BETTER, WORSE) if has(shown, c)] == [c for c in (colour,) if c != MUTED]
+
+
+def test_more_pairs_than_columns_go_below() -> None:
+    one, two = pairs([pair(0, 1)] * 2, columns=2), pairs([pair(0, 1)] * 3, columns=2)
+    assert two.width == one.width
+    assert two.height > 1.9 * one.height
+
+
+def test_lines_fit_and_lose_nothing() -> None:
+    text = "a rather long prompt with incomprehensibilitiesandmanyotherlettersinoneword in it"
+    shown = fonts.printable(text, pictures.TEXT_SIZE)
+    lines = wrap(shown, 260)
+    assert len(lines) > 2
+    assert all(shown.font.getlength(line) <= 260 for line in lines)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
+def test_too_long_a_text_ends_in_an_ellipsis() -> None:
+    shown = fonts.printable("word " * 100, pictures.TEXT_SIZE)
+    lines = wrap(shown, WIDTH)
+    assert len(lines) == pictures.MAX_LINES
+    assert lines[-1].endswith("…")
+    assert all(shown.font.getlength(line) <= WIDTH for line in lines)
+
+
+def test_a_text_without_spaces_breaks_between_characters() -> None:
+    shown = fonts.printable("Ж" * 40, pictures.TEXT_SIZE)
+    assert "".join(wrap(shown, WIDTH)) == "Ж" * 40
+
+
+def test_default_font_shows_latin_and_cyrillic_as_they_are() -> None:
+    assert fonts.printable("café  Привет\n!", 16).text == "café Привет !"
+
+
+def test_characters_without_any_font_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(font_manager, "findSystemFonts", list)
+    fonts._system_font_with.cache_clear()
+    assert fonts.printable("red 红 圆", 16).text == "red \\u7ea2 \\u5706"
+    fonts._system_font_with.cache_clear()
+
+
+def test_a_system_font_with_the_glyphs_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = fonts.DEFAULT.with_name("STIXGeneral.ttf")
+    only_there = next(
+        c for c in sorted(fonts._glyphs(other) - fonts._glyphs(fonts.DEFAULT)) if ord(c) > 0x1000
+    )
+    broken = fonts.DEFAULT.parent.parent / "afm" / "cmr10.afm"
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(broken), str(other)])
+    fonts._system_font_with.cache_clear()
+    found = fonts.printable(f"x{only_there}", 16)
+    assert found.text == f"x{only_there}"
+    assert found.font.getname()[0] == "STIXGeneral"
+    fonts._system_font_with.cache_clear()
+
+
+def test_paper_is_white_around() -> None:
+    shown = grid([flat("red")], ["x"])
+    assert PAPER == "white"
+    assert shown.getpixel((0, 0)) == (255, 255, 255)

@@ -1,0 +1,69 @@
+"""A catalog for the baseline and evaluate pipelines, and a painter in the place of GLM-Image."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from kedro.io import DataCatalog, MemoryDataset
+from kedro.pipeline import Pipeline
+from kedro.runner import SequentialRunner
+
+from tests.evaluation.defaults import parameters
+from tests.evaluation.painter import Painter, records
+from visual_grpo import components
+from visual_grpo.datasets import FolderDataset, RecordsDataset
+
+GAIN = 0.2
+"""How much brighter the trained painter paints."""
+BRIGHTNESS = {"brightness": {"function": "tests.evaluation.painter:brightness", "weight": 1.0}}
+SMALL = {"images_per_prompt": 2, "batch_size": 3, "bootstrap_samples": 200}
+MADE_BY = {
+    "baseline": "baseline",
+    "adapters": "train",
+    "trained": "evaluate",
+    "evaluation_report": "evaluate",
+}
+
+
+class Project:
+    """Three held-out prompts, two eval prompts with two records each, and a training prompt."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.policies: list[tuple[str, Path | None]] = []
+        monkeypatch.setattr(components, "build_policy", self._build_policy)
+        found = [*records("held_out", 3), *records("eval", 2, per_prompt=2), *records("train", 1)]
+        rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found]
+        RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
+
+    def run(self, pipeline: Pipeline, **changes: Any) -> DataCatalog:
+        """Runs a pipeline with the default parameters, a few images per prompt and ``changes``."""
+        tree = parameters(**({"evaluation": SMALL} | changes)).model_dump(mode="json")
+        memory = {
+            "parameters": tree | {"rewards": BRIGHTNESS},
+            "starter_report": {"model": "the model", "digest": "digest"},
+            "training_history": pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]}),
+        }
+        catalog = DataCatalog(
+            {name: MemoryDataset(value) for name, value in memory.items()}
+            | {"records": RecordsDataset(filepath=str(self.folder / "records.parquet"))}
+            | {"evaluation": MemoryDataset()}
+            | {n: FolderDataset(filepath=str(self.folder / n), made_by=m) for n, m in MADE_BY.items()}
+        )
+        SequentialRunner().run(pipeline, catalog)
+        return catalog
+
+    def train(self) -> None:
+        """Leaves what the train pipeline leaves, as far as evaluation reads it."""
+        adapter = self.folder / "adapters" / "ar"
+        adapter.mkdir(parents=True)
+        facts = {"steps": 12, "best_step": 10, "adapter": "best"}
+        (adapter.parent / "training.json").write_text(json.dumps(facts), encoding="utf-8")
+
+    def _build_policy(self, config: object, model: str, adapter: Path | None = None) -> Painter:
+        self.policies.append((model, adapter))
+        return Painter(gain=0.0 if adapter is None else GAIN)

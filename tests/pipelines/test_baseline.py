@@ -1,0 +1,35 @@
+import pandas as pd
+import pytest
+
+from tests.pipelines.painted import Project
+from visual_grpo.evaluation.generate import read_scores
+from visual_grpo.pipelines.baseline import create_pipeline
+
+
+def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Project) -> None:
+    painted.run(create_pipeline())
+    scores = read_scores(painted.folder / "baseline")
+    assert painted.policies == [("the model", None)]
+    drawn = scores.groupby(["sampler", "split"])["id"].agg(["nunique", "size"])
+    assert drawn.to_dict("index") == {
+        (sampler, split): {"nunique": prompts, "size": 2 * prompts}
+        for sampler in ("rollout", "stock")
+        for split, prompts in (("eval", 2), ("held_out", 3))
+    }
+    assert all((painted.folder / "baseline" / file).is_file() for file in scores["file"])
+
+
+def test_same_parameters_same_images_and_scores(painted: Project) -> None:
+    first = read_scores(painted.run(create_pipeline()).load("baseline"))
+    second = read_scores(painted.run(create_pipeline()).load("baseline"))
+    pd.testing.assert_frame_equal(first, second)
+    other = read_scores(painted.run(create_pipeline(), seed=5).load("baseline"))
+    assert (other["total"] != first["total"]).all()
+
+
+def test_progress_reaches_the_number_of_images(
+    painted: Project,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    painted.run(create_pipeline())
+    assert "baseline 20/20  reward=0." in capsys.readouterr().out

@@ -1,0 +1,65 @@
+import json
+import shutil
+
+import pytest
+from kedro.io import DatasetError
+
+from tests.pipelines.painted import GAIN, Project
+from visual_grpo.errors import UserError
+from visual_grpo.pipelines import baseline, evaluate
+
+
+def test_the_difference_is_measured_on_the_baselines_prompts_and_seeds(painted: Project) -> None:
+    painted.run(baseline.create_pipeline())
+    painted.train()
+    painted.run(evaluate.create_pipeline())
+    assert painted.policies[1] == ("the model", painted.folder / "adapters" / "ar")
+    evaluation = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())
+    views = {(e["name"], e["split"], e["sampler"]): e for e in evaluation["rewards"]}
+    assert len(views) == 2 * 2 * 2
+    for (name, split, _), entry in views.items():
+        assert name in ("total", "brightness")
+        assert entry["optimised"]
+        assert (entry["prompts"], entry["images"]) == ((3, 6) if split == "held_out" else (2, 4))
+        assert entry["difference"] == pytest.approx(GAIN, abs=0.01)
+        assert entry["ci_low"] > 0.9 * GAIN
+        assert entry["win_rate"] == 1
+    assert evaluation["adapter"].endswith("adapters/ar")
+    assert evaluation["training"]["best_step"] == 10
+
+
+def test_the_end_of_the_run_is_a_table_and_two_paths(
+    painted: Project,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    painted.run(baseline.create_pipeline())
+    painted.train()
+    capsys.readouterr()
+    painted.run(evaluate.create_pipeline())
+    shown = capsys.readouterr().out
+    assert "held-out: 3 prompts, 6 images per sampler" in shown
+    assert "eval: 2 prompts, 4 images per sampler" in shown
+    assert "total*" in shown
+    assert "+0.200 [0.200, 0.200]" in shown
+    plain = shown.replace("\n", "")
+    assert "adapters/ar" in plain
+    assert "evaluation_report/evaluation.html" in plain
+    assert (painted.folder / "evaluation_report" / "evaluation.html").is_file()
+
+
+def test_a_baseline_made_otherwise_is_refused_before_anything_is_drawn(painted: Project) -> None:
+    painted.run(baseline.create_pipeline())
+    painted.train()
+    with pytest.raises(UserError, match=r"sampling\.stock\.steps was 10, now 3.*--pipeline=baseline"):
+        painted.run(evaluate.create_pipeline(), sampling={"stock": {"steps": 3}})
+    assert len(painted.policies) == 1
+    assert not (painted.folder / "trained").exists()
+
+
+@pytest.mark.parametrize(("missing", "maker"), [("baseline", "baseline"), ("adapters", "train")])
+def test_missing_data_names_its_pipeline(painted: Project, missing: str, maker: str) -> None:
+    painted.run(baseline.create_pipeline())
+    painted.train()
+    shutil.rmtree(painted.folder / missing)
+    with pytest.raises(DatasetError, match=f"kedro run --pipeline={maker}"):
+        painted.run(evaluate.create_pipeline())

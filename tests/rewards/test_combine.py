@@ -1,0 +1,112 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from visual_grpo.config import RewardConfig
+from visual_grpo.errors import UserError
+from visual_grpo.rewards.catalogue import BUILT_IN, build_reward, build_reward_set
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.compressibility import JpegSizeReward
+from visual_grpo.types import PromptRecord, RewardOutput
+
+PROMPTS = [PromptRecord(id=i, prompt=i) for i in ("a", "b", "c")]
+SAMPLES = [torch.zeros(3, 32, 32, dtype=torch.uint8)] * 3
+
+
+def configured(**values: object) -> RewardConfig:
+    return RewardConfig.model_validate(values)
+
+
+def constant(*values: float | None):
+    return lambda prompts, samples: values
+
+
+class NeedsTarget:
+    name = "target"
+    needs_target = True
+
+    def __call__(self, prompts, samples):
+        return RewardOutput(values=torch.ones(len(samples)), parts={"half": torch.full((len(samples),), 0.5)})
+
+
+def test_the_total_is_the_weighted_sum() -> None:
+    rewards = RewardSet(
+        {"x": (constant(1, 2, 3), 2.0), "y": (constant(1, 0, 1), -0.5), "z": (NeedsTarget(), 0.0)}
+    )
+    scores = rewards(PROMPTS, SAMPLES)
+    assert scores.total.tolist() == [1.5, 4.0, 5.5]
+    assert scores.rewards["y"].tolist() == [1, 0, 1]
+    assert scores.rewards["z"].tolist() == [1, 1, 1]
+    assert list(scores.parts) == ["z/half"]
+    assert scores.weights == {"x": 2.0, "y": -0.5, "z": 0.0}
+
+
+def test_only_a_weighted_reward_can_unscore_the_total() -> None:
+    weighted = RewardSet({"x": (constant(1, None, 3), 1.0), "guard": (constant(None, 1, 1), 0.0)})
+    total = weighted(PROMPTS, SAMPLES).total
+    assert total[0] == 1
+    assert total[1].isnan()
+    assert total[2] == 3
+
+
+@pytest.mark.parametrize("weights", [{}, {"x": 0.0}, {"x": 0.0, "y": 0.0}])
+def test_nothing_to_optimise_is_refused(weights: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="nothing to optimise"):
+        RewardSet({name: (constant(1, 2, 3), weight) for name, weight in weights.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "complaint"),
+    [
+        ("total", 1.0, "'total'"),
+        ("a/b", 1.0, "'a/b'"),
+        ("x", float("nan"), "'x' must be a finite number, got nan"),
+    ],
+)
+def test_names_and_weights_that_would_confuse_reports(name: str, weight: float, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        RewardSet({name: (constant(1, 2, 3), weight)})
+
+
+def test_records_without_targets_are_named_before_anything_runs() -> None:
+    rewards = RewardSet({"plain": (constant(1), 1.0), "target": (NeedsTarget(), 0.5)})
+    there = PromptRecord(id="there", prompt="", target_image=Path("x.png"))
+    rewards.check_records([there])
+    with pytest.raises(
+        UserError, match=r"target.* 7 records have none: 'r0', 'r1', 'r2', 'r3', 'r4' \.\.\."
+    ) as caught:
+        rewards.check_records([there, *(PromptRecord(id=f"r{i}", prompt="") for i in range(7))])
+    assert "plain" not in str(caught.value)
+
+
+def test_rewards_that_need_no_target_do_not_read_the_records() -> None:
+    records = iter(PROMPTS)
+    RewardSet({"plain": (constant(1), 1.0)}).check_records(records)
+    assert next(records) is PROMPTS[0]
+
+
+def test_every_built_in_reward_loads_and_has_its_name() -> None:
+    for name in BUILT_IN:
+        assert build_reward(name, configured()).name == name
+
+
+def test_an_unknown_reward_names_the_nearest() -> None:
+    with pytest.raises(
+        UserError, match=r"no built-in reward 'ssmi'; did you mean 'ssim'.*rewards.ssmi.function"
+    ):
+        build_reward("ssmi", configured())
+
+
+def test_configuration_gives_order_weights_options_and_own_functions() -> None:
+    rewards = build_reward_set(
+        {
+            "brightness": configured(function="tests.evaluation.painter:brightness", weight=0.5),
+            "jpeg_size": configured(weight=0.0, options={"quality": 50}),
+        }
+    )
+    assert rewards.weights == {"brightness": 0.5, "jpeg_size": 0.0}
+    white = SAMPLES[0] + 255
+    scores = rewards([PROMPTS[0]], [white])
+    assert scores.total.tolist() == [0.5]
+    assert scores.rewards["jpeg_size"].tolist() == JpegSizeReward(quality=50)([PROMPTS[0]], [white]).tolist()

@@ -1,0 +1,130 @@
+"""Rewards that compare with a target or measure the image itself."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from visual_grpo.errors import UserError
+from visual_grpo.images import to_pil
+from visual_grpo.rewards.compressibility import JpegSizeReward
+from visual_grpo.rewards.guards import ColourEntropy, EdgeDensity
+from visual_grpo.rewards.target import PixelReward, PsnrReward, SsimReward
+from visual_grpo.types import PromptRecord
+
+
+def noise(seed: int = 0, side: int = 32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (3, side, side), dtype=torch.uint8, generator=generator)
+
+
+def flat(value: int, side: int = 32) -> Tensor:
+    return torch.full((3, side, side), value, dtype=torch.uint8)
+
+
+def record(folder: Path, name: str, target: Tensor) -> PromptRecord:
+    to_pil(target).save(folder / f"{name}.png")
+    return PromptRecord(id=name, prompt=name, target_image=folder / f"{name}.png")
+
+
+def test_pixel_and_psnr_by_hand(tmp_path: Path) -> None:
+    records = [record(tmp_path, "black", flat(0)), record(tmp_path, "grey", flat(51))]
+    samples = [flat(255), flat(102)]
+    assert PixelReward()(records, samples).tolist() == pytest.approx([0.0, 1 - 0.2**2])
+    assert PsnrReward()(records, samples).tolist() == pytest.approx([0.0, -20 * math.log10(0.2)], abs=1e-4)
+
+
+def test_the_target_itself_is_best(tmp_path: Path) -> None:
+    records = [record(tmp_path, "a", noise(0)), record(tmp_path, "b", noise(1))]
+    own, swapped = [noise(0), noise(1)], [noise(1), noise(0)]
+    assert PixelReward()(records, own).tolist() == [1, 1]
+    assert PsnrReward(max_db=40)(records, own).tolist() == [40, 40]
+    assert SsimReward()(records, own).tolist() == pytest.approx([1, 1])
+    for reward in (PixelReward(), PsnrReward(), SsimReward()):
+        assert reward.needs_target
+        assert (reward(records, swapped) < reward(records, own)).all()
+
+
+def test_ssim_of_flat_images_follows_the_formula(tmp_path: Path) -> None:
+    # Without variance or covariance only the luminance term is left (Wang et al. 2004, equation 6).
+    a, b, c1 = 0.2, 0.6, 0.01**2
+    expected = (2 * a * b + c1) / (a**2 + b**2 + c1)
+    found = SsimReward()([record(tmp_path, "x", flat(51))], [flat(153)])
+    assert found.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_ssim_sees_structure_where_pixels_do_not(tmp_path: Path) -> None:
+    target = noise(3).float() / 255 * 100 + 50
+    brighter = (target + 20).to(torch.uint8)
+    noisy = (target + 20 * torch.sign(noise(4).float() - 127.5)).to(torch.uint8)
+    records = [record(tmp_path, "x", target.to(torch.uint8))] * 2
+    pixel, ssim = PixelReward()(records, [brighter, noisy]), SsimReward()(records, [brighter, noisy])
+    assert abs(pixel[0] - pixel[1]) < 0.002
+    assert ssim[0] > ssim[1] + 0.1
+
+
+def test_targets_of_another_size_or_missing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'x'.*x.png is \[3, 64, 64\].*sample \[3, 32, 32\]"):
+        PixelReward()([record(tmp_path, "x", flat(0, side=64))], [flat(0)])
+    with pytest.raises(UserError, match="'bare' has no target_image"):
+        SsimReward()([PromptRecord(id="bare", prompt="")], [flat(0)])
+    with pytest.raises(UserError, match="window 33 does not fit"):
+        SsimReward(window=33)([record(tmp_path, "y", flat(0))], [flat(0)])
+
+
+def test_jpeg_size_is_that_of_a_jpeg_file(tmp_path: Path) -> None:
+    prompts = [PromptRecord(id="x", prompt="")] * 2
+    plain, busy = JpegSizeReward(quality=90)(prompts, [flat(9, 64), noise(0, 64)]).tolist()
+    assert plain > busy  # smaller is better
+    to_pil(noise(0, 64)).save(tmp_path / "x.jpg", quality=90)
+    assert -busy == pytest.approx((tmp_path / "x.jpg").stat().st_size / 1000)
+    assert JpegSizeReward(quality=30)(prompts[:1], [noise(0, 64)]).item() > busy
+
+
+def test_edge_density_counts_the_pixels_along_an_edge() -> None:
+    half = flat(0)
+    half[:, :, 16:] = 255
+    density = EdgeDensity()([PromptRecord(id="x", prompt="")] * 2, [flat(80), half])
+    assert density == [0, pytest.approx(2 / 32)]  # the two columns on either side
+    weak = flat(100)
+    weak[:, :, 16:] = 140  # rises by 40 / 255 over two pixels: 0.078 a pixel
+    assert EdgeDensity(0.08)([PromptRecord(id="x", prompt="")], [weak]) == [0]
+    assert EdgeDensity(0.07)([PromptRecord(id="x", prompt="")], [weak]) == [pytest.approx(2 / 32)]
+
+
+def test_colour_entropy_in_bits() -> None:
+    quarters = flat(0)
+    quarters[0, :16] = 255
+    quarters[2, :, 16:] = 255
+    assert ColourEntropy()([PromptRecord(id="x", prompt="")] * 2, [flat(7), quarters]) == [
+        0,
+        pytest.approx(2),
+    ]
+    shades = flat(0)
+    shades[:, :16] = 40  # another of 8 levels, the same of 4
+    assert ColourEntropy(8)([PromptRecord(id="x", prompt="")], [shades]) == [pytest.approx(1)]
+    assert ColourEntropy(4)([PromptRecord(id="x", prompt="")], [shades]) == [0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PsnrReward(max_db=0),
+        lambda: SsimReward(window=10),
+        lambda: JpegSizeReward(quality=0),
+        lambda: EdgeDensity(threshold=1),
+        lambda: ColourEntropy(levels=1),
+    ],
+)
+def test_impossible_options_are_refused(make) -> None:
+    with pytest.raises(UserError, match="got"):
+        make()
+
+
+def test_targets_may_be_any_image_file(tmp_path: Path) -> None:
+    Image.new("L", (32, 32), 51).save(tmp_path / "grey.png")
+    grey = PromptRecord(id="g", prompt="", target_image=tmp_path / "grey.png")
+    assert PixelReward()([grey], [flat(51)]).tolist() == [1]

@@ -1,0 +1,150 @@
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from visual_grpo.errors import UserError
+from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
+from visual_grpo.types import PromptRecord, RewardOutput
+
+PROMPTS = [PromptRecord(id=i, prompt=f"prompt {i}") for i in ("a", "b", "c")]
+SAMPLES = [torch.full((3, 4, 4), value, dtype=torch.uint8) for value in (0, 100, 200)]
+
+
+def call(returned: object) -> RewardOutput:
+    return FunctionReward("mine", lambda prompts, samples: returned)(PROMPTS, SAMPLES)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [1, 0.5, None],
+        (1.0, 0.5, float("nan")),
+        (score for score in (1.0, 0.5, None)),
+        torch.tensor([1.0, 0.5, float("nan")], dtype=torch.float64),
+        [torch.tensor(1), np.float64(0.5), torch.tensor(float("nan"))],
+        np.array([1.0, 0.5, np.nan]),
+        RewardOutput(values=torch.tensor([1.0, 0.5, float("nan")])),
+    ],
+)
+def test_every_way_to_say_three_scores(returned: object) -> None:
+    values = call(returned).values
+    assert values.dtype == torch.float32
+    assert values[:2].tolist() == [1.0, 0.5]
+    assert values[2].isnan()
+
+
+def test_gradients_and_parts() -> None:
+    scores = torch.ones(3, requires_grad=True) * 2
+    output = call(RewardOutput(values=scores, parts={"fine": torch.tensor([1, 0, 1])}))
+    assert not output.values.requires_grad
+    assert output.parts["fine"].dtype == torch.float32
+    assert output.parts["fine"].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("returned", "complaint"),
+    [
+        ([1.0, 2.0], r"'mine'.*each of 3 samples, got shape \[2\].*'a', 'b', 'c'"),
+        (torch.zeros(3, 1), r"got shape \[3, 1\]"),
+        (torch.tensor(1.0), r"got shape \[\]"),
+        (0.5, "'mine' must return a sequence of numbers.*got 0.5"),
+        (None, "'mine' must return a sequence of numbers.*got None"),
+        ([1.0, "0.5", 1.0], "'mine' gave the text '0.5' for record 'b'|'mine' gave '0.5' for record 'b'"),
+        ([1.0, 0.0, [2]], r"gave \[2\] for record 'c'"),
+        ([1.0, float("inf"), float("-inf")], "'mine' gave inf for record 'b'"),
+        (torch.zeros(3, dtype=torch.complex64), "real numbers, got torch.complex64"),
+        (RewardOutput(values=torch.zeros(3), parts={"fine": torch.zeros(2)}), "'mine/fine'.*each of 3"),
+    ],
+)
+def test_anything_else_is_refused_by_name(returned: object, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        call(returned)
+
+
+def test_an_error_inside_names_reward_and_records() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        FunctionReward("mine", lambda prompts, samples: [1 / 0])(PROMPTS, SAMPLES)
+    assert caught.value.__notes__ == ["raised by reward 'mine', records 'a', 'b', 'c'"]
+
+
+def test_prompts_and_samples_must_be_as_many() -> None:
+    with pytest.raises(UserError, match="3 prompts but 2 samples"):
+        FunctionReward("mine", lambda prompts, samples: [0.0] * 3)(PROMPTS, SAMPLES[:2])
+
+
+def test_what_a_function_says_of_targets_is_kept() -> None:
+    class Comparing:
+        needs_target = True
+
+        def __call__(self, prompts, samples):
+            return [0.0] * 3
+
+    assert FunctionReward("mine", Comparing()).needs_target is True
+    assert FunctionReward("mine", Comparing(), needs_target=False).needs_target is False
+    assert FunctionReward("mine", lambda prompts, samples: []).needs_target is False
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A user's own module with a function, a class, a factory, a constant and a broken sibling."""
+    (tmp_path / "users_rewards.py").write_text(
+        "def red(prompts, samples):\n"
+        "    return [float(s[0].float().mean()) for s in samples]\n"
+        "class Bright:\n"
+        "    def __init__(self, scale=1.0):\n"
+        "        self.scale = scale\n"
+        "    def __call__(self, prompts, samples):\n"
+        "        return [self.scale * float(s.float().mean()) for s in samples]\n"
+        "def make(power):\n"
+        "    return lambda prompts, samples: [float(power)] * len(samples)\n"
+        "def wrong(value):\n"
+        "    return value\n"
+        "LEVEL = 3\n"
+    )
+    (tmp_path / "users_broken.py").write_text("import not_installed_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "users_rewards"
+    for name in ("users_rewards", "users_broken"):
+        sys.modules.pop(name, None)
+
+
+def test_function_class_and_factory(module: str) -> None:
+    def first(path: str, options: dict) -> list[float]:
+        return make_reward("mine", f"{module}:{path}", options)(PROMPTS, SAMPLES).values.tolist()
+
+    assert first("red", {}) == [0, 100, 200]
+    assert first("Bright", {}) == [0, 100, 200]
+    assert first("Bright", {"scale": 2.0}) == [0, 200, 400]
+    assert first("make", {"power": 3}) == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("users_rewards.red", "package.module:function, got 'users_rewards.red'"),
+        (":red", "package.module:function"),
+        ("users_reward:red", "no module 'users_reward'.*put the file under src/"),
+        ("users_rewards.deep:red", "no module 'users_rewards.deep'"),
+        ("users_rewards:rad", "has no 'rad'.*did you mean 'red'"),
+        ("users_rewards:LEVEL", "must be a function or class, it is of type int"),
+    ],
+)
+def test_a_wrong_name_says_what_is_wrong(module: str, path: str, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        load_function(path)
+
+
+def test_a_missing_library_of_the_module_is_not_taken_for_a_missing_module(module: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        load_function("users_broken:red")
+
+
+def test_wrong_options_are_named(module: str) -> None:
+    with pytest.raises(UserError, match=r"'mine'.*'users_rewards:Bright' refused the options {'scales': 2}"):
+        make_reward("mine", "users_rewards:Bright", {"scales": 2})
+    with pytest.raises(UserError, match=r"must return a callable .* got int"):
+        make_reward("mine", "users_rewards:wrong", {"value": 2})
