@@ -30,7 +30,12 @@ from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
 from visual_grpo.types import PromptRecord, Rollout, Scores
 
 CONF = Path(__file__).parents[1] / "conf" / "base" / "parameters.yml"
-PROMPTS = [f"a {size} {color} {shape}" for size in ("small", "large") for color in ("red", "blue") for shape in ("circle", "square")]
+PROMPTS = [
+    f"a {size} {color} {shape}"
+    for size in ("small", "large")
+    for color in ("red", "blue")
+    for shape in ("circle", "square")
+]
 
 
 def main() -> None:
@@ -82,7 +87,7 @@ def _step_phases(policy: GlmImageArPolicy, trainer: GRPOTrainer, steps: object) 
 def _floor_phases(policy: GlmImageArPolicy, config: GRPOConfig, records: list[PromptRecord]) -> dict[str, float]:
     seconds: dict[str, float] = {}
     rows = [record for record in records for _ in range(config.group_size)]
-    tokens, inputs = _timed(_generate, "tokens", seconds)(policy, rows)
+    _tokens, _inputs = _timed(_generate, "tokens", seconds)(policy, rows)
     rollout = policy.rollout(records, config.group_size, torch.Generator().manual_seed(0))
     _timed(_decode_in_one_batch, "decode", seconds)(policy, rollout)
     with torch.no_grad(), policy.model.disable_adapter():
@@ -100,13 +105,24 @@ def _generate(policy: GlmImageArPolicy, rows: list[PromptRecord]) -> tuple[torch
         tokenize=True,
         return_dict=True,
         return_tensors="pt",
-        processor_kwargs={"padding": True, "padding_side": "left", "target_h": policy.size[0], "target_w": policy.size[1]},
+        processor_kwargs={
+            "padding": True,
+            "padding_side": "left",
+            "target_h": policy.size[0],
+            "target_w": policy.size[1],
+        },
     )
     count = policy.grid.count
     policy.model.eval()
     with lora.merged(policy.model):
         out = policy.base.generate(
-            **inputs, max_new_tokens=count, min_new_tokens=count, do_sample=True, temperature=1.0, top_p=1.0, top_k=0
+            **inputs,
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=True,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
         )
     return out, inputs
 
@@ -161,7 +177,8 @@ def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _print(ours: dict[str, float], floor: dict[str, float], config: GRPOConfig) -> None:
-    table = Table(title=f"CPU seconds per step: {config.prompts_per_step} prompts x {config.group_size}, {config.updates_per_rollout} updates")
+    shape = f"{config.prompts_per_step} prompts x {config.group_size}, {config.updates_per_rollout} updates"
+    table = Table(title=f"CPU seconds per step: {shape}")
     for column in ("phase", "step", "floor", "step / floor"):
         table.add_column(column, justify="left" if column == "phase" else "right")
     for name, seconds in ours.items():

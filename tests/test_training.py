@@ -113,7 +113,8 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(
     stop = random.Random().randint(1, STEPS - 1)
     first = make_run(parameters(tmp_path / "parts"), pipeline_folder)
     notes = execute(first, tmp_path / "unused", interrupt_at(stop, signal_number))
-    assert first.stopped and first.trainer.step == stop
+    assert first.stopped
+    assert first.trainer.step == stop
     assert any("press Ctrl-C again" in note for note in notes)
 
     random.seed(99)
@@ -122,7 +123,9 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(
     execute(second, tmp_path / "parts" / "out")
     assert not second.stopped
     assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out"), f"stopped after step {stop}"
-    assert [reproducible(row) for row in second.progress.history] == [reproducible(row) for row in whole.progress.history]
+    assert [reproducible(row) for row in second.progress.history] == [
+        reproducible(row) for row in whole.progress.history
+    ]
     assert second.progress.best_step == whole.progress.best_step
 
 
@@ -133,7 +136,8 @@ def test_two_runs_of_one_seed_are_one_run(pipeline_folder: Path, tmp_path: Path)
         execute(run, tmp_path / name / "out")
     assert contents(tmp_path / "a" / "out") == contents(tmp_path / "b" / "out")
     first, second = ([reproducible(row) for row in run.progress.history] for run in runs)
-    assert first == second and len(first) == STEPS
+    assert first == second
+    assert len(first) == STEPS
 
 
 def test_the_best_adapter_is_that_of_the_best_evaluation(pipeline_folder: Path, tmp_path: Path) -> None:
@@ -148,7 +152,8 @@ def test_the_best_adapter_is_that_of_the_best_evaluation(pipeline_folder: Path, 
     assert sorted(evaluated) == [2, 4, 6]
     best = int(max(evaluated, key=evaluated.__getitem__))
     facts = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert facts["best_step"] == best and facts["best_eval_total"] == evaluated[best]
+    assert facts["best_step"] == best
+    assert facts["best_eval_total"] == evaluated[best]
     from safetensors.torch import load_file
 
     saved = load_file(tmp_path / "out" / "best" / "ar" / "adapter_model.safetensors")
@@ -160,11 +165,12 @@ def test_the_best_adapter_is_that_of_the_best_evaluation(pipeline_folder: Path, 
 
 def test_other_parameters_cannot_be_resumed_with(pipeline_folder: Path, tmp_path: Path) -> None:
     execute(make_run(parameters(tmp_path), pipeline_folder), tmp_path / "out", interrupt_at(2))
+    changed = parameters(tmp_path, resume="auto", grpo={"learning_rate": 2e-3})
     with pytest.raises(UserError, match="made with other grpo"):
-        changed = parameters(tmp_path, resume="auto", grpo={"learning_rate": 2e-3})
         execute(make_run(changed, pipeline_folder), tmp_path / "never")
+    other_data = make_run(parameters(tmp_path, resume="auto"), pipeline_folder, data="changed")
     with pytest.raises(UserError, match="made with other data: "):
-        execute(make_run(parameters(tmp_path, resume="auto"), pipeline_folder, data="changed"), tmp_path / "never")
+        execute(other_data, tmp_path / "never")
 
 
 def test_a_new_run_keeps_the_checkpoints_of_the_one_before(pipeline_folder: Path, tmp_path: Path) -> None:

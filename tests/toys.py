@@ -24,9 +24,7 @@ class ToyTokenPolicy:
         self.reference = torch.zeros(steps, vocabulary)
         self.replay_temperature = replay_temperature
 
-    def rollout(
-        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
-    ) -> Rollout[Tensor]:
+    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
         rows = [record for record in prompts for _ in range(group_size)]
         log_probs = self.table.detach().log_softmax(-1)
         tokens = torch.multinomial(log_probs.exp(), len(rows), replacement=True, generator=generator).t()
@@ -35,7 +33,12 @@ class ToyTokenPolicy:
         mask = torch.ones_like(tokens, dtype=torch.bool)
         mask[1::2, tokens.shape[1] // 2 :] = False
         return Rollout(
-            prompts=rows, samples=list(tokens), trajectory=tokens, log_probs=chosen, mask=mask, stats={"entropy": 1.0}
+            prompts=rows,
+            samples=list(tokens),
+            trajectory=tokens,
+            log_probs=chosen,
+            mask=mask,
+            stats={"entropy": 1.0},
         )
 
     def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
@@ -60,9 +63,7 @@ class ToyGaussianPolicy(ToyTokenPolicy):
     def __init__(self, steps: int = 3) -> None:
         self.table = nn.Parameter(torch.zeros(steps))
 
-    def rollout(
-        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
-    ) -> Rollout[Tensor]:
+    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
         rows = [record for record in prompts for _ in range(group_size)]
         noise = torch.randn(len(rows), len(self.table), generator=generator)
         states = self.table.detach() + noise

@@ -45,9 +45,7 @@ def build_scorer(config: Parameters) -> RewardSet:
     return build_reward_set(config.rewards)
 
 
-def build_trainer(
-    config: Parameters, policy: GlmImageArPolicy, scorer: RewardSet
-) -> GRPOTrainer[TokenTrajectory]:
+def build_trainer(config: Parameters, policy: GlmImageArPolicy, scorer: RewardSet) -> GRPOTrainer[TokenTrajectory]:
     """The trainer of ``config`` for ``policy`` and ``scorer``."""
     from visual_grpo.grpo.trainer import GRPOTrainer
 
@@ -58,7 +56,7 @@ def load_policy(
     model: str,
     *,
     size: tuple[int, int] = (1024, 1024),
-    policy: PolicyConfig = PolicyConfig(),
+    policy: PolicyConfig | None = None,
     rollout: SamplerConfig = ROLLOUT,
     kl_reference: bool = False,
     adapter: Path | None = None,
@@ -80,5 +78,5 @@ def load_policy(
 
     pipeline = load_pipeline(model, ModelConfig(path=model, dtype=dtype, device=device))
     return GlmImageArPolicy(
-        pipeline, policy, rollout, size, kl_reference=kl_reference, adapter=adapter, seed=seed
+        pipeline, policy or PolicyConfig(), rollout, size, kl_reference=kl_reference, adapter=adapter, seed=seed
     )

@@ -135,7 +135,9 @@ class GRPOConfig(Strict):
     clip_high: float | None = Field(
         None, gt=0, description="ratio is clipped above at 1 + clip_high; null = the loss's own (dapo 0.28)"
     )
-    kl_weight: float = Field(0.0, ge=0, description="weight of the k3 KL to the adapter-disabled reference, nats a token")
+    kl_weight: float = Field(
+        0.0, ge=0, description="weight of the k3 KL to the adapter-disabled reference, nats a token"
+    )
     advantage_scale: Literal["group", "batch", "none"] | None = Field(
         None, description="what advantages are divided by; null = the loss's own (dr_grpo none, else group)"
     )

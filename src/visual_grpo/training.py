@@ -83,7 +83,9 @@ class TrainingRun:
             raise UserError("The dataset has no training records; lower data.held_out_share or data.eval_share.")
         self._start(callbacks)
         saved = self.trainer.step
-        with stop_request(lambda: callbacks.note("Stopping after this step; press Ctrl-C again to stop at once.")) as stop:
+        with stop_request(
+            lambda: callbacks.note("Stopping after this step; press Ctrl-C again to stop at once.")
+        ) as stop:
             for metrics in self.trainer.fit(self.train_prompts):
                 row = {"step": float(metrics.step)} | dict(metrics.values) | self._evaluate_if_due()
                 self.progress.history.append(row)

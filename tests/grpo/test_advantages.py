@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from visual_grpo.grpo.advantages import gdpo_advantages, group_advantages, zero_variance_groups
+from visual_grpo.grpo.advantages import Scale, gdpo_advantages, group_advantages, zero_variance_groups
 
 NAN = float("nan")
 
@@ -25,11 +25,16 @@ def test_batch_scale_divides_by_the_deviation_of_all_centred_rewards() -> None:
 
 
 def test_no_scale_leaves_units_of_reward() -> None:
-    assert group_advantages(torch.tensor([0.0, 2.0, 10.0, 14.0]), 2, scale="none", clip=None).tolist() == [-1, 1, -2, 2]
+    assert group_advantages(torch.tensor([0.0, 2.0, 10.0, 14.0]), 2, scale="none", clip=None).tolist() == [
+        -1,
+        1,
+        -2,
+        2,
+    ]
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_a_constant_group_gets_exactly_zero(scale: str) -> None:
+def test_a_constant_group_gets_exactly_zero(scale: Scale) -> None:
     # The mean of these equal floats is not bit-equal to them in float32.
     rewards = torch.cat([torch.full((7,), 0.1), torch.arange(7.0)])
     got = group_advantages(rewards, 7, scale=scale, epsilon=1e-12, clip=None)
@@ -73,7 +78,8 @@ def test_gdpo_gives_each_reward_its_weight_whatever_its_units() -> None:
 def test_gdpo_rows_unscored_by_a_weighted_reward_get_zero() -> None:
     rewards = {"a": torch.tensor([1.0, 2.0, 3.0, 5.0]), "b": torch.tensor([NAN, 2.0, 1.0, 7.0])}
     got = gdpo_advantages(rewards, {"a": 1.0, "b": 1.0}, 4)
-    assert got[0] == 0 and (got[1:] != 0).all()
+    assert got[0] == 0
+    assert (got[1:] != 0).all()
 
 
 def test_a_ragged_batch_is_refused() -> None:

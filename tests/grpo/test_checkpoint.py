@@ -31,7 +31,8 @@ def test_a_round_trip_keeps_every_bit(tmp_path: Path) -> None:
     latest = checkpoint.latest_checkpoint(tmp_path)
     assert latest is not None
     loaded, facts = checkpoint.load_checkpoint(latest)
-    assert all(torch.equal(loaded[k], v) for k, v in tensors.items()) and loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[k], v) for k, v in tensors.items())
+    assert loaded.keys() == tensors.keys()
     assert facts["history"] == [{"x": 0.1 + 0.2}]
     assert json.loads((tmp_path / "latest.json").read_text())["mlflow_run_id"] == "r"
 

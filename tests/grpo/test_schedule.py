@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from visual_grpo.grpo.schedule import learning_rate_factor
+from visual_grpo.grpo.schedule import Kind, learning_rate_factor
 
 
 def test_warm_up_is_linear_and_ends_at_one() -> None:
@@ -11,7 +11,7 @@ def test_warm_up_is_linear_and_ends_at_one() -> None:
 
 
 @pytest.mark.parametrize(("kind", "half", "last"), [("linear", 0.5, 0.0), ("cosine", 0.5, 0.0), ("constant", 1.0, 1.0)])
-def test_the_schedule_falls_from_one_after_warm_up(kind: str, half: float, last: float) -> None:
+def test_the_schedule_falls_from_one_after_warm_up(kind: Kind, half: float, last: float) -> None:
     assert learning_rate_factor(10, 110, 10, kind) == 1.0
     assert learning_rate_factor(60, 110, 10, kind) == pytest.approx(half)
     assert learning_rate_factor(110, 110, 10, kind) == pytest.approx(last)

@@ -10,7 +10,7 @@ from peft import PeftModel
 
 from tests.conftest import SIZE, stir
 from visual_grpo.components import load_policy
-from visual_grpo.config import GRPOConfig, PolicyConfig, SamplerConfig
+from visual_grpo.config import Dtype, GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
@@ -18,7 +18,11 @@ from visual_grpo.policies.processing import PreviewProcessor
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord
 
-TEXTS = ["a red circle", "a small yellow square at the bottom, with many more words than its neighbours", "画一只猫 “猫”"]
+TEXTS = [
+    "a red circle",
+    "a small yellow square at the bottom, with many more words than its neighbours",
+    "画一只猫 “猫”",
+]
 RECORDS = [PromptRecord(id=str(i), prompt=text) for i, text in enumerate(TEXTS)]
 STOCK = SamplerConfig(steps=3, guidance_scale=1.5)
 MODES: list[dict[str, Any]] = [{}, {"share_prefix": False}, {"gradient_checkpointing": True}]
@@ -51,7 +55,7 @@ def test_every_way_of_replaying_has_the_same_gradient(pipeline_folder: Path) -> 
         policy = policy_with(pipeline_folder, **mode)
         (chunk,) = policy.replay(rollout(policy).trajectory, torch.tensor([5, 0, 1]))
         (chunk.log_probs * torch.arange(1.0, 4.0)[:, None]).sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in policy.trainable_parameters()]))
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.trainable_parameters() if p.grad is not None]))
     for other in gradients[1:]:
         assert torch.nn.functional.cosine_similarity(gradients[0], other, dim=0) > 1 - 1e-6
         torch.testing.assert_close(gradients[0].norm(), other.norm(), rtol=1e-4, atol=0)
@@ -97,7 +101,8 @@ def test_sampling_leaves_the_base_weights_as_they_were(ar_policy: GlmImageArPoli
     before = {k: v.clone() for k, v in ar_policy.base.state_dict().items()}
     rollout(ar_policy)
     after = ar_policy.base.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before) and before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert before.keys() == after.keys()
 
 
 def test_an_image_depends_on_its_own_prompt_and_seed(ar_policy: GlmImageArPolicy) -> None:
@@ -107,7 +112,8 @@ def test_an_image_depends_on_its_own_prompt_and_seed(ar_policy: GlmImageArPolicy
     assert (together[1].int() - alone.int()).abs().max() <= 1
     other = ar_policy.generate(RECORDS[1:2], [9], STOCK)[0]
     assert (together[1].int() - other.int()).abs().max() > 8
-    assert together[0].shape == (3, *SIZE) and together[0].dtype == torch.uint8
+    assert together[0].shape == (3, *SIZE)
+    assert together[0].dtype == torch.uint8
 
 
 def test_one_seed_one_rollout_bit_for_bit(ar_policy: GlmImageArPolicy) -> None:
@@ -120,16 +126,23 @@ def test_rows_of_a_group_differ_in_tokens_but_share_their_start_noise(pipeline_f
     policy = policy_with(pipeline_folder)
     seen: list[list[int]] = []
     decode = policy.decoder.decode
-    policy.decoder.decode = lambda tokens, prompts, seeds, *rest: seen.append(list(seeds)) or decode(  # type: ignore[method-assign,func-returns-value]
-        tokens, prompts, seeds, *rest
-    )
+
+    def spy(tokens: Any, prompts: Any, noise_seeds: Any, *rest: Any) -> Any:
+        seen.append(list(noise_seeds))
+        return decode(tokens, prompts, noise_seeds, *rest)
+
+    policy.decoder.decode = spy  # type: ignore[method-assign,assignment]
     got = rollout(policy, group_size=3)
-    assert len(set(seen[0][:3])) == 1 and len(set(seen[0])) == 3
+    assert len(set(seen[0][:3])) == 1
+    assert len(set(seen[0])) == 3
     assert len({tuple(row.tolist()) for row in got.trajectory.tokens[:3]}) > 1
 
 
 def test_a_small_rollout_batch_changes_nothing(pipeline_folder: Path) -> None:
-    whole, parts = policy_with(pipeline_folder), policy_with(pipeline_folder, rollout_batch=2, denoise_batch=4, decode_batch=1)
+    whole, parts = (
+        policy_with(pipeline_folder),
+        policy_with(pipeline_folder, rollout_batch=2, denoise_batch=4, decode_batch=1),
+    )
     one, two = rollout(whole), rollout(parts)
     assert torch.equal(one.trajectory.tokens, two.trajectory.tokens)
     torch.testing.assert_close(one.log_probs, two.log_probs, rtol=0, atol=2e-5)
@@ -172,7 +185,9 @@ def test_one_step_moves_the_adapter_and_nothing_else(pipeline_folder: Path) -> N
     assert all(torch.equal(b, buffers[n]) for n, b in policy.model.named_buffers())
 
 
-def test_the_adapter_loads_into_the_plain_pipeline(ar_policy: GlmImageArPolicy, pipeline_folder: Path, tmp_path: Path) -> None:
+def test_the_adapter_loads_into_the_plain_pipeline(
+    ar_policy: GlmImageArPolicy, pipeline_folder: Path, tmp_path: Path
+) -> None:
     ar_policy.save_adapter(tmp_path / "ar")
     pipe = GlmImagePipeline.from_pretrained(pipeline_folder)
     pipe.set_progress_bar_config(disable=True)
@@ -185,7 +200,11 @@ def test_the_adapter_loads_into_the_plain_pipeline(ar_policy: GlmImageArPolicy, 
     assert torch.equal(base, disabled)
     assert (base - adapted).abs().max() > 0.05
     restored = load_policy(str(pipeline_folder), size=SIZE, adapter=tmp_path / "ar", device="cpu")
-    for one, two in zip(ar_policy.generate(RECORDS, [1, 2, 3], STOCK), restored.generate(RECORDS, [1, 2, 3], STOCK), strict=True):
+    for one, two in zip(
+        ar_policy.generate(RECORDS, [1, 2, 3], STOCK),
+        restored.generate(RECORDS, [1, 2, 3], STOCK),
+        strict=True,
+    ):
         assert torch.equal(one, two)
 
 
@@ -200,8 +219,9 @@ def test_adapter_state_round_trip_and_a_misfit(ar_policy: GlmImageArPolicy, pipe
 
 
 def test_half_precision_trains(pipeline_folder: Path) -> None:
-    for dtype in ("bfloat16", "float16"):
-        policy = load_policy(str(pipeline_folder), size=SIZE, dtype=dtype, device="cpu")  # type: ignore[arg-type]
+    dtypes: list[Dtype] = ["bfloat16", "float16"]
+    for dtype in dtypes:
+        policy = load_policy(str(pipeline_folder), size=SIZE, dtype=dtype, device="cpu")
         config = GRPOConfig(steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-3)
         before = policy.adapter_state_dict()
         metrics = list(GRPOTrainer(policy, RewardSet({"b": (brightness, 1.0)}), config, dtype=dtype).fit(RECORDS))
@@ -212,7 +232,7 @@ def test_half_precision_trains(pipeline_folder: Path) -> None:
 
 
 def test_a_folder_without_a_pipeline_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no model_index.json"):
+    with pytest.raises(UserError, match=r"holds no model_index\.json"):
         load_policy(str(tmp_path), size=SIZE)
 
 

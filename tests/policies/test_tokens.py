@@ -26,7 +26,8 @@ def test_draws_follow_the_distribution() -> None:
     uniforms = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ids = tokens.draw(probabilities.log().expand(count, -1), uniforms)
     frequency = torch.bincount(ids, minlength=6) / count
-    assert frequency[1] == 0 and frequency[5] == 0
+    assert frequency[1] == 0
+    assert frequency[5] == 0
     torch.testing.assert_close(frequency, probabilities, rtol=0, atol=0.01)
 
 
@@ -39,7 +40,8 @@ def test_the_ends_of_the_interval_never_draw_an_impossible_id() -> None:
 def test_a_rows_uniforms_are_its_seeds() -> None:
     together = tokens.row_uniforms([3, 9, 3], 5)
     assert torch.equal(together[1], tokens.row_uniforms([9], 5)[0])
-    assert torch.equal(together[0], together[2]) and not torch.equal(together[0], together[1])
+    assert torch.equal(together[0], together[2])
+    assert not torch.equal(together[0], together[1])
 
 
 @pytest.mark.parametrize("chunk", [3, 100])

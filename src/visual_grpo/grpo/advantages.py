@@ -77,9 +77,7 @@ def zero_variance_groups(rewards: Tensor, group_size: int) -> Tensor:
 
 def _as_groups(rewards: Tensor, group_size: int) -> Tensor:
     if rewards.ndim != 1 or len(rewards) % group_size:
-        raise ValueError(
-            f"expected [N * {group_size}] rewards in group-major order, got shape {tuple(rewards.shape)}"
-        )
+        raise ValueError(f"expected [N * {group_size}] rewards in group-major order, got shape {tuple(rewards.shape)}")
     return rewards.float().view(-1, group_size)
 
 

@@ -53,9 +53,7 @@ def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Te
     return mean.exp().expand_as(log_probs)
 
 
-def clipped_surrogate(
-    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
-) -> Tensor:
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """PPO's pessimistic objective as a loss per step, [B, S] (arXiv 1707.06347 eq. 7).
 
     ``-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)``; clips in units of the ratio.
@@ -80,9 +78,7 @@ def k3_kl(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
     return log_ratio.exp() - log_ratio - 1
 
 
-def step_weights(
-    mask: Tensor, aggregation: Aggregation, *, counted_rows: int, counted_steps: int, rows: int
-) -> Tensor:
+def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, counted_steps: int, rows: int) -> Tensor:
     """Weights w, [B, S], such that the loss of the whole batch is ``sum(w * loss)``.
 
     The counts are those of the *whole* batch (all micro-batches, all ranks): rows with a counted

@@ -53,7 +53,11 @@ def step_metrics(
     values |= _policy_metrics([rollout for rollout, _ in drawn])
     rollout, scores = drawn[0]
     return StepMetrics(
-        step=step, values=values, prompts=rollout.prompts, samples=rollout.samples, rewards=scores.total.tolist()
+        step=step,
+        values=values,
+        prompts=rollout.prompts,
+        samples=rollout.samples,
+        rewards=scores.total.tolist(),
     )
 
 

@@ -6,9 +6,10 @@ import math
 from typing import Literal
 
 
-def learning_rate_factor(
-    update: int, total: int, warmup: int, kind: Literal["constant", "linear", "cosine"]
-) -> float:
+Kind = Literal["constant", "linear", "cosine"]
+
+
+def learning_rate_factor(update: int, total: int, warmup: int, kind: Kind) -> float:
     """Factor on the peak learning rate for ``update`` (0-based) of ``total``.
 
     Linear from 1/warmup to 1 over ``warmup`` updates, then constant, or falling to 0 at ``total``.

@@ -23,9 +23,7 @@ class RatioCheckError(UserError):
     """The replayed log-probs are not those of the sampler."""
 
 
-def check_ratio(
-    mean: float, maximum: float, dtype: str, tolerance: float | None = None
-) -> None:
+def check_ratio(mean: float, maximum: float, dtype: str, tolerance: float | None = None) -> None:
     """Raises RatioCheckError if |log ratio| before the first update is above the numeric floor.
 
     Args:
@@ -40,10 +38,11 @@ def check_ratio(
         return
     raise RatioCheckError(
         "The ratio self-check stopped the run before its first update.\n"
-        f"  expected: |log ratio| between sampler and replay at most {max_floor:g} (mean {mean_floor:g}) in {dtype}\n"
+        f"  expected: |log ratio| between sampler and replay at most {max_floor:g}"
+        f" (mean {mean_floor:g}) in {dtype}\n"
         f"  measured: max {maximum:.3g}, mean {mean:.3g}\n"
         "The loss would train another distribution than the one that was sampled. Usual causes: sampling and"
         " replay differ in precision, attention kernel, temperature or vocabulary restriction, position ids,"
         " classifier-free guidance or source image; dropout is on; the model was changed between the two.\n"
-        "If the difference is only this machine's rounding, set grpo.ratio_tolerance above the measured maximum."
+        "If the difference is only this machine's rounding, set grpo.ratio_tolerance above what was measured."
     )

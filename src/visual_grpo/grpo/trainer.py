@@ -144,7 +144,8 @@ class GRPOTrainer(Generic[T]):
         rows = [(groups[:, None] * size + torch.arange(size)).reshape(-1) for _, _, groups in kept]
         advantages = self._advantages([scores for _, scores, _ in kept], rows)
         experiences = []
-        for (rollout, scores, _), chosen, own in zip(kept, rows, advantages.split([len(r) for r in rows])):
+        parts = advantages.split([len(chosen) for chosen in rows])
+        for (rollout, scores, _), chosen, own in zip(kept, rows, parts, strict=True):
             every = torch.zeros(len(scores.total))
             every[chosen] = own
             scored = chosen[~scores.total[chosen].isnan()]
@@ -152,7 +153,7 @@ class GRPOTrainer(Generic[T]):
         if not sum(len(e.rows) for e in experiences):
             raise UserError(
                 f"No sample of step {self.step + 1} could be scored: every total reward is missing (NaN)."
-                " Check the rewards with a weight; one that returns nothing for every sample cannot be trained on."
+                " Check the rewards with a weight: one that returns nothing cannot be trained on."
             )
         return experiences
 
@@ -162,10 +163,11 @@ class GRPOTrainer(Generic[T]):
         shared: dict[str, Any] = {"epsilon": config.advantage_epsilon, "clip": config.advantage_clip}
         if config.combine == "gdpo":
             rewards = {
-                name: torch.cat([s.rewards[name][r] for s, r in zip(scores, rows)]) for name in scores[0].rewards
+                name: torch.cat([s.rewards[name][r] for s, r in zip(scores, rows, strict=True)])
+                for name in scores[0].rewards
             }
             return gdpo_advantages(rewards, scores[0].weights, config.group_size, **shared)
-        total = torch.cat([s.total[r] for s, r in zip(scores, rows)])
+        total = torch.cat([s.total[r] for s, r in zip(scores, rows, strict=True)])
         scale = config.advantage_scale or LOSSES[config.loss].advantage_scale
         return group_advantages(total, config.group_size, scale=scale, **shared)
 

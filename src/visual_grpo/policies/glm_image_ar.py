@@ -105,9 +105,7 @@ class GlmImageArPolicy:
         else:
             self.model = lora.attach_lora(base, config.lora, LORA_TARGETS, seed)
         self.base = base
-        self.decoder = TokenDecoder(
-            pipeline, denoise_batch=config.denoise_batch, decode_batch=config.decode_batch
-        )
+        self.decoder = TokenDecoder(pipeline, denoise_batch=config.denoise_batch, decode_batch=config.decode_batch)
         self._set_gradient_checkpointing(config.gradient_checkpointing)
 
     # -- types.Policy ------------------------------------------------------------------------------
@@ -159,9 +157,7 @@ class GlmImageArPolicy:
     # -- inference ---------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def generate(
-        self, prompts: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
-    ) -> list[Sample]:
+    def generate(self, prompts: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
         """One uint8 image [3, H, W] a prompt; each depends on its prompt, its seed and the weights."""
         trajectory, _, _ = self._sample(prompts, seeds, self.token_sampler(sampler))
         return self._decode(trajectory.tokens, prompts, seeds, sampler)
@@ -243,7 +239,7 @@ class GlmImageArPolicy:
         with lora.merged(self.model):
             for rows in torch.arange(len(prompts)).split(self.config.rollout_batch):
                 parts.append(self._sample_batch(encoded, prompt_of_row[rows], uniforms[rows], sampler))
-        tokens, log_probs, entropies = (torch.cat(column) for column in zip(*parts))
+        tokens, log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=False))
         trajectory = TokenTrajectory(
             encoded=encoded, prompt_of_row=prompt_of_row, tokens=tokens, reference_log_probs=None
         )
@@ -266,7 +262,7 @@ class GlmImageArPolicy:
                 mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
                 positions = encoded.token_positions[:, own, step : step + 1]
                 hidden = self._forward(token[:, None], mask, positions, cache)
-        tokens, log_probs, entropies = (torch.stack(column, 1) for column in zip(*columns))
+        tokens, log_probs, entropies = (torch.stack(column, 1) for column in zip(*columns, strict=False))
         return tokens, log_probs, entropies
 
     def _log_probs(self, trajectory: TokenTrajectory, rows: Tensor) -> Tensor:
@@ -334,7 +330,11 @@ class GlmImageArPolicy:
     # -- pixels ------------------------------------------------------------------------------------
 
     def _decode(
-        self, tokens: Tensor, prompts: Sequence[PromptRecord], noise_seeds: Sequence[int], sampler: SamplerConfig
+        self,
+        tokens: Tensor,
+        prompts: Sequence[PromptRecord],
+        noise_seeds: Sequence[int],
+        sampler: SamplerConfig,
     ) -> list[Sample]:
         rows, columns = self.grid.image
         large = tokens[:, self.grid.preview_count :].view(-1, rows, columns)

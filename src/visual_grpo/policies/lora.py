@@ -78,6 +78,6 @@ def merged(model: nn.Module) -> Iterator[None]:
             layer.merge()
         yield
     finally:
-        for layer, weight in zip(layers, originals):
+        for layer, weight in zip(layers, originals, strict=True):
             layer.merged_adapters.clear()
             layer.get_base_layer().weight.data.copy_(weight)

@@ -80,7 +80,7 @@ class _ChosenLogProbs(torch.autograd.Function):
         return values
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return outputs[0][:, None].to(gradient.dtype) * gradient, None, None, None
 

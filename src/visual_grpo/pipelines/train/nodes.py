@@ -42,7 +42,11 @@ def train(
         components.build_trainer(config, policy, scorer),
         train=train_records,
         evaluation=eval_records,
-        identity={"model": starter_report["model"], "model_digest": starter_report["digest"], "data": records.digest},
+        identity={
+            "model": starter_report["model"],
+            "model_digest": starter_report["digest"],
+            "data": records.digest,
+        },
         run_id=tracker.run_id,
     )
     progress = _run(config, run, tracker)
@@ -61,10 +65,8 @@ def _run(config: Parameters, run: TrainingRun, tracker: Any) -> Progress:
             tracker.metrics({k: v for k, v in row.items() if k != "step"}, metrics.step)
             if _due(metrics.step, config.tracking.images_every):
                 tracker.image(_grid(metrics, config.grpo.group_size), "samples", metrics.step)
-            fields = {"reward": row["reward/total"], "kl": row["kl"]}
-            if "eval/total" in row:
-                fields["eval"] = row["eval/total"]
-            bar.advance(**fields)
+            names = {"reward/total": "reward", "kl": "kl", "eval/total": "eval"}
+            bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
 
         progress = run.run(Callbacks(on_step=on_step, note=bar.note))
     if run.stopped:
