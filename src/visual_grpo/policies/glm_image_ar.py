@@ -129,6 +129,7 @@ class GlmImageArPolicy:
         samples = self._decode(trajectory.tokens, rows, noise_seeds, self.rollout_sampler)
         stats = {
             "entropy": float(entropies.mean()),
+            "speed/tokens_per_second": trajectory.tokens.numel() / (sampled - clock),
             "seconds/tokens": sampled - clock,
             "seconds/decode": time.perf_counter() - sampled,
         }

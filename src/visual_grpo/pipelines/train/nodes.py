@@ -50,7 +50,12 @@ def train(
         run_id=tracker.run_id,
     )
     progress = _run(config, run, tracker)
-    return run.write_adapters, pd.DataFrame(progress.history)
+
+    def write(folder: Path) -> None:
+        run.write_adapters(folder)
+        tracker.folder(folder, "adapters")
+
+    return write, pd.DataFrame(progress.history)
 
 
 def _run(config: Parameters, run: TrainingRun, tracker: Any) -> Progress:
