@@ -103,8 +103,8 @@ def test_colour_entropy_in_bits() -> None:
         0,
         pytest.approx(2),
     ]
-    shades = flat(0)
-    shades[:, :16] = 40  # another of 8 levels, the same of 4
+    shades = flat(31)
+    shades[:, :16] = 32  # another of 8 levels, the same of 4
     assert ColourEntropy(8)([PromptRecord(id="x", prompt="")], [shades]) == [pytest.approx(1)]
     assert ColourEntropy(4)([PromptRecord(id="x", prompt="")], [shades]) == [0]
 
