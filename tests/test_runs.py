@@ -23,7 +23,8 @@ from kedro.pipeline import node, pipeline
 from visual_grpo.errors import UserError
 
 def make(parameters):
-    return {"steps": parameters["grpo"]["steps"]}
+    fill = lambda folder: (folder / "adapter.txt").write_text("weights")
+    return {"steps": parameters["grpo"]["steps"]}, fill
 
 def interrupt(report):
     raise KeyboardInterrupt
@@ -40,7 +41,7 @@ def terminate(report):
     time.sleep(5)
 
 def register_pipelines():
-    first = pipeline([node(make, "parameters", "report", name="make")])
+    first = pipeline([node(make, "parameters", ["report", "adapters"], name="make")])
     ends = {f.__name__: pipeline([node(f, "report", None, name=f.__name__)]) for f in
             (interrupt, crash, mistake, terminate)}
     return {"make": first, **ends, "__default__": first}
@@ -94,6 +95,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     shutil.copytree(ROOT / "conf", project / "conf")
     (project / "conf/base/catalog.yml").write_text(
         "report: {type: json.JSONDataset, filepath: data/report.json}\n"
+        "adapters:\n"
+        "  {type: visual_grpo.datasets.FolderDataset, filepath: data/adapters, made_by: make}\n"
     )
     (project / "pyproject.toml").write_text(
         '[tool.kedro]\npackage_name = "small"\nproject_name = "small"\nkedro_init_version = "1.7.0"\n'
@@ -133,6 +136,11 @@ def test_a_run_has_flat_parameters_and_its_lineage(runs):
     assert "grpo.clip_low" in made["params"], "defaults that no YAML file names are logged too"
     assert not any(name.startswith("parameters") for name in made["params"])
     assert {"version.torch", "version.python", "version.peft"} <= set(made["tags"])
+
+
+def test_the_adapters_are_artifacts_of_the_run(runs):
+    saved = runs["artifacts"] / runs["made"]["id"] / "artifacts/adapters/adapter.txt"
+    assert saved.read_text() == "weights"
 
 
 @pytest.mark.parametrize(

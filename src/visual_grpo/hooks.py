@@ -27,6 +27,7 @@ from visual_grpo.tracking import Tracker, flatten, run_exists
 
 CHECKPOINTS = Path("data/06_models/checkpoints")
 RECORDS = "records"
+ADAPTERS = "adapters"
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +44,7 @@ class InputHooks:
     """Refuses to start without the data that other pipelines make, and shows which node is at work."""
 
     @hook_impl(tryfirst=True)
-    def before_pipeline_run(
-        self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol
-    ) -> None:
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         missing = [name for name in sorted(pipeline.inputs()) if not _is_there(catalog, name)]
         if missing:
             raise UserError(_missing_message(missing, catalog))
@@ -70,18 +69,15 @@ class TrackingHooks(MlflowHook):
             run.id = _run_to_resume(self._project_path, mlflow_config.server.mlflow_tracking_uri)
 
     @hook_impl
-    def before_pipeline_run(
-        self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol
-    ) -> None:
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         super().before_pipeline_run(run_params, pipeline, catalog)
+        self._catalog = catalog
         tracker = Tracker.active()
         tracker.tags(lineage.tags(self._project_path))
         tracker.params(flatten(self._parameters.model_dump(mode="json")))
 
     @hook_impl
-    def before_node_run(
-        self, node: Node, catalog: CatalogProtocol, inputs: dict[str, Any], is_async: bool
-    ) -> None:
+    def before_node_run(self, node: Node, catalog: CatalogProtocol, inputs: dict[str, Any], is_async: bool) -> None:
         # Without inputs kedro-mlflow logs no parameters: they are there already, and MLflow refuses
         # the other value of ``resume`` that a resumed run has.
         super().before_node_run(node, catalog, {}, is_async)
@@ -92,9 +88,12 @@ class TrackingHooks(MlflowHook):
             self._log_dataset(data.digest, self._parameters)
 
     @hook_impl
-    def after_pipeline_run(
-        self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol
-    ) -> None:
+    def after_dataset_saved(self, dataset_name: str) -> None:
+        if dataset_name == ADAPTERS:
+            Tracker.active().folder(self._catalog.load(ADAPTERS), ADAPTERS)
+
+    @hook_impl
+    def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         if RECORDS in pipeline.all_outputs() and not self._dataset_seen:
             self._log_dataset(catalog.load(RECORDS).digest, self._parameters)
         super().after_pipeline_run(run_params, pipeline, catalog)
@@ -120,12 +119,7 @@ def _is_there(catalog: CatalogProtocol, name: str) -> bool:
 
 def _missing_message(missing: list[str], catalog: CatalogProtocol) -> str:
     pipelines.set_requested(None)
-    makers = {
-        output: name
-        for name in pipelines
-        if name != "__default__"
-        for output in pipelines[name].all_outputs()
-    }
+    makers = {output: name for name in pipelines if name != "__default__" for output in pipelines[name].all_outputs()}
     lines = []
     for name in missing:
         command = f"kedro run --pipeline={makers[name]}" if name in makers else "nothing in this project"
