@@ -98,3 +98,12 @@ def test_the_folder_is_open_to_whom_the_umask_lets_in(dataset):
 def test_anything_but_a_function_is_refused(dataset):
     with pytest.raises(UserError, match="expected a function that writes into a folder, got str"):
         dataset.save("a/folder")
+
+
+def test_a_users_error_while_writing_is_passed_on_as_it_is(dataset):
+    def fail(folder: Path) -> None:
+        raise UserError("lower the learning rate")
+
+    with pytest.raises(UserError, match="^lower the learning rate$"):
+        dataset.save(fail)
+    assert not dataset.exists()

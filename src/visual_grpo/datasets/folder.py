@@ -11,6 +11,7 @@ from typing import Any
 from kedro.io import AbstractDataset
 
 from visual_grpo.datasets.errors import DataError, missing
+from visual_grpo.errors import UserError
 
 Fill = Callable[[Path], None]
 """Writes files into the empty folder that it is given."""
@@ -46,7 +47,7 @@ class FolderDataset(AbstractDataset[Fill, Path]):
         """Calls ``data`` with an empty folder, which then replaces the old one.
 
         Raises:
-            DataError: ``data`` is not callable.
+            DataError: ``data`` is not callable, or raised a UserError.
         """
         if not callable(data):
             raise DataError(
@@ -58,6 +59,8 @@ class FolderDataset(AbstractDataset[Fill, Path]):
         try:
             data(fresh)
             self._replace_by(fresh)
+        except UserError as error:
+            raise DataError(str(error)) from error  # Kedro would wrap anything but its own DatasetError.
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 
