@@ -16,9 +16,7 @@ from kedro.config import OmegaConfigLoader
 
 ROOT = Path(__file__).parents[1]
 PIPELINES = {"starter", "data_preparation", "baseline", "train", "evaluate"}
-ENVIRONMENTS = sorted(
-    path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "base"
-)
+ENVIRONMENTS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "base")
 
 REGISTRY_LIST = """
 import contextlib, io, json, sys
@@ -115,11 +113,7 @@ def test_dvc_watches_source_and_parameters_that_exist():
     for stage in dvc_stages().values():
         for dependency in stage["deps"]:
             assert dependency.startswith(("data/", "conf/$")) or (ROOT / dependency).exists(), dependency
-        [keys] = [
-            entry["conf/base/parameters.yml"]
-            for entry in stage["params"]
-            if "conf/base/parameters.yml" in entry
-        ]
+        [keys] = [entry["conf/base/parameters.yml"] for entry in stage["params"] if "conf/base/parameters.yml" in entry]
         assert set(keys) <= sections
 
 

@@ -23,8 +23,7 @@ from kedro.pipeline import node, pipeline
 from visual_grpo.errors import UserError
 
 def make(parameters):
-    fill = lambda folder: (folder / "adapter.txt").write_text("weights")
-    return {"steps": parameters["grpo"]["steps"]}, fill
+    return {"steps": parameters["grpo"]["steps"]}
 
 def interrupt(report):
     raise KeyboardInterrupt
@@ -41,7 +40,7 @@ def terminate(report):
     time.sleep(5)
 
 def register_pipelines():
-    first = pipeline([node(make, "parameters", ["report", "adapters"], name="make")])
+    first = pipeline([node(make, "parameters", "report", name="make")])
     ends = {f.__name__: pipeline([node(f, "report", None, name=f.__name__)]) for f in
             (interrupt, crash, mistake, terminate)}
     return {"make": first, **ends, "__default__": first}
@@ -93,11 +92,7 @@ pathlib.Path("out.json").write_text(json.dumps(out))
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     project = tmp_path_factory.mktemp("project")
     shutil.copytree(ROOT / "conf", project / "conf")
-    (project / "conf/base/catalog.yml").write_text(
-        "report: {type: json.JSONDataset, filepath: data/report.json}\n"
-        "adapters:\n"
-        "  {type: visual_grpo.datasets.FolderDataset, filepath: data/adapters, made_by: make}\n"
-    )
+    (project / "conf/base/catalog.yml").write_text("report: {type: json.JSONDataset, filepath: data/report.json}\n")
     (project / "pyproject.toml").write_text(
         '[tool.kedro]\npackage_name = "small"\nproject_name = "small"\nkedro_init_version = "1.7.0"\n'
     )
@@ -117,7 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads((project / "out.json").read_text())
-    return {**result, "printed": done.stdout + done.stderr, "artifacts": project / "mlartifacts"}
+    return {**result, "printed": done.stdout + done.stderr}
 
 
 def test_missing_data_names_the_command_that_makes_it_and_opens_no_run(runs):
@@ -136,11 +131,6 @@ def test_a_run_has_flat_parameters_and_its_lineage(runs):
     assert "grpo.clip_low" in made["params"], "defaults that no YAML file names are logged too"
     assert not any(name.startswith("parameters") for name in made["params"])
     assert {"version.torch", "version.python", "version.peft"} <= set(made["tags"])
-
-
-def test_the_adapters_are_artifacts_of_the_run(runs):
-    saved = runs["artifacts"] / runs["made"]["id"] / "artifacts/adapters/adapter.txt"
-    assert saved.read_text() == "weights"
 
 
 @pytest.mark.parametrize(

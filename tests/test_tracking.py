@@ -68,9 +68,7 @@ def test_images_files_and_folders_become_artifacts(tracker, client, tmp_path):
     tracker.file(tmp_path / "report" / "page.html", "single")
     tracker.folder(tmp_path / "report", "whole")
     paths = {
-        item.path
-        for folder in ("images", "single", "whole")
-        for item in client.list_artifacts(tracker.run_id, folder)
+        item.path for folder in ("images", "single", "whole") for item in client.list_artifacts(tracker.run_id, folder)
     }
     assert {"single/page.html", "whole/page.html"} <= paths
     assert any(path.startswith("images/samples") and path.endswith(".png") for path in paths)

@@ -91,9 +91,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | No
     """
     grid = Table(title=title, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        numeric = all(
-            isinstance(row[index], int | float) or row[index] is None for row in rows if index < len(row)
-        )
+        numeric = all(isinstance(row[index], int | float) or row[index] is None for row in rows if index < len(row))
         grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         if len(row) != len(columns):

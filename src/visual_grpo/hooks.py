@@ -27,7 +27,6 @@ from visual_grpo.tracking import Tracker, flatten, run_exists
 
 CHECKPOINTS = Path("data/06_models/checkpoints")
 RECORDS = "records"
-ADAPTERS = "adapters"
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +70,6 @@ class TrackingHooks(MlflowHook):
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         super().before_pipeline_run(run_params, pipeline, catalog)
-        self._catalog = catalog
         tracker = Tracker.active()
         tracker.tags(lineage.tags(self._project_path))
         tracker.params(flatten(self._parameters.model_dump(mode="json")))
@@ -86,11 +84,6 @@ class TrackingHooks(MlflowHook):
     def after_dataset_loaded(self, dataset_name: str, data: Any) -> None:
         if dataset_name == RECORDS and not self._dataset_seen:
             self._log_dataset(data.digest, self._parameters)
-
-    @hook_impl
-    def after_dataset_saved(self, dataset_name: str) -> None:
-        if dataset_name == ADAPTERS:
-            Tracker.active().folder(self._catalog.load(ADAPTERS), ADAPTERS)
 
     @hook_impl
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
