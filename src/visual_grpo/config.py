@@ -16,9 +16,9 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class Strict(BaseModel):
-    """Immutable, and an unknown key is an error."""
+    """Immutable; an unknown key and a number that is not finite are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataConfig(Strict):

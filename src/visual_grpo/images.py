@@ -116,9 +116,7 @@ def to_pil(tensor: Tensor) -> Image:
     from PIL import Image
 
     if tensor.dtype != torch.uint8 or tensor.ndim != 3 or tensor.shape[0] != 3:
-        raise ValueError(
-            f"expected a uint8 tensor [3, height, width], got {tensor.dtype} {list(tensor.shape)}"
-        )
+        raise ValueError(f"expected a uint8 tensor [3, height, width], got {tensor.dtype} {list(tensor.shape)}")
     return Image.fromarray(tensor.detach().cpu().permute(1, 2, 0).contiguous().numpy())
 
 

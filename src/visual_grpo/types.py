@@ -53,9 +53,7 @@ class RewardFunction(Protocol):
     needs_target: bool
     """True if every record must have a ``target_image``; checked before the first rollout."""
 
-    def __call__(
-        self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]
-    ) -> RewardOutput: ...
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +111,7 @@ class ReplayChunk:
 class Policy(Protocol[T]):
     """What the trainer needs of a policy; it sees neither pixels nor tokens."""
 
-    def rollout(
-        self, prompts: Sequence[PromptRecord], group_size: int, generator: Generator
-    ) -> Rollout[T]: ...
+    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: Generator) -> Rollout[T]: ...
 
     def replay(self, trajectory: T, rows: Tensor) -> Iterator[ReplayChunk]:
         """Scores ``rows`` ([b] int64) again, one chunk (one graph) at a time."""

@@ -30,9 +30,7 @@ def content(folder):
 
 def test_a_missing_folder_names_the_command(dataset):
     assert not dataset.exists()
-    with pytest.raises(
-        UserError, match=r"out does not exist yet. Make it with: kedro run --pipeline=baseline"
-    ):
+    with pytest.raises(UserError, match=r"out does not exist yet. Make it with: kedro run --pipeline=baseline"):
         dataset.load()
 
 
@@ -104,6 +102,6 @@ def test_a_users_error_while_writing_is_passed_on_as_it_is(dataset):
     def fail(folder: Path) -> None:
         raise UserError("lower the learning rate")
 
-    with pytest.raises(UserError, match="^lower the learning rate$"):
+    with pytest.raises(UserError, match=r"^lower the learning rate$"):
         dataset.save(fail)
     assert not dataset.exists()

@@ -23,9 +23,7 @@ class Painter:
         self.gain, self.side = gain, side
         self.batches: list[int] = []
 
-    def generate(
-        self, prompts: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
-    ) -> list[Tensor]:
+    def generate(self, prompts: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Tensor]:
         self.batches.append(len(prompts))
         return [self._paint(seed + sampler.steps) for seed in seeds]
 

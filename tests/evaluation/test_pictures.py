@@ -66,9 +66,7 @@ def test_baseline_is_above_trained() -> None:
     assert blue.max() < orange.min()
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "colour"), [(0.2, 0.9, BETTER), (0.9, 0.2, WORSE), (0.5, 0.5, MUTED)]
-)
+@pytest.mark.parametrize(("before", "after", "colour"), [(0.2, 0.9, BETTER), (0.9, 0.2, WORSE), (0.5, 0.5, MUTED)])
 def test_colour_tells_gain_from_loss(before: float, after: float, colour: str) -> None:
     shown = pairs([pair(before, after)])
     assert [c for c in (BETTER, WORSE) if has(shown, c)] == [c for c in (colour,) if c != MUTED]
@@ -115,9 +113,7 @@ def test_characters_without_any_font_are_escaped(monkeypatch: pytest.MonkeyPatch
 
 def test_a_system_font_with_the_glyphs_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     other = fonts.DEFAULT.with_name("STIXGeneral.ttf")
-    only_there = next(
-        c for c in sorted(fonts._glyphs(other) - fonts._glyphs(fonts.DEFAULT)) if ord(c) > 0x1000
-    )
+    only_there = next(c for c in sorted(fonts._glyphs(other) - fonts._glyphs(fonts.DEFAULT)) if ord(c) > 0x1000)
     broken = fonts.DEFAULT.parent.parent / "afm" / "cmr10.afm"
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(broken), str(other)])
     fonts._system_font_with.cache_clear()

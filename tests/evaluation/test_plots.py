@@ -7,9 +7,7 @@ import pytest
 from visual_grpo.evaluation.plots import differences, reward_curve
 
 
-def entry(
-    name: str, difference: float | None, split: str = "held_out", sampler: str = "stock"
-) -> dict[str, Any]:
+def entry(name: str, difference: float | None, split: str = "held_out", sampler: str = "stock") -> dict[str, Any]:
     low, high = (None, None) if difference is None else (difference - 0.1, difference + 0.2)
     where = {"name": name, "split": split, "sampler": sampler}
     return where | {"difference": difference, "ci_low": low, "ci_high": high}
@@ -40,9 +38,7 @@ def test_an_undefined_difference_leaves_its_row_empty() -> None:
 
 
 def test_reward_curve_shows_steps_and_evaluations() -> None:
-    history = pd.DataFrame(
-        {"step": [1, 2, 3], "reward/total": [0.1, 0.2, 0.3], "eval/total": [None, 0.5, None]}
-    )
+    history = pd.DataFrame({"step": [1, 2, 3], "reward/total": [0.1, 0.2, 0.3], "eval/total": [None, 0.5, None]})
     (axis,) = reward_curve(history).axes
     curves = [np.asarray(line.get_xydata()).tolist() for line in axis.lines]
     assert curves[0] == [[1, 0.1], [2, 0.2], [3, 0.3]]

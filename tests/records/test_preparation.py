@@ -262,6 +262,4 @@ def test_progress_counts_every_record(tmp_path):
 
 def test_shares_that_leave_nothing_are_refused_by_the_configuration():
     with pytest.raises(ValueError, match="eval_share \\+ held_out_share must be below 1"):
-        DataConfig.model_validate(
-            {"path": "x", "height": 32, "width": 32, "eval_share": 0.6, "held_out_share": 0.4}
-        )
+        DataConfig.model_validate({"path": "x", "height": 32, "width": 32, "eval_share": 0.6, "held_out_share": 0.4})

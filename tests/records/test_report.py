@@ -7,9 +7,7 @@ from visual_grpo.records.report import LISTED, Report
 
 
 def rejection(number, reason="empty_prompt"):
-    return Rejection(
-        place=Place("records.jsonl", number), id=None, reason=reason, message="m", remedy="Do something"
-    )
+    return Rejection(place=Place("records.jsonl", number), id=None, reason=reason, message="m", remedy="Do something")
 
 
 def test_the_list_of_rejected_records_is_bounded_but_all_are_counted():

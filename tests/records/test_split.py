@@ -17,9 +17,7 @@ def test_shares_are_met():
 
 def test_all_records_of_a_held_out_prompt_are_held_out():
     split = Splitter(eval_share=0.3, held_out_share=0.5)
-    by_prompt = {
-        f"prompt {p}": {split(f"{p}-{number}", f"prompt {p}") for number in range(20)} for p in range(40)
-    }
+    by_prompt = {f"prompt {p}": {split(f"{p}-{number}", f"prompt {p}") for number in range(20)} for p in range(40)}
     held_out = [splits for splits in by_prompt.values() if "held_out" in splits]
     assert 10 < len(held_out) < 30
     assert all(splits == {"held_out"} for splits in held_out)
@@ -38,9 +36,7 @@ def test_prompts_that_differ_in_case_or_spacing_only_are_the_same():
     assert prompt_key("a red circle") != prompt_key("a blue circle")
     split = Splitter(eval_share=0.1, held_out_share=0.5)
     for number in range(50):
-        assert {split("x", f"a cat {number}") == "held_out"} == {
-            split("y", f" A Cat  {number}") == "held_out"
-        }
+        assert {split("x", f"a cat {number}") == "held_out"} == {split("y", f" A Cat  {number}") == "held_out"}
 
 
 def test_zero_shares_leave_all_to_train():

@@ -31,9 +31,7 @@ class NeedsTarget:
 
 
 def test_the_total_is_the_weighted_sum() -> None:
-    rewards = RewardSet(
-        {"x": (constant(1, 2, 3), 2.0), "y": (constant(1, 0, 1), -0.5), "z": (NeedsTarget(), 0.0)}
-    )
+    rewards = RewardSet({"x": (constant(1, 2, 3), 2.0), "y": (constant(1, 0, 1), -0.5), "z": (NeedsTarget(), 0.0)})
     scores = rewards(PROMPTS, SAMPLES)
     assert scores.total.tolist() == [1.5, 4.0, 5.5]
     assert scores.rewards["y"].tolist() == [1, 0, 1]
@@ -73,9 +71,7 @@ def test_records_without_targets_are_named_before_anything_runs() -> None:
     rewards = RewardSet({"plain": (constant(1), 1.0), "target": (NeedsTarget(), 0.5)})
     there = PromptRecord(id="there", prompt="", target_image=Path("x.png"))
     rewards.check_records([there])
-    with pytest.raises(
-        UserError, match=r"target.* 7 records have none: 'r0', 'r1', 'r2', 'r3', 'r4' \.\.\."
-    ) as caught:
+    with pytest.raises(UserError, match=r"target.* 7 records have none: 'r0', 'r1', 'r2', 'r3', 'r4' \.\.\.") as caught:
         rewards.check_records([there, *(PromptRecord(id=f"r{i}", prompt="") for i in range(7))])
     assert "plain" not in str(caught.value)
 
@@ -92,9 +88,7 @@ def test_every_built_in_reward_loads_and_has_its_name() -> None:
 
 
 def test_an_unknown_reward_names_the_nearest() -> None:
-    with pytest.raises(
-        UserError, match=r"no built-in reward 'ssmi'; did you mean 'ssim'.*rewards.ssmi.function"
-    ):
+    with pytest.raises(UserError, match=r"no built-in reward 'ssmi'; did you mean 'ssim'.*rewards.ssmi.function"):
         build_reward("ssmi", configured())
 
 

@@ -50,9 +50,7 @@ class FolderDataset(AbstractDataset[Fill, Path]):
             DataError: ``data`` is not callable, or raised a UserError.
         """
         if not callable(data):
-            raise DataError(
-                f"{self._path}: expected a function that writes into a folder, got {type(data).__name__}"
-            )
+            raise DataError(f"{self._path}: expected a function that writes into a folder, got {type(data).__name__}")
         self._restore()
         fresh = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex[:8]}")
         fresh.mkdir(parents=True)

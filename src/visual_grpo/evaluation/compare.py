@@ -72,9 +72,7 @@ def score_columns(scores: pd.DataFrame) -> dict[str, str]:
 
 
 def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[str, Any]:
-    measured = paired_bootstrap(
-        rows[f"{column}_baseline"], rows[f"{column}_trained"], list(rows["id"]), samples, seed
-    )
+    measured = paired_bootstrap(rows[f"{column}_baseline"], rows[f"{column}_trained"], list(rows["id"]), samples, seed)
     # JSON knows no NaN
     return {key: None if math.isnan(value) else value for key, value in asdict(measured).items()}
 

@@ -47,8 +47,7 @@ def paired_bootstrap(
     before, after = np.asarray(baseline, dtype=np.float64), np.asarray(trained, dtype=np.float64)
     if before.ndim != 1 or before.shape != after.shape or len(clusters) != len(before):
         raise ValueError(
-            "expected [n] baseline, [n] trained and n clusters,"
-            f" got {before.shape}, {after.shape} and {len(clusters)}"
+            f"expected [n] baseline, [n] trained and n clusters, got {before.shape}, {after.shape} and {len(clusters)}"
         )
     scored = ~(np.isnan(before) | np.isnan(after))
     names, members = np.unique(np.asarray(clusters, dtype=object)[scored], return_inverse=True)

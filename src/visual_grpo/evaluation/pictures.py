@@ -46,9 +46,7 @@ def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], column
             "a grid needs at least one image, a caption for each and at least one column,"
             f" got {len(images)} images, {len(captions)} captions, {columns} columns"
         )
-    return _framed(
-        [_grid_band(images[i : i + columns], captions[i : i + columns]) for i in _starts(images, columns)]
-    )
+    return _framed([_grid_band(images[i : i + columns], captions[i : i + columns]) for i in _starts(images, columns)])
 
 
 def pairs(pairs: Sequence[Pair], columns: int = 6) -> Image.Image:
@@ -149,9 +147,7 @@ def _table(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
     """Pictures in rows and columns, each column as wide and each row as high as its largest."""
     widths = [max(cell.width for cell in column) for column in zip(*rows, strict=True)]
     heights = [max(cell.height for cell in row) for row in rows]
-    canvas = Image.new(
-        "RGB", (sum(widths) + GAP * (len(widths) - 1), sum(heights) + LEADING * len(rows)), PAPER
-    )
+    canvas = Image.new("RGB", (sum(widths) + GAP * (len(widths) - 1), sum(heights) + LEADING * len(rows)), PAPER)
     top = 0
     for row, height in zip(rows, heights, strict=True):
         left = 0

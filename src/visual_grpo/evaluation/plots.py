@@ -22,9 +22,7 @@ def differences(entries: Sequence[Mapping[str, Any]]) -> Figure:
     splits = list(dict.fromkeys(entry["split"] for entry in entries))
     families = _families(entries)
     rows = [len(names) for names in families]
-    figure = Figure(
-        figsize=(4.6 * len(splits) + 1.2, 0.42 * sum(rows) + 0.5 * len(rows) + 0.9), layout="constrained"
-    )
+    figure = Figure(figsize=(4.6 * len(splits) + 1.2, 0.42 * sum(rows) + 0.5 * len(rows) + 0.9), layout="constrained")
     axes = figure.subplots(
         len(families),
         len(splits),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,8 @@ def load_pipeline(path: str, config: ModelConfig) -> GlmImagePipeline:
 
     if Path(path).is_absolute() or path.startswith(".") or Path(path).exists():
         _require_pipeline(Path(path))
-    pipeline = GlmImagePipeline.from_pretrained(path, dtype=getattr(torch, config.dtype))
+    with _without_bars(path):
+        pipeline = GlmImagePipeline.from_pretrained(path, dtype=getattr(torch, config.dtype))
     pipeline.processor = PreviewProcessor.of(pipeline.processor, preview_side(path))
     pipeline.set_progress_bar_config(disable=True)
     for name in COMPONENTS:
@@ -114,6 +116,22 @@ class TokenDecoder:
             decoded = vae.decode(part, return_dict=False)[0].float()
             images += list(((decoded / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
         return images
+
+
+@contextmanager
+def _without_bars(path: str) -> Iterator[None]:
+    """No progress bars for a folder, which loads in a moment; a download keeps its own."""
+    from diffusers.utils import logging as of_diffusers
+    from transformers.utils import logging as of_transformers
+
+    shown = [library for library in (of_diffusers, of_transformers) if library.is_progress_bar_enabled()]
+    for library in shown if Path(path).exists() else ():
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in shown:
+            library.enable_progress_bar()
 
 
 def _require_pipeline(folder: Path) -> None:

@@ -65,9 +65,7 @@ class Preparation:
             UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
         """
         report = Report(strict=self._config.strict)
-        store = ImageStore(
-            folder=manifest.parent / IMAGES, height=self._config.height, width=self._config.width
-        )
+        store = ImageStore(folder=manifest.parent / IMAGES, height=self._config.height, width=self._config.width)
         with DiskCounter() as ids, DiskCounter() as names, warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"PIL\.")  # odd EXIF data and the like do no harm
             records = self._accepted(store, report, ids, progress)
@@ -149,8 +147,7 @@ def _prepare(item: Item, store: ImageStore) -> PreparedRecord | Rejection | Note
         if record.target_image is not None:
             target = store.prepare(record.target_image, record.id, "target")
         sources = tuple(
-            store.prepare(source, record.id, f"source{number}")
-            for number, source in enumerate(record.source_images)
+            store.prepare(source, record.id, f"source{number}") for number, source in enumerate(record.source_images)
         )
     except Rejected as rejected:
         return rejected.at(item.place, given_id(item))

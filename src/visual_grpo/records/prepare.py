@@ -96,9 +96,7 @@ class ImageStore:
 
     def _name(self, original_sha256: str, record_id: str, role: str) -> str:
         """A name that is safe on every file system, whatever the id, and still tells it."""
-        content = "\0".join(
-            [str(_VERSION), record_id, role, original_sha256, str(self.height), str(self.width)]
-        )
+        content = "\0".join([str(_VERSION), record_id, role, original_sha256, str(self.height), str(self.width)])
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", record_id)[:60].strip("._")
         return "-".join(part for part in (readable, role, key) if part) + ".png"

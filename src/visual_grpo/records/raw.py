@@ -69,9 +69,7 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not an error of the progra
         self.remedy = remedy
 
     def at(self, place: Place, record_id: str | None = None) -> Rejection:
-        return Rejection(
-            place=place, id=record_id, reason=self.reason, message=self.message, remedy=self.remedy
-        )
+        return Rejection(place=place, id=record_id, reason=self.reason, message=self.message, remedy=self.remedy)
 
 
 def printable(text: str) -> str:

@@ -106,9 +106,7 @@ class Report:
             "records": self.accepted + self._reasons.total(),
             "accepted": self.accepted,
             "with_target": self._targets,
-            "splits": {
-                split: {"records": self._records[split], "prompts": self._prompts[split]} for split in SPLITS
-            },
+            "splits": {split: {"records": self._records[split], "prompts": self._prompts[split]} for split in SPLITS},
             "rejected": {
                 "total": self._reasons.total(),
                 "by_reason": dict(self._reasons.most_common()),
@@ -128,9 +126,7 @@ class Report:
             return "There are no records in the data. Add at least one."
         shown = "".join(f"\n  {rejection}" for rejection in self._rejections[:_SHOWN])
         more = self._reasons.total() - min(_SHOWN, len(self._rejections))
-        return f"All {self._reasons.total()} records were rejected:{shown}" + (
-            f"\n  and {more} more" if more else ""
-        )
+        return f"All {self._reasons.total()} records were rejected:{shown}" + (f"\n  and {more} more" if more else "")
 
 
 def _as_dict(rejection: Rejection) -> dict[str, Any]:

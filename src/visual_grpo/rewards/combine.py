@@ -24,9 +24,7 @@ class RewardSet:
         for name, (_, weight) in rewards.items():
             _check(name, weight)
         if not any(weight for _, weight in rewards.values()):
-            raise UserError(
-                f"nothing to optimise: the rewards {sorted(rewards)} all have weight 0; give one a weight"
-            )
+            raise UserError(f"nothing to optimise: the rewards {sorted(rewards)} all have weight 0; give one a weight")
         self.weights = {name: float(weight) for name, (_, weight) in rewards.items()}
         self.functions = {name: _named(name, function) for name, (function, _) in rewards.items()}
 
@@ -41,9 +39,7 @@ class RewardSet:
             total=total,
             rewards={name: output.values for name, output in outputs.items()},
             parts={
-                f"{name}/{part}": values
-                for name, output in outputs.items()
-                for part, values in output.parts.items()
+                f"{name}/{part}": values for name, output in outputs.items() for part, values in output.parts.items()
             },
             weights=self.weights,
         )

@@ -37,9 +37,7 @@ class FunctionReward:
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         if len(prompts) != len(samples):
-            raise UserError(
-                f"reward {self.name!r} was given {len(prompts)} prompts but {len(samples)} samples"
-            )
+            raise UserError(f"reward {self.name!r} was given {len(prompts)} prompts but {len(samples)} samples")
         try:
             returned = self.function(prompts, samples)
         except Exception as error:
@@ -90,9 +88,7 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
     try:
         made = target(**options)
     except TypeError as error:
-        raise UserError(
-            f"reward {name!r}: {path!r} refused the options {dict(options)!r}: {error}"
-        ) from error
+        raise UserError(f"reward {name!r}: {path!r} refused the options {dict(options)!r}: {error}") from error
     if not callable(made):
         raise UserError(
             f"reward {name!r}: {path!r} called with options {dict(options)!r} must return a callable"
@@ -140,9 +136,7 @@ def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) ->
             raise TypeError("text hides a reward that forgot to parse")
         return float(score)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"reward {name!r} gave {score!r} {_where(row, prompts)}; expected a number or None"
-        ) from error
+        raise UserError(f"reward {name!r} gave {score!r} {_where(row, prompts)}; expected a number or None") from error
 
 
 def _where(row: int, prompts: Sequence[PromptRecord]) -> str:

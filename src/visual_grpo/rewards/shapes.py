@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visual_grpo.shapes_world import ATTRIBUTES, BACKGROUND, CENTERS, COLORS, RADII, SHAPES
 from visual_grpo.errors import UserError
+from visual_grpo.shapes_world import ATTRIBUTES, BACKGROUND, CENTERS, COLORS, RADII, SHAPES
 from visual_grpo.types import PromptRecord, RewardOutput, Sample
 
 _GRID = 64
@@ -22,7 +22,8 @@ _OBJECT = 0.3
 _MIN_CELLS = 25
 _COLOR_REACH = 0.6
 """RGB distance at which a cell's colour is worth nothing."""
-_COLOR_EXACT = 0.25
+_COLOR_MATCH = 0.35
+"""RGB distance within which a cell may count as of the asked colour, if no other named colour is nearer."""
 _MIN_COLOR_SHARE = 0.7
 _MIN_IOU = 0.7
 _MAX_OFFSET = 0.1
@@ -128,11 +129,13 @@ def _color(objects: _Objects, asked: Tensor) -> tuple[Tensor, Tensor]:
     """
     outside = (~objects.mask).float()[:, None]
     inside = (F.max_pool2d(outside, 3, stride=1, padding=1)[:, 0] < 0.5).float()
-    target = (torch.tensor(list(COLORS.values())) / 255)[asked]
-    distance = torch.linalg.vector_norm(objects.rgb - target[:, None, None], dim=-1)
+    names = torch.tensor(list(COLORS.values())) / 255
+    distances = torch.cdist(objects.rgb.flatten(1, 2), names).view(*objects.mask.shape, len(names))
+    distance = distances[torch.arange(len(asked)), ..., asked]
+    matches = (distances.argmin(-1) == asked[:, None, None]) & (distance < _COLOR_MATCH)
     count = inside.sum((1, 2)).clamp(min=1)
     closeness = ((1 - distance / _COLOR_REACH).clamp(min=0) * inside).sum((1, 2)) / count
-    share = ((distance < _COLOR_EXACT) * inside).sum((1, 2)) / count
+    share = (matches * inside).sum((1, 2)) / count
     return closeness, share > _MIN_COLOR_SHARE
 
 

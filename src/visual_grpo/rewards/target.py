@@ -55,9 +55,7 @@ class SsimReward:
 
     def _similarity(self, sample: Tensor, target: Tensor) -> Tensor:
         if min(sample.shape[-2:]) < self.window:
-            raise UserError(
-                f"ssim: window {self.window} does not fit an image of {list(sample.shape[-2:])} pixels"
-            )
+            raise UserError(f"ssim: window {self.window} does not fit an image of {list(sample.shape[-2:])} pixels")
         similarity: Tensor = ssim(sample[None], target[None], data_range=1.0, win_size=self.window)
         return similarity
 

@@ -89,7 +89,13 @@ def build_glyph_encoder(seed: int) -> T5EncoderModel:
     """Never trained: drawn prompts hold no quoted text, so its output is one constant per model."""
     torch.manual_seed(seed)
     config = T5Config(
-        vocab_size=384, d_model=_GLYPH_WIDTH, d_kv=16, d_ff=64, num_layers=1, num_heads=2, feed_forward_proj="gated-gelu"
+        vocab_size=384,
+        d_model=_GLYPH_WIDTH,
+        d_kv=16,
+        d_ff=64,
+        num_layers=1,
+        num_heads=2,
+        feed_forward_proj="gated-gelu",
     )
     return T5EncoderModel(config).eval()
 

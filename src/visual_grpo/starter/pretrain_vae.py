@@ -13,7 +13,7 @@ _BATCH = 8
 _CROP = 64
 _LATENT_PIXELS = 8
 """Pixels a side that one latent stands for; crops start at multiples of it."""
-_LATENT_NOISE = 0.05
+_LATENT_NOISE = 0.25
 _ENCODE_BATCH = 32
 
 
@@ -33,9 +33,7 @@ def pretrain_vae(vae: AutoencoderKL, images: Tensor, *, steps: int, seed: int, r
         error = F.mse_loss(decoded, pixels) + 0.3 * F.l1_loss(decoded, pixels)
         return error + 1e-4 * latents.square().mean()
 
-    minimise(
-        loss_of_step, vae.parameters(), steps=steps, peak_learning_rate=4e-3, warmup=20, report=report
-    )
+    minimise(loss_of_step, vae.parameters(), steps=steps, peak_learning_rate=4e-3, warmup=20, report=report)
     vae.eval().requires_grad_(False)
 
 

@@ -33,17 +33,13 @@ def draw_trained(
     return image_writer(config, starter_report, records, adapter=adapter, title="evaluate")
 
 
-def compare_with_baseline(
-    parameters: dict[str, Any], baseline: Path, trained: Path, adapters: Path
-) -> dict[str, Any]:
+def compare_with_baseline(parameters: dict[str, Any], baseline: Path, trained: Path, adapters: Path) -> dict[str, Any]:
     """The evaluation: paired differences of every score, and what they were measured on."""
     from visual_grpo.evaluation import compare, generate
 
     config = Parameters.model_validate(parameters)
     before, after = generate.read_scores(baseline), generate.read_scores(trained)
-    entries = compare.compare(
-        before, after, bootstrap_samples=config.evaluation.bootstrap_samples, seed=config.seed
-    )
+    entries = compare.compare(before, after, bootstrap_samples=config.evaluation.bootstrap_samples, seed=config.seed)
     return {
         "seed": config.seed,
         "adapter": str(adapters / config.policy.component),

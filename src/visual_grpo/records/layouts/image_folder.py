@@ -17,9 +17,7 @@ from visual_grpo.records.on_disk import sorted_on_disk
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
 from visual_grpo.records.text import count_lines, csv_header, csv_rows, json_object, read_lines
 
-LOOKS_FOR = (
-    "metadata.jsonl or metadata.csv (also in folders below) with file_name and text, prompt or caption"
-)
+LOOKS_FOR = "metadata.jsonl or metadata.csv (also in folders below) with file_name and text, prompt or caption"
 
 _NAMES = ("metadata.jsonl", "metadata.csv")
 _TEXT_KEYS = ("text", "prompt", "caption")
@@ -105,9 +103,9 @@ def _check_header(file: Path) -> None:
 def _record(row: Mapping[str, Any], place: Place, folder: Path, split: str | None) -> Item:
     text_key = next((key for key in _TEXT_KEYS if key in row), "text")
     if row.get("file_name") is None:
-        return Rejected(
-            "missing_target", "file_name is missing", "Name the image, relative to the metadata file"
-        ).at(place)
+        return Rejected("missing_target", "file_name is missing", "Name the image, relative to the metadata file").at(
+            place
+        )
     extra = {key: value for key, value in row.items() if key not in ("file_name", "id", text_key)}
     if split is not None:
         extra.setdefault("split", split)

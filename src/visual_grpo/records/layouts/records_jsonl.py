@@ -8,9 +8,7 @@ from pathlib import Path
 from visual_grpo.records.raw import Item, Place, RawRecord, Rejected
 from visual_grpo.records.text import count_lines, json_object, read_lines
 
-LOOKS_FOR = (
-    "records.jsonl with the keys prompt and, where you have them, id, target_image, source_image, metadata"
-)
+LOOKS_FOR = "records.jsonl with the keys prompt and, where you have them, id, target_image, source_image, metadata"
 
 KEYS = ("prompt", "id", "target_image", "source_image", "metadata")
 
