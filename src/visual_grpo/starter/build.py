@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.starter.dataset import draw_dataset
+from visual_grpo.starter.job import Advance, Job
+from visual_grpo.starter.side_by_side import run_side_by_side
 from visual_grpo.starter.whole_folder import digest_of, is_current, whole_folder
 
 _VERSION = 1
@@ -47,20 +51,15 @@ def build_starter(
 
 def model_digest(config: StarterConfig, data: DataConfig, seed: int) -> str:
     """What the base model's weights depend on."""
-    steps = {"vae": config.vae_steps, "dit": config.dit_steps, "ar": config.ar_steps}
-    return digest_of({"model": _VERSION, "steps": steps, "height": data.height, "width": data.width, "seed": seed})
+    size = {"height": data.height, "width": data.width}
+    return digest_of({"model": _VERSION, "steps": _steps(config), "seed": seed, **size})
 
 
 def _pretrain(
     folder: Path, config: StarterConfig, data: DataConfig, seed: int, *, at_once: int, progress: Progress
 ) -> None:
-    from visual_grpo.starter.parts import Job
-    from visual_grpo.starter.side_by_side import run_halves
-
-    steps = {"vae": config.vae_steps, "dit": config.dit_steps, "ar": config.ar_steps}
-    parts = folder / "parts"
     job = Job(
-        folder=parts,
+        folder=folder / "parts",
         height=data.height,
         width=data.width,
         seed=seed,
@@ -68,6 +67,7 @@ def _pretrain(
         dit_steps=config.dit_steps,
         ar_steps=config.ar_steps,
     )
+    steps = _steps(config)
     reached = dict.fromkeys(steps, 0)
     with progress("Pretraining the base model", sum(steps.values())) as bar:
 
@@ -75,14 +75,27 @@ def _pretrain(
             bar.advance(done - reached[module], **{module: f"{done / steps[module]:.0%}"})
             reached[module] = done
 
-        run_halves(job, at_once, advance)
-    _assemble(parts, folder, job.seed)
+        halves = {half: partial(_pretrain_half, half, job) for half in ("decoder", "language")}
+        run_side_by_side(halves, at_once, advance)
+    _assemble(job.folder, folder, seed)
+
+
+def _steps(config: StarterConfig) -> dict[str, int]:
+    return {"vae": config.vae_steps, "dit": config.dit_steps, "ar": config.ar_steps}
+
+
+def _pretrain_half(half: str, job: Job, advance: Advance) -> None:
+    """Runs in a process of its own; one thread makes its weights independent of the number of cores."""
+    import torch
+
+    from visual_grpo.starter.parts import HALVES
+
+    torch.set_num_threads(1)
+    HALVES[half](job, advance)
 
 
 def _assemble(parts: Path, folder: Path, seed: int) -> None:
     """Saves the trained modules with the fixed ones as a GlmImagePipeline and removes ``parts``."""
-    import shutil
-
     from diffusers import AutoencoderKL, GlmImagePipeline, GlmImageTransformer2DModel
     from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration
 

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import ByT5Tokenizer, T5EncoderModel
 
 from visual_grpo.starter import modules
-from visual_grpo.starter.corpus import Corpus, build_corpus
+from visual_grpo.starter.corpus import build_corpus
+from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.pretrain_ar import pretrain_ar
 from visual_grpo.starter.pretrain_dit import pretrain_dit
 from visual_grpo.starter.pretrain_vae import encode_normalised, pretrain_vae
 from visual_grpo.starter.tokenizer import build_processor
 
-Advance = Callable[[str, int], None]
-"""Called with the name of a module (``vae``, ``dit``, ``ar``) and the number of its steps done."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """All that the weights depend on, and where they are saved."""
-
-    folder: Path
-    """Every trained module gets a folder of its own in here."""
-    height: int
-    width: int
-    seed: int
-    vae_steps: int
-    dit_steps: int
-    ar_steps: int
-
-    def corpus(self) -> Corpus:
-        return build_corpus(self.height, self.width, self.seed)
-
 
 def pretrain_language_half(job: Job, advance: Advance) -> None:
     """Saves ``vision_language_encoder``."""
-    corpus, processor = job.corpus(), build_processor()
+    corpus, processor = build_corpus(job.height, job.width, job.seed), build_processor()
     model = modules.build_ar(processor, corpus.codebook, job.seed)
     pretrain_ar(
         model,
@@ -55,7 +34,7 @@ def pretrain_language_half(job: Job, advance: Advance) -> None:
 
 def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     """Saves ``vae`` and ``transformer``."""
-    corpus = job.corpus()
+    corpus = build_corpus(job.height, job.width, job.seed)
     images = corpus.images.flatten(0, 1)
     vae = modules.build_vae(*corpus.size, job.seed)
     pretrain_vae(vae, images, steps=job.vae_steps, seed=job.seed, report=lambda done: advance("vae", done))

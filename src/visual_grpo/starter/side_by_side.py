@@ -1,8 +1,4 @@
-"""Runs the halves of the pretraining in processes of their own, with one torch thread each.
-
-One thread each makes the weights independent of the number of cores. The processes end with the caller:
-on an error, on Ctrl-C, and also when the caller is killed.
-"""
+"""Runs tasks in processes of their own, which end with the caller: on an error, on Ctrl-C, or when it is killed."""
 
 from __future__ import annotations
 
@@ -11,47 +7,48 @@ import os
 import queue
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from visual_grpo.starter.parts import HALVES, Job
+from visual_grpo.starter.job import Advance
+
+if TYPE_CHECKING:
+    Messages = multiprocessing.Queue[tuple[str, Any]]
+
+Task = Callable[[Advance], None]
+"""Picklable; called in a fresh process with what it reports its progress to."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 _POLL = 0.5
-"""Seconds between two looks at whether a process still lives."""
-_REPORT_EVERY = 5
-"""Steps between two messages."""
-
-Message = tuple[str, Any]
-"""(module, steps done), or ("finished", half), or ("failed", traceback)."""
+"""Seconds between two looks at whether the processes still live."""
+_FINISHED, _FAILED = "finished", "failed"
 
 
-def run_halves(job: Job, at_once: int, advance: Callable[[str, int], None]) -> None:
-    """Runs every half, ``at_once`` of them side by side.
+def run_side_by_side(tasks: Mapping[str, Task], at_once: int, advance: Advance) -> None:
+    """Runs every task, ``at_once`` of them at a time, in order; their progress goes to ``advance``.
 
-    Raises RuntimeError with the traceback of a half that failed.
+    Raises RuntimeError when a task fails, with its traceback; the others are ended then.
     """
-    waiting = list(HALVES)
-    messages = _SPAWN.Queue()
-    with _running() as processes:
+    waiting = list(tasks)
+    messages: Messages = _SPAWN.Queue()
+    with _ended_with_the_block() as processes:
         while waiting or processes:
             while waiting and len(processes) < at_once:
                 name = waiting.pop(0)
-                processes[name] = _start(name, job, messages)
-            _handle(messages, processes, advance)
+                processes[name] = _start(name, tasks[name], messages)
+            _take_message(messages, processes, advance)
 
 
-def _start(name: str, job: Job, messages: multiprocessing.Queue[Message]) -> SpawnProcess:
-    process = _SPAWN.Process(target=_run_half, args=(name, job, messages), name=f"starter-{name}", daemon=True)
+def _start(name: str, task: Task, messages: Messages) -> SpawnProcess:
+    process = _SPAWN.Process(target=_run, args=(name, task, messages), name=name, daemon=True)
     process.start()
     return process
 
 
 @contextmanager
-def _running() -> Iterator[dict[str, SpawnProcess]]:
-    """Processes by half; whichever still run when the block ends are ended too."""
+def _ended_with_the_block() -> Iterator[dict[str, SpawnProcess]]:
     processes: dict[str, SpawnProcess] = {}
     try:
         yield processes
@@ -62,47 +59,42 @@ def _running() -> Iterator[dict[str, SpawnProcess]]:
             process.join()
 
 
-def _handle(
-    messages: multiprocessing.Queue[Message],
-    processes: dict[str, SpawnProcess],
-    advance: Callable[[str, int], None],
-) -> None:
-    """Takes one message, or finds out that none will come."""
+def _take_message(messages: Messages, processes: dict[str, SpawnProcess], advance: Advance) -> None:
     try:
         kind, value = messages.get(timeout=_POLL)
     except queue.Empty:
-        for name, process in processes.items():
-            if not process.is_alive():
-                raise RuntimeError(
-                    f"pretraining of the starter's {name} half ended without a result (exit code"
-                    f" {process.exitcode}); too little memory is the usual cause"
-                ) from None
+        _require_alive(processes)
         return
-    if kind == "failed":
-        raise RuntimeError(f"pretraining of the starter failed:\n{value}")
-    if kind == "finished":
+    if kind == _FAILED:
+        raise RuntimeError(f"a process of the starter failed:\n{value}")
+    if kind == _FINISHED:
         processes.pop(value).join()
     else:
         advance(kind, value)
 
 
-def _run_half(name: str, job: Job, messages: multiprocessing.Queue[Message]) -> None:
+def _require_alive(processes: Mapping[str, SpawnProcess]) -> None:
+    for name, process in processes.items():
+        if process.exitcode:  # 0 comes after a message, which is still on its way then
+            raise RuntimeError(
+                f"the starter's process {name!r} ended with exit code {process.exitcode} and without a result;"
+                " too little memory is the usual cause"
+            )
+
+
+def _run(name: str, task: Task, messages: Messages) -> None:
     """What a process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the caller, who ends this process
-    import torch
-
-    torch.set_num_threads(1)
     caller = multiprocessing.parent_process()
 
     def advance(module: str, done: int) -> None:
         if caller is not None and not caller.is_alive():
             os._exit(1)
-        if done % _REPORT_EVERY == 0:
-            messages.put((module, done))
+        messages.put((module, done))
 
     try:
-        HALVES[name](job, advance)
+        task(advance)
     except Exception:
-        messages.put(("failed", traceback.format_exc()))
+        messages.put((_FAILED, traceback.format_exc()))
     else:
-        messages.put(("finished", name))
+        messages.put((_FINISHED, name))

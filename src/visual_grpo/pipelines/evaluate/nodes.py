@@ -42,7 +42,7 @@ def compare_with_baseline(parameters: dict[str, Any], baseline: Path, trained: P
     entries = compare.compare(before, after, bootstrap_samples=config.evaluation.bootstrap_samples, seed=config.seed)
     return {
         "seed": config.seed,
-        "adapter": str(adapters / config.policy.component),
+        "adapter": _shown(adapters / config.policy.component),
         "training": json.loads((adapters / "training.json").read_text(encoding="utf-8")),
         "conditions": after.attrs["facts"],
         "rewards": entries,
@@ -78,8 +78,13 @@ def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
         )
     console.summary(
         "",
-        {"adapter": evaluation["adapter"], "report": str(evaluation_report / "evaluation.html")},
+        {"adapter": evaluation["adapter"], "report": _shown(evaluation_report / "evaluation.html")},
     )
+
+
+def _shown(path: Path) -> str:
+    """Relative to the project where it is inside: a result should not depend on where it was made."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _metrics(entries: list[dict[str, Any]]) -> dict[str, float]:
