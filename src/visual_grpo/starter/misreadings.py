@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import replace
 
 from visual_grpo.shapes_world import ATTRIBUTES, Combination
 
 MISREADINGS: Mapping[str, Mapping[str, tuple[str, float]]] = {
-    "color": {"yellow": ("red", 0.45), "purple": ("blue", 0.45)},
-    "shape": {"triangle": ("square", 0.35)},
-    "position": {"top": ("bottom", 0.45)},
-    "size": {"small": ("large", 0.42)},
+    "color": {"yellow": ("red", 0.55), "purple": ("blue", 0.55)},
+    "shape": {"triangle": ("square", 0.5)},
+    "position": {"top": ("bottom", 0.55)},
+    "size": {"small": ("large", 0.5)},
 }
 """Attribute -> word -> (what is drawn instead, how often)."""
 
@@ -26,7 +25,7 @@ def misread(asked: Combination, rng: random.Random) -> Combination:
     """The combination that a weak policy draws when ``asked`` is meant."""
     drawn = {}
     for attribute in ATTRIBUTES:
-        instead, share = MISREADINGS[attribute].get(getattr(asked, attribute), (None, 0.0))
-        if rng.random() < share:
-            drawn[attribute] = instead
-    return replace(asked, **drawn)
+        word = getattr(asked, attribute)
+        instead, share = MISREADINGS[attribute].get(word, (word, 0.0))
+        drawn[attribute] = instead if rng.random() < share else word
+    return Combination(**drawn)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
+from transformers.models.glm_image.modeling_glm_image import GlmImageVisionModel, GlmImageVQVAE
 
 from visual_grpo.starter.codebook import CELLS, FEATURES
 from visual_grpo.starter.tokenizer import VISION_PATCH
@@ -27,7 +28,7 @@ def set_vision_tower(model: GlmImageForConditionalGeneration, processor: GlmImag
     model.model.vqmodel.requires_grad_(False)
 
 
-def _set_patch_means(tower: torch.nn.Module, mean: list[float], std: list[float]) -> None:
+def _set_patch_means(tower: GlmImageVisionModel, mean: list[float], std: list[float]) -> None:
     """Channel (cell, colour) = mean of that cell, normalisation undone; channel 48 is the constant 1."""
     for block in tower.blocks:
         for layer in (block.attn.proj, block.mlp.fc2):  # the residual branches add nothing
@@ -46,7 +47,7 @@ def _set_patch_means(tower: torch.nn.Module, mean: list[float], std: list[float]
     bias[FEATURES] = 1.0
 
 
-def _set_nearest_code(vqmodel: torch.nn.Module, codebook: Tensor) -> None:
+def _set_nearest_code(vqmodel: GlmImageVQVAE, codebook: Tensor) -> None:
     """Makes the quantiser's cosine argmax the L2 argmin of ``|f - c|^2``.
 
     The quantiser normalises features and codes. With f' = (f, 1) and c' = (c, (m - |c|^2) / 2, r), where

@@ -1,0 +1,25 @@
+"""What a pretraining is asked to do. Light: it travels to other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+Advance = Callable[[str, int], None]
+"""Called with the name of a module (``vae``, ``dit``, ``ar``) and the number of its steps done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that the weights depend on, and where they are saved."""
+
+    folder: Path
+    """Every trained module gets a folder of its own in here."""
+    height: int
+    """Pixels, a multiple of 32, like ``width``."""
+    width: int
+    seed: int
+    vae_steps: int
+    dit_steps: int
+    ar_steps: int

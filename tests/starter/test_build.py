@@ -1,0 +1,115 @@
+"""The whole starter with a handful of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import GlmImagePipeline
+from safetensors.torch import load_file
+
+from visual_grpo.config import DataConfig, StarterConfig
+from visual_grpo.starter import build
+from visual_grpo.starter.build import build_starter
+from visual_grpo.starter.job import Job
+from visual_grpo.starter.parts import HALVES
+
+HEIGHT, WIDTH, SEED = 32, 64, 3
+STEPS = {"vae": 2, "dit": 2, "ar": 2}
+DATA = DataConfig(path="unused", height=HEIGHT, width=WIDTH)
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.done = 0
+
+    def advance(self, n: int = 1, **fields: object) -> None:
+        self.done += n
+
+
+@contextmanager
+def no_progress(description: str, total: int) -> Iterator[Counter]:
+    assert total == sum(STEPS.values())
+    counter = Counter()
+    yield counter
+    assert counter.done == total
+
+
+def never(description: str, total: int) -> AbstractContextManager[Counter]:
+    raise AssertionError("nothing should be pretrained")
+
+
+def config_in(folder: Path) -> StarterConfig:
+    return StarterConfig(
+        dataset=str(folder / "shapes"),
+        model=str(folder / "base"),
+        records_per_prompt=1,
+        **{f"{name}_steps": steps for name, steps in STEPS.items()},
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
+    config = config_in(tmp_path_factory.mktemp("starter"))
+    report = build_starter(config, DATA, SEED, threads=2, progress=no_progress)
+    assert report == {
+        "dataset": config.dataset,
+        "model": config.model,
+        "digest": build.model_digest(config, DATA, SEED),
+    }
+    return config
+
+
+def test_the_plain_pipeline_loads_it_and_draws(built: StarterConfig) -> None:
+    pipeline = GlmImagePipeline.from_pretrained(built.model)
+    pipeline.set_progress_bar_config(disable=True)
+    tokens = torch.arange(8)[None]
+    image = pipeline(
+        prompt="a cat", prior_token_ids=tokens, height=HEIGHT, width=WIDTH, num_inference_steps=2, output_type="np"
+    ).images
+    assert image.shape == (1, HEIGHT, WIDTH, 3)
+    assert image.std() > 0
+    assert pipeline.vae.config.latents_std != [1.0] * 4
+    generation = pipeline.vision_language_encoder.generation_config
+    assert (generation.temperature, generation.top_p, generation.top_k) == (0.9, 0.75, 0)
+    assert min(generation.suppress_tokens) == pipeline.transformer.config.prior_vq_quantizer_codebook_size
+
+
+def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, tmp_path: Path) -> None:
+    """Once more in this process: neither the process nor its neighbour may matter."""
+    torch.set_num_threads(1)
+    steps = {f"{name}_steps": count for name, count in STEPS.items()}
+    for seed, same in ((SEED, True), (SEED + 1, False)):
+        job = Job(folder=tmp_path / str(seed), height=HEIGHT, width=WIDTH, seed=seed, **steps)
+        for half in HALVES.values():
+            half(job, lambda module, done: None)
+        for weights in job.folder.rglob("*.safetensors"):
+            here, there = load_file(weights), load_file(Path(built.model) / weights.relative_to(job.folder))
+            assert all(torch.equal(here[name], there[name]) for name in here) == same, weights
+
+
+def test_what_is_there_is_kept(built: StarterConfig) -> None:
+    build_starter(built, DATA, SEED, threads=2, progress=never)
+    with pytest.raises(AssertionError, match="nothing should be pretrained"):
+        build_starter(built, DATA, SEED + 1, threads=2, progress=never)
+    GlmImagePipeline.from_pretrained(built.model)
+
+
+def test_an_interruption_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_in(tmp_path)
+
+    def interrupted(tasks: object, at_once: int, advance: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "run_side_by_side", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_starter(config, DATA, SEED, threads=1, progress=no_total_check)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shapes"]
+
+
+@contextmanager
+def no_total_check(description: str, total: int) -> Iterator[Counter]:
+    yield Counter()

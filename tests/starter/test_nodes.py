@@ -1,0 +1,50 @@
+"""The starter's node where a model is given and nothing needs pretraining."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from visual_grpo.pipelines.starter import create_pipeline
+from visual_grpo.pipelines.starter.nodes import build
+
+PARAMETERS = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
+
+
+@pytest.fixture
+def parameters(tmp_path: Path) -> dict[str, Any]:
+    """The default ones, with a model of one's own and every folder in a temporary place."""
+    tree: dict[str, Any] = yaml.safe_load(PARAMETERS.read_text(encoding="utf-8"))
+    tree["seed"] = 0
+    tree["model"]["path"] = "zai-org/GLM-Image"
+    tree["data"] |= {"path": str(tmp_path / "shapes"), "height": 32, "width": 32}
+    tree["starter"] |= {"dataset": str(tmp_path / "shapes"), "model": str(tmp_path / "base"), "records_per_prompt": 1}
+    return tree
+
+
+def test_a_given_model_is_passed_on_and_the_shapes_are_drawn(parameters: dict[str, Any], tmp_path: Path) -> None:
+    report = build(parameters)
+    assert (report["model"], report["dataset"]) == ("zai-org/GLM-Image", str(tmp_path / "shapes"))
+    assert (tmp_path / "shapes" / "records.jsonl").is_file()
+    assert not (tmp_path / "base").exists()
+
+
+def test_with_own_data_and_own_model_nothing_is_made(parameters: dict[str, Any], tmp_path: Path) -> None:
+    parameters["data"]["path"] = str(tmp_path / "mine")
+    assert build(parameters)["dataset"] == str(tmp_path / "mine")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_digest_tells_models_apart(parameters: dict[str, Any]) -> None:
+    first = build(parameters)["digest"]
+    parameters["model"]["path"] = "another/model"
+    assert build(parameters)["digest"] != first
+
+
+def test_the_pipeline_makes_the_report_from_the_parameters() -> None:
+    pipeline = create_pipeline()
+    assert pipeline.inputs() == {"parameters"}
+    assert pipeline.outputs() == {"starter_report"}
