@@ -1,0 +1,102 @@
+"""The train node on a small untrained GLM-Image, with a real MLflow store."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from kedro.io import DataCatalog, MemoryDataset
+from kedro.runner import SequentialRunner
+
+from tests.test_training import STEPS, parameters
+from visual_grpo.datasets import FolderDataset, RecordsDataset
+from visual_grpo.errors import UserError
+from visual_grpo.pipelines.train import create_pipeline
+
+
+class Project:
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder, self.model = folder, model
+        rows = [
+            {"id": f"r{i}", "prompt": f"a thing {i}", "split": "train" if i < 6 else "eval", "metadata": "{}"}
+            for i in range(9)
+        ]
+        RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
+        (folder / "baseline").mkdir()
+
+    def run(self, **changes: Any) -> DataCatalog:
+        tree = parameters(self.folder, **changes).model_dump(mode="json")
+        catalog = DataCatalog(
+            {
+                "parameters": MemoryDataset(tree),
+                "starter_report": MemoryDataset({"model": str(self.model), "digest": "digest"}),
+                "records": RecordsDataset(filepath=str(self.folder / "records.parquet")),
+                "baseline": FolderDataset(filepath=str(self.folder / "baseline"), made_by="baseline"),
+                "adapters": FolderDataset(filepath=str(self.folder / "adapters"), made_by="train"),
+                "training_history": MemoryDataset(),
+            }
+        )
+        SequentialRunner().run(create_pipeline(), catalog)
+        return catalog
+
+
+@pytest.fixture
+def project(tmp_path: Path, pipeline_folder: Path) -> Project:
+    return Project(tmp_path, pipeline_folder)
+
+
+def test_a_run_leaves_adapters_history_and_a_watched_mlflow_run(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mlflow.set_tracking_uri(f"sqlite:///{project.folder / 'mlflow.db'}")
+    mlflow.create_experiment("train", artifact_location=str(project.folder / "artifacts"))
+    mlflow.set_experiment("train")
+    with mlflow.start_run() as run:
+        catalog = project.run()
+    history = catalog.load("training_history")
+    assert history["step"].tolist() == list(range(1, STEPS + 1))
+    facts = json.loads((project.folder / "adapters" / "training.json").read_text())
+    assert facts["mlflow_run_id"] == run.info.run_id
+    assert facts["samples"] == STEPS * 2 * 3
+    client = mlflow.MlflowClient()
+    logged = client.get_metric_history(run.info.run_id, "reward/total")
+    assert [metric.value for metric in logged] == pytest.approx(history["reward/total"].tolist())
+    artifacts = {a.path for a in client.list_artifacts(run.info.run_id, "adapters")}
+    assert "adapters/ar" in artifacts
+    assert "adapters/training.json" in artifacts
+    assert client.list_artifacts(run.info.run_id, "images")
+    assert f"train {STEPS}/{STEPS}  reward=" in capsys.readouterr().out
+
+
+def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.run()
+    before = (project.folder / "adapters" / "ar" / "adapter_model.safetensors").read_bytes()
+    monkeypatch.setenv("STOP_AT", "3")
+    with pytest.raises(KeyboardInterrupt):
+        project.run(rewards={"stopping": {"function": "tests.pipelines.test_train:stopping"}})
+    assert "Go on with: kedro run --pipeline=train --params=resume=auto" in capsys.readouterr().out
+    assert (project.folder / "adapters" / "ar" / "adapter_model.safetensors").read_bytes() == before
+
+
+def test_a_reward_that_needs_targets_is_refused_before_anything_is_sampled(project: Project) -> None:
+    with pytest.raises(UserError, match="6 records have none"):
+        project.run(rewards={"ssim": {"weight": 1.0}})
+    assert not (project.folder / "checkpoints").exists()
+
+
+calls: list[int] = []
+
+
+def stopping(prompts: Any, images: Any) -> list[float]:
+    """Asks the process to stop while a later step is scored, as Ctrl-C in the middle of one does."""
+    calls.append(len(images))
+    if len(calls) == int(os.environ["STOP_AT"]):
+        os.kill(os.getpid(), signal.SIGINT)
+    return [float(image.float().mean()) for image in images]
