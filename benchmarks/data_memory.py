@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps(measure(arguments.measure)))  # noqa: T201
+        print(json.dumps(measure(arguments.measure)))
         return
     for size in arguments.sizes:
         with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +39,7 @@ def main() -> None:
             for run in ("first", "second"):
                 command = [sys.executable, __file__, "--measure", folder]
                 result = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-                print(  # noqa: T201
+                print(
                     f"{size:>7} records, {run:<6} run: peak {result['peak_mib']:.0f} MiB,"
                     f" {result['seconds']:.1f} s ({size / result['seconds']:.0f} records/s)"
                 )

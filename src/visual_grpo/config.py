@@ -51,6 +51,7 @@ class StarterConfig(Strict):
     vae_steps: int = Field(ge=1)
     dit_steps: int = Field(ge=1)
     ar_steps: int = Field(ge=1)
+    processes: int = Field(2, ge=1, le=2, description="halves of the pretraining that run at a time, a core each")
 
 
 class ModelConfig(Strict):
@@ -59,7 +60,7 @@ class ModelConfig(Strict):
     path: str | None = Field(None, description="folder or hub id of a GlmImagePipeline; null = the starter's")
     dtype: Dtype = "float32"
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    threads: int = Field(2, ge=1, description="CPU threads of torch")
+    threads: int = Field(1, ge=1, description="CPU threads of torch; another number rounds differently")
 
 
 class LoraParams(Strict):

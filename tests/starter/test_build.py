@@ -54,7 +54,7 @@ def config_in(folder: Path) -> StarterConfig:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     config = config_in(tmp_path_factory.mktemp("starter"))
-    report = build_starter(config, DATA, SEED, threads=2, progress=no_progress)
+    report = build_starter(config, DATA, SEED, progress=no_progress)
     assert report == {
         "dataset": config.dataset,
         "model": config.model,
@@ -92,9 +92,9 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, 
 
 
 def test_what_is_there_is_kept(built: StarterConfig) -> None:
-    build_starter(built, DATA, SEED, threads=2, progress=never)
+    build_starter(built, DATA, SEED, progress=never)
     with pytest.raises(AssertionError, match="nothing should be pretrained"):
-        build_starter(built, DATA, SEED + 1, threads=2, progress=never)
+        build_starter(built, DATA, SEED + 1, progress=never)
     GlmImagePipeline.from_pretrained(built.model)
 
 
@@ -106,7 +106,7 @@ def test_an_interruption_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(build, "run_side_by_side", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build_starter(config, DATA, SEED, threads=1, progress=no_total_check)
+        build_starter(config.model_copy(update={"processes": 1}), DATA, SEED, progress=no_total_check)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shapes"]
 
 

@@ -31,13 +31,11 @@ Progress = Callable[[str, int], AbstractContextManager[Bar]]
 """Opens a progress display with a description and the total number of steps."""
 
 
-def build_starter(
-    config: StarterConfig, data: DataConfig, seed: int, threads: int, progress: Progress
-) -> dict[str, Any]:
+def build_starter(config: StarterConfig, data: DataConfig, seed: int, progress: Progress) -> dict[str, Any]:
     """Draws the dataset and pretrains the base model, each unless it is there for the same arguments.
 
-    The weights depend on step counts, image size and seed, not on ``threads``: with one thread the two halves
-    of the pretraining run one after the other, else side by side.
+    The weights depend on step counts, image size and seed, not on ``config.processes``: with one process the
+    two halves of the pretraining run one after the other, else side by side.
 
     Returns ``{"dataset": folder, "model": folder, "digest": digest of the model's configuration}``.
     """
@@ -45,7 +43,7 @@ def build_starter(
     folder, digest = Path(config.model), model_digest(config, data, seed)
     if not is_current(folder, digest):
         with whole_folder(folder, digest) as fresh:
-            _pretrain(fresh, config, data, seed, at_once=min(threads, 2), progress=progress)
+            _pretrain(fresh, config, data, seed, at_once=config.processes, progress=progress)
     return {"dataset": config.dataset, "model": config.model, "digest": digest}
 
 

@@ -19,7 +19,7 @@ def build(parameters: dict[str, Any]) -> dict[str, Any]:
     from visual_grpo import console
     from visual_grpo.starter.build import build_starter
 
-    report = build_starter(config.starter, config.data, config.seed, config.model.threads, console.progress)
+    report = build_starter(config.starter, config.data, config.seed, console.progress)
     console.note(f"Dataset: {report['dataset']}   base model: {report['model']}")
     return report
 
