@@ -117,7 +117,7 @@ def _find(images: Tensor) -> _Objects:
     short = min(height, width)
     cells = (round(_GRID * height / short), round(_GRID * width / short))
     rgb = F.interpolate(images.float() / 255, size=cells, mode="area").permute(0, 2, 3, 1)
-    mask = torch.linalg.vector_norm(rgb - torch.tensor(BACKGROUND) / 255, dim=-1) > _OBJECT
+    mask = (rgb - torch.tensor(BACKGROUND) / 255).square().sum(-1) > _OBJECT**2
     y, x = ((torch.arange(count) + 0.5) / _GRID for count in cells)
     return _Objects(rgb=rgb, mask=mask, x=x, y=y)
 
