@@ -71,15 +71,15 @@ def _measure(
 def _step_phases(policy: GlmImageArPolicy, trainer: GRPOTrainer, steps: object) -> dict[str, float]:
     """One real training step, its phases split where the policy and the trainer split them."""
     seconds: dict[str, float] = {}
-    originals = policy._sample, policy._reference_log_probs, policy._decode, trainer._update
-    policy._sample = _timed(originals[0], "tokens", seconds)  # type: ignore[method-assign]
-    policy._reference_log_probs = _timed(originals[1], "reference", seconds)  # type: ignore[method-assign]
-    policy._decode = _timed(originals[2], "decode", seconds)  # type: ignore[method-assign]
+    originals = policy.sample_tokens, policy.reference_log_probs, policy.decode, trainer._update
+    policy.sample_tokens = _timed(originals[0], "tokens", seconds)  # type: ignore[method-assign]
+    policy.reference_log_probs = _timed(originals[1], "reference", seconds)  # type: ignore[method-assign]
+    policy.decode = _timed(originals[2], "decode", seconds)  # type: ignore[method-assign]
     trainer._update = _timed(originals[3], "update", seconds)  # type: ignore[method-assign]
     started = time.process_time()
     next(steps)  # type: ignore[call-overload]
     total = time.process_time() - started
-    policy._sample, policy._reference_log_probs, policy._decode, trainer._update = originals  # type: ignore[method-assign]
+    policy.sample_tokens, policy.reference_log_probs, policy.decode, trainer._update = originals  # type: ignore[method-assign]
     seconds["everything else"] = total - sum(seconds.values())
     return seconds
 
@@ -112,7 +112,7 @@ def _generate(policy: GlmImageArPolicy, rows: list[PromptRecord]) -> tuple[torch
             "target_w": policy.size[1],
         },
     )
-    count = policy.grid.count
+    count = policy.tokens.grid.count
     policy.model.eval()
     with lora.merged(policy.model):
         out = policy.base.generate(
@@ -128,8 +128,8 @@ def _generate(policy: GlmImageArPolicy, rows: list[PromptRecord]) -> tuple[torch
 
 
 def _decode_in_one_batch(policy: GlmImageArPolicy, rollout: Rollout) -> None:
-    rows, columns = policy.grid.image
-    tokens = rollout.trajectory.tokens[:, policy.grid.preview_count :].view(-1, rows, columns)
+    rows, columns = policy.tokens.grid.image
+    tokens = rollout.trajectory.tokens[:, policy.tokens.grid.preview_count :].view(-1, rows, columns)
     policy.pipeline(
         prompt=[record.prompt for record in rollout.prompts],
         prior_token_ids=tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1),
@@ -143,8 +143,8 @@ def _decode_in_one_batch(policy: GlmImageArPolicy, rollout: Rollout) -> None:
 
 def _whole_log_probs(policy: GlmImageArPolicy, rollout: Rollout) -> torch.Tensor:
     trajectory = rollout.trajectory
-    hidden = policy._hidden_whole(trajectory.encoded, trajectory.prompt_of_row, trajectory.tokens)
-    return (hidden @ policy.head.t()).log_softmax(-1).gather(2, trajectory.tokens[..., None])[..., 0]
+    hidden = policy.tokens._hidden_whole(trajectory.encoded, trajectory.prompt_of_row, trajectory.tokens)
+    return (hidden @ policy.tokens.head.t()).log_softmax(-1).gather(2, trajectory.tokens[..., None])[..., 0]
 
 
 def _forward_backward(policy: GlmImageArPolicy, rollout: Rollout, reference: torch.Tensor) -> None:

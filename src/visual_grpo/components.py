@@ -9,7 +9,8 @@ from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, Sam
 
 if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer
-    from visual_grpo.policies.glm_image_ar import GlmImageArPolicy, TokenTrajectory
+    from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
+    from visual_grpo.policies.token_model import TokenTrajectory
     from visual_grpo.rewards.combine import RewardSet
 
 ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_scale=1.0)

@@ -74,8 +74,7 @@ def test_a_wrong_replay_is_far_outside_the_floor(ar_policy: GlmImageArPolicy) ->
 def test_tokens_are_those_of_generate(ar_policy: GlmImageArPolicy) -> None:
     """Greedy decoding through the public ``generate`` and through shared prefixes is one and the same."""
     greedy = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1.0)
-    sampler = ar_policy.token_sampler(greedy)
-    trajectory, _, _ = ar_policy._sample(RECORDS, [1, 2, 3], sampler)
+    trajectory = ar_policy.sample_tokens(RECORDS, [1, 2, 3], greedy).trajectory
     messages = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in TEXTS]
     inputs = ar_policy.pipeline.processor.apply_chat_template(
         messages,
@@ -84,8 +83,8 @@ def test_tokens_are_those_of_generate(ar_policy: GlmImageArPolicy) -> None:
         return_tensors="pt",
         processor_kwargs={"padding": True, "padding_side": "left", "target_h": SIZE[0], "target_w": SIZE[1]},
     )
-    count = ar_policy.grid.count
-    generated = ar_policy.base.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False)
+    count = ar_policy.tokens.grid.count
+    generated = ar_policy.tokens.model.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False)
     assert torch.equal(generated[:, inputs["input_ids"].shape[1] :], trajectory.tokens)
 
 
@@ -98,9 +97,9 @@ def test_the_reference_is_the_base_model(ar_policy: GlmImageArPolicy, pipeline_f
 
 
 def test_sampling_leaves_the_base_weights_as_they_were(ar_policy: GlmImageArPolicy) -> None:
-    before = {k: v.clone() for k, v in ar_policy.base.state_dict().items()}
+    before = {k: v.clone() for k, v in ar_policy.tokens.model.state_dict().items()}
     rollout(ar_policy)
-    after = ar_policy.base.state_dict()
+    after = ar_policy.tokens.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert before.keys() == after.keys()
 
@@ -150,9 +149,9 @@ def test_a_small_rollout_batch_changes_nothing(pipeline_folder: Path) -> None:
 
 def test_the_decoded_image_is_the_pipelines_own(ar_policy: GlmImageArPolicy, pipeline_folder: Path) -> None:
     got = ar_policy.generate(RECORDS[2:], [11], STOCK)[0]
-    trajectory, _, _ = ar_policy._sample(RECORDS[2:], [11], ar_policy.token_sampler(STOCK))
-    rows, columns = ar_policy.grid.image
-    image_tokens = trajectory.tokens[:, ar_policy.grid.preview_count :].view(1, rows, columns)
+    trajectory = ar_policy.sample_tokens(RECORDS[2:], [11], STOCK).trajectory
+    grid = ar_policy.tokens.grid
+    image_tokens = trajectory.tokens[:, grid.preview_count :].view(1, *grid.image)
     plain = GlmImagePipeline.from_pretrained(pipeline_folder)
     plain.set_progress_bar_config(disable=True)
     noise = torch.randn(1, 4, SIZE[0] // 8, SIZE[1] // 8, generator=torch.Generator().manual_seed(11))

@@ -149,8 +149,9 @@ class GRPOTrainer(Generic[T]):
             every = torch.zeros(len(scores.total))
             every[chosen] = own
             scored = chosen[~scores.total[chosen].isnan()]
-            experiences.append(Experience(rollout=rollout, scores=scores, rows=scored, advantages=every))
-        if not sum(len(e.rows) for e in experiences):
+            if len(scored):
+                experiences.append(Experience(rollout=rollout, scores=scores, rows=scored, advantages=every))
+        if not experiences:
             raise UserError(
                 f"No sample of step {self.step + 1} could be scored: every total reward is missing (NaN)."
                 " Check the rewards with a weight: one that returns nothing cannot be trained on."

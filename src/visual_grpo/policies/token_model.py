@@ -1,0 +1,235 @@
+"""GLM-Image's language model as a sampler and scorer of image tokens.
+
+Shapes: N distinct prompts, B rows, P prompt tokens (left-padded), T generated tokens (preview grid, then
+the image's own; the end token is not generated since its place is known), H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from visual_grpo.policies.tokens import TokenSampler, chosen_log_probs, draw, entropy, row_uniforms
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, GlmImageForConditionalGeneration
+
+    from visual_grpo.policies.processing import PreviewProcessor
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedPrompts:
+    """N distinct prompts as the language model reads them."""
+
+    ids: Tensor
+    """[N, P] int64, left-padded."""
+    mask: Tensor
+    """[N, P] int64, 1 = a real token."""
+    positions: Tensor
+    """[3, N, P] int64: temporal, height and width position of every prompt token."""
+    token_positions: Tensor
+    """[3, N, T] int64: the same of the generated tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTrajectory:
+    """Everything the replay needs of B sampled rows."""
+
+    encoded: EncodedPrompts
+    prompt_of_row: Tensor
+    """[B] int64, row -> index among the N encoded prompts."""
+    tokens: Tensor
+    """[B, T] int64."""
+    reference_log_probs: Tensor | None = None
+    """[B, T] float32 under the adapter-disabled model; None without a KL penalty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledTokens:
+    """A trajectory with what was measured while it was drawn."""
+
+    trajectory: TokenTrajectory
+    log_probs: Tensor
+    """[B, T] float32 at the sampler's temperature, before any truncation."""
+    entropy: Tensor
+    """[B, T] float32 of the same distributions, nats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenGrid:
+    """How many tokens an image has: preview rows x columns, then image rows x columns."""
+
+    preview: tuple[int, int]
+    image: tuple[int, int]
+
+    @property
+    def preview_count(self) -> int:
+        return self.preview[0] * self.preview[1]
+
+    @property
+    def count(self) -> int:
+        return self.preview_count + self.image[0] * self.image[1]
+
+
+class TokenModel:
+    """Samples and scores the tokens of images of one size; an adapter injected into ``model`` takes part."""
+
+    def __init__(
+        self,
+        model: GlmImageForConditionalGeneration,
+        processor: PreviewProcessor,
+        size: tuple[int, int],
+        *,
+        batch: int,
+        share_prefix: bool,
+    ) -> None:
+        """
+        Args:
+            size: (height, width) in pixels, multiples of 32.
+            batch: rows sampled at a time.
+            share_prefix: score each distinct prompt once; impossible under gradient checkpointing.
+        """
+        self.model, self.processor, self.size = model, processor, size
+        self.batch, self.share_prefix = batch, share_prefix
+        rows, columns, *preview = processor._get_target_shape(*size)
+        self.grid = TokenGrid(preview=(preview[0], preview[1]), image=(rows, columns))
+        self.codebook: int = model.config.vq_config.num_embeddings
+
+    def sampler(self, temperature: float | None, top_p: float | None, top_k: int | None) -> TokenSampler:
+        """What is None is the model's own generation_config."""
+        stock = self.model.generation_config
+        temperature = temperature if temperature is not None else stock.temperature
+        top_p = top_p if top_p is not None else stock.top_p
+        # generate() uses 50 where a generation_config does not name top_k.
+        stock_k = stock.top_k if stock.top_k is not None else 50
+        return TokenSampler(
+            temperature=1.0 if temperature is None else temperature,
+            top_p=1.0 if top_p is None else top_p,
+            top_k=top_k if top_k is not None else stock_k,
+        )
+
+    def encode(self, prompts: Sequence[str]) -> EncodedPrompts:
+        """Prompts as ids with the three-dimensional positions of GLM-Image's rotary embedding.
+
+        The model computes these positions itself only inside ``generate``; a forward without them is
+        silently wrong by 0.05 to 1.2 nats a token.
+        """
+        messages = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in prompts]
+        inputs = self.processor.apply_chat_template(
+            messages,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            processor_kwargs={
+                "padding": True,
+                "padding_side": "left",
+                "target_h": self.size[0],
+                "target_w": self.size[1],
+            },
+        ).to(self.model.device)
+        model = self.model.model
+        positions, _ = model.get_rope_index(
+            inputs["input_ids"],
+            image_grid_thw=inputs["image_grid_thw"],
+            images_per_sample=inputs["images_per_sample"],
+            attention_mask=inputs["attention_mask"],
+        )
+        token_positions = model._cached_decode_position_ids.permute(1, 0, 2)[:, :, : self.grid.count]
+        # What get_rope_index left behind would be taken for its own by a later generate().
+        model._cached_decode_position_ids = model.rope_deltas = model._prefill_len = None
+        return EncodedPrompts(
+            ids=inputs["input_ids"],
+            mask=inputs["attention_mask"],
+            positions=positions,
+            token_positions=token_positions,
+        )
+
+    @torch.no_grad()
+    def sample(self, prompts: Sequence[str], seeds: Sequence[int], sampler: TokenSampler) -> SampledTokens:
+        """T tokens for each of B prompts; row i is a function of its prompt, ``seeds[i]`` and the weights."""
+        texts = list(dict.fromkeys(prompts))
+        encoded = self.encode(texts)
+        prompt_of_row = torch.tensor([texts.index(prompt) for prompt in prompts])
+        uniforms = row_uniforms(seeds, self.grid.count)
+        parts = [
+            self._sample_batch(encoded, prompt_of_row[rows], uniforms[rows], sampler)
+            for rows in torch.arange(len(prompts)).split(self.batch)
+        ]
+        tokens, log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+        trajectory = TokenTrajectory(encoded=encoded, prompt_of_row=prompt_of_row, tokens=tokens)
+        return SampledTokens(trajectory=trajectory, log_probs=log_probs.cpu(), entropy=entropies.cpu())
+
+    def log_probs(self, trajectory: TokenTrajectory, rows: Tensor, temperature: float) -> Tensor:
+        """[b, T] float32 of the stored tokens of ``rows`` ([b]), on the CPU, under the weights as they are now."""
+        tokens = trajectory.tokens[rows]
+        hidden_of = self._hidden_shared if self.share_prefix else self._hidden_whole
+        hidden = hidden_of(trajectory.encoded, trajectory.prompt_of_row[rows], tokens)
+        return chosen_log_probs(hidden, self.head, tokens, temperature).cpu()
+
+    @property
+    def head(self) -> Tensor:
+        """[V, H] output rows of the ids the DiT can embed; the head can also emit others, which crash it."""
+        weight: Tensor = self.model.lm_head.weight
+        return weight[: self.codebook]
+
+    def _sample_batch(
+        self, encoded: EncodedPrompts, prompt_of_row: Tensor, uniforms: Tensor, sampler: TokenSampler
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Decodes token by token from one prefill per prompt, its cache repeated for every row."""
+        hidden, cache, own = self._prefill(encoded, prompt_of_row)
+        mask = encoded.mask[own]
+        columns: list[tuple[Tensor, Tensor, Tensor]] = []
+        for step in range(self.grid.count):
+            logits = hidden[:, -1] @ self.head.t()
+            plain = (logits.float() / sampler.temperature).log_softmax(-1)
+            chosen = sampler.warp(logits).log_softmax(-1) if sampler.truncates else plain
+            token = draw(chosen, uniforms[:, step].to(chosen.device))
+            columns.append((token, plain.gather(1, token[:, None])[:, 0], entropy(plain)))
+            if step + 1 < self.grid.count:
+                mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+                positions = encoded.token_positions[:, own, step : step + 1]
+                hidden = self._forward(token[:, None], mask, positions, cache)
+        tokens, log_probs, entropies = (torch.stack(column, 1) for column in zip(*columns, strict=False))
+        return tokens, log_probs, entropies
+
+    def _hidden_shared(self, encoded: EncodedPrompts, prompt_of_row: Tensor, tokens: Tensor) -> Tensor:
+        """[b, T, H]: each prompt runs once, its cache serves all its rows, and gradient flows through it."""
+        last, cache, own = self._prefill(encoded, prompt_of_row)
+        mask = torch.cat([encoded.mask[own], torch.ones_like(tokens[:, :-1])], 1)
+        positions = encoded.token_positions[:, own, :-1]
+        rest = self._forward(tokens[:, :-1], mask, positions, cache)
+        return torch.cat([last[:, -1:], rest], 1)
+
+    def _hidden_whole(self, encoded: EncodedPrompts, prompt_of_row: Tensor, tokens: Tensor) -> Tensor:
+        """[b, T, H] by one forward of prompt and tokens: gradient checkpointing excludes a cache."""
+        own = prompt_of_row
+        ids = torch.cat([encoded.ids[own], tokens[:, :-1]], 1)
+        mask = torch.cat([encoded.mask[own], torch.ones_like(tokens[:, :-1])], 1)
+        positions = torch.cat([encoded.positions[:, own], encoded.token_positions[:, own, :-1]], 2)
+        return self._forward(ids, mask, positions, None)[:, -tokens.shape[1] :]
+
+    def _prefill(self, encoded: EncodedPrompts, prompt_of_row: Tensor) -> tuple[Tensor, DynamicCache, Tensor]:
+        """Last hidden state [b, 1, H] and cache of every row from one forward per distinct prompt."""
+        from transformers import DynamicCache
+
+        used, inverse = prompt_of_row.unique(return_inverse=True)
+        cache = DynamicCache(config=self.model.config.get_text_config())
+        hidden = self._forward(encoded.ids[used], encoded.mask[used], encoded.positions[:, used], cache)
+        cache.batch_select_indices(inverse.to(hidden.device))
+        return hidden[inverse, -1:], cache, prompt_of_row
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None) -> Tensor:
+        """Hidden states [b, L, H] of the language model for ids [b, L] after what ``cache`` holds."""
+        output = self.model.model.language_model(
+            inputs_embeds=self.model.model.get_input_embeddings()(ids),
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
