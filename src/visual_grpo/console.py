@@ -172,7 +172,8 @@ class _PlainBar:
     def _time(self) -> str:
         elapsed = self._clock() - self._began
         left = self._total - self._done
-        if left <= 0 or self._done == self._start:
+        # The first steps carry start-up costs: a guess from them would be wild.
+        if left <= 0 or self._done - self._start < self._total / 50:
             return f"{_duration(elapsed)} elapsed"
         return f"{_duration(elapsed / (self._done - self._start) * left)} left"
 

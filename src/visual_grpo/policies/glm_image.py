@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from visual_grpo.bars import hidden_bars
 from visual_grpo.config import ModelConfig, SamplerConfig
 from visual_grpo.errors import UserError
 
@@ -30,7 +31,8 @@ def load_pipeline(path: str, config: ModelConfig) -> GlmImagePipeline:
 
     if Path(path).is_absolute() or path.startswith(".") or Path(path).exists():
         _require_pipeline(Path(path))
-    with _without_bars(path):
+    # A folder loads in a moment; a download keeps its bars.
+    with hidden_bars() if Path(path).exists() else nullcontext():
         pipeline = GlmImagePipeline.from_pretrained(path, dtype=getattr(torch, config.dtype))
     pipeline.processor = PreviewProcessor.of(pipeline.processor, preview_side(path))
     pipeline.set_progress_bar_config(disable=True)
@@ -116,22 +118,6 @@ class TokenDecoder:
             decoded = vae.decode(part, return_dict=False)[0].float()
             images += list(((decoded / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
         return images
-
-
-@contextmanager
-def _without_bars(path: str) -> Iterator[None]:
-    """No progress bars for a folder, which loads in a moment; a download keeps its own."""
-    from diffusers.utils import logging as of_diffusers
-    from transformers.utils import logging as of_transformers
-
-    shown = [library for library in (of_diffusers, of_transformers) if library.is_progress_bar_enabled()]
-    for library in shown if Path(path).exists() else ():
-        library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for library in shown:
-            library.enable_progress_bar()
 
 
 def _require_pipeline(folder: Path) -> None:

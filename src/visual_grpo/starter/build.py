@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from visual_grpo.bars import hidden_bars
 from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.starter.dataset import draw_dataset
 from visual_grpo.starter.job import Advance, Job
@@ -75,7 +76,8 @@ def _pretrain(
 
         halves = {half: partial(_pretrain_half, half, job) for half in ("decoder", "language")}
         run_side_by_side(halves, at_once, advance)
-    _assemble(job.folder, folder, seed)
+    with hidden_bars():
+        _assemble(job.folder, folder, seed)
 
 
 def _steps(config: StarterConfig) -> dict[str, int]:
@@ -89,7 +91,8 @@ def _pretrain_half(half: str, job: Job, advance: Advance) -> None:
     from visual_grpo.starter.parts import HALVES
 
     torch.set_num_threads(1)
-    HALVES[half](job, advance)
+    with hidden_bars():
+        HALVES[half](job, advance)
 
 
 def _assemble(parts: Path, folder: Path, seed: int) -> None:
