@@ -207,6 +207,7 @@ class TestCaptions:
         picture(tmp_path / "b.png")
         (tmp_path / "c.txt").write_bytes("红色".encode("gbk"))
         picture(tmp_path / "c.png")
+        picture(tmp_path / "d.png").with_suffix(".txt").write_text("a dog", encoding="utf-16")
         for number in range(7):
             (tmp_path / f"README{number}.txt").touch()
         records, rejections, (note,) = read(tmp_path)
@@ -214,8 +215,10 @@ class TestCaptions:
         assert [(str(r.place), r.reason) for r in rejections] == [
             ("b.png", "empty_prompt"),
             ("c.png", "not_utf8"),
+            ("d.png", "not_utf8"),
         ]
         assert rejections[0].remedy == "Write its prompt to b.txt"
+        assert rejections[2].message == "d.txt is UTF-16 text"
         assert note.endswith("README0.txt, README1.txt, README2.txt, README3.txt, README4.txt and 2 more")
 
     def test_two_images_may_share_a_caption(self, tmp_path):

@@ -252,11 +252,14 @@ def test_odd_exif_data_neither_reject_a_photo_nor_warn(tmp_path):
     assert table.report["warnings"] == []
 
 
-def test_progress_counts_every_record(tmp_path):
-    many(tmp_path, 12)
+def test_progress_counts_every_record_and_no_note(tmp_path):
+    for number in range(12):
+        picture(tmp_path / f"data/{number}.png", (64, 64)).with_suffix(".txt").write_text(f"a cat {number}")
+    (tmp_path / "data/README.txt").touch()
     calls = []
     config = DataConfig.model_validate({"path": str(tmp_path / "data"), "height": 32, "width": 32})
     Preparation(config).write(tmp_path / "out/records.parquet", lambda *call: calls.append(call))
+    assert RecordTable(tmp_path / "out/records.parquet").report["warnings"]
     assert calls == [(done, 12) for done in range(1, 13)]
 
 

@@ -85,15 +85,18 @@ class Preparation:
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
         items = with_ids(self._found.items())
         outcomes = ordered_map(lambda item: _prepare(item, store), items, threads)
-        for done, outcome in enumerate(outcomes, 1):
+        done = 0
+        for outcome in outcomes:
             if isinstance(outcome, PreparedRecord) and ids.add(outcome.record.id) > 1:
                 outcome = _duplicate(outcome)
             if isinstance(outcome, Note):
                 report.warn(outcome.text)
-            elif isinstance(outcome, Rejection):
+                continue
+            if isinstance(outcome, Rejection):
                 report.reject(outcome)
             else:
                 yield outcome
+            done += 1
             if progress is not None:
                 progress(done, total)
 

@@ -19,6 +19,22 @@ _NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
 """What spreadsheets and pandas write where a value is missing, in lower case."""
 
 
+def read_text(path: Path) -> str:
+    """The whole of a small file.
+
+    Raises:
+        Rejected: it cannot be opened or is not UTF-8.
+    """
+    try:
+        text = "".join(line for _, line in read_lines(path))
+    except OSError as error:
+        raise Rejected("unreadable_text", f"{path} cannot be read ({error.strerror})", "Check the file") from error
+    except UserError as error:
+        raise Rejected("not_utf8", f"{path.name} is UTF-16 text", "Save the file as UTF-8") from error
+    check_utf8(text, path.name)
+    return text
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, line with its ending); bytes that are not UTF-8 stay as surrogates.
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from visual_grpo.records.files import is_image_name, walk
 from visual_grpo.records.on_disk import sorted_on_disk
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
-from visual_grpo.records.text import check_utf8, read_lines
+from visual_grpo.records.text import read_text
 
 LOOKS_FOR = "images with a caption of the same name, such as cat.jpg with cat.txt"
 
@@ -71,8 +71,7 @@ def _record(root: Path, image: str, captioned: bool) -> Item:
                 "the image has no caption",
                 f"Write its prompt to {_caption_name(image).rpartition('/')[2]}",
             )
-        caption = "".join(line for _, line in read_lines(root / _caption_name(image)))
-        check_utf8(caption, _caption_name(image))
+        caption = read_text(root / _caption_name(image))
     except Rejected as rejected:
         return rejected.at(place)
     return RawRecord(place=place, folder=root, prompt=caption, target_image=image)
