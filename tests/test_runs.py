@@ -41,9 +41,10 @@ def terminate(report):
 
 def register_pipelines():
     first = pipeline([node(make, "parameters", "report", name="make")])
+    images = pipeline([node(make, "parameters", "baseline", name="images")])
     ends = {f.__name__: pipeline([node(f, "report", None, name=f.__name__)]) for f in
             (interrupt, crash, mistake, terminate)}
-    return {"make": first, **ends, "__default__": first}
+    return {"make": first, "images": images, **ends, "__default__": first}
 """
 
 SCRIPT = """
@@ -74,13 +75,21 @@ def run(pipeline, **parameters):
         "params": newest and newest.data.params, "tags": newest and newest.data.tags,
     }
 
-out = {"missing": run("interrupt"), "made": run("make")}
+out = {"missing": run("interrupt")}
+out["reward"] = run("images", rewards={"sim": {"weight": 1}})
+out["device"] = run("images", model={"device": "cuda:99"})
+out["model"] = run("images", model={"path": "no/such/folder"})
+out["made"] = run("make")
 for name in ("interrupt", "crash", "mistake", "terminate", "interupt"):
     out[name] = run(name)
 checkpoints = root / "data/06_models/checkpoints"
 checkpoints.mkdir(parents=True)
 (checkpoints / "latest.json").write_text(json.dumps({"mlflow_run_id": out["interrupt"]["id"]}))
 out["resumed"] = run("make", resume="auto", grpo={"steps": 7})
+elsewhere = root / "elsewhere"
+checkpoints.rename(elsewhere)
+out["elsewhere"] = run("make", resume="auto", tracking={"checkpoints": "elsewhere"})
+elsewhere.rename(checkpoints)
 out["resumed_run"] = mlflow.get_run(out["interrupt"]["id"]).to_dictionary()
 (checkpoints / "latest.json").write_text(json.dumps({"mlflow_run_id": "0" * 32}))
 out["gone"] = run("make", resume="auto")
@@ -123,6 +132,22 @@ def test_missing_data_names_the_command_that_makes_it_and_opens_no_run(runs):
     assert runs["missing"]["runs"] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("reward", "no built-in reward 'sim'; did you mean 'ssim'?"),
+        ("device", "model.device is 'cuda:99'"),
+        ("model", "model.path is no/such/folder, which holds no model_index.json"),
+    ],
+)
+def test_what_images_need_is_checked_before_anything_runs(runs, name, said):
+    kind, message, code = runs[name]["end"]
+    assert (kind, code) == ("ClickException", 1)
+    assert said in message
+    assert runs[name]["runs"] == 0
+    assert "== images" not in runs["printed"]
+
+
 def test_a_run_has_flat_parameters_and_its_lineage(runs):
     made = runs["made"]
     assert made["end"] == "done"
@@ -153,7 +178,7 @@ def test_a_misspelt_pipeline_is_named_with_the_nearest(runs):
 
 def test_resuming_goes_on_in_the_checkpoints_run(runs):
     assert runs["resumed"]["end"] == "done"
-    assert runs["resumed"]["runs"] == runs["interupt"]["runs"]
+    assert runs["resumed"]["runs"] == runs["elsewhere"]["runs"] == runs["interupt"]["runs"]
     data = runs["resumed_run"]["data"]
     assert runs["resumed_run"]["info"]["status"] == "FINISHED"
     assert data["params"]["resume"] == "never"

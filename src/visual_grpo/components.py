@@ -17,6 +17,16 @@ ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_s
 """A few ODE steps without guidance are enough for a reward to tell samples apart."""
 
 
+def check(config: Parameters) -> None:
+    """Raises UserError where a reward, the device or the model's folder does not exist; loads no model."""
+    from visual_grpo.policies.glm_image import check_model_path, resolve_device
+
+    build_scorer(config)
+    resolve_device(config.model.device)
+    if config.model.path is not None:
+        check_model_path(config.model.path)
+
+
 def build_policy(config: Parameters, model: str, adapter: Path | None = None) -> GlmImageArPolicy:
     """The policy of ``config`` on the pipeline ``model`` (folder or hub id).
 

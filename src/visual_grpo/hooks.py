@@ -19,14 +19,15 @@ from kedro.pipeline.node import Node
 from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
 from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
 
-from visual_grpo import console, lineage
+from visual_grpo import components, console, lineage
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.parameters import validate
 from visual_grpo.tracking import Tracker, flatten, run_exists
 
-CHECKPOINTS = Path("data/06_models/checkpoints")
 RECORDS = "records"
+IMAGE_MAKERS = {"baseline", "adapters", "trained"}
+"""What is made with the model and the rewards."""
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,13 @@ class ParameterHooks:
 
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
-        validate(context.config_loader["parameters"])
+        self._parameters = validate(context.config_loader["parameters"])
+
+    @hook_impl(tryfirst=True)
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Looks up rewards, device and model now: a typing error must not cost minutes of pretraining first."""
+        if IMAGE_MAKERS & pipeline.all_outputs():
+            components.check(self._parameters)
 
 
 class InputHooks:
@@ -65,7 +72,8 @@ class TrackingHooks(MlflowHook):
         mlflow_config: KedroMlflowConfig = context.mlflow  # type: ignore[attr-defined]  # set by kedro-mlflow
         run = mlflow_config.tracking.run
         if run.id is None and self._parameters.resume == "auto":
-            run.id = _run_to_resume(self._project_path, mlflow_config.server.mlflow_tracking_uri)
+            checkpoints = self._project_path / self._parameters.tracking.checkpoints
+            run.id = _run_to_resume(checkpoints, mlflow_config.server.mlflow_tracking_uri)
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
@@ -126,9 +134,9 @@ def _path(catalog: CatalogProtocol, name: str) -> str:
     return f" ({described['filepath']})" if "filepath" in described else ""
 
 
-def _run_to_resume(project_path: Path, tracking_uri: str) -> str | None:
+def _run_to_resume(checkpoints: Path, tracking_uri: str) -> str | None:
     """The MLflow run of the newest training checkpoint, if both still exist."""
-    latest = project_path / CHECKPOINTS / "latest.json"
+    latest = checkpoints / "latest.json"
     if not latest.is_file():
         return None
     run_id = json.loads(latest.read_text(encoding="utf-8")).get("mlflow_run_id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from visual_grpo.hooks import InputHooks, ParameterHooks, TrackingHooks
 from visual_grpo.session import Session
 
 PROJECT_PATH = Path(__file__).resolve().parents[2]
+
+# A reward of one's own is a file in the project's root. At the end, so that it hides no package.
+sys.path.append(str(PROJECT_PATH))
 
 HOOKS = (ParameterHooks(), InputHooks(), TrackingHooks())
 # TrackingHooks extends kedro-mlflow's own hook; the other two write files that nobody asked for.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,21 @@ def test_half_precision_trains(pipeline_folder: Path) -> None:
         assert any(not torch.equal(before[n], after[n]) for n in before)
         assert all(torch.isfinite(value).all() for value in after.values())
         assert metrics[0].values["loss"] == metrics[0].values["loss"]
+
+
+def test_a_damaged_adapter_is_refused(ar_policy: GlmImageArPolicy, pipeline_folder: Path, tmp_path: Path) -> None:
+    ar_policy.save_adapter(tmp_path)
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"cannot be loaded.*\n.*--pipeline=train"):
+        load_policy(str(pipeline_folder), size=SIZE, adapter=tmp_path)
+
+
+def test_a_damaged_pipeline_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(pipeline_folder, tmp_path / "p")
+    next((tmp_path / "p" / "vae").glob("*.safetensors")).unlink()
+    with pytest.raises(UserError, match=r"cannot be loaded.*vae"):
+        load_policy(str(tmp_path / "p"))
 
 
 def test_a_folder_without_a_pipeline_is_refused(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_function_class_and_factory(module: str) -> None:
     [
         ("users_rewards.red", "package.module:function, got 'users_rewards.red'"),
         (":red", "package.module:function"),
-        ("users_reward:red", "no module 'users_reward'.*put the file under src/"),
+        ("users_reward:red", "no module 'users_reward'.*put the file into the project's root"),
         ("users_rewards.deep:red", "no module 'users_rewards.deep'"),
         ("users_rewards:rad", "has no 'rad'.*did you mean 'red'"),
         ("users_rewards:LEVEL", "must be a function or class, it is of type int"),

@@ -29,11 +29,16 @@ def load_pipeline(path: str, config: ModelConfig) -> GlmImagePipeline:
 
     from visual_grpo.policies.processing import PreviewProcessor, preview_side
 
-    if Path(path).is_absolute() or path.startswith(".") or Path(path).exists():
-        _require_pipeline(Path(path))
+    check_model_path(path)
     # A folder loads in a moment; a download keeps its bars.
     with hidden_bars() if Path(path).exists() else nullcontext():
-        pipeline = GlmImagePipeline.from_pretrained(path, dtype=getattr(torch, config.dtype))
+        try:
+            pipeline = GlmImagePipeline.from_pretrained(path, dtype=getattr(torch, config.dtype))
+        except (OSError, ValueError) as error:  # What the hub's client and both libraries raise for what they lack.
+            raise UserError(
+                f"The pipeline {path!r} cannot be loaded: {error}\n"
+                "A hub id needs a network or a download made before; a folder must be whole."
+            ) from error
     pipeline.processor = PreviewProcessor.of(pipeline.processor, preview_side(path))
     pipeline.set_progress_bar_config(disable=True)
     for name in COMPONENTS:
@@ -120,9 +125,11 @@ class TokenDecoder:
         return images
 
 
-def _require_pipeline(folder: Path) -> None:
-    if not (folder / "model_index.json").is_file():
+def check_model_path(path: str) -> None:
+    """Raises UserError if ``path`` is a folder, or can be nothing else, and holds no pipeline."""
+    is_hub_id = path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
+    if not is_hub_id and not (Path(path) / "model_index.json").is_file():
         raise UserError(
-            f"model.path is {folder}, which holds no model_index.json; expected a folder saved by"
+            f"model.path is {path}, which holds no model_index.json; expected a folder saved by"
             " GlmImagePipeline.save_pretrained, a hub id, or null for the starter's model."
         )

@@ -35,10 +35,16 @@ def attach_lora(model: nn.Module, params: LoraParams, default_targets: str, seed
 def load_lora(model: nn.Module, folder: Path) -> PeftModel:
     """A saved adapter on a plain model, for sampling only."""
     from peft import PeftModel
+    from safetensors import SafetensorError
 
     if not (folder / "adapter_config.json").is_file():
         raise UserError(f"{folder} holds no adapter (no adapter_config.json); run `kedro run --pipeline=train`.")
-    return PeftModel.from_pretrained(model, str(folder))
+    try:
+        return PeftModel.from_pretrained(model, str(folder))
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # Damaged, missing or of another model.
+        raise UserError(
+            f"The adapter in {folder} cannot be loaded: {error}\nMake it again: kedro run --pipeline=train"
+        ) from error
 
 
 def adapter_state(model: PeftModel) -> dict[str, Tensor]:

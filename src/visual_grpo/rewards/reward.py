@@ -150,7 +150,7 @@ def _module(module_name: str, path: str) -> Any:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise  # the module exists; something that it imports does not
         raise UserError(
-            f"no module {error.name!r} (from {path!r}): put the file under src/ or install its package"
+            f"no module {error.name!r} (from {path!r}): put the file into the project's root or install its package"
         ) from error
 
 
