@@ -57,11 +57,11 @@ class Project:
         SequentialRunner().run(pipeline, catalog)
         return catalog
 
-    def train(self) -> None:
+    def train(self, digest: str = "digest") -> None:
         """Leaves what the train pipeline leaves, as far as evaluation reads it."""
         adapter = self.folder / "adapters" / "ar"
         adapter.mkdir(parents=True)
-        facts = {"steps": 12, "best_step": 10, "adapter": "best"}
+        facts = {"steps": 12, "best_step": 10, "adapter": "best", "model_digest": digest}
         (adapter.parent / "training.json").write_text(json.dumps(facts), encoding="utf-8")
 
     def _build_policy(self, config: object, model: str, adapter: Path | None = None) -> Painter:

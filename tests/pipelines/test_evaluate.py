@@ -56,6 +56,14 @@ def test_a_baseline_made_otherwise_is_refused_before_anything_is_drawn(painted: 
     assert not (painted.folder / "trained").exists()
 
 
+def test_an_adapter_of_another_base_model_is_refused(painted: Project) -> None:
+    painted.run(baseline.create_pipeline())
+    painted.train("another digest")
+    with pytest.raises(UserError, match=r"another base model.*--pipeline=train"):
+        painted.run(evaluate.create_pipeline())
+    assert not (painted.folder / "trained").exists()
+
+
 @pytest.mark.parametrize(("missing", "maker"), [("baseline", "baseline"), ("adapters", "train")])
 def test_missing_data_names_its_pipeline(painted: Project, missing: str, maker: str) -> None:
     painted.run(baseline.create_pipeline())

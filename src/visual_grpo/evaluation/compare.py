@@ -28,6 +28,15 @@ def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> None
         raise UserError(f"the baseline does not pair with this run: {'; '.join(different)}. {REMEDY}")
 
 
+def check_adapter(training: Mapping[str, Any], *, model: str) -> None:
+    """Refuses an adapter that was trained on another base model than the one with the digest ``model``."""
+    if training["model_digest"] != model:
+        raise UserError(
+            "the adapter was trained on another base model than the present one."
+            " Train again: kedro run --pipeline=train"
+        )
+
+
 def compare(
     baseline: pd.DataFrame, trained: pd.DataFrame, *, bootstrap_samples: int, seed: int
 ) -> list[dict[str, Any]]:

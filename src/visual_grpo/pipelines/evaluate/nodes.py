@@ -29,6 +29,7 @@ def draw_trained(
     config = Parameters.model_validate(parameters)
     facts = generate.conditions(config, model=starter_report["digest"], dataset=records.digest)
     compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts)
+    compare.check_adapter(_training(adapters), model=starter_report["digest"])
     adapter = adapters / config.policy.component
     return image_writer(config, starter_report, records, adapter=adapter, title="evaluate")
 
@@ -43,7 +44,7 @@ def compare_with_baseline(parameters: dict[str, Any], baseline: Path, trained: P
     return {
         "seed": config.seed,
         "adapter": _shown(adapters / config.policy.component),
-        "training": json.loads((adapters / "training.json").read_text(encoding="utf-8")),
+        "training": _training(adapters),
         "conditions": after.attrs["facts"],
         "rewards": entries,
     }
@@ -80,6 +81,12 @@ def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
         "",
         {"adapter": evaluation["adapter"], "report": _shown(evaluation_report / "evaluation.html")},
     )
+
+
+def _training(adapters: Path) -> dict[str, Any]:
+    """How the adapters were made."""
+    facts: dict[str, Any] = json.loads((adapters / "training.json").read_text(encoding="utf-8"))
+    return facts
 
 
 def _shown(path: Path) -> str:
