@@ -26,7 +26,7 @@ $(STAMP): requirements.lock pyproject.toml
 	        "Name one with: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; fi; \
 	[ -x $(TOOLS)/bin/uv ] || { "$$python" -m venv $(TOOLS); $(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check uv; }; \
 	[ -x $(BIN)/python ] || $(TOOLS)/bin/uv venv --quiet --python "$$(command -v "$$python")" $(VENV)
-	@$(TOOLS)/bin/uv pip sync --quiet --require-hashes --python $(BIN)/python requirements.lock
+	@$(TOOLS)/bin/uv pip sync --quiet --compile-bytecode --require-hashes --python $(BIN)/python requirements.lock
 	@$(TOOLS)/bin/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -85,6 +85,12 @@ def test_params_change_one_key_and_leave_its_neighbours():
     assert changed["parameters"] == {**before, "seed": 5, "grpo": {**before["grpo"], "steps": 3}}
 
 
+def test_a_module_in_the_projects_root_can_be_imported(tmp_path):
+    code = "import sys; from visual_grpo.settings import PROJECT_PATH; print(str(PROJECT_PATH) == sys.path[-1])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("True\n"), done.stderr
+
+
 def dvc_stages() -> dict[str, Any]:
     stages: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
     return stages
@@ -115,6 +121,24 @@ def test_dvc_watches_source_and_parameters_that_exist():
             assert dependency.startswith(("data/", "conf/$")) or (ROOT / dependency).exists(), dependency
         [keys] = [entry["conf/base/parameters.yml"] for entry in stage["params"] if "conf/base/parameters.yml" in entry]
         assert set(keys) <= sections
+
+
+def test_dvc_watches_every_module_that_a_result_depends_on():
+    import grimp
+
+    graph = grimp.build_graph("visual_grpo", exclude_type_checking_imports=True)
+    # Loaded by name (``rewards.catalogue.BUILT_IN``), which no import shows.
+    graph.add_import(importer="visual_grpo.rewards.catalogue", imported="visual_grpo.rewards.shapes")
+    # Only training calls these; baseline and evaluate share the modules that they are imported in.
+    graph.remove_import(importer="visual_grpo.components", imported="visual_grpo.grpo.trainer")
+    graph.remove_import(importer="visual_grpo.policies.glm_image_ar", imported="visual_grpo.grpo.losses")
+    shows = {"bars", "console", "errors", "evaluation.fonts", "evaluation.pictures", "stopping", "tracking", "types"}
+    for name, stage in dvc_stages().items():
+        top = f"visual_grpo.pipelines.{name}"
+        modules = {m for own in {top} | graph.find_descendants(top) for m in graph.find_upstream_modules(own)}
+        needed = {f"src/{m.replace('.', '/')}" for m in modules - {f"visual_grpo.{m}" for m in shows}}
+        watched = [dependency.removesuffix(".py") for dependency in stage["deps"]]
+        assert {m for m in needed if not any(m == w or m.startswith(f"{w}/") for w in watched)} == set(), name
 
 
 def test_checkpoints_are_no_output_of_dvc():
