@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -55,7 +55,7 @@ def _measure(
     policy: GlmImageArPolicy, config: GRPOConfig, records: list[PromptRecord], rounds: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Median CPU seconds by phase of the project's step and of the floor."""
-    trainer = GRPOTrainer(policy, _noise_scorer, config)
+    trainer = GRPOTrainer(policy, _brightness, config)
     steps = trainer.fit(records)
     step_seconds: list[dict[str, float]] = []
     floor_seconds: list[dict[str, float]] = []
@@ -87,7 +87,7 @@ def _step_phases(policy: GlmImageArPolicy, trainer: GRPOTrainer, steps: object) 
 def _floor_phases(policy: GlmImageArPolicy, config: GRPOConfig, records: list[PromptRecord]) -> dict[str, float]:
     seconds: dict[str, float] = {}
     rows = [record for record in records for _ in range(config.group_size)]
-    _tokens, _inputs = _timed(_generate, "tokens", seconds)(policy, rows)
+    _timed(_generate, "tokens", seconds)(policy, rows)
     rollout = policy.rollout(records, config.group_size, torch.Generator().manual_seed(0))
     _timed(_decode_in_one_batch, "decode", seconds)(policy, rollout)
     with torch.no_grad(), policy.model.disable_adapter():
@@ -98,7 +98,7 @@ def _floor_phases(policy: GlmImageArPolicy, config: GRPOConfig, records: list[Pr
 
 
 @torch.no_grad()
-def _generate(policy: GlmImageArPolicy, rows: list[PromptRecord]) -> tuple[torch.Tensor, object]:
+def _generate(policy: GlmImageArPolicy, rows: list[PromptRecord]) -> None:
     messages = [[{"role": "user", "content": [{"type": "text", "text": r.prompt}]}] for r in rows]
     inputs = policy.pipeline.processor.apply_chat_template(
         messages,
@@ -115,7 +115,7 @@ def _generate(policy: GlmImageArPolicy, rows: list[PromptRecord]) -> tuple[torch
     count = policy.tokens.grid.count
     policy.model.eval()
     with lora.merged(policy.model):
-        out = policy.base.generate(
+        policy.tokens.model.generate(
             **inputs,
             max_new_tokens=count,
             min_new_tokens=count,
@@ -124,7 +124,6 @@ def _generate(policy: GlmImageArPolicy, rows: list[PromptRecord]) -> tuple[torch
             top_p=1.0,
             top_k=0,
         )
-    return out, inputs
 
 
 def _decode_in_one_batch(policy: GlmImageArPolicy, rollout: Rollout) -> None:
@@ -156,7 +155,7 @@ def _forward_backward(policy: GlmImageArPolicy, rollout: Rollout, reference: tor
     policy.model.zero_grad(set_to_none=True)
 
 
-def _noise_scorer(prompts: object, samples: list[torch.Tensor]) -> Scores:
+def _brightness(prompts: Sequence[PromptRecord], samples: Sequence[torch.Tensor]) -> Scores:
     total = torch.stack([sample.float().mean() for sample in samples]) / 255
     return Scores(total=total, rewards={"brightness": total}, parts={}, weights={"brightness": 1.0})
 
