@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from visual_grpo.config import flatten
 from visual_grpo.errors import UserError
 from visual_grpo.parameters import ParameterError, validate
 
@@ -89,3 +90,7 @@ def test_a_long_value_is_cut(defaults):
 
 def test_the_refusal_is_a_users_error():
     assert issubclass(ParameterError, UserError)
+
+
+def test_flatten_joins_keys_with_dots_and_keeps_empty_sections():
+    assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": {}}) == {"a.b": 1, "a.c.d": [2], "e": {}}

@@ -10,7 +10,7 @@ import mlflow
 import pytest
 from PIL import Image
 
-from visual_grpo.tracking import Tracker, flatten, run_exists
+from visual_grpo.tracking import Tracker, run_exists
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,3 @@ def test_a_deleted_or_unknown_run_does_not_exist(tracker, client, store):
     client.delete_run(tracker.run_id)
     assert not run_exists(tracker.run_id, store)
     assert not run_exists("0" * 32, store)
-
-
-def test_flatten_joins_keys_with_dots_and_keeps_empty_sections():
-    assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": {}}) == {"a.b": 1, "a.c.d": [2], "e": {}}

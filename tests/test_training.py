@@ -20,7 +20,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.metrics import reproducible
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.training import Callbacks, TrainingRun
+from visual_grpo.training import Callbacks, TrainingRun, check_resumable
 from visual_grpo.types import PromptRecord, StepMetrics
 
 STEPS = 6
@@ -166,10 +166,13 @@ def test_the_best_adapter_is_that_of_the_best_evaluation(pipeline_folder: Path, 
 def test_other_parameters_cannot_be_resumed_with(pipeline_folder: Path, tmp_path: Path) -> None:
     execute(make_run(parameters(tmp_path), pipeline_folder), tmp_path / "out", interrupt_at(2))
     changed = parameters(tmp_path, resume="auto", grpo={"learning_rate": 2e-3})
-    with pytest.raises(UserError, match="made with other grpo"):
+    with pytest.raises(UserError, match=r"grpo\.learning_rate \(was .*, is 0\.002\)"):
         execute(make_run(changed, pipeline_folder), tmp_path / "never")
+    with pytest.raises(UserError, match=r"model\.threads \(was 1, is 2\)"):
+        check_resumable(parameters(tmp_path, resume="auto", model={"threads": 2}))
+    check_resumable(parameters(tmp_path, resume="auto", tracking={"images_every": 3}))
     other_data = make_run(parameters(tmp_path, resume="auto"), pipeline_folder, data="changed")
-    with pytest.raises(UserError, match="made with other data: "):
+    with pytest.raises(UserError, match=r"other values of data \(was .*, is 'changed'\)"):
         execute(other_data, tmp_path / "never")
 
 

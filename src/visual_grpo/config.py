@@ -6,7 +6,8 @@ nearest valid key. Units and sources are in the field descriptions.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -188,3 +189,12 @@ class Parameters(Strict):
     def _null_removes(cls, rewards: object) -> object:
         """An environment cannot leave out a reward of conf/base, but it can set it to null."""
         return {k: v for k, v in rewards.items() if v is not None} if isinstance(rewards, dict) else rewards
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"grpo": {"steps": 2}}`` -> ``{"grpo.steps": 2}``."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+    return flat

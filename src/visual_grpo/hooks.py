@@ -20,10 +20,10 @@ from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
 from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
 
 from visual_grpo import components, console, lineage
-from visual_grpo.config import Parameters
+from visual_grpo.config import Parameters, flatten
 from visual_grpo.errors import UserError
 from visual_grpo.parameters import validate
-from visual_grpo.tracking import Tracker, flatten, run_exists
+from visual_grpo.tracking import Tracker, run_exists
 
 RECORDS = "records"
 IMAGE_MAKERS = {"baseline", "adapters", "trained"}
@@ -41,9 +41,16 @@ class ParameterHooks:
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Looks up rewards, device and model now: a typing error must not cost minutes of pretraining first."""
+        """Looks up rewards, device, model and checkpoint now.
+
+        A typing error must not cost minutes of pretraining first, nor end the MLflow run that it resumes.
+        """
         if IMAGE_MAKERS & pipeline.all_outputs():
             components.check(self._parameters)
+        if "adapters" in pipeline.all_outputs() and self._parameters.resume == "auto":
+            from visual_grpo.training import check_resumable
+
+            check_resumable(self._parameters)
 
 
 class InputHooks:

@@ -151,15 +151,6 @@ def run_exists(run_id: str, tracking_uri: str) -> bool:
         return False
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"grpo": {"steps": 2}}`` -> ``{"grpo.steps": 2}``."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
-    return flat
-
-
 def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     iterator = iter(items)
     while batch := list(islice(iterator, size)):

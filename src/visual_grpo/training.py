@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visual_grpo.config import Parameters
+from visual_grpo.config import Parameters, flatten
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.seeds import image_seed
@@ -112,7 +111,8 @@ class TrainingRun:
             "history": self.progress.history,
             "best_step": self.progress.best_step,
             "best_score": self.progress.best_score if self.progress.best_step else None,
-            "fingerprint": self.fingerprint(),
+            "parameters": _decisive(self.config),
+            "identity": self.identity,
             "public": {"mlflow_run_id": self.run_id},
         }
         checkpoint.save_checkpoint(
@@ -138,12 +138,6 @@ class TrainingRun:
         } | self.identity
         (folder / "training.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
-    def fingerprint(self) -> dict[str, str]:
-        """A hash per block of parameters, and the identity: what a resumed run must have in common."""
-        tree = self.config.model_dump(mode="json")
-        hashed = {name: _digest(block) for name, block in tree.items() if name not in FREE_ON_RESUME}
-        return hashed | self.identity
-
     def _start(self, callbacks: Callbacks) -> None:
         latest = self._checkpoint()
         if latest is not None:
@@ -159,13 +153,8 @@ class TrainingRun:
 
     def _resume(self, latest: Path) -> None:
         tensors, facts = checkpoint.load_checkpoint(latest)
-        theirs, ours = facts["fingerprint"], self.fingerprint()
-        changed = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
-        if changed:
-            raise UserError(
-                f"The checkpoint {latest} was made with other {', '.join(changed)}: going on would mix two runs."
-                " Use the same parameters, or start anew without resume=auto."
-            )
+        _refuse_changes(latest, facts["parameters"], _decisive(self.config))
+        _refuse_changes(latest, facts["identity"], self.identity)
         self.progress.best_adapter = {k[5:]: v for k, v in tensors.items() if k.startswith("best/")}
         self.progress.best_step = facts["best_step"]
         if self.progress.best_step:
@@ -211,5 +200,27 @@ def _set_aside(folder: Path) -> None:
     folder.rename(previous)
 
 
-def _digest(block: Any) -> str:
-    return hashlib.sha256(json.dumps(block, sort_keys=True).encode()).hexdigest()[:16]
+def check_resumable(config: Parameters) -> None:
+    """Raises UserError if there is a checkpoint that was made with other parameters."""
+    latest = checkpoint.latest_checkpoint(Path(config.tracking.checkpoints))
+    if latest is not None:
+        _refuse_changes(latest, checkpoint.load_facts(latest)["parameters"], _decisive(config))
+
+
+def _decisive(config: Parameters) -> dict[str, Any]:
+    """The parameters by their dotted names that a resumed run must share with its checkpoint."""
+    tree = config.model_dump(mode="json")
+    return flatten({name: block for name, block in tree.items() if name not in FREE_ON_RESUME})
+
+
+def _refuse_changes(latest: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = [
+        f"{name} (was {before.get(name)!r}, is {now.get(name)!r})"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+    if changed:
+        raise UserError(
+            f"The checkpoint {latest} was made with other values of {', '.join(changed)}: going on would mix two"
+            " runs. Use the same, or start anew without resume=auto."
+        )

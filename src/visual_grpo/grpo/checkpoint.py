@@ -67,7 +67,13 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of one checkpoint folder."""
     from safetensors.torch import load_file
 
-    return load_file(path / "state.safetensors"), json.loads((path / "facts.json").read_text(encoding="utf-8"))
+    return load_file(path / "state.safetensors"), load_facts(path)
+
+
+def load_facts(path: Path) -> dict[str, Any]:
+    """Facts of one checkpoint folder, without its tensors."""
+    facts: dict[str, Any] = json.loads((path / "facts.json").read_text(encoding="utf-8"))
+    return facts
 
 
 def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
