@@ -65,10 +65,26 @@ def test_anything_else_is_refused_by_name(returned: object, complaint: str) -> N
         call(returned)
 
 
-def test_an_error_inside_names_reward_and_records() -> None:
-    with pytest.raises(ZeroDivisionError) as caught:
-        FunctionReward("mine", lambda prompts, samples: [1 / 0])(PROMPTS, SAMPLES)
-    assert caught.value.__notes__ == ["raised by reward 'mine', records 'a', 'b', 'c'"]
+def test_an_error_inside_names_reward_records_and_the_rewards_own_lines() -> None:
+    def broken(prompts: object, samples: object) -> list[float]:
+        return [1 / 0]
+
+    with pytest.raises(UserError) as caught:
+        FunctionReward("mine", broken)(PROMPTS, SAMPLES)
+    head, *frames, kind = str(caught.value).splitlines()
+    assert head == "reward 'mine' failed on the records 'a', 'b', 'c':"
+    assert kind == "ZeroDivisionError: division by zero"
+    assert "test_reward.py" in frames[0]
+    assert frames[0].endswith("in broken")
+    assert not any("rewards/reward.py" in line for line in frames)
+
+
+def test_a_rewards_own_user_error_passes_as_it_is() -> None:
+    def choosy(prompts: object, samples: object) -> list[float]:
+        raise UserError("no target image")
+
+    with pytest.raises(UserError, match=r"^no target image$"):
+        FunctionReward("mine", choosy)(PROMPTS, SAMPLES)
 
 
 def test_prompts_and_samples_must_be_as_many() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,8 @@ class FunctionReward:
     """Any callable ``(prompts, samples) -> scores`` as a ``types.RewardFunction``.
 
     ``needs_target`` is the callable's own attribute of that name unless it is given.
-    Raises ``UserError``, naming the reward and the first offending record, when the callable returns
-    anything but one finite or unscored number per sample.
+    Raises ``UserError``, naming the reward and the first offending record, when the callable fails or
+    returns anything but one finite or unscored number per sample.
     """
 
     def __init__(self, name: str, function: PlainReward, *, needs_target: bool | None = None) -> None:
@@ -40,9 +41,12 @@ class FunctionReward:
             raise UserError(f"reward {self.name!r} was given {len(prompts)} prompts but {len(samples)} samples")
         try:
             returned = self.function(prompts, samples)
-        except Exception as error:
-            error.add_note(f"raised by reward {self.name!r}, records {_some_ids(prompts)}")
+        except UserError:
             raise
+        except Exception as error:
+            raise UserError(
+                f"reward {self.name!r} failed on the records {_some_ids(prompts)}:\n{_own_traceback(error)}"
+            ) from error
         return checked_output(self.name, returned, prompts)
 
     def __repr__(self) -> str:
@@ -157,6 +161,12 @@ def _module(module_name: str, path: str) -> Any:
 def _nearest(name: str, candidates: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, candidates, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _own_traceback(error: Exception) -> str:
+    """Where the reward's own code failed: whoever wrote it needs the line, and nothing of what called it."""
+    frames = traceback.format_tb(error.__traceback__)[1:]
+    return "".join([*frames, *traceback.format_exception_only(error)]).rstrip()
 
 
 def _some_ids(prompts: Sequence[PromptRecord], limit: int = 3) -> str:
