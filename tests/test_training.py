@@ -176,6 +176,16 @@ def test_other_parameters_cannot_be_resumed_with(pipeline_folder: Path, tmp_path
         execute(other_data, tmp_path / "never")
 
 
+def test_a_checkpoint_of_another_version_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
+    execute(make_run(parameters(tmp_path), pipeline_folder), tmp_path / "out", interrupt_at(1))
+    [file] = (tmp_path / "checkpoints").glob("step-*/facts.json")
+    facts = json.loads(file.read_text())
+    del facts["parameters"]
+    file.write_text(json.dumps(facts))
+    with pytest.raises(UserError, match="is of another version"):
+        check_resumable(parameters(tmp_path, resume="auto"))
+
+
 def test_a_new_run_keeps_the_checkpoints_of_the_one_before(pipeline_folder: Path, tmp_path: Path) -> None:
     for name in "ab":
         execute(make_run(parameters(tmp_path), pipeline_folder), tmp_path / name, interrupt_at(1))

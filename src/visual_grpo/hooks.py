@@ -26,8 +26,8 @@ from visual_grpo.parameters import validate
 from visual_grpo.tracking import Tracker, run_exists
 
 RECORDS = "records"
-IMAGE_MAKERS = {"baseline", "adapters", "trained"}
-"""What is made with the model and the rewards."""
+NEEDS_MODEL = {"starter_report", "baseline", "adapters", "trained"}
+"""What names the model or is made with it and the rewards."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ParameterHooks:
 
         A typing error must not cost minutes of pretraining first, nor end the MLflow run that it resumes.
         """
-        if IMAGE_MAKERS & pipeline.all_outputs():
+        if NEEDS_MODEL & pipeline.all_outputs():
             components.check(self._parameters)
         if "adapters" in pipeline.all_outputs() and self._parameters.resume == "auto":
             from visual_grpo.training import check_resumable

@@ -153,8 +153,8 @@ class TrainingRun:
 
     def _resume(self, latest: Path) -> None:
         tensors, facts = checkpoint.load_checkpoint(latest)
-        _refuse_changes(latest, facts["parameters"], _decisive(self.config))
-        _refuse_changes(latest, facts["identity"], self.identity)
+        _refuse_changes(latest, facts.get("parameters"), _decisive(self.config))
+        _refuse_changes(latest, facts.get("identity"), self.identity)
         self.progress.best_adapter = {k[5:]: v for k, v in tensors.items() if k.startswith("best/")}
         self.progress.best_step = facts["best_step"]
         if self.progress.best_step:
@@ -204,7 +204,7 @@ def check_resumable(config: Parameters) -> None:
     """Raises UserError if there is a checkpoint that was made with other parameters."""
     latest = checkpoint.latest_checkpoint(Path(config.tracking.checkpoints))
     if latest is not None:
-        _refuse_changes(latest, checkpoint.load_facts(latest)["parameters"], _decisive(config))
+        _refuse_changes(latest, checkpoint.load_facts(latest).get("parameters"), _decisive(config))
 
 
 def _decisive(config: Parameters) -> dict[str, Any]:
@@ -213,7 +213,9 @@ def _decisive(config: Parameters) -> dict[str, Any]:
     return flatten({name: block for name, block in tree.items() if name not in FREE_ON_RESUME})
 
 
-def _refuse_changes(latest: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _refuse_changes(latest: Path, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    if before is None:
+        raise UserError(f"The checkpoint {latest} is of another version; start anew without resume=auto.")
     changed = [
         f"{name} (was {before.get(name)!r}, is {now.get(name)!r})"
         for name in sorted(before.keys() | now.keys())
