@@ -176,6 +176,11 @@ def test_other_parameters_cannot_be_resumed_with(pipeline_folder: Path, tmp_path
         execute(other_data, tmp_path / "never")
 
 
+def test_another_model_than_the_starters_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.path is other/model.*--pipeline=starter"):
+        components.build_policy(parameters(tmp_path, model={"path": "other/model"}), str(pipeline_folder))
+
+
 def test_a_checkpoint_of_another_version_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
     execute(make_run(parameters(tmp_path), pipeline_folder), tmp_path / "out", interrupt_at(1))
     [file] = (tmp_path / "checkpoints").glob("step-*/facts.json")

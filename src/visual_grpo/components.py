@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
+from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer
@@ -31,7 +32,13 @@ def build_policy(config: Parameters, model: str, adapter: Path | None = None) ->
     """The policy of ``config`` on the pipeline ``model`` (folder or hub id).
 
     With ``adapter`` the saved one, for sampling; else a fresh LoRA, which changes nothing until trained.
+    Raises UserError where ``config.model.path`` asks for another model than the starter reported.
     """
+    if config.model.path not in (None, model):
+        raise UserError(
+            f"model.path is {config.model.path}, but the starter was run with {model}."
+            " Run it again with the same parameters: kedro run --pipeline=starter"
+        )
     import torch
 
     from visual_grpo.policies.glm_image import load_pipeline
