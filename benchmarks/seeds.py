@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -36,7 +37,9 @@ def _run(seed: int, clone: Path, params: str) -> None:
     started = time.monotonic()
     with (clone / "run.log").open("w") as log:
         command = [str(kedro), "run", f"--params=seed={seed}" + (f",{params}" if params else "")]
-        subprocess.run(command, cwd=clone, check=True, stdout=log, stderr=subprocess.STDOUT)
+        # The clone's own code, not this checkout's, which may change meanwhile.
+        environment = os.environ | {"PYTHONPATH": str(clone / "src")}
+        subprocess.run(command, cwd=clone, env=environment, check=True, stdout=log, stderr=subprocess.STDOUT)
     print(f"seed {seed}: {time.monotonic() - started:.0f} s, {clone / 'run.log'}", file=sys.stderr)
 
 
