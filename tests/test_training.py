@@ -225,3 +225,30 @@ def test_a_killed_run_goes_on_bit_for_bit(pipeline_folder: Path, tmp_path: Path)
     assert 0 < second.completed_steps() <= STEPS
     execute(second, tmp_path / "parts" / "out")
     assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
+
+
+def test_the_released_models_configuration_trains_a_saved_small_pipeline(pipeline_folder: Path, tmp_path: Path) -> None:
+    """conf/glm_image as it stands (bf16, gradient checkpointing, guidance in the rollout) but for size and length."""
+    from kedro.config import OmegaConfigLoader
+
+    tree: dict[str, Any] = OmegaConfigLoader(
+        conf_source=str(Path(__file__).parents[1] / "conf"),
+        env="glm_image",
+        base_env="base",
+        merge_strategy={"parameters": "soft"},
+    )["parameters"]
+    tree["data"] |= {"height": SIZE[0], "width": SIZE[1]}
+    tree["model"] |= {"path": str(pipeline_folder), "device": "cpu"}
+    tree["rewards"] = {"brightness": {"function": "tests.test_training:brightness"}}
+    tree["grpo"] |= {"steps": 1, "warmup_steps": 0, "prompts_per_step": 2, "group_size": 3}
+    tree["evaluation"] |= {"prompts": 1}
+    tree["tracking"] |= {"checkpoints": str(tmp_path / "checkpoints")}
+    config = Parameters.model_validate(tree)
+    assert config.model.dtype == "bfloat16"
+    assert config.policy.gradient_checkpointing
+    run = make_run(config, pipeline_folder)
+    before = run.policy.adapter_state_dict()
+    execute(run, tmp_path / "out")
+    after = run.policy.adapter_state_dict()
+    assert [name for name in before if "lora_B" in name and torch.equal(before[name], after[name])] == []
+    assert run.progress.history[0]["kl"] >= 0
