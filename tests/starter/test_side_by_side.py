@@ -61,6 +61,11 @@ def test_a_process_that_dies_is_named() -> None:
         run_side_by_side({"victim": tasks.die}, 2, lambda name, done: None)
 
 
+def heed_ctrl_c() -> None:
+    """A shell's background jobs, and so their children, start with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_a_stopped_caller(tmp_path: Path, how: signal.Signals) -> None:
     file = tmp_path / "pid"
@@ -73,7 +78,12 @@ def test_no_process_outlives_a_stopped_caller(tmp_path: Path, how: signal.Signal
         "    run_side_by_side({'a': task}, 1, lambda name, done: None)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, str(caller)], env=environment, stderr=subprocess.DEVNULL) as process:
+    command = [sys.executable, str(caller)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, preexec_fn=heed_ctrl_c) as process:
         assert wait_until(lambda: file.is_file() and file.read_text())
         process.send_signal(how)
+        try:
+            process.wait(timeout=30)
+        finally:
+            process.kill()
     assert wait_until(lambda: not is_running(int(file.read_text())))
