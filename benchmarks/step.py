@@ -99,19 +99,7 @@ def _floor_phases(policy: GlmImageArPolicy, config: GRPOConfig, records: list[Pr
 
 @torch.no_grad()
 def _generate(policy: GlmImageArPolicy, rows: list[PromptRecord]) -> None:
-    messages = [[{"role": "user", "content": [{"type": "text", "text": r.prompt}]}] for r in rows]
-    inputs = policy.pipeline.processor.apply_chat_template(
-        messages,
-        tokenize=True,
-        return_dict=True,
-        return_tensors="pt",
-        processor_kwargs={
-            "padding": True,
-            "padding_side": "left",
-            "target_h": policy.size[0],
-            "target_w": policy.size[1],
-        },
-    )
+    inputs = policy.tokens.processed([record.prompt for record in rows])
     count = policy.tokens.grid.count
     policy.model.eval()
     with lora.merged(policy.model):

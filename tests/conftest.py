@@ -21,7 +21,7 @@ def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from diffusers import GlmImagePipeline
     from transformers import ByT5Tokenizer
 
-    from visual_grpo.starter import modules
+    import visual_grpo.starter.modules as modules
     from visual_grpo.starter.codebook import CODEBOOK_SIZE, FEATURES
     from visual_grpo.starter.tokenizer import build_processor
 

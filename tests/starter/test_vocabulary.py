@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+import visual_grpo.starter.modules as modules
 from visual_grpo.shapes_world import COMBINATIONS
-from visual_grpo.starter import modules
 from visual_grpo.starter.codebook import CODEBOOK_SIZE, FEATURES, nearest_codes, patch_features
 from visual_grpo.starter.corpus import Corpus, build_corpus
 from visual_grpo.starter.tokenizer import IMAGE_END, IMAGE_START, build_processor, build_tokenizer

@@ -100,7 +100,7 @@ def _assemble(parts: Path, folder: Path, seed: int) -> None:
     from diffusers import AutoencoderKL, GlmImagePipeline, GlmImageTransformer2DModel
     from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration
 
-    from visual_grpo.starter import modules
+    import visual_grpo.starter.modules as modules
     from visual_grpo.starter.corpus import PREVIEW_SIDE
     from visual_grpo.starter.tokenizer import build_processor
 

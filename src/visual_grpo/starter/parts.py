@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from transformers import ByT5Tokenizer, T5EncoderModel
 
-from visual_grpo.starter import modules
+import visual_grpo.starter.modules as modules
 from visual_grpo.starter.corpus import build_corpus
 from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.pretrain_ar import pretrain_ar
