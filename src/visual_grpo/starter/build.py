@@ -17,7 +17,7 @@ from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.side_by_side import run_side_by_side
 from visual_grpo.starter.whole_folder import digest_of, is_current, whole_folder
 
-_VERSION = 2
+_VERSION = 3
 """Raised when the same configuration gives other weights."""
 _SIDE_FACTS = "visual_grpo.json"
 

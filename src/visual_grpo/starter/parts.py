@@ -9,11 +9,15 @@ from transformers import ByT5Tokenizer, T5EncoderModel
 
 import visual_grpo.starter.modules as modules
 from visual_grpo.starter.corpus import build_corpus
+from visual_grpo.starter.fading import fade
 from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.pretrain_ar import pretrain_ar
 from visual_grpo.starter.pretrain_dit import pretrain_dit
 from visual_grpo.starter.pretrain_vae import encode_normalised, pretrain_vae
 from visual_grpo.starter.tokenizer import build_processor
+
+_FADED_COPIES = 2
+"""Fadings of each picture: with one the DiT could learn a picture's own fading by heart."""
 
 
 def pretrain_language_half(job: Job, advance: Advance) -> None:
@@ -36,15 +40,16 @@ def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     """Saves ``vae`` and ``transformer``."""
     corpus = build_corpus(job.height, job.width, job.seed)
     images = corpus.images.flatten(0, 1)
+    faded = torch.cat([fade(images, job.seed + copy) for copy in range(_FADED_COPIES)])
     vae = modules.build_vae(*corpus.size, job.seed)
-    pretrain_vae(vae, images, steps=job.vae_steps, seed=job.seed, report=lambda done: advance("vae", done))
-    latents = encode_normalised(vae, images)
+    pretrain_vae(vae, torch.cat([images, faded]), steps=job.vae_steps, seed=job.seed, report=lambda done: advance("vae", done))
+    latents = encode_normalised(vae, faded)
     dit = modules.build_dit(corpus.codebook, job.seed)
     pretrain_dit(
         dit,
         modules.build_scheduler(),
         latents=latents,
-        tokens=corpus.upsampled_tokens(),
+        tokens=corpus.upsampled_tokens().repeat(_FADED_COPIES, 1),
         glyphs=_no_glyphs(modules.build_glyph_encoder(job.seed)),
         size=corpus.size,
         steps=job.dit_steps,
