@@ -53,12 +53,18 @@ def test_the_defaults_are_typed(defaults):
         (
             "grpo.group_size",
             1,
-            "should be greater than or equal to 2 (samples of each prompt)",
+            "a group needs at least 2 samples, got {'ar': 1} (grpo.group_size, grpo.dit.group_size)",
         ),
         ("grpo.clip_low", 0, "grpo.clip_low = 0: should be greater than 0"),
         ("data.height", 100, "data.height = 100: should be a multiple of 32"),
         ("grpo.loss", "ppo", "grpo.loss = 'ppo': should be 'grpo', 'dr_grpo', 'dapo' or 'gspo'"),
         ("grpo.steps", "many", "grpo.steps = 'many': should be a valid integer"),
+        ("policy.flow.noise", 0, "policy.flow.noise = 0: should be greater than 0"),
+        ("policy.flow", {"sampler": "cps", "noise": 1.2}, "noise of the cps sampler is at most 1"),
+        ("policy", {"component": "dit", "flow": {"window_start": 2}}, "must end before the last of"),
+        ("policy", {"component": "both", "flow": {"window_steps": 4}}, "at most 3 steps, 0 to 2"),
+        ("policy.signal_check.rollouts", 1, "one rollout has nothing to be compared with"),
+        ("sampling.stock.guidance_scale", 0.5, "should be greater than or equal to 1 (classifier-free guidance"),
         ("sampling.rollout.top_p", 0.9, "sampling.rollout must set temperature, top_p: 1"),
     ],
 )
@@ -70,13 +76,13 @@ def test_a_bad_value_is_named_with_what_is_allowed(defaults, name, value, said):
 
 
 def test_every_problem_is_listed(defaults):
-    tree = changed(changed(defaults, "grpo.group_size", 1), "data.hight", 64)
+    tree = changed(changed(defaults, "grpo.group_size", 0), "data.hight", 64)
     del tree["grpo"]["steps"]
     with pytest.raises(ParameterError) as refusal:
         validate(tree)
     message = str(refusal.value)
     assert message.startswith("3 parameters are wrong:")
-    assert "grpo.group_size = 1" in message
+    assert "grpo.group_size = 0" in message
     assert "Nearest: data.height" in message
     assert "grpo.steps is missing" in message
 

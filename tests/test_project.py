@@ -131,6 +131,7 @@ def test_dvc_watches_every_module_that_a_result_depends_on():
     graph.add_import(importer="visual_grpo.rewards.catalogue", imported="visual_grpo.rewards.shapes")
     # Only training calls these; baseline and evaluate share the modules that they are imported in.
     graph.remove_import(importer="visual_grpo.components", imported="visual_grpo.grpo.trainer")
+    graph.remove_import(importer="visual_grpo.components", imported="visual_grpo.grpo.two_stage")
     graph.remove_import(importer="visual_grpo.policies.glm_image_ar", imported="visual_grpo.grpo.losses")
     shows = {"bars", "console", "errors", "evaluation.fonts", "evaluation.pictures", "stopping", "tracking", "types"}
     for name, stage in dvc_stages().items():

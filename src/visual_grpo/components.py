@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
+from visual_grpo.config import Dtype, ModelConfig, Module, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer
+    from visual_grpo.grpo.two_stage import Trainer
+    from visual_grpo.policies.glm_image import GlmImage
     from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
-    from visual_grpo.policies.token_model import TokenTrajectory
+    from visual_grpo.policies.glm_image_dit import GlmImageDitPolicy
     from visual_grpo.rewards.combine import RewardSet
 
-ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_scale=1.0)
-"""A few ODE steps without guidance are enough for a reward to tell samples apart."""
+ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_scale=1.5)
+"""A few ODE steps are enough for a reward to tell samples apart; guidance as the plain pipeline has it."""
+STOCK = SamplerConfig(steps=50, guidance_scale=1.5)
 
 
 def check(config: Parameters) -> None:
     """Raises UserError where a reward, the device or the model's folder does not exist; loads no model."""
-    from visual_grpo.policies.glm_image import check_model_path, resolve_device
+    from visual_grpo.policies.pipeline import check_model_path, resolve_device
 
-    build_scorer(config)
+    for module in config.policy.modules:
+        build_scorer(config, module)
     resolve_device(config.model.device)
     if config.model.path is not None:
         check_model_path(config.model.path)
 
 
-def build_policy(config: Parameters, model: str, adapter: Path | None = None) -> GlmImageArPolicy:
-    """The policy of ``config`` on the pipeline ``model`` (folder or hub id).
+def build_image_model(config: Parameters, model: str, adapters: Path | None = None) -> GlmImage:
+    """The pipeline ``model`` (folder or hub id), without any adapter or with the saved ones of ``policy.component``.
 
-    With ``adapter`` the saved one, for sampling; else a fresh LoRA, which changes nothing until trained.
     Raises UserError where ``config.model.path`` asks for another model than the starter reported.
     """
     if config.model.path not in (None, model):
@@ -41,60 +45,165 @@ def build_policy(config: Parameters, model: str, adapter: Path | None = None) ->
         )
     import torch
 
-    from visual_grpo.policies.glm_image import load_pipeline
-    from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
+    from visual_grpo.policies.glm_image import GlmImage
+    from visual_grpo.policies.pipeline import load_pipeline
 
     torch.set_num_threads(config.model.threads)
-    return GlmImageArPolicy(
-        load_pipeline(model, config.model),
-        config.policy,
-        config.sampling.rollout,
-        (config.data.height, config.data.width),
-        kl_reference=config.grpo.kl_weight > 0,
-        adapter=adapter,
+    pipeline = load_pipeline(model, config.model)
+    image = GlmImage(pipeline, config.policy, (config.data.height, config.data.width))
+    if adapters is not None:
+        image.load(adapters, config.policy.modules)
+    return image
+
+
+def build_scorer(config: Parameters, module: Module | None = None) -> RewardSet:
+    """The rewards with their weights for one module's training, or for judging what the component trains."""
+    from visual_grpo.rewards.catalogue import build_reward_set
+
+    return build_reward_set(config.rewards, config.weights(module))
+
+
+def build_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Trainer:
+    """The trainer of ``policy.component``, with fresh adapters on ``image``."""
+    from visual_grpo.grpo.two_stage import AlternatingTrainer
+
+    modules = config.policy.modules
+    image.attach(modules, config.seed)
+    if config.policy.component == "both" and config.policy.both == "joint":
+        return _joint_trainer(config, image, scorer)
+    trainers: dict[str, GRPOTrainer[Any]] = {module: _module_trainer(config, image, module, scorer) for module in modules}
+    if len(trainers) == 1:
+        return trainers[modules[0]]
+    return AlternatingTrainer(trainers, config.grpo.steps, config.seed)
+
+
+def _joint_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Trainer:
+    from visual_grpo.grpo.two_stage import JointTrainer
+    from visual_grpo.policies.glm_image_both import GlmImageJointPolicy
+
+    sizes = (config.grpo.group_size, config.grpo.of("dit").group_size)
+    policy = GlmImageJointPolicy(_ar_policy(config, image), _dit_policy(config, image))
+    return JointTrainer(
+        policy,
+        ("ar", _module_trainer(config, image, "ar", scorer) if sizes[0] > 1 else None),
+        ("dit", _module_trainer(config, image, "dit", scorer) if sizes[1] > 1 else None),
+        scorer,
+        {"ar": config.weights("ar"), "dit": config.weights("dit")},
+        steps=config.grpo.steps,
+        prompts_per_step=config.grpo.prompts_per_step,
+        sizes=sizes,
         seed=config.seed,
     )
 
 
-def build_scorer(config: Parameters) -> RewardSet:
-    """The weighted rewards of ``config``."""
-    from visual_grpo.rewards.catalogue import build_reward_set
-
-    return build_reward_set(config.rewards)
-
-
-def build_trainer(config: Parameters, policy: GlmImageArPolicy, scorer: RewardSet) -> GRPOTrainer[TokenTrajectory]:
-    """The trainer of ``config`` for ``policy`` and ``scorer``."""
+def _module_trainer(config: Parameters, image: GlmImage, module: Module, scorer: RewardSet) -> GRPOTrainer[Any]:
     from visual_grpo.grpo.trainer import GRPOTrainer
 
-    return GRPOTrainer(policy, scorer, config.grpo, seed=config.seed, dtype=config.model.dtype)
+    policy: Any = _ar_policy(config, image) if module == "ar" else _dit_policy(config, image)
+    own = scorer.weighted(config.weights(module))
+    return GRPOTrainer(policy, own, config.grpo.of(module), seed=config.seed, dtype=config.model.dtype, module=module)
+
+
+def _ar_policy(config: Parameters, image: GlmImage) -> GlmImageArPolicy:
+    from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
+
+    return GlmImageArPolicy(image, config.sampling.rollout, kl_reference=config.grpo.kl_weight > 0)
+
+
+def _dit_policy(config: Parameters, image: GlmImage) -> GlmImageDitPolicy:
+    from visual_grpo.policies.glm_image_dit import GlmImageDitPolicy
+
+    return GlmImageDitPolicy(
+        image, config.sampling.rollout, config.sampling.stock, kl_reference=config.grpo.of("dit").kl_weight > 0
+    )
+
+
+@overload
+def load_policy(
+    model: str,
+    *,
+    module: Literal["ar"] = "ar",
+    size: tuple[int, int] = (1024, 1024),
+    policy: PolicyConfig | None = None,
+    rollout: SamplerConfig = ROLLOUT,
+    kl_reference: bool = False,
+    dtype: Dtype = "float32",
+    device: str = "auto",
+    seed: int = 0,
+) -> GlmImageArPolicy: ...
+
+
+@overload
+def load_policy(
+    model: str,
+    *,
+    module: Literal["dit"],
+    size: tuple[int, int] = (1024, 1024),
+    policy: PolicyConfig | None = None,
+    rollout: SamplerConfig = ROLLOUT,
+    kl_reference: bool = False,
+    dtype: Dtype = "float32",
+    device: str = "auto",
+    seed: int = 0,
+) -> GlmImageDitPolicy: ...
 
 
 def load_policy(
     model: str,
     *,
+    module: Module = "ar",
     size: tuple[int, int] = (1024, 1024),
     policy: PolicyConfig | None = None,
     rollout: SamplerConfig = ROLLOUT,
     kl_reference: bool = False,
-    adapter: Path | None = None,
     dtype: Dtype = "float32",
     device: str = "auto",
     seed: int = 0,
-) -> GlmImageArPolicy:
-    """A GLM-Image AR policy without any Kedro configuration.
+) -> GlmImageArPolicy | GlmImageDitPolicy:
+    """One module of a GLM-Image with a fresh adapter, without any Kedro configuration.
+
+    Args:
+        model: folder or hub id of a GlmImagePipeline.
+        module: ``ar``, the token generator, or ``dit``, the decoder.
+        size: (height, width) in pixels, multiples of 32.
+        rollout: how training samples are drawn; temperature sampling without truncation.
+        kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
+    """
+    from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
+    from visual_grpo.policies.glm_image_dit import GlmImageDitPolicy
+
+    image = load_image_model(model, size=size, policy=policy, modules=(module,), dtype=dtype, device=device, seed=seed)
+    if module == "ar":
+        return GlmImageArPolicy(image, rollout, kl_reference=kl_reference)
+    return GlmImageDitPolicy(image, rollout, STOCK, kl_reference=kl_reference)
+
+
+def load_image_model(
+    model: str,
+    *,
+    size: tuple[int, int] = (1024, 1024),
+    policy: PolicyConfig | None = None,
+    modules: Sequence[Module] = (),
+    adapters: Path | None = None,
+    dtype: Dtype = "float32",
+    device: str = "auto",
+    seed: int = 0,
+) -> GlmImage:
+    """A GLM-Image without any Kedro configuration.
 
     Args:
         model: folder or hub id of a GlmImagePipeline.
         size: (height, width) in pixels, multiples of 32.
-        rollout: how training samples are drawn; temperature sampling without truncation.
-        kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
-        adapter: a saved adapter to sample from, instead of a fresh one to train.
+        modules: which of ``ar`` and ``dit`` get an adapter.
+        adapters: folder with saved adapters to sample from (``ar``, ``dit``), instead of fresh ones to train.
     """
-    from visual_grpo.policies.glm_image import load_pipeline
-    from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
+    from visual_grpo.policies.glm_image import GlmImage
+    from visual_grpo.policies.pipeline import load_pipeline
 
     pipeline = load_pipeline(model, ModelConfig(path=model, dtype=dtype, device=device))
-    return GlmImageArPolicy(
-        pipeline, policy or PolicyConfig(), rollout, size, kl_reference=kl_reference, adapter=adapter, seed=seed
-    )
+    image = GlmImage(pipeline, policy or PolicyConfig(), size)
+    if adapters is not None:
+        image.load(adapters, modules)
+    else:
+        image.attach(modules, seed)
+    return image

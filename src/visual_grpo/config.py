@@ -72,15 +72,69 @@ class LoraParams(Strict):
     )
 
 
+Module = Literal["ar", "dit"]
+"""GLM-Image's two halves: the autoregressive token generator and the diffusion decoder."""
+
+
+class FlowConfig(Strict):
+    """Which of the DiT's denoising steps are stochastic, and so decisions that can be trained."""
+
+    sampler: Literal["sde", "cps"] = Field("sde", description="transition; see policies/flow_sde.py")
+    noise: float = Field(0.7, gt=0, description="noise level a of the transition; cps: at most 1")
+    window_start: int | None = Field(
+        0, ge=0, description="first stochastic step; null = drawn for every rollout, the same for all its samples"
+    )
+    window_steps: int | None = Field(
+        2, ge=1, description="stochastic steps, ODE elsewhere; null = every step but the last, which has no variance"
+    )
+    train_share: float = Field(
+        1.0, gt=0, le=1, description="share of the stochastic steps that are trained, drawn for every rollout"
+    )
+    ratio_norm: bool = Field(False, description="GRPO-Guard's normalised ratio (arXiv 2510.22319)")
+
+    @model_validator(mode="after")
+    def _cps_noise_is_an_angle(self) -> Self:
+        if self.sampler == "cps" and self.noise > 1:
+            raise ValueError(f"noise of the cps sampler is at most 1 (a quarter turn), got {self.noise}")
+        return self
+
+
+class SignalCheckConfig(Strict):
+    """Whether the policy gradients of independent rollouts agree, before anything is trained."""
+
+    rollouts: int = Field(4, ge=0, description="independent rollouts a module; 0 = off")
+    least_cosine: float = Field(0.03, description="mean cosine between their gradients below which the run stops")
+
+    @field_validator("rollouts")
+    @classmethod
+    def _a_pair_at_least(cls, rollouts: int) -> int:
+        if rollouts == 1:
+            raise ValueError("one rollout has nothing to be compared with; 0 switches the check off")
+        return rollouts
+
+
 class PolicyConfig(Strict):
-    component: Literal["ar"] = "ar"
+    component: Literal["ar", "dit", "both"] = Field(
+        "ar", description="what is trained: the token generator, the decoder, or both"
+    )
+    both: Literal["alternating", "joint"] = Field(
+        "alternating", description="both: a rollout for each module in turn, or one rollout that trains both"
+    )
     lora: LoraParams = LoraParams()
+    dit_lora: LoraParams | None = Field(None, description="of the DiT; null = as lora, on the DiT's own matrices")
+    flow: FlowConfig = FlowConfig()
+    signal_check: SignalCheckConfig = SignalCheckConfig()
     gradient_checkpointing: bool = False
     share_prefix: bool = Field(True, description="run each prompt once per group; off under gradient checkpointing")
-    share_start_noise: bool = Field(True, description="one start noise of the decoder per group")
+    share_start_noise: bool = Field(True, description="one start noise of the decoder per prompt")
     denoise_batch: int = Field(64, ge=1, description="images denoised by the DiT at a time")
     decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time")
     rollout_batch: int = Field(64, ge=1, description="rows sampled at a time")
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """Which modules the component trains."""
+        return ("ar", "dit") if self.component == "both" else (self.component,)
 
 
 class SamplerConfig(Strict):
@@ -91,6 +145,7 @@ class SamplerConfig(Strict):
     top_k: int | None = Field(None, ge=0, description="0 = off, null = the model's own")
     steps: int = Field(ge=1, description="denoising steps")
     guidance_scale: float = Field(ge=1, description="classifier-free guidance, 1 = off")
+    stochastic: bool = Field(False, description="denoise with the noise of policy.flow, as training samples of the DiT")
 
 
 class SamplingConfig(Strict):
@@ -105,6 +160,8 @@ class SamplingConfig(Strict):
                 "sampling.rollout must set temperature, top_p: 1 and top_k: 0: a truncated distribution"
                 " biases the importance ratio"
             )
+        if r.stochastic or self.stock.stochastic:
+            raise ValueError("leave stochastic out: policy.component decides it")
         return self
 
 
@@ -113,7 +170,25 @@ class RewardConfig(Strict):
 
     function: str | None = Field(None, description="package.module:function; null = the built-in of this name")
     weight: float = Field(1.0, description="0 = reported, never optimised")
+    dit_weight: float | None = Field(None, description="for the DiT's training; null = the same weight")
     options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
+
+
+class DitGRPOConfig(Strict):
+    """What differs for the DiT; null = as for the AR module. Its log-probs are in a unit of their own
+    (``policies.flow_sde.log_prob``), in which a clip of 0.2 means what it means for a token."""
+
+    prompts_per_step: int | None = Field(None, ge=1)
+    group_size: int | None = Field(None, ge=1, description="decodes of each prompt; joint: of each token sample")
+    updates_per_rollout: int | None = Field(None, ge=1)
+    micro_batch_size: int | None = Field(None, ge=1)
+    learning_rate: float | None = Field(None, gt=0)
+    clip_low: float | None = Field(None, gt=0, lt=1)
+    clip_high: float | None = Field(None, gt=0)
+    kl_weight: float | None = Field(
+        None, ge=0, description="weight of the closed-form Gaussian KL, nats a latent element"
+    )
+    advantage_epsilon: float | None = Field(None, gt=0)
 
 
 class GRPOConfig(Strict):
@@ -122,7 +197,7 @@ class GRPOConfig(Strict):
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo"] = "grpo"
     steps: int = Field(ge=1, description="rollouts; each is followed by updates_per_rollout updates")
     prompts_per_step: int = Field(ge=1)
-    group_size: int = Field(ge=2, description="samples of each prompt")
+    group_size: int = Field(ge=1, description="samples of each prompt")
     updates_per_rollout: int = Field(1, ge=1)
     micro_batch_size: int | None = Field(None, ge=1, description="rows per backward pass; null = all at once")
     learning_rate: float = Field(gt=0)
@@ -150,6 +225,14 @@ class GRPOConfig(Strict):
     ratio_tolerance: float | None = Field(
         None, gt=0, description="largest |log ratio| accepted before the first update; null = the dtype's floor"
     )
+    dit: DitGRPOConfig = DitGRPOConfig()
+
+    def of(self, module: Module) -> GRPOConfig:
+        """The settings of one module."""
+        if module == "ar":
+            return self
+        own = {name: value for name, value in self.dit.model_dump().items() if value is not None}
+        return self.model_copy(update=own)
 
 
 class EvaluationConfig(Strict):
@@ -183,6 +266,49 @@ class Parameters(Strict):
     grpo: GRPOConfig
     evaluation: EvaluationConfig
     tracking: TrackingConfig
+
+    @model_validator(mode="after")
+    def _groups_can_be_compared(self) -> Self:
+        sizes = {module: self.grpo.of(module).group_size for module in self.policy.modules}
+        joint = self.policy.component == "both" and self.policy.both == "joint"
+        if max(sizes.values()) < 2 or (not joint and min(sizes.values()) < 2):
+            raise ValueError(
+                f"a group needs at least 2 samples, got {sizes} (grpo.group_size, grpo.dit.group_size);"
+                " only a joint rollout may have 1 for one of its modules"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _window_is_in_the_schedule(self) -> Self:
+        steps, flow = self.sampling.rollout.steps, self.policy.flow
+        if "dit" in self.policy.modules and not self._window_fits:
+            raise ValueError(
+                f"policy.flow: the window (window_start {flow.window_start}, window_steps {flow.window_steps}) must end"
+                f" before the last of sampling.rollout.steps = {steps} denoising steps, which has no variance:"
+                f" at most {steps - 1} steps, 0 to {steps - 2}"
+            )
+        return self
+
+    @property
+    def _window_fits(self) -> bool:
+        flow = self.policy.flow
+        return (flow.window_start or 0) + (flow.window_steps or 1) <= self.sampling.rollout.steps - 1
+
+    @property
+    def judged_samplers(self) -> dict[str, SamplerConfig]:
+        """What the evaluation reports, by name: ``rollout`` and ``sde`` as the AR module and the DiT are trained."""
+        rollout = self.sampling.rollout
+        sde = {"sde": rollout.model_copy(update={"stochastic": True})} if self._window_fits else {}
+        return {"rollout": rollout, **sde, "stock": self.sampling.stock}
+
+    def weights(self, module: Module | None = None) -> dict[str, float]:
+        """Each reward's weight for one module's training; None = for judging what ``policy.component`` trains."""
+        modules = self.policy.modules if module is None else (module,)
+        return {
+            name: sum(reward.weight if m == "ar" or reward.dit_weight is None else reward.dit_weight for m in modules)
+            / len(modules)
+            for name, reward in self.rewards.items()
+        }
 
     @field_validator("rewards", mode="before")
     @classmethod

@@ -76,7 +76,9 @@ def _nearest(path: Sequence[int | str]) -> str:
     near = get_close_matches(wrong, beside, n=1)
     if near:
         return f" Nearest: {_dotted([*path[:-1], near[0]])}"
-    elsewhere = {name.rpartition(".")[2]: name for name in _names(Parameters)}
+    # Of two keys with one name the shallower is the better known.
+    names = sorted(_names(Parameters), key=lambda name: -name.count("."))
+    elsewhere = {name.rpartition(".")[2]: name for name in names}
     near = get_close_matches(wrong, elsewhere, n=1, cutoff=0.75)
     if near:
         return f" Nearest: {elsewhere[near[0]]}"

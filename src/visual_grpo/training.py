@@ -17,8 +17,9 @@ from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
+from visual_grpo.grpo.signal_check import check_signal, gradient_cosine
+from visual_grpo.grpo.two_stage import Trainer
+from visual_grpo.policies.glm_image import GlmImage
 from visual_grpo.stopping import stop_request
 from visual_grpo.types import PromptRecord, Scorer, StepMetrics
 
@@ -36,6 +37,8 @@ class Progress:
     """Mean total reward of the best adapter on the eval prompts at the stock sampler."""
     best_step: int = 0
     best_adapter: dict[str, Tensor] = field(default_factory=dict)
+    signal: dict[str, float] = field(default_factory=dict)
+    """Module -> cosine of the signal check; empty where it is off or the run was resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +56,9 @@ class TrainingRun:
     def __init__(
         self,
         config: Parameters,
-        policy: GlmImageArPolicy,
+        image: GlmImage,
         scorer: Scorer,
-        trainer: GRPOTrainer,
+        trainer: Trainer,
         *,
         train: Sequence[PromptRecord],
         evaluation: Sequence[PromptRecord],
@@ -63,7 +66,7 @@ class TrainingRun:
         run_id: str | None,
     ) -> None:
         """``identity`` names what the run depends on beside the parameters: model and data digests."""
-        self.config, self.policy, self.scorer, self.trainer = config, policy, scorer, trainer
+        self.config, self.image, self.scorer, self.trainer = config, image, scorer, trainer
         self.train_prompts = train
         self.eval_prompts = distinct_prompts(evaluation, config.evaluation.prompts)
         self.identity, self.run_id = identity, run_id
@@ -101,7 +104,8 @@ class TrainingRun:
 
     def save(self) -> None:
         """Writes a checkpoint of everything a bit-exact continuation needs."""
-        tensors, facts = self.trainer.state()
+        state, facts = self.trainer.state()
+        tensors = {f"trainer/{name}": value for name, value in state.items()}
         tensors |= {f"best/{name}": value for name, value in self.progress.best_adapter.items()}
         random_tensors, random_facts = checkpoint.random_states()
         tensors |= random_tensors
@@ -120,13 +124,14 @@ class TrainingRun:
         )
 
     def write_adapters(self, folder: Path) -> None:
-        """``ar/`` (what evaluate uses), ``best/ar`` and ``last/ar`` in peft's format, and ``training.json``."""
-        last = self.policy.adapter_state_dict()
-        self.policy.save_adapter(folder / "last" / "ar")
-        self.policy.load_adapter_state_dict(self.progress.best_adapter or last)
-        self.policy.save_adapter(folder / "best" / "ar")
-        self.policy.load_adapter_state_dict(last)
-        shutil.copytree(folder / self.config.evaluation.adapter / "ar", folder / "ar")
+        """A folder a trained module (``ar``, ``dit``), which evaluate uses; the same in ``best`` and ``last``; and
+        ``training.json``."""
+        last = self.image.adapter_state_dict()
+        self.image.save_adapters(folder / "last")
+        self.image.load_adapter_state_dict(self.progress.best_adapter or last)
+        self.image.save_adapters(folder / "best")
+        self.image.load_adapter_state_dict(last)
+        shutil.copytree(folder / self.config.evaluation.adapter, folder, dirs_exist_ok=True)
         facts = {
             "seed": self.config.seed,
             "steps": self.trainer.step,
@@ -146,7 +151,21 @@ class TrainingRun:
             return
         if self.config.resume == "auto":
             callbacks.note(f"No checkpoint in {self.folder}: starting at step 1")
+        self._check_signal(callbacks)
         _set_aside(self.folder)
+
+    def _check_signal(self, callbacks: Callbacks) -> None:
+        """Stops a run that has nothing to learn, before its first step."""
+        check = self.config.policy.signal_check
+        if not check.rollouts:
+            return
+        modules = self.trainer.modules
+        for module, trainer in modules.items():
+            self.progress.signal[module] = gradient_cosine(trainer, self.train_prompts, check.rollouts)
+        shown = ", ".join(f"{module} {cosine:.2f}" for module, cosine in self.progress.signal.items())
+        callbacks.note(f"Signal check (cosine between policy gradients of {check.rollouts} rollouts): {shown}")
+        samples = {module: t.config.prompts_per_step * t.config.group_size for module, t in modules.items()}
+        check_signal(self.progress.signal, check.least_cosine, samples)
 
     def _checkpoint(self) -> Path | None:
         return checkpoint.latest_checkpoint(self.folder) if self.config.resume == "auto" else None
@@ -160,7 +179,7 @@ class TrainingRun:
         if self.progress.best_step:
             self.progress.best_score = facts["best_score"]
         self.progress.history = facts["history"]
-        own = {k: v for k, v in tensors.items() if k.startswith(("adapter/", "optimizer/", "rng/trainer"))}
+        own = {k.removeprefix("trainer/"): v for k, v in tensors.items() if k.startswith("trainer/")}
         self.trainer.load_state(own, facts["trainer"])
         checkpoint.restore_random_states(tensors, facts["random"])
 
@@ -175,7 +194,7 @@ class TrainingRun:
         total = self.evaluate()
         if total > self.progress.best_score:
             self.progress.best_score, self.progress.best_step = total, self.trainer.step
-            self.progress.best_adapter = self.policy.adapter_state_dict()
+            self.progress.best_adapter = self.image.adapter_state_dict()
         return {"eval/total": total}
 
     def evaluate(self) -> float:
@@ -185,7 +204,7 @@ class TrainingRun:
         for start in range(0, len(self.eval_prompts), size):
             records = self.eval_prompts[start : start + size]
             seeds = [image_seed(self.config.seed, record.id, 0) for record in records]
-            samples = self.policy.generate(records, seeds, self.config.sampling.stock)
+            samples = self.image.generate(records, seeds, self.config.sampling.stock)
             totals.append(self.scorer(records, samples).total)
         scores = torch.cat(totals)
         return float(scores[~scores.isnan()].double().mean())

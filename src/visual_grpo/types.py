@@ -97,6 +97,19 @@ class Rollout(Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class JointRollout:
+    """One rollout of a model of two stages: N prompts, A outer samples of each, D inner samples of each of those.
+
+    A stage with one sample has nothing to compare and is None.
+    """
+
+    outer: Rollout[Any] | None
+    """N * A rows; ``samples`` are the first inner samples of each."""
+    inner: Rollout[Any] | None
+    """N * A * D rows; rows that share an outer sample are neighbours."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplayChunk:
     """Some decision steps of some rows, scored again under the current policy."""
 
@@ -122,6 +135,14 @@ class Policy(Protocol[T]):
     def adapter_state_dict(self) -> dict[str, Tensor]: ...
 
     def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+class JointPolicy(Protocol):
+    """A model of two stages that one rollout can train."""
+
+    def joint_rollout(
+        self, prompts: Sequence[PromptRecord], outer_size: int, inner_size: int, generator: Generator
+    ) -> JointRollout: ...
 
 
 @dataclass(frozen=True, kw_only=True)

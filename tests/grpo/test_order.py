@@ -3,19 +3,34 @@ from __future__ import annotations
 from visual_grpo.grpo.order import PromptOrder
 
 
+def order_of(size: int, seed: int) -> PromptOrder:
+    return PromptOrder([0] * size, seed)
+
+
 def test_each_pass_holds_every_prompt_once_in_another_order() -> None:
-    order = PromptOrder(7, seed=3)
+    order = order_of(7, seed=3)
     passes = [order.draw(7) for _ in range(3)]
     assert all(sorted(p) == list(range(7)) for p in passes)
     assert passes[0] != passes[1] != passes[2]
 
 
-def test_the_position_is_the_whole_state() -> None:
-    whole = PromptOrder(5, seed=1).draw(23)
-    first = PromptOrder(5, seed=1)
-    head = first.draw(8)
-    assert head + PromptOrder(5, seed=1, position=first.position).draw(15) == whole
+def test_the_positions_are_the_whole_state() -> None:
+    kinds = [0, 1, 0, 1, 1, 0, 0]
+    whole = [PromptOrder(kinds, seed=1)]
+    drawn = [whole[0].draw(3) for _ in range(9)]
+    first = PromptOrder(kinds, seed=1)
+    head = [first.draw(3) for _ in range(4)]
+    rest = PromptOrder(kinds, seed=1, positions=first.positions)
+    assert head + [rest.draw(3) for _ in range(5)] == drawn
+
+
+def test_a_draw_holds_one_kind_and_all_are_seen_equally_often() -> None:
+    kinds = [0] * 6 + [2] * 2
+    order = PromptOrder(kinds, seed=4)
+    draws = [order.draw(2) for _ in range(8)]
+    assert all(len({kinds[i] for i in draw}) == 1 for draw in draws)
+    assert sorted(i for draw in draws for i in draw) == sorted([*range(8)] * 2)
 
 
 def test_seeds_differ() -> None:
-    assert PromptOrder(50, seed=0).draw(50) != PromptOrder(50, seed=1).draw(50)
+    assert order_of(50, seed=0).draw(50) != order_of(50, seed=1).draw(50)

@@ -185,4 +185,4 @@ def test_gradients_are_clipped_to_the_norm() -> None:
 def _first_draw() -> list[int]:
     from visual_grpo.grpo.order import PromptOrder
 
-    return PromptOrder(10, 1).draw(4)
+    return PromptOrder([0] * 10, 1).draw(4)

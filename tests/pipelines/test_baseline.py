@@ -13,7 +13,7 @@ def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Pro
     drawn = scores.groupby(["sampler", "split"])["id"].agg(["nunique", "size"])
     assert drawn.to_dict("index") == {
         (sampler, split): {"nunique": prompts, "size": 2 * prompts}
-        for sampler in ("rollout", "stock")
+        for sampler in ("rollout", "sde", "stock")
         for split, prompts in (("eval", 2), ("held_out", 3))
     }
     assert all((painted.folder / "baseline" / file).is_file() for file in scores["file"])
@@ -32,4 +32,4 @@ def test_progress_reaches_the_number_of_images(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     painted.run(create_pipeline())
-    assert "baseline 20/20  reward=0." in capsys.readouterr().out
+    assert "baseline 30/30  reward=0." in capsys.readouterr().out

@@ -13,10 +13,10 @@ def test_the_difference_is_measured_on_the_baselines_prompts_and_seeds(painted: 
     painted.run(baseline.create_pipeline())
     painted.train()
     painted.run(evaluate.create_pipeline())
-    assert painted.policies[1] == ("the model", painted.folder / "adapters" / "ar")
+    assert painted.policies[1] == ("the model", painted.folder / "adapters")
     evaluation = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())
     views = {(e["name"], e["split"], e["sampler"]): e for e in evaluation["rewards"]}
-    assert len(views) == 2 * 2 * 2
+    assert len(views) == 2 * 2 * 3
     for (name, split, _), entry in views.items():
         assert name in ("total", "brightness")
         assert entry["optimised"]

@@ -10,7 +10,7 @@ from diffusers import GlmImagePipeline
 from peft import PeftModel
 
 from tests.conftest import SIZE, stir
-from visual_grpo.components import load_policy
+from visual_grpo.components import load_image_model, load_policy
 from visual_grpo.config import Dtype, GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.trainer import GRPOTrainer
@@ -75,17 +75,17 @@ def test_a_wrong_replay_is_far_outside_the_floor(ar_policy: GlmImageArPolicy) ->
 def test_tokens_are_those_of_generate(ar_policy: GlmImageArPolicy) -> None:
     """Greedy decoding through the public ``generate`` and through shared prefixes is one and the same."""
     greedy = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1.0)
-    trajectory = ar_policy.sample_tokens(RECORDS, [1, 2, 3], greedy).trajectory
+    trajectory = ar_policy.image.sample_tokens(RECORDS, [1, 2, 3], greedy).trajectory
     messages = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in TEXTS]
-    inputs = ar_policy.pipeline.processor.apply_chat_template(
+    inputs = ar_policy.image.pipeline.processor.apply_chat_template(
         messages,
         tokenize=True,
         return_dict=True,
         return_tensors="pt",
         processor_kwargs={"padding": True, "padding_side": "left", "target_h": SIZE[0], "target_w": SIZE[1]},
     )
-    count = ar_policy.tokens.grid.count
-    generated = ar_policy.tokens.model.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False)
+    count = ar_policy.image.tokens.grid.count
+    generated = ar_policy.image.tokens.model.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False)
     assert torch.equal(generated[:, inputs["input_ids"].shape[1] :], trajectory.tokens)
 
 
@@ -98,19 +98,19 @@ def test_the_reference_is_the_base_model(ar_policy: GlmImageArPolicy, pipeline_f
 
 
 def test_sampling_leaves_the_base_weights_as_they_were(ar_policy: GlmImageArPolicy) -> None:
-    before = {k: v.clone() for k, v in ar_policy.tokens.model.state_dict().items()}
+    before = {k: v.clone() for k, v in ar_policy.image.tokens.model.state_dict().items()}
     rollout(ar_policy)
-    after = ar_policy.tokens.model.state_dict()
+    after = ar_policy.image.tokens.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert before.keys() == after.keys()
 
 
 def test_an_image_depends_on_its_own_prompt_and_seed(ar_policy: GlmImageArPolicy) -> None:
-    together = ar_policy.generate(RECORDS, [7, 8, 9], STOCK)
-    alone = ar_policy.generate(RECORDS[1:2], [8], STOCK)[0]
+    together = ar_policy.image.generate(RECORDS, [7, 8, 9], STOCK)
+    alone = ar_policy.image.generate(RECORDS[1:2], [8], STOCK)[0]
     # Another padding rounds differently; in 8-bit pixels that is at most one step here and there.
     assert (together[1].int() - alone.int()).abs().max() <= 1
-    other = ar_policy.generate(RECORDS[1:2], [9], STOCK)[0]
+    other = ar_policy.image.generate(RECORDS[1:2], [9], STOCK)[0]
     assert (together[1].int() - other.int()).abs().max() > 8
     assert together[0].shape == (3, *SIZE)
     assert together[0].dtype == torch.uint8
@@ -124,18 +124,17 @@ def test_one_seed_one_rollout_bit_for_bit(ar_policy: GlmImageArPolicy) -> None:
 
 def test_rows_of_a_group_differ_in_tokens_but_share_their_start_noise(pipeline_folder: Path) -> None:
     policy = policy_with(pipeline_folder)
-    seen: list[list[int]] = []
-    decode = policy.decoder.decode
-
-    def spy(tokens: Any, prompts: Any, noise_seeds: Any, *rest: Any) -> Any:
-        seen.append(list(noise_seeds))
-        return decode(tokens, prompts, noise_seeds, *rest)
-
-    policy.decoder.decode = spy  # type: ignore[method-assign,assignment]
-    got = rollout(policy, group_size=3)
-    assert len(set(seen[0][:3])) == 1
-    assert len(set(seen[0])) == 3
-    assert len({tuple(row.tolist()) for row in got.trajectory.tokens[:3]}) > 1
+    rows, noise_seeds, sampled = policy.sample(RECORDS, 3, torch.Generator().manual_seed(3))
+    assert [record.id for record in rows] == list("000111222")
+    assert len(set(noise_seeds[:3])) == 1
+    assert len(set(noise_seeds)) == 3
+    assert len({tuple(row.tolist()) for row in sampled.trajectory.tokens[:3]}) > 1
+    for ours, again in zip(
+        rollout(policy, group_size=3).samples,
+        policy.image.decode(sampled.trajectory.tokens, rows, noise_seeds, policy.sampler),
+        strict=True,
+    ):
+        assert torch.equal(ours, again)
 
 
 def test_a_small_rollout_batch_changes_nothing(pipeline_folder: Path) -> None:
@@ -149,9 +148,9 @@ def test_a_small_rollout_batch_changes_nothing(pipeline_folder: Path) -> None:
 
 
 def test_the_decoded_image_is_the_pipelines_own(ar_policy: GlmImageArPolicy, pipeline_folder: Path) -> None:
-    got = ar_policy.generate(RECORDS[2:], [11], STOCK)[0]
-    trajectory = ar_policy.sample_tokens(RECORDS[2:], [11], STOCK).trajectory
-    grid = ar_policy.tokens.grid
+    got = ar_policy.image.generate(RECORDS[2:], [11], STOCK)[0]
+    trajectory = ar_policy.image.sample_tokens(RECORDS[2:], [11], STOCK).trajectory
+    grid = ar_policy.image.tokens.grid
     image_tokens = trajectory.tokens[:, grid.preview_count :].view(1, *grid.image)
     plain = GlmImagePipeline.from_pretrained(pipeline_folder)
     plain.set_progress_bar_config(disable=True)
@@ -172,8 +171,8 @@ def test_the_decoded_image_is_the_pipelines_own(ar_policy: GlmImageArPolicy, pip
 
 def test_one_step_moves_the_adapter_and_nothing_else(pipeline_folder: Path) -> None:
     policy = load_policy(str(pipeline_folder), size=SIZE, kl_reference=True, device="cpu")
-    frozen = {n: p.detach().clone() for n, p in policy.model.named_parameters() if not p.requires_grad}
-    buffers = {n: b.clone() for n, b in policy.model.named_buffers()}
+    frozen = {n: p.detach().clone() for n, p in policy.image.pipeline.vision_language_encoder.named_parameters() if not p.requires_grad}
+    buffers = {n: b.clone() for n, b in policy.image.pipeline.vision_language_encoder.named_buffers()}
     adapter = policy.adapter_state_dict()
     config = GRPOConfig(steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01)
     trainer = GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config)
@@ -181,8 +180,8 @@ def test_one_step_moves_the_adapter_and_nothing_else(pipeline_folder: Path) -> N
     assert metrics[0].values["ratio/first_max_abs_log"] < 5e-5
     moved = policy.adapter_state_dict()
     assert not [n for n in adapter if torch.equal(adapter[n], moved[n])]
-    assert all(torch.equal(p, frozen[n]) for n, p in policy.model.named_parameters() if n in frozen)
-    assert all(torch.equal(b, buffers[n]) for n, b in policy.model.named_buffers())
+    assert all(torch.equal(p, frozen[n]) for n, p in policy.image.pipeline.vision_language_encoder.named_parameters() if n in frozen)
+    assert all(torch.equal(b, buffers[n]) for n, b in policy.image.pipeline.vision_language_encoder.named_buffers())
 
 
 def test_the_adapter_loads_into_the_plain_pipeline(
@@ -199,9 +198,9 @@ def test_the_adapter_loads_into_the_plain_pipeline(
         disabled = _plain_image(pipe)
     assert torch.equal(base, disabled)
     assert (base - adapted).abs().max() > 0.05
-    restored = load_policy(str(pipeline_folder), size=SIZE, adapter=tmp_path / "ar", device="cpu")
+    restored = load_image_model(str(pipeline_folder), size=SIZE, modules=["ar"], adapters=tmp_path, device="cpu")
     for one, two in zip(
-        ar_policy.generate(RECORDS, [1, 2, 3], STOCK),
+        ar_policy.image.generate(RECORDS, [1, 2, 3], STOCK),
         restored.generate(RECORDS, [1, 2, 3], STOCK),
         strict=True,
     ):
@@ -232,11 +231,11 @@ def test_half_precision_trains(pipeline_folder: Path) -> None:
 
 
 def test_a_damaged_adapter_is_refused(ar_policy: GlmImageArPolicy, pipeline_folder: Path, tmp_path: Path) -> None:
-    ar_policy.save_adapter(tmp_path)
-    weights = tmp_path / "adapter_model.safetensors"
+    ar_policy.save_adapter(tmp_path / "ar")
+    weights = tmp_path / "ar" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:200])
     with pytest.raises(UserError, match=r"cannot be loaded.*\n.*--pipeline=train"):
-        load_policy(str(pipeline_folder), size=SIZE, adapter=tmp_path)
+        load_image_model(str(pipeline_folder), size=SIZE, modules=["ar"], adapters=tmp_path)
 
 
 def test_a_damaged_pipeline_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:

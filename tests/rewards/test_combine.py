@@ -95,9 +95,10 @@ def test_an_unknown_reward_names_the_nearest() -> None:
 def test_configuration_gives_order_weights_options_and_own_functions() -> None:
     rewards = build_reward_set(
         {
-            "brightness": configured(function="tests.evaluation.painter:brightness", weight=0.5),
-            "jpeg_size": configured(weight=0.0, options={"quality": 50}),
-        }
+            "brightness": configured(function="tests.evaluation.painter:brightness"),
+            "jpeg_size": configured(options={"quality": 50}),
+        },
+        {"brightness": 0.5, "jpeg_size": 0.0},
     )
     assert rewards.weights == {"brightness": 0.5, "jpeg_size": 0.0}
     white = SAMPLES[0] + 255

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 
 class PromptOrder:
-    """Endless passes over ``size`` prompts, each pass in an order of its own.
+    """Endless passes over the prompts, each pass in an order of its own; one draw holds prompts of one kind.
 
-    ``position`` (prompts drawn so far) is the whole state, so a checkpoint needs one number.
+    Prompts whose tensors differ in shape (another number of source images) are of different kinds and cannot share
+    a batch. Each draw takes the kind that is furthest behind in its passes, so that all are seen equally often.
+    ``positions`` (prompts drawn so far of each kind) is the whole state of an order.
     """
 
-    def __init__(self, size: int, seed: int, position: int = 0) -> None:
-        if size < 1:
+    def __init__(self, kinds: Sequence[int], seed: int, positions: Mapping[str, int] | None = None) -> None:
+        """``kinds``: one for each prompt; ``positions``: of an order to go on with, by the kind's name."""
+        if not kinds:
             raise ValueError("there are no prompts to draw from")
-        self.size, self.seed, self.position = size, seed, position
-        self._pass: tuple[int, list[int]] | None = None
+        self.seed = seed
+        self._members = {kind: [i for i, own in enumerate(kinds) if own == kind] for kind in sorted(set(kinds))}
+        self.positions = {str(kind): (positions or {}).get(str(kind), 0) for kind in self._members}
+        self._passes: dict[int, tuple[int, list[int]]] = {}
 
     def draw(self, count: int) -> list[int]:
         """Indices of the next ``count`` prompts."""
+        kind = min(self._members, key=lambda kind: self.positions[str(kind)] / len(self._members[kind]))
+        members, start = self._members[kind], self.positions[str(kind)]
         drawn = []
-        for position in range(self.position, self.position + count):
-            epoch, offset = divmod(position, self.size)
-            drawn.append(self._order(epoch)[offset])
-        self.position += count
+        for position in range(start, start + count):
+            epoch, offset = divmod(position, len(members))
+            drawn.append(members[self._order(kind, epoch)[offset]])
+        self.positions[str(kind)] += count
         return drawn
 
-    def _order(self, epoch: int) -> list[int]:
-        if self._pass is None or self._pass[0] != epoch:
+    def _order(self, kind: int, epoch: int) -> list[int]:
+        if self._passes.get(kind, (None, []))[0] != epoch:
             generator = torch.Generator().manual_seed((self.seed << 24) + epoch)
-            self._pass = epoch, torch.randperm(self.size, generator=generator).tolist()
-        return self._pass[1]
+            self._passes[kind] = epoch, torch.randperm(len(self._members[kind]), generator=generator).tolist()
+        return self._passes[kind][1]

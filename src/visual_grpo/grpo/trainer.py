@@ -41,10 +41,14 @@ class GRPOTrainer(Generic[T]):
         *,
         seed: int = 0,
         dtype: str = "float32",
+        module: str = "policy",
     ) -> None:
-        """``dtype`` is that of the policy's weights: float16 gets a gradient scaler, and the ratio
-        self-check its floor."""
+        """``module`` is the policy's name in messages. ``dtype`` is that of its weights: float16 gets a gradient
+        scaler, and the ratio self-check its floor."""
+        if config.group_size < 2:
+            raise UserError(f"A group needs at least 2 samples to be compared, got group_size {config.group_size}.")
         self.policy, self.scorer, self.config, self.seed, self.dtype = policy, scorer, config, seed, dtype
+        self.modules: dict[str, GRPOTrainer[Any]] = {module: self}
         self.parameters = policy.trainable_parameters()
         device = self.parameters[0].device.type
         self.optimizer = torch.optim.AdamW(
@@ -53,16 +57,35 @@ class GRPOTrainer(Generic[T]):
         self.scaler = torch.amp.GradScaler(device, enabled=dtype == "float16")
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
-        self.position = 0
+        self.positions: dict[str, int] = {}
         self._checked = False
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         """Trains from ``self.step`` on until ``config.steps``; stop it between two steps by not asking on."""
-        order = PromptOrder(len(prompts), self.seed, self.position)
         while self.step < self.config.steps:
-            result = self._step(prompts, order)
-            self.position = order.position
-            yield result
+            yield self.take_step(prompts)
+
+    def take_step(self, prompts: Sequence[PromptRecord]) -> StepMetrics:
+        """One rollout of the next prompts, and the updates on it."""
+        clock = metrics.Clock()
+        order = PromptOrder([len(prompt.source_images) for prompt in prompts], self.seed, self.positions)
+        experiences, drawn = self._collect(prompts, order, clock)
+        self.positions = order.positions
+        return self._learn(experiences, drawn, clock)
+
+    def learn(self, rollout: Rollout[T], scores: Scores, clock: metrics.Clock) -> StepMetrics:
+        """The updates on a rollout that was made and scored elsewhere."""
+        groups = torch.arange(len(rollout.samples) // self.config.group_size)
+        return self._learn(self._experiences([(rollout, scores, groups)]), [(rollout, scores)], clock)
+
+    def policy_gradient(self, prompts: Sequence[PromptRecord], generator: torch.Generator) -> Tensor:
+        """Flat gradient of the loss on one rollout of ``prompts``, which changes nothing; see `signal_check`."""
+        rollout, scores = self._sample(prompts, metrics.Clock(), generator)
+        experiences = self._experiences([(rollout, scores, torch.arange(len(prompts)))])
+        self._backward(experiences, Objective.of(self.config, experiences))
+        gradients = [p.grad.flatten().float().cpu() for p in self.parameters if p.grad is not None]
+        self.optimizer.zero_grad(set_to_none=True)
+        return torch.cat(gradients)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a bit-exact continuation needs: tensors, and facts that are JSON."""
@@ -71,7 +94,7 @@ class GRPOTrainer(Generic[T]):
         for index, entries in optimizer.items():
             tensors |= {f"optimizer/{index}/{k}": torch.as_tensor(v) for k, v in entries.items()}
         tensors["rng/trainer"] = self.generator.get_state()
-        facts = {"step": self.step, "position": self.position, "scaler": self.scaler.state_dict()}
+        facts = {"step": self.step, "positions": self.positions, "scaler": self.scaler.state_dict()}
         return tensors, facts
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -86,16 +109,14 @@ class GRPOTrainer(Generic[T]):
         self.optimizer.load_state_dict({"state": entries, "param_groups": groups})
         self.generator.set_state(split["rng"]["trainer"])
         self.scaler.load_state_dict(facts["scaler"])
-        self.step, self.position = facts["step"], facts["position"]
+        self.step, self.positions = facts["step"], dict(facts["positions"])
 
-    def _step(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> StepMetrics:
-        clock = metrics.Clock()
-        experiences, drawn = self._collect(prompts, order, clock)
+    def _learn(self, experiences: list[Experience[T]], drawn: list[metrics.Drawn], clock: metrics.Clock) -> StepMetrics:
         objective = Objective.of(self.config, experiences)
-        updates = []
         with clock.phase("update"):
-            for number in range(self.config.updates_per_rollout):
-                updates.append(self._update(experiences, objective, number))
+            updates = [
+                self._update(experiences, objective, number) for number in range(self.config.updates_per_rollout)
+            ]
         self.step += 1
         return metrics.step_metrics(self.step, drawn, experiences, updates, clock, self.config)
 
@@ -114,7 +135,7 @@ class GRPOTrainer(Generic[T]):
         count = 0
         for _ in range(1 + self.config.max_refills):
             chosen = [prompts[i] for i in order.draw(wanted - count)]
-            rollout, scores = self._sample(chosen, clock)
+            rollout, scores = self._sample(chosen, clock, self.generator)
             drawn.append((rollout, scores))
             constant = zero_variance_groups(scores.total, size)
             if not self.config.max_refills:
@@ -132,9 +153,11 @@ class GRPOTrainer(Generic[T]):
                 count += len(take)
         return self._experiences(kept), drawn
 
-    def _sample(self, prompts: list[PromptRecord], clock: metrics.Clock) -> tuple[Rollout[T], Scores]:
+    def _sample(
+        self, prompts: Sequence[PromptRecord], clock: metrics.Clock, generator: torch.Generator
+    ) -> tuple[Rollout[T], Scores]:
         with clock.phase("rollout"), torch.no_grad():
-            rollout = self.policy.rollout(prompts, self.config.group_size, self.generator)
+            rollout = self.policy.rollout(prompts, self.config.group_size, generator)
         with clock.phase("reward"):
             scores = self.scorer(rollout.prompts, rollout.samples)
         return rollout, scores
@@ -173,7 +196,17 @@ class GRPOTrainer(Generic[T]):
         return group_advantages(total, config.group_size, scale=scale, **shared)
 
     def _update(self, experiences: list[Experience[T]], objective: Objective, number: int) -> UpdateStats:
-        """One optimiser update over all rows, micro-batch by micro-batch."""
+        """One optimiser update over all rows."""
+        stats = self._backward(experiences, objective)
+        if not self._checked:
+            mean = stats.means()["abs_log_ratio"]
+            check_ratio(mean, stats.max_abs_log_ratio, self.dtype, self.config.ratio_tolerance)
+            self._checked = True
+        self._optimise(stats, number, experiences[0])
+        return stats
+
+    def _backward(self, experiences: list[Experience[T]], objective: Objective) -> UpdateStats:
+        """The gradient over all rows, micro-batch by micro-batch and chunk by chunk."""
         stats = UpdateStats()
         self.optimizer.zero_grad(set_to_none=True)
         for experience in experiences:
@@ -182,11 +215,6 @@ class GRPOTrainer(Generic[T]):
                     loss = chunk_loss(chunk, experience, rows, objective, stats)
                     self._refuse_non_finite(float(loss.detach()), "loss", experience, rows)
                     self.scaler.scale(loss).backward()
-        if not self._checked:
-            mean = stats.means()["abs_log_ratio"]
-            check_ratio(mean, stats.max_abs_log_ratio, self.dtype, self.config.ratio_tolerance)
-            self._checked = True
-        self._optimise(stats, number, experiences[0])
         return stats
 
     def _optimise(self, stats: UpdateStats, number: int, experience: Experience[T]) -> None:

@@ -1,135 +1,201 @@
-"""A GlmImagePipeline in memory: loading it, and the way from prior tokens to pixels."""
+"""GLM-Image whole: tokens by the AR module, latents by the DiT, pixels by the VAE, with the adapters that it has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from visual_grpo.bars import hidden_bars
-from visual_grpo.config import ModelConfig, SamplerConfig
+from visual_grpo.config import Module, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
+from visual_grpo.policies import lora
+from visual_grpo.policies.denoiser import Conditions, Denoiser, Schedule
+from visual_grpo.policies.flow_sde import noises, transition
+from visual_grpo.policies.lora import Adapter, ArAdapter, DitAdapter
+from visual_grpo.policies.token_model import SampledTokens, TokenModel
+from visual_grpo.types import PromptRecord, Sample
 
 if TYPE_CHECKING:
     from diffusers import GlmImagePipeline
 
-COMPONENTS = ("vision_language_encoder", "text_encoder", "transformer", "vae")
+SEED_RANGE = 2**62
+_NOISE_STREAM = 2**61
+"""Xored into an image's seed for the noise of its denoising steps: another stream than its start noise."""
 
 
-def load_pipeline(path: str, config: ModelConfig) -> GlmImagePipeline:
-    """Loads a folder or hub id with plain ``from_pretrained``, frozen and in evaluation mode.
+@dataclass(frozen=True, kw_only=True)
+class DenoisedPath:
+    """B images' way through the DiT with W stochastic steps."""
 
-    Raises UserError if there is nothing at ``path`` or it is not a GLM-Image pipeline.
-    """
-    from diffusers import GlmImagePipeline
-
-    from visual_grpo.policies.processing import PreviewProcessor, preview_side
-
-    check_model_path(path)
-    # A folder loads in a moment; a download keeps its bars.
-    with hidden_bars() if Path(path).exists() else nullcontext():
-        try:
-            pipeline = GlmImagePipeline.from_pretrained(path, dtype=getattr(torch, config.dtype))
-        except (OSError, ValueError) as error:  # What the hub's client and both libraries raise for what they lack.
-            raise UserError(
-                f"The pipeline {path!r} cannot be loaded: {error}\n"
-                "A hub id needs a network or a download made before; a folder must be whole."
-            ) from error
-    pipeline.processor = PreviewProcessor.of(pipeline.processor, preview_side(path))
-    pipeline.set_progress_bar_config(disable=True)
-    for name in COMPONENTS:
-        getattr(pipeline, name).eval().requires_grad_(False)
-    pipeline.vae.to(memory_format=torch.channels_last)  # 3x faster convolutions on a CPU.
-    return pipeline.to(resolve_device(config.device))
+    latents: Tensor
+    """[B, C, h, w] float32, where it ended."""
+    states: Tensor
+    """[B, W, C, h, w] float32 before each stochastic step."""
+    next_states: Tensor
+    """[B, W, C, h, w] float32 after it."""
+    means: Tensor
+    """[B, W, C, h, w] float32 of the transitions they were drawn from."""
+    stds: list[float]
+    """[W] standard deviations of those."""
 
 
-def resolve_device(name: str) -> torch.device:
-    """``auto`` is the first accelerator if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"model.device is {name!r}; expected auto, cpu, cuda or cuda:N.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"model.device is {name!r}, but torch finds no CUDA device; use auto or cpu.")
-    return device
+class GlmImage:
+    """A pipeline at one size, with the LoRA adapters of the modules that are trained."""
 
+    def __init__(self, pipeline: GlmImagePipeline, config: PolicyConfig, size: tuple[int, int]) -> None:
+        """``size``: (height, width) in pixels, multiples of 32. No adapter is attached yet."""
+        self.pipeline, self.config, self.size = pipeline, config, size
+        self.adapters: dict[Module, Adapter] = {}
+        self.tokens = TokenModel(
+            pipeline.vision_language_encoder,
+            pipeline.processor,
+            size,
+            batch=config.rollout_batch,
+            share_prefix=config.share_prefix and not config.gradient_checkpointing,
+        )
+        self.denoiser = Denoiser(pipeline, size, denoise_batch=config.denoise_batch, decode_batch=config.decode_batch)
 
-class TokenDecoder:
-    """Decodes image tokens with the frozen DiT and VAE by the pipeline's own call."""
+    def attach(self, modules: Sequence[Module], seed: int) -> None:
+        """Fresh adapters, which change nothing until they are trained; ``seed`` decides their initial values."""
+        params = {"ar": self.config.lora, "dit": self.config.dit_lora or self.config.lora}
+        for module in modules:
+            if module == "ar":
+                self.adapters["ar"] = ArAdapter.attach(self.pipeline.vision_language_encoder, params["ar"], seed)
+            else:
+                self.adapters["dit"] = DitAdapter.attach(self.pipeline.transformer, params["dit"], seed)
 
-    def __init__(self, pipeline: GlmImagePipeline, *, denoise_batch: int, decode_batch: int) -> None:
-        """How many images the DiT denoises, and the VAE decodes, at a time."""
-        self.pipeline, self.denoise_batch, self.decode_batch = pipeline, denoise_batch, decode_batch
+    def load(self, folder: Path, modules: Sequence[Module]) -> None:
+        """Saved adapters, one folder a module, for sampling only."""
+        for module in modules:
+            if module == "ar":
+                self.adapters["ar"] = ArAdapter.load(self.pipeline.vision_language_encoder, folder / "ar")
+            else:
+                self.adapters["dit"] = DitAdapter.load(self.pipeline.transformer, folder / "dit")
+
+    def save_adapters(self, folder: Path) -> None:
+        """One folder a module, each in its library's own format."""
+        for module, adapter in self.adapters.items():
+            adapter.save(folder / module)
+
+    def adapter_state_dict(self) -> dict[str, Tensor]:
+        """Every adapter's tensors, as ``module/name``."""
+        return {f"{m}/{name}": value for m, adapter in self.adapters.items() for name, value in adapter.state().items()}
+
+    def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Puts tensors of ``adapter_state_dict`` back."""
+        for module, adapter in self.adapters.items():
+            start = f"{module}/"
+            adapter.load_state({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
+
+    @torch.no_grad()
+    def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
+        """One uint8 image [3, H, W] a record; each depends on its record, its seed and the weights."""
+        tokens = self.sample_tokens(records, seeds, sampler).trajectory.tokens
+        if not sampler.stochastic:
+            return self.decode(tokens, records, seeds, sampler)
+        steps = self.window(sampler.steps, torch.Generator().manual_seed(0))
+        path = self.denoise(self.conditions(tokens, records, sampler), seeds, seeds, sampler.steps, steps)
+        return self.denoiser.pixels(path.latents)
+
+    @torch.no_grad()
+    def sample_tokens(
+        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
+    ) -> SampledTokens:
+        """B trajectories under the present adapter, merged into the weights meanwhile."""
+        model = self.pipeline.vision_language_encoder.eval()
+        drawn_from = self.tokens.sampler(sampler.temperature, sampler.top_p, sampler.top_k)
+        with lora.merged(model):
+            return self.tokens.sample([record.prompt for record in records], seeds, drawn_from)
 
     def decode(
+        self, tokens: Tensor, records: Sequence[PromptRecord], noise_seeds: Sequence[int], sampler: SamplerConfig
+    ) -> list[Sample]:
+        """[B, T] tokens -> B uint8 images [3, H, W] by the ODE, from the start noise of ``noise_seeds``."""
+        conditions = self.conditions(tokens, records, sampler)
+        with torch.no_grad(), lora.merged(self.pipeline.transformer):
+            latents = self.denoiser.integrate(self.denoiser.start_noise(noise_seeds), conditions, sampler.steps)
+        return self.denoiser.pixels(latents)
+
+    def conditions(self, tokens: Tensor, records: Sequence[PromptRecord], sampler: SamplerConfig) -> Conditions:
+        """Of B rows with generated tokens [B, T]; only the large grid's reach the DiT."""
+        grid = self.tokens.grid
+        large = tokens[:, grid.preview_count :].view(-1, *grid.image)
+        return self.denoiser.conditions([record.prompt for record in records], large, sampler.guidance_scale)
+
+    def window(self, steps: int, generator: torch.Generator) -> range:
+        """The stochastic ones among ``steps`` denoising steps; a window without a fixed start is drawn."""
+        flow = self.config.flow
+        count = flow.window_steps or steps - 1 - (flow.window_start or 0)
+        start = flow.window_start
+        if start is None:
+            start = int(torch.randint(steps - count, (1,), generator=generator))
+        if not 0 < start + count < steps:
+            raise UserError(
+                f"policy.flow's window of {count} steps from step {start} does not end before the last of {steps}"
+                " denoising steps; lower window_start or window_steps, or raise sampling.rollout.steps"
+            )
+        return range(start, start + count)
+
+    @torch.no_grad()
+    def denoise(
         self,
-        tokens: Tensor,
-        prompts: Sequence[str],
+        conditions: Conditions,
         noise_seeds: Sequence[int],
-        size: tuple[int, int],
-        sampler: SamplerConfig,
-    ) -> list[Tensor]:
-        """[B, rows, columns] int64 token ids -> B uint8 images [3, height, width].
+        step_seeds: Sequence[int],
+        steps: int,
+        window: range,
+    ) -> DenoisedPath:
+        """Stochastic steps in ``window``, ODE elsewhere.
 
-        Row i starts from the noise of ``noise_seeds[i]``; ``size`` is (height, width) in pixels.
+        The start noise is that of ``noise_seeds``, the steps' that of ``step_seeds``. The adapter stays unmerged in the
+        window, where log-probs must be the replay's to the last bit, and is merged elsewhere.
         """
-        upsampled = tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)
-        noise = torch.stack([self._noise(seed, size) for seed in noise_seeds])
-        latents = torch.empty_like(noise, device=tokens.device)
-        for glyphs, rows in self._batches(prompts):
-            latents[rows] = self.pipeline(
-                prompt_embeds=glyphs,
-                prior_token_ids=upsampled[rows],
-                latents=noise[rows].to(glyphs.dtype),
-                height=size[0],
-                width=size[1],
-                num_inference_steps=sampler.steps,
-                guidance_scale=sampler.guidance_scale,
-                output_type="latent",
-            ).images.to(latents.dtype)
-        return self._pixels(latents)
-
-    def _noise(self, seed: int, size: tuple[int, int]) -> Tensor:
-        factor, channels = self.pipeline.vae_scale_factor, self.pipeline.transformer.config.in_channels
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(channels, size[0] // factor, size[1] // factor, generator=generator)
-
-    def _batches(self, prompts: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
-        """(embeddings [b, L, D], rows [b]) with one glyph length L in a batch.
-
-        The pipeline left-pads glyph embeddings of a batch without a mask, so a prompt's image would
-        depend on its neighbours' quoted texts; batches of one length need no padding.
-        """
-        glyphs = {p: self.pipeline.encode_prompt(p, do_classifier_free_guidance=False)[0] for p in set(prompts)}
-        lengths = [glyphs[p].shape[1] for p in prompts]
-        for length in sorted(set(lengths)):
-            alike = torch.tensor([i for i, own in enumerate(lengths) if own == length])
-            for rows in alike.split(self.denoise_batch):
-                yield torch.cat([glyphs[prompts[i]] for i in rows]), rows
-
-    def _pixels(self, latents: Tensor) -> list[Tensor]:
-        vae = self.pipeline.vae
-        mean = torch.tensor(vae.config.latents_mean, device=latents.device).view(1, -1, 1, 1)
-        std = torch.tensor(vae.config.latents_std, device=latents.device).view(1, -1, 1, 1)
-        images: list[Tensor] = []
-        for part in (latents * std + mean).split(self.decode_batch):
-            part = part.to(vae.dtype).contiguous(memory_format=torch.channels_last)
-            decoded = vae.decode(part, return_dict=False)[0].float()
-            images += list(((decoded / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
-        return images
-
-
-def check_model_path(path: str) -> None:
-    """Raises UserError if ``path`` is a folder, or can be nothing else, and holds no pipeline."""
-    is_hub_id = path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
-    if not is_hub_id and not (Path(path) / "model_index.json").is_file():
-        raise UserError(
-            f"model.path is {path}, which holds no model_index.json; expected a folder saved by"
-            " GlmImagePipeline.save_pretrained, a hub id, or null for the starter's model."
+        schedule = self.denoiser.schedule(steps)
+        start = self.denoiser.start_noise(noise_seeds)
+        drawn = noises([seed ^ _NOISE_STREAM for seed in step_seeds], len(window), self.denoiser.latent_shape)
+        before, after, means, stds = [], [], [], []
+        with lora.merged(self.pipeline.transformer):
+            state = self._ode(start, conditions, schedule, range(window.start))
+        for column, step in enumerate(window):
+            mean, std = self._transition(state, conditions, schedule, step)
+            before.append(state)
+            state = mean + std * drawn[:, column].to(mean.device)
+            after.append(state)
+            means.append(mean)
+            stds.append(std)
+        with lora.merged(self.pipeline.transformer):
+            latents = self._ode(state, conditions, schedule, range(window.stop, steps))
+        return DenoisedPath(
+            latents=latents,
+            states=torch.stack(before, 1),
+            next_states=torch.stack(after, 1),
+            means=torch.stack(means, 1),
+            stds=stds,
         )
+
+    def _ode(self, state: Tensor, conditions: Conditions, schedule: Schedule, steps: range) -> Tensor:
+        denoiser = self.denoiser
+        return denoiser.batched(state, lambda part, rows: denoiser.ode(part, conditions, rows, schedule, steps))
+
+    def _transition(self, state: Tensor, conditions: Conditions, schedule: Schedule, step: int) -> tuple[Tensor, float]:
+        """Mean [B, C, h, w] and standard deviation of a stochastic step of all rows."""
+        stds: list[float] = []
+
+        def run(part: Tensor, rows: Tensor) -> Tensor:
+            mean, std = self.step(part, conditions, rows, schedule, step)
+            stds.append(std)
+            return mean
+
+        return self.denoiser.batched(state, run), stds[0]
+
+    def step(
+        self, state: Tensor, conditions: Conditions, rows: Tensor, schedule: Schedule, step: int
+    ) -> tuple[Tensor, float]:
+        """Mean [b, C, h, w] and standard deviation of a stochastic step of ``rows``, with gradient where it is on."""
+        flow = self.config.flow
+        velocity = self.denoiser.velocity(state, schedule.timesteps[step], conditions, rows)
+        return transition(velocity, state, schedule.sigmas[step], schedule.sigmas[step + 1], flow.noise, flow.sampler)

@@ -1,11 +1,15 @@
-"""LoRA adapters through peft: attach, switch off for the reference, merge for sampling, save, load."""
+"""LoRA adapters through peft: attach, switch off for the reference, merge for sampling, save, load.
+
+The AR module's adapter is peft's own (``PeftModel``), the DiT's is injected by diffusers: so each loads by the plain
+call of the library that its module comes from.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,60 +18,134 @@ from visual_grpo.config import LoraParams
 from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from diffusers import GlmImageTransformer2DModel
+    from peft import LoraConfig, PeftModel
+    from transformers import GlmImageForConditionalGeneration
+
+AR_TARGETS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_up_proj|down_proj)"
+DIT_TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
+_DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 
 
-def attach_lora(model: nn.Module, params: LoraParams, default_targets: str, seed: int) -> PeftModel:
-    """Freezes ``model`` and adds a LoRA of zero effect (B = 0; arXiv 2106.09685), without dropout.
+class Adapter(Protocol):
+    """A module's LoRA."""
 
-    A's initial values come from ``seed``; torch's own generator is left as it was.
-    """
-    from peft import LoraConfig, get_peft_model
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained."""
+        ...
 
-    model.requires_grad_(False)
-    targets = params.target_modules if params.target_modules is not None else default_targets
-    config = LoraConfig(r=params.rank, lora_alpha=params.alpha, lora_dropout=0.0, target_modules=targets)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return get_peft_model(model, config)
+    def disabled(self) -> contextlib.AbstractContextManager[object]:
+        """The reference policy: the module without its adapter."""
+        ...
 
+    def state(self) -> dict[str, Tensor]:
+        """Its tensors by the names that peft saves."""
+        ...
 
-def load_lora(model: nn.Module, folder: Path) -> PeftModel:
-    """A saved adapter on a plain model, for sampling only."""
-    from peft import PeftModel
-    from safetensors import SafetensorError
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Puts tensors of ``state`` back; every one must fit."""
+        ...
 
-    if not (folder / "adapter_config.json").is_file():
-        raise UserError(f"{folder} holds no adapter (no adapter_config.json); run `kedro run --pipeline=train`.")
-    try:
-        return PeftModel.from_pretrained(model, str(folder))
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # Damaged, missing or of another model.
-        raise UserError(
-            f"The adapter in {folder} cannot be loaded: {error}\nMake it again: kedro run --pipeline=train"
-        ) from error
+    def save(self, folder: Path | str) -> None: ...
 
 
-def adapter_state(model: PeftModel) -> dict[str, Tensor]:
-    """The adapter's tensors by the names that peft saves."""
-    from peft import get_peft_model_state_dict
+class ArAdapter:
+    """On the language model of GLM-Image's AR module; saved as ``PeftModel.from_pretrained`` reads it."""
 
-    return {name: value.detach().clone() for name, value in get_peft_model_state_dict(model).items()}
+    def __init__(self, model: PeftModel) -> None:
+        self.model = model
+
+    @classmethod
+    def attach(cls, base: GlmImageForConditionalGeneration, params: LoraParams, seed: int) -> ArAdapter:
+        """Freezes ``base`` and adds a LoRA of zero effect (B = 0; arXiv 2106.09685), without dropout.
+
+        A's initial values come from ``seed``; torch's own generator is left as it was.
+        """
+        from peft import get_peft_model
+
+        base.requires_grad_(False)
+        with _seeded(seed):
+            return cls(get_peft_model(base, _config(params, AR_TARGETS)))
+
+    @classmethod
+    def load(cls, base: GlmImageForConditionalGeneration, folder: Path) -> ArAdapter:
+        """A saved adapter on a plain model, for sampling only."""
+        from peft import PeftModel
+
+        _require(folder / "adapter_config.json")
+        with _loading(folder):
+            return cls(PeftModel.from_pretrained(base, str(folder)))
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def disabled(self) -> contextlib.AbstractContextManager[object]:
+        disabled: contextlib.AbstractContextManager[object] = self.model.disable_adapter()
+        return disabled
+
+    def state(self) -> dict[str, Tensor]:
+        return _state(self.model)
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        _load_state(self.model, state, {})
+
+    def save(self, folder: Path | str) -> None:
+        """``adapter_config.json`` and ``adapter_model.safetensors``."""
+        self.model.save_pretrained(str(folder))
 
 
-def load_adapter_state(model: PeftModel, state: Mapping[str, Tensor]) -> None:
-    """Puts tensors of ``adapter_state`` back; every one must fit."""
-    from peft import set_peft_model_state_dict
+class DitAdapter:
+    """On GLM-Image's DiT; saved as ``transformer.load_lora_adapter(folder, prefix=None)`` reads it."""
 
-    expected = set(adapter_state(model))
-    if expected != set(state):
-        odd = sorted(expected.symmetric_difference(state))[:3]
-        raise UserError(f"The saved adapter does not fit this model: {odd} differ. Were policy.lora or model changed?")
-    set_peft_model_state_dict(model, dict(state))
+    def __init__(self, model: GlmImageTransformer2DModel) -> None:
+        self.model = model
+
+    @classmethod
+    def attach(cls, base: GlmImageTransformer2DModel, params: LoraParams, seed: int) -> DitAdapter:
+        """As `ArAdapter.attach`."""
+        base.requires_grad_(False)
+        with _seeded(seed):
+            base.add_adapter(_config(params, DIT_TARGETS))
+        adapter = cls(base)
+        for (
+            parameter
+        ) in adapter.parameters():  # peft does so itself for the AR module: updates vanish in half precision.
+            parameter.data = parameter.data.float()
+        return adapter
+
+    @classmethod
+    def load(cls, base: GlmImageTransformer2DModel, folder: Path) -> DitAdapter:
+        """A saved adapter on a plain model, for sampling only."""
+        _require(folder / _DIFFUSERS_FILE)
+        with _loading(folder):
+            base.load_lora_adapter(str(folder), prefix=None, adapter_name="default", use_safetensors=True)
+        return cls(base)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    @contextlib.contextmanager
+    def disabled(self) -> Iterator[None]:
+        self.model.disable_adapters()
+        try:
+            yield
+        finally:
+            self.model.enable_adapters()
+
+    def state(self) -> dict[str, Tensor]:
+        return _state(self.model)
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        _load_state(self.model, state, {"adapter_name": "default"})
+
+    def save(self, folder: Path | str) -> None:
+        """``pytorch_lora_weights.safetensors``, with the adapter's configuration in its metadata."""
+        self.model.save_lora_adapter(str(folder))
 
 
 @contextlib.contextmanager
 def merged(model: nn.Module) -> Iterator[None]:
-    """The adapter folded into the weights while sampling: one matrix product instead of three.
+    """Any adapter of ``model`` folded into the weights while sampling: one matrix product instead of three.
 
     Afterwards the weights are put back from copies, since adding and subtracting would leave rounding
     behind. In half precision folding rounds the update away, so there it is left unfolded.
@@ -87,3 +165,50 @@ def merged(model: nn.Module) -> Iterator[None]:
         for layer, weight in zip(layers, originals, strict=True):
             layer.merged_adapters.clear()
             layer.get_base_layer().weight.data.copy_(weight)
+
+
+def _config(params: LoraParams, default_targets: str | list[str]) -> LoraConfig:
+    from peft import LoraConfig
+
+    targets = params.target_modules if params.target_modules is not None else default_targets
+    return LoraConfig(r=params.rank, lora_alpha=params.alpha, lora_dropout=0.0, target_modules=targets)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def _require(file: Path) -> None:
+    if not file.is_file():
+        raise UserError(f"{file.parent} holds no adapter (no {file.name}); run `kedro run --pipeline=train`.")
+
+
+@contextlib.contextmanager
+def _loading(folder: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # Damaged, missing or of another model.
+        raise UserError(
+            f"The adapter in {folder} cannot be loaded: {error}\nMake it again: kedro run --pipeline=train"
+        ) from error
+
+
+def _state(model: Any) -> dict[str, Tensor]:
+    from peft import get_peft_model_state_dict
+
+    return {name: value.detach().clone() for name, value in get_peft_model_state_dict(model).items()}
+
+
+def _load_state(model: Any, state: Mapping[str, Tensor], options: Mapping[str, str]) -> None:
+    from peft import set_peft_model_state_dict
+
+    expected = set(_state(model))
+    if expected != set(state):
+        odd = sorted(expected.symmetric_difference(state))[:3]
+        raise UserError(f"The saved adapter does not fit this model: {odd} differ. Were policy.lora or model changed?")
+    set_peft_model_state_dict(model, dict(state), **options)

@@ -35,6 +35,6 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
     return make_reward(name, path, config.options)
 
 
-def build_reward_set(rewards: Mapping[str, RewardConfig]) -> RewardSet:
-    """Every configured reward with its weight, in the configuration's order."""
-    return RewardSet({name: (build_reward(name, config), config.weight) for name, config in rewards.items()})
+def build_reward_set(rewards: Mapping[str, RewardConfig], weights: Mapping[str, float]) -> RewardSet:
+    """Every configured reward with the weight given for its name, in the configuration's order."""
+    return RewardSet({name: (build_reward(name, config), weights[name]) for name, config in rewards.items()})

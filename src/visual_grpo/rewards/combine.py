@@ -44,6 +44,10 @@ class RewardSet:
             weights=self.weights,
         )
 
+    def weighted(self, weights: Mapping[str, float]) -> RewardSet:
+        """The same rewards with other weights."""
+        return RewardSet({name: (function, weights[name]) for name, function in self.functions.items()})
+
     def check_records(self, records: Iterable[PromptRecord]) -> None:
         """Refuses records without a target image for rewards that need one; call it before any rollout."""
         needing = [name for name, function in self.functions.items() if function.needs_target]

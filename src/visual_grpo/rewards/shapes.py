@@ -22,7 +22,7 @@ _OBJECT = 0.3
 _MIN_CELLS = 25
 _COLOR_REACH = 0.6
 """RGB distance at which a cell's colour is worth nothing."""
-_COLOR_MATCH = 0.35
+_COLOR_MATCH = 0.25
 """RGB distance within which a cell may count as of the asked colour, if no other named colour is nearer."""
 _MIN_COLOR_SHARE = 0.7
 _MIN_IOU = 0.7

@@ -17,7 +17,7 @@ def draw_baseline(
 ) -> Callable[[Path], None]:
     """What fills the baseline's folder: images and scores of the policy without an adapter."""
     config = Parameters.model_validate(parameters)
-    return image_writer(config, starter_report, records, adapter=None, title="baseline")
+    return image_writer(config, starter_report, records, adapters=None, title="baseline")
 
 
 def image_writer(
@@ -25,7 +25,7 @@ def image_writer(
     starter_report: dict[str, Any],
     records: RecordTable,
     *,
-    adapter: Path | None,
+    adapters: Path | None,
     title: str,
 ) -> Callable[[Path], None]:
     """Checks that the images can be drawn and scored; returns what draws them into a folder.
@@ -50,8 +50,8 @@ def image_writer(
     def write(folder: Path) -> None:
         from visual_grpo import console
 
-        samplers = {"rollout": config.sampling.rollout, "stock": config.sampling.stock}
-        policy = components.build_policy(config, starter_report["model"], adapter)
+        samplers = config.judged_samplers
+        policy = components.build_image_model(config, starter_report["model"], adapters)
         with console.progress(title, len(requests) * len(samplers)) as bar:
             generate.draw_and_score(
                 policy,

@@ -30,8 +30,7 @@ def draw_trained(
     facts = generate.conditions(config, model=starter_report["digest"], dataset=records.digest)
     compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts)
     compare.check_adapter(_training(adapters), model=starter_report["digest"])
-    adapter = adapters / config.policy.component
-    return image_writer(config, starter_report, records, adapter=adapter, title="evaluate")
+    return image_writer(config, starter_report, records, adapters=adapters, title="evaluate")
 
 
 def compare_with_baseline(parameters: dict[str, Any], baseline: Path, trained: Path, adapters: Path) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def compare_with_baseline(parameters: dict[str, Any], baseline: Path, trained: P
     entries = compare.compare(before, after, bootstrap_samples=config.evaluation.bootstrap_samples, seed=config.seed)
     return {
         "seed": config.seed,
-        "adapter": _shown(adapters / config.policy.component),
+        "adapter": ", ".join(_shown(adapters / module) for module in config.policy.modules),
         "training": _training(adapters),
         "conditions": after.attrs["facts"],
         "rewards": entries,

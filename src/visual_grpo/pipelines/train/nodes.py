@@ -34,12 +34,12 @@ def train(
     train_records, eval_records = records.split("train"), records.split("eval")
     scorer.check_records(train_records)
     scorer.check_records(eval_records)
-    policy = components.build_policy(config, starter_report["model"])
+    image = components.build_image_model(config, starter_report["model"])
     run = TrainingRun(
         config,
-        policy,
+        image,
         scorer,
-        components.build_trainer(config, policy, scorer),
+        components.build_trainer(config, image, scorer),
         train=train_records,
         evaluation=eval_records,
         identity={
@@ -70,7 +70,7 @@ def _run(config: Parameters, run: TrainingRun, tracker: Any) -> Progress:
             tracker.metrics({k: v for k, v in row.items() if k != "step"}, metrics.step)
             if _due(metrics.step, config.tracking.images_every):
                 tracker.image(_grid(metrics, config.grpo.group_size), "samples", metrics.step)
-            names = {"reward/total": "reward", "kl": "kl", "eval/total": "eval"}
+            names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
             bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
 
         progress = run.run(Callbacks(on_step=on_step, note=bar.note))

@@ -1,0 +1,193 @@
+"""The way from prior tokens to pixels: the DiT's velocities at the pipeline's own schedule, then the VAE.
+
+`GlmImagePipeline.__call__` does the same without gradient and for the ODE only; a test holds the two equal.
+Shapes: B rows, C x h x w latents of one image, H x W its pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visual_grpo.policies.flow_sde import ode_step
+
+if TYPE_CHECKING:
+    from diffusers import GlmImagePipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """n denoising steps of the pipeline's scheduler."""
+
+    timesteps: tuple[float, ...]
+    """n of them, 1000 first, before the shift that the sigmas have."""
+    sigmas: tuple[float, ...]
+    """n + 1 of them, 1 first and 0 last."""
+
+    def __len__(self) -> int:
+        return len(self.timesteps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What the DiT is told of B rows; kept with a trajectory, since a replay must be told the same."""
+
+    glyphs: Sequence[Tensor]
+    """Embeddings [1, L, D] of the quoted text of each distinct prompt."""
+    no_glyphs: Tensor
+    """[1, L, D] of a prompt without quoted text: what the unconditional branch gets."""
+    prompt_of_row: Tensor
+    """[B] int64, row -> index among the glyphs."""
+    tokens: Tensor
+    """[B, h * w / 4] int64: prior tokens, each twice as high and wide as it was generated."""
+    guidance_scale: float
+    """Classifier-free guidance; 1 = off."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class Denoiser:
+    """Velocities, ODE and pixels of one pipeline at one size; an adapter injected into the DiT takes part."""
+
+    def __init__(
+        self, pipeline: GlmImagePipeline, size: tuple[int, int], *, denoise_batch: int, decode_batch: int
+    ) -> None:
+        """
+        Args:
+            size: (height, width) in pixels, multiples of 32.
+            denoise_batch, decode_batch: images that the DiT denoises, and the VAE decodes, at a time without gradient.
+        """
+        self.pipeline, self.size = pipeline, size
+        self.denoise_batch, self.decode_batch = denoise_batch, decode_batch
+        factor = pipeline.vae_scale_factor
+        self.latent_shape = (pipeline.transformer.config.in_channels, size[0] // factor, size[1] // factor)
+
+    def schedule(self, steps: int) -> Schedule:
+        """The pipeline's: integer timesteps, sigmas shifted by the number of image tokens."""
+        from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift, retrieve_timesteps
+
+        scheduler = self.pipeline.scheduler
+        _, rows, columns = self.latent_shape
+        config = scheduler.config
+        timesteps = np.linspace(config.num_train_timesteps, 1.0, steps + 1)[:-1].astype(np.int64).astype(np.float32)
+        shift = calculate_shift(
+            rows * columns // self.pipeline.transformer.config.patch_size**2,
+            config.get("base_image_seq_len", 256),
+            config.get("base_shift", 0.25),
+            config.get("max_shift", 0.75),
+        )
+        sigmas = timesteps / config.num_train_timesteps
+        given, _ = retrieve_timesteps(scheduler, steps, None, timesteps, sigmas, mu=shift)
+        return Schedule(timesteps=tuple(given.tolist()), sigmas=tuple(scheduler.sigmas.tolist()))
+
+    @torch.no_grad()
+    def conditions(self, prompts: Sequence[str], tokens: Tensor, guidance_scale: float) -> Conditions:
+        """Of B rows. ``tokens``: [B, rows, columns] int64, one for every 32 x 32 pixels."""
+        texts = list(dict.fromkeys(prompts))
+        return Conditions(
+            glyphs=[self._glyphs(text) for text in texts],
+            no_glyphs=self._glyphs(""),
+            prompt_of_row=torch.tensor([texts.index(prompt) for prompt in prompts]),
+            tokens=tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1),
+            guidance_scale=guidance_scale,
+        )
+
+    def start_noise(self, seeds: Sequence[int]) -> Tensor:
+        """[B, C, h, w] float32 on the CPU; row i is a function of ``seeds[i]``."""
+        return torch.stack(
+            [torch.randn(self.latent_shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        )
+
+    def velocity(self, state: Tensor, timestep: float, conditions: Conditions, rows: Tensor) -> Tensor:
+        """[b, C, h, w] float32 of ``rows`` ([b] int64) at ``state``, guided.
+
+        The unconditional branch runs without gradient: guidance weighs it with a constant, and its gradient would
+        train what inference only pushes away from.
+        """
+        parts = [
+            (alike, self._velocity_alike(state[alike], timestep, conditions, rows[alike]))
+            for alike in _alike(conditions, rows)
+        ]
+        if len(parts) == 1:
+            return parts[0][1]
+        order = torch.cat([alike for alike, _ in parts]).argsort()
+        return torch.cat([velocity for _, velocity in parts])[order]
+
+    @torch.no_grad()
+    def integrate(self, noise: Tensor, conditions: Conditions, steps: int) -> Tensor:
+        """ODE from start noise to latents, [B, C, h, w] float32."""
+        schedule = self.schedule(steps)
+        return self.batched(noise, lambda state, rows: self.ode(state, conditions, rows, schedule, range(steps)))
+
+    def ode(self, state: Tensor, conditions: Conditions, rows: Tensor, schedule: Schedule, steps: range) -> Tensor:
+        """The given ``steps`` of the schedule, [b, C, h, w] -> the same."""
+        for step in steps:
+            velocity = self.velocity(state, schedule.timesteps[step], conditions, rows)
+            state = ode_step(velocity, state, schedule.sigmas[step], schedule.sigmas[step + 1])
+        return state
+
+    def batched(self, noise: Tensor, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """``run(noise, rows)`` for ``denoise_batch`` rows at a time, joined."""
+        device = self.pipeline.transformer.device
+        batches = torch.arange(len(noise)).split(self.denoise_batch)
+        return torch.cat([run(noise[rows].to(device), rows) for rows in batches])
+
+    @torch.no_grad()
+    def pixels(self, latents: Tensor) -> list[Tensor]:
+        """[B, C, h, w] -> B uint8 images [3, H, W] on the CPU."""
+        vae = self.pipeline.vae
+        mean = torch.tensor(vae.config.latents_mean, device=latents.device).view(1, -1, 1, 1)
+        std = torch.tensor(vae.config.latents_std, device=latents.device).view(1, -1, 1, 1)
+        images: list[Tensor] = []
+        for part in (latents * std + mean).split(self.decode_batch):
+            part = part.to(vae.dtype).contiguous(memory_format=torch.channels_last)
+            decoded = vae.decode(part, return_dict=False)[0].float()
+            images += list(((decoded / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
+        return images
+
+    def _velocity_alike(self, state: Tensor, timestep: float, conditions: Conditions, rows: Tensor) -> Tensor:
+        glyphs = torch.cat([conditions.glyphs[i] for i in conditions.prompt_of_row[rows].tolist()])
+        tokens = conditions.tokens[rows]
+        conditional = self._forward(state, timestep, glyphs, tokens, dropped=False)
+        if conditions.guidance_scale <= 1:
+            return conditional
+        with torch.no_grad():
+            no_glyphs = conditions.no_glyphs.expand(len(rows), -1, -1)
+            unconditional = self._forward(state, timestep, no_glyphs, tokens, dropped=True)
+        return unconditional + conditions.guidance_scale * (conditional - unconditional)
+
+    def _forward(self, state: Tensor, timestep: float, glyphs: Tensor, tokens: Tensor, *, dropped: bool) -> Tensor:
+        transformer = self.pipeline.transformer
+        velocity: Tensor = transformer(
+            hidden_states=state.to(transformer.dtype),
+            encoder_hidden_states=glyphs,
+            prior_token_id=tokens,
+            prior_token_drop=torch.full_like(tokens, dropped, dtype=torch.bool),
+            # The pipeline, too, passes timesteps less one.
+            timestep=torch.full((len(state),), timestep - 1, device=state.device),
+            target_size=torch.tensor([self.size], dtype=glyphs.dtype, device=state.device).expand(len(state), -1),
+            crop_coords=torch.zeros(len(state), 2, dtype=glyphs.dtype, device=state.device),
+            return_dict=False,
+        )[0]
+        return velocity.float()
+
+    def _glyphs(self, prompt: str) -> Tensor:
+        embedding: Tensor = self.pipeline.encode_prompt(prompt, do_classifier_free_guidance=False)[0]
+        return embedding
+
+
+def _alike(conditions: Conditions, rows: Tensor) -> Iterator[Tensor]:
+    """Positions in ``rows`` of each glyph length.
+
+    The pipeline left-pads glyph embeddings of a batch without a mask, so a prompt's image would depend on its
+    neighbours' quoted texts; batches of one length need no padding.
+    """
+    lengths = torch.tensor([glyphs.shape[1] for glyphs in conditions.glyphs])[conditions.prompt_of_row[rows]]
+    for length in lengths.unique():
+        yield (lengths == length).nonzero()[:, 0]
