@@ -71,7 +71,9 @@ def build_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Tra
     image.attach(modules, config.seed)
     if config.policy.component == "both" and config.policy.both == "joint":
         return _joint_trainer(config, image, scorer)
-    trainers: dict[str, GRPOTrainer[Any]] = {module: _module_trainer(config, image, module, scorer) for module in modules}
+    trainers: dict[str, GRPOTrainer[Any]] = {
+        module: _module_trainer(config, image, module, scorer) for module in modules
+    }
     if len(trainers) == 1:
         return trainers[modules[0]]
     return AlternatingTrainer(trainers, config.grpo.steps, config.seed)

@@ -85,7 +85,7 @@ class FlowConfig(Strict):
         0, ge=0, description="first stochastic step; null = drawn for every rollout, the same for all its samples"
     )
     window_steps: int | None = Field(
-        2, ge=1, description="stochastic steps, ODE elsewhere; null = every step but the last, which has no variance"
+        1, ge=1, description="stochastic steps, ODE elsewhere; null = every step but the last, which has no variance"
     )
     train_share: float = Field(
         1.0, gt=0, le=1, description="share of the stochastic steps that are trained, drawn for every rollout"

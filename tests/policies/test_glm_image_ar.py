@@ -85,7 +85,9 @@ def test_tokens_are_those_of_generate(ar_policy: GlmImageArPolicy) -> None:
         processor_kwargs={"padding": True, "padding_side": "left", "target_h": SIZE[0], "target_w": SIZE[1]},
     )
     count = ar_policy.image.tokens.grid.count
-    generated = ar_policy.image.tokens.model.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False)
+    generated = ar_policy.image.tokens.model.generate(
+        **inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False
+    )
     assert torch.equal(generated[:, inputs["input_ids"].shape[1] :], trajectory.tokens)
 
 
@@ -171,7 +173,11 @@ def test_the_decoded_image_is_the_pipelines_own(ar_policy: GlmImageArPolicy, pip
 
 def test_one_step_moves_the_adapter_and_nothing_else(pipeline_folder: Path) -> None:
     policy = load_policy(str(pipeline_folder), size=SIZE, kl_reference=True, device="cpu")
-    frozen = {n: p.detach().clone() for n, p in policy.image.pipeline.vision_language_encoder.named_parameters() if not p.requires_grad}
+    frozen = {
+        n: p.detach().clone()
+        for n, p in policy.image.pipeline.vision_language_encoder.named_parameters()
+        if not p.requires_grad
+    }
     buffers = {n: b.clone() for n, b in policy.image.pipeline.vision_language_encoder.named_buffers()}
     adapter = policy.adapter_state_dict()
     config = GRPOConfig(steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01)
@@ -180,7 +186,11 @@ def test_one_step_moves_the_adapter_and_nothing_else(pipeline_folder: Path) -> N
     assert metrics[0].values["ratio/first_max_abs_log"] < 5e-5
     moved = policy.adapter_state_dict()
     assert not [n for n in adapter if torch.equal(adapter[n], moved[n])]
-    assert all(torch.equal(p, frozen[n]) for n, p in policy.image.pipeline.vision_language_encoder.named_parameters() if n in frozen)
+    assert all(
+        torch.equal(p, frozen[n])
+        for n, p in policy.image.pipeline.vision_language_encoder.named_parameters()
+        if n in frozen
+    )
     assert all(torch.equal(b, buffers[n]) for n, b in policy.image.pipeline.vision_language_encoder.named_buffers())
 
 

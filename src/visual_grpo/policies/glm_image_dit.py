@@ -181,17 +181,20 @@ class GlmImageDitPolicy:
         for row, record in enumerate(prompts):
             given = record.metadata.get(GIVEN_TOKENS)
             if given is not None:
-                sampled[row, grid.preview_count :] = _given(record, given, math.prod(grid.image))
+                sampled[row, grid.preview_count :] = _given(
+                    record, given, math.prod(grid.image), self.image.tokens.codebook
+                )
         return sampled
 
 
-def _given(record: PromptRecord, given: object, count: int) -> Tensor:
+def _given(record: PromptRecord, given: object, count: int, codebook: int) -> Tensor:
+    where = f"record {record.id!r}: metadata {GIVEN_TOKENS}"
     try:
         tokens = torch.tensor(given, dtype=torch.int64).flatten()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"record {record.id!r}: metadata {GIVEN_TOKENS} must be a list of token ids: {error}"
-        ) from error
+        raise UserError(f"{where} must be a list of token ids: {error}") from error
     if len(tokens) != count:
-        raise UserError(f"record {record.id!r}: metadata {GIVEN_TOKENS} has {len(tokens)} tokens, expected {count}")
+        raise UserError(f"{where} has {len(tokens)} tokens, expected {count}")
+    if tokens.min() < 0 or tokens.max() >= codebook:
+        raise UserError(f"{where} holds {int(tokens.max())}; ids are 0 to {codebook - 1}")
     return tokens
