@@ -42,7 +42,9 @@ def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     images = corpus.images.flatten(0, 1)
     faded = torch.cat([fade(images, job.seed + copy) for copy in range(_FADED_COPIES)])
     vae = modules.build_vae(*corpus.size, job.seed)
-    pretrain_vae(vae, torch.cat([images, faded]), steps=job.vae_steps, seed=job.seed, report=lambda done: advance("vae", done))
+    pretrain_vae(
+        vae, torch.cat([images, faded]), steps=job.vae_steps, seed=job.seed, report=lambda done: advance("vae", done)
+    )
     latents = encode_normalised(vae, faded)
     dit = modules.build_dit(corpus.codebook, job.seed)
     pretrain_dit(
