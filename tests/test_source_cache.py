@@ -15,6 +15,7 @@ import visual_grpo.starter.modules as modules
 from visual_grpo.source_cache import SourceCache, write_sources
 from visual_grpo.starter.codebook import CODEBOOK_SIZE, FEATURES
 
+Sources = tuple[list[Tensor], list[Tensor]]
 ROWS, WIDTH = 3, 32
 SIZES = ((8, 12), (4, 4))
 """Latent rows and columns of the two sources of every row."""
@@ -27,7 +28,7 @@ def dit() -> GlmImageTransformer2DModel:
 
 
 @pytest.fixture
-def sources() -> tuple[list[Tensor], list[Tensor]]:
+def sources() -> Sources:
     generator = torch.Generator().manual_seed(1)
     latents = [torch.randn(ROWS, modules.LATENT_CHANNELS, *size, generator=generator) for size in SIZES]
     counts = [rows * columns // 4 for rows, columns in SIZES]
@@ -97,7 +98,7 @@ def test_it_equals_what_the_pipeline_writes_source_by_source(pipeline_folder) ->
 
 
 @torch.no_grad()
-def test_each_row_reads_its_own_sources(dit, sources) -> None:
+def test_each_row_reads_its_own_sources(dit: GlmImageTransformer2DModel, sources: Sources) -> None:
     written = write_sources(dit, *sources, WIDTH)
     rows = torch.tensor([2, 0, 2, 1])
     together = denoise(dit, 4, written.select(rows))
@@ -109,7 +110,9 @@ def test_each_row_reads_its_own_sources(dit, sources) -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradient_reaches_keys_and_values_through_the_sources(dit, sources, checkpointing: bool) -> None:
+def test_gradient_reaches_keys_and_values_through_the_sources(
+    dit: GlmImageTransformer2DModel, sources: Sources, checkpointing: bool
+) -> None:
     """Under checkpointing a forward runs again in the backward: it must not write or read anything else."""
     if checkpointing:
         dit.enable_gradient_checkpointing()
