@@ -33,7 +33,7 @@ def misread(asked: Combination, rng: random.Random) -> Combination:
     return Combination(**drawn)
 
 
-_NOT_DONE = 0.3
+_NOT_DONE: Mapping[str, float] = {"recolour": 0.3, "move": 0.3, "resize": 0.3, "remove": 0.45}
 """How often an edit comes back as a copy of its source; an addition is rather drawn wrong."""
 _RESIZED_BY_MOVING = 0.3
 _CENTERED_BY_RESIZING = 0.35
@@ -44,7 +44,7 @@ def misread_edit(edit: Edit, rng: random.Random) -> tuple[Combination | None, Co
     """The object that the edit is about and the other one, as a weak policy draws them; None = not there."""
     if edit.kind == "add":
         return _misread_addition(edit, rng), edit.other
-    if rng.random() < _NOT_DONE:
+    if rng.random() < _NOT_DONE[edit.kind]:
         return edit.before, edit.other
     if edit.kind == "remove":
         wrong = edit.other is not None and rng.random() < _WRONG_ONE_REMOVED

@@ -57,9 +57,7 @@ def draw_all(images_per_combination: int, height: int, width: int, seed: int) ->
     """uint8 [combinations, images_per_combination, 3, height, width]; row i shows ``COMBINATIONS[i]``."""
     rng = random.Random(seed)
     images = [
-        draw(combination, height, width, rng)
-        for combination in COMBINATIONS
-        for _ in range(images_per_combination)
+        draw(combination, height, width, rng) for combination in COMBINATIONS for _ in range(images_per_combination)
     ]
     return stacked(images).unflatten(0, (len(COMBINATIONS), images_per_combination))
 
