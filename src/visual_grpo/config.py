@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 Side = Annotated[int, Field(ge=32, le=4096, multiple_of=32, description="pixels, a multiple of 32")]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Dtype = Literal["float32", "bfloat16", "float16"]
+Task = Literal["t2i", "i2i", "mixed"]
 
 
 class Strict(BaseModel):
@@ -27,7 +28,9 @@ class DataConfig(Strict):
 
     path: str = Field(description="folder with records, or a records.jsonl / prompts.txt / metadata file")
     layout: Literal["auto", "records", "prompts", "image_folder", "captions"] = "auto"
-    task: Literal["t2i"] = "t2i"
+    task: Task = Field(
+        "t2i", description="t2i: prompts; i2i: edits, each record with a source image or several; mixed: both"
+    )
     height: Side
     width: Side
     eval_share: Share = Field(0.1, description="share of records set aside for evaluation; their prompts may train")
@@ -48,10 +51,12 @@ class StarterConfig(Strict):
 
     dataset: str = Field("data/01_raw/shapes", description="folder that the drawn dataset is written to")
     model: str = Field("data/06_models/base", description="folder that the pretrained pipeline is written to")
-    records_per_prompt: int = Field(ge=1, description="target images drawn per prompt")
+    records_per_prompt: int = Field(
+        ge=1, description="records drawn of each of 150 objects: target images of its prompt, edits of it, or both"
+    )
     vae_steps: int = Field(ge=1)
     dit_steps: int = Field(ge=1)
-    ar_steps: int = Field(ge=1)
+    ar_steps: int = Field(ge=1, description="steps for each kind of record: data.task mixed takes twice as many")
     processes: int = Field(2, ge=1, le=2, description="halves of the pretraining that run at a time, a core each")
 
 

@@ -28,7 +28,21 @@ CENTERS: Mapping[str, tuple[float, float]] = {
     "center": (0.5, 0.5),
 }
 RADII: Mapping[str, float] = {"small": 0.16, "large": 0.228}
-ATTRIBUTES = ("color", "shape", "position", "size")
+VOCABULARY: Mapping[str, tuple[str, ...]] = {
+    "color": tuple(COLORS),
+    "shape": SHAPES,
+    "position": tuple(CENTERS),
+    "size": tuple(RADII),
+}
+"""The words of every attribute."""
+ATTRIBUTES = tuple(VOCABULARY)
+
+OPPOSITE: Mapping[str, str] = {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}
+"""Two objects share an image in opposite places only: each has a half, and image tokens, of its own."""
+CHANGES: Mapping[str, str] = {"recolour": "color", "move": "position", "resize": "size"}
+"""Edits of one attribute of an image's only object."""
+EDITS = (*CHANGES, "add", "remove")
+"""What an image-to-image record may ask for; ``metadata["edit"]`` names it."""
 
 _PLACES = {
     "left": "on the left",

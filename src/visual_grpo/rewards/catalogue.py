@@ -12,6 +12,7 @@ from visual_grpo.rewards.reward import FunctionReward, make_reward
 
 BUILT_IN = {
     "shapes": "visual_grpo.rewards.shapes:ShapesReward",
+    "palette": "visual_grpo.rewards.palette:PaletteReward",
     "pixel": "visual_grpo.rewards.target:PixelReward",
     "psnr": "visual_grpo.rewards.target:PsnrReward",
     "ssim": "visual_grpo.rewards.target:SsimReward",

@@ -1,189 +1,129 @@
-"""Judges drawn shapes: is the image's one object of the asked colour, shape, position and size?"""
+"""Judges drawn shapes: does the image show what a prompt asked for, or what an edit should have made of its source?"""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.shapes_world import ATTRIBUTES, BACKGROUND, CENTERS, COLORS, RADII, SHAPES
+from visual_grpo.rewards.shape_edits import score_edits
+from visual_grpo.rewards.shape_judge import REGIONS, Objects, find_objects, judge, restricted
+from visual_grpo.shapes_world import ATTRIBUTES, EDITS, OPPOSITE, VOCABULARY
 from visual_grpo.types import PromptRecord, RewardOutput, Sample
 
-_GRID = 64
-"""Images are judged with this many cells along their shorter side."""
-_OBJECT = 0.3
-"""RGB distance (0..1 a channel) from the background above which a cell belongs to the object."""
-_MIN_CELLS = 25
-_COLOR_REACH = 0.6
-"""RGB distance at which a cell's colour is worth nothing."""
-_COLOR_MATCH = 0.25
-"""RGB distance within which a cell may count as of the asked colour, if no other named colour is nearer."""
-_MIN_COLOR_SHARE = 0.7
-_MIN_IOU = 0.7
-_MAX_OFFSET = 0.1
-"""Farthest that a centre may be from the asked one, in shorter sides."""
-_VOCABULARY: Mapping[str, tuple[str, ...]] = {
-    "color": tuple(COLORS),
-    "shape": SHAPES,
-    "position": tuple(CENTERS),
-    "size": tuple(RADII),
-}
+_PARTS = (*ATTRIBUTES, "all")
+_EDIT_PARTS = ("instructed", "kept")
 
 
 class ShapesReward:
-    """Mean of five values in 0..1: closeness of each attribute, and whether all four are right.
+    """Closeness to what was asked for, 0..1, and parts that are 0 or 1. The images may have any size.
 
-    Reads ``record.metadata`` (color, shape, position, size). Parts are 0 or 1: ``color``, ``shape``, ``position``,
-    ``size``, ``all``. The images may have any size; a missing object scores 0.
+    Reads ``record.metadata``: ``color``, ``shape``, ``position``, ``size`` of the image's one object, and the value is
+    the mean of five: closeness of each attribute, and whether all are right. A missing object scores 0. Parts:
+    ``color``, ``shape``, ``position``, ``size``, ``all``.
+
+    With ``edit`` (one of `EDITS`) those four are of the object that the edit is about, as the target shows it or, for
+    ``remove``, as it was; ``other`` is a second object at the opposite place, which must stay, or null. The value is
+    the mean of three: how far the instruction was followed, the same times how much else was kept (so that a copy of
+    the source is worth little), and whether all is right. Further parts: ``instructed`` and ``kept``; NaN where
+    there is nothing to say. ``"edit": null`` marks a text-to-image record that shares a dataset with edits.
     """
 
     name = "shapes"
     needs_target = False
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
-        asked = torch.tensor([_asked(record) for record in prompts])
-        values, parts = torch.zeros(len(samples)), torch.zeros(len(samples), len(ATTRIBUTES) + 1)
-        for rows in _rows_by_size(samples):
-            values[rows], parts[rows] = _judge(torch.stack([samples[i] for i in rows]), asked[rows])
-        return RewardOutput(values=values, parts=dict(zip((*ATTRIBUTES, "all"), parts.unbind(1), strict=True)))
+        asked = [_asked(record) for record in prompts]
+        # By the key, not by its value: in a mixed dataset batches without edits must have the same parts.
+        names = _PARTS + (_EDIT_PARTS if any("edit" in record.metadata for record in prompts) else ())
+        values, parts = torch.zeros(len(samples)), torch.full((len(samples), len(names)), torch.nan)
+        for rows in _alike(samples, asked):
+            objects, own = find_objects(torch.stack([samples[i] for i in rows])), [asked[i] for i in rows]
+            scored = _score_prompts(objects, own) if own[0].edit is None else _score_edits(objects, own)
+            values[rows], parts[rows, : scored[1].shape[1]] = scored
+        return RewardOutput(values=values, parts=dict(zip(names, parts.unbind(1), strict=True)))
 
 
-def _asked(record: PromptRecord) -> list[int]:
-    """Indices into the vocabulary, in the order of ATTRIBUTES."""
-    missing = [key for key in ATTRIBUTES if key not in record.metadata]
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What a record asks for; objects as indices into the vocabulary, in the order of ATTRIBUTES."""
+
+    object: list[int]
+    edit: str | None
+    other: list[int] | None
+
+    @property
+    def regions(self) -> tuple[int, int]:
+        """Where to look for the object and for the other one, as indices into REGIONS."""
+        if self.other is None:
+            return 0, 0
+        own, opposite = (VOCABULARY["position"][words[2]] for words in (self.object, self.other))
+        return REGIONS.index(own), REGIONS.index(opposite)
+
+
+def _score_prompts(objects: Objects, asked: Sequence[_Asked]) -> tuple[Tensor, Tensor]:
+    """Values [B] and parts [B, 5]."""
+    judged = judge(objects, torch.tensor([own.object for own in asked]))
+    right = torch.cat([judged.right, judged.all_right[:, None]], 1).float()
+    return (judged.closeness.sum(1) + right[:, -1]) / (len(ATTRIBUTES) + 1), right
+
+
+def _score_edits(objects: Objects, asked: Sequence[_Asked]) -> tuple[Tensor, Tensor]:
+    """Values [B] and parts [B, 7]."""
+    regions = torch.tensor([own.regions for own in asked])
+    subject = judge(restricted(objects, regions[:, 0]), torch.tensor([own.object for own in asked]))
+    # Without another object its place is taken by the first; `score_edits` leaves it out.
+    other = judge(restricted(objects, regions[:, 1]), torch.tensor([own.other or own.object for own in asked]))
+    has_other = torch.tensor([own.other is not None for own in asked])
+    return score_edits(subject, other, has_other, [str(own.edit) for own in asked])
+
+
+def _asked(record: PromptRecord) -> _Asked:
+    own, edit, other = _words(record, record.metadata), record.metadata.get("edit"), record.metadata.get("other")
+    if edit is not None and edit not in EDITS:
+        raise UserError(f"reward 'shapes': record {record.id!r} has edit {edit!r}; expected one of {', '.join(EDITS)}")
+    if other is None:
+        return _Asked(object=own, edit=edit, other=None)
+    if edit not in ("add", "remove"):
+        raise UserError(
+            f"reward 'shapes': record {record.id!r} has other {other!r}, which only add and remove may have"
+        )
+    if not isinstance(other, Mapping):
+        raise UserError(f"reward 'shapes': record {record.id!r} has other {other!r}; expected an object or null")
+    words = _words(record, other, "other ")
+    if OPPOSITE.get(record.metadata["position"]) != other["position"]:
+        raise UserError(
+            f"reward 'shapes': record {record.id!r} has objects at {record.metadata['position']!r} and"
+            f" {other['position']!r}; two objects are told apart only at left and right or top and bottom"
+        )
+    return _Asked(object=own, edit=edit, other=words)
+
+
+def _words(record: PromptRecord, described: Mapping[str, Any], whose: str = "") -> list[int]:
+    """An object's attributes as indices into the vocabulary."""
+    missing = [whose + key for key in ATTRIBUTES if key not in described]
     if missing:
         raise UserError(
             f"reward 'shapes': record {record.id!r} lacks metadata {', '.join(missing)};"
             f" it needs {', '.join(ATTRIBUTES)} (choose another reward for prompts that are not drawn shapes)"
         )
-    indices = []
     for key in ATTRIBUTES:
-        if record.metadata[key] not in _VOCABULARY[key]:
+        if described[key] not in VOCABULARY[key]:
             raise UserError(
-                f"reward 'shapes': record {record.id!r} has {key} {record.metadata[key]!r};"
-                f" expected one of {', '.join(_VOCABULARY[key])}"
+                f"reward 'shapes': record {record.id!r} has {whose}{key} {described[key]!r};"
+                f" expected one of {', '.join(VOCABULARY[key])}"
             )
-        indices.append(_VOCABULARY[key].index(record.metadata[key]))
-    return indices
+    return [VOCABULARY[key].index(described[key]) for key in ATTRIBUTES]
 
 
-def _rows_by_size(samples: Sequence[Tensor]) -> list[list[int]]:
-    rows: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for i, sample in enumerate(samples):
-        rows[tuple(sample.shape)].append(i)
+def _alike(samples: Sequence[Tensor], asked: Sequence[_Asked]) -> list[list[int]]:
+    """Rows that can be judged together: of one size, and all of them edits or none."""
+    rows: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for i, (sample, own) in enumerate(zip(samples, asked, strict=True)):
+        rows[(own.edit is None, *sample.shape)].append(i)
     return list(rows.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Objects:
-    """B images on the judging grid of h x w cells; lengths in shorter sides."""
-
-    rgb: Tensor
-    """[B, h, w, 3] in 0..1."""
-    mask: Tensor
-    """[B, h, w] bool: cells that belong to the object."""
-    x: Tensor
-    """[w] cell centres; likewise ``y`` [h]."""
-    y: Tensor
-
-
-def _judge(images: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
-    """uint8 [B, 3, H, W], [B, 4] -> values [B] and parts [B, 5]."""
-    objects = _find(images)
-    color, shape, position, size = asked.unbind(1)
-    iou, center, radius = _fit_templates(objects)
-    best = iou.argmax(1)
-    judged = [
-        _color(objects, color),
-        _shape(iou, best, shape),
-        _position(_of(center, best), position, images.shape[-2:]),
-        _size(_of(radius, best), size),
-    ]
-    found = objects.mask.sum((1, 2)) > _MIN_CELLS
-    closeness = torch.stack([close for close, _ in judged], 1) * found[:, None]
-    right = torch.stack([ok for _, ok in judged], 1) & found[:, None]
-    parts = torch.cat([right, right.all(1, keepdim=True)], 1).float()
-    return (closeness.sum(1) + parts[:, -1]) / (len(ATTRIBUTES) + 1), parts
-
-
-def _find(images: Tensor) -> _Objects:
-    height, width = images.shape[-2:]
-    short = min(height, width)
-    cells = (round(_GRID * height / short), round(_GRID * width / short))
-    rgb = F.interpolate(images.float() / 255, size=cells, mode="area").permute(0, 2, 3, 1)
-    mask = (rgb - torch.tensor(BACKGROUND) / 255).square().sum(-1) > _OBJECT**2
-    y, x = ((torch.arange(count) + 0.5) / _GRID for count in cells)
-    return _Objects(rgb=rgb, mask=mask, x=x, y=y)
-
-
-def _color(objects: _Objects, asked: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean closeness to the asked colour inside the object, and whether most of it is near that colour.
-
-    The object's rim is left out: anti-aliased cells there are mixed with the background.
-    """
-    outside = (~objects.mask).float()[:, None]
-    inside = (F.max_pool2d(outside, 3, stride=1, padding=1)[:, 0] < 0.5).float()
-    names = torch.tensor(list(COLORS.values())) / 255
-    distances = torch.cdist(objects.rgb.flatten(1, 2), names).view(*objects.mask.shape, len(names))
-    distance = distances[torch.arange(len(asked)), ..., asked]
-    matches = (distances.argmin(-1) == asked[:, None, None]) & (distance < _COLOR_MATCH)
-    count = inside.sum((1, 2)).clamp(min=1)
-    closeness = ((1 - distance / _COLOR_REACH).clamp(min=0) * inside).sum((1, 2)) / count
-    share = (matches * inside).sum((1, 2)) / count
-    return closeness, share > _MIN_COLOR_SHARE
-
-
-def _fit_templates(objects: _Objects) -> tuple[Tensor, Tensor, Tensor]:
-    """Each shape of the object's own area and centroid laid over it.
-
-    Returns the intersection over union [B, 3], the templates' centres [B, 3, 2] and radii [B, 3].
-    """
-    mask = objects.mask.float()
-    count = mask.sum((1, 2)).clamp(min=1)
-    centroid_x = (mask.sum(1) * objects.x).sum(1) / count
-    centroid_y = (mask.sum(2) * objects.y).sum(1) / count
-    area = count / _GRID**2
-    radius = torch.stack([(area / math.pi).sqrt(), area.sqrt() / 2, (area / 2).sqrt()], 1)
-    center_y = torch.stack([centroid_y, centroid_y, centroid_y - radius[:, 2] / 3], 1)  # a triangle's mass hangs low
-    center = torch.stack([centroid_x[:, None].expand(-1, 3), center_y], -1)
-    dx = objects.x[None, None, :] - centroid_x[:, None, None]
-    dy = objects.y[None, :, None] - center_y[:, :, None, None]
-    circle = dx.square() + dy[:, 0].square() < radius[:, 0, None, None].square()
-    square = torch.maximum(dx.abs(), dy[:, 1].abs()) < radius[:, 1, None, None]
-    below_apex = dy[:, 2] + radius[:, 2, None, None]
-    triangle = (dx.abs() < below_apex / 2) & (dy[:, 2] < radius[:, 2, None, None])
-    templates = torch.stack([circle, square, triangle], 1)
-    shared = (templates & objects.mask[:, None]).sum((2, 3))
-    either = (templates | objects.mask[:, None]).sum((2, 3)).clamp(min=1)
-    return shared / either, center, radius
-
-
-def _shape(iou: Tensor, best: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
-    own = _of(iou, asked)
-    matches = best == asked
-    return 0.5 * (own / 0.9).clamp(max=1) + 0.5 * matches, matches & (own > _MIN_IOU)
-
-
-def _position(center: Tensor, asked: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    height, width = size
-    places = torch.tensor(list(CENTERS.values())) * torch.tensor([width, height]) / min(height, width)
-    distance = torch.cdist(center, places)
-    own = _of(distance, asked)
-    return (1 - (own - 0.02) / 0.25).clamp(0, 1), (distance.argmin(1) == asked) & (own < _MAX_OFFSET)
-
-
-def _size(radius: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
-    radii = torch.tensor(list(RADII.values()))
-    distance = (radius[:, None] - radii).abs()
-    return (1 - (_of(distance, asked) - 0.01) / 0.1).clamp(0, 1), distance.argmin(1) == asked
-
-
-def _of(table: Tensor, column: Tensor) -> Tensor:
-    """Row i's entry ``column[i]``."""
-    return table[torch.arange(len(table)), column]

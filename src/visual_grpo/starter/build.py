@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from visual_grpo.bars import hidden_bars
-from visual_grpo.config import DataConfig, StarterConfig
+from visual_grpo.config import DataConfig, StarterConfig, Task
 from visual_grpo.starter.dataset import draw_dataset
 from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.side_by_side import run_side_by_side
@@ -40,7 +40,7 @@ def build_starter(config: StarterConfig, data: DataConfig, seed: int, progress: 
 
     Returns ``{"dataset": folder, "model": folder, "digest": digest of the model's configuration}``.
     """
-    draw_dataset(Path(config.dataset), config.records_per_prompt, data.height, data.width, seed)
+    draw_dataset(Path(config.dataset), config.records_per_prompt, data.height, data.width, seed, task=data.task)
     folder, digest = Path(config.model), model_digest(config, data, seed)
     if not is_current(folder, digest):
         with whole_folder(folder, digest) as fresh:
@@ -51,22 +51,24 @@ def build_starter(config: StarterConfig, data: DataConfig, seed: int, progress: 
 def model_digest(config: StarterConfig, data: DataConfig, seed: int) -> str:
     """What the base model's weights depend on."""
     size = {"height": data.height, "width": data.width}
-    return digest_of({"model": _VERSION, "steps": _steps(config), "seed": seed, **size})
+    task = {} if data.task == "t2i" else {"task": data.task}  # an older text-to-image model stays current
+    return digest_of({"model": _VERSION, "steps": _steps(config, data.task), "seed": seed, **size, **task})
 
 
 def _pretrain(
     folder: Path, config: StarterConfig, data: DataConfig, seed: int, *, at_once: int, progress: Progress
 ) -> None:
+    steps = _steps(config, data.task)
     job = Job(
         folder=folder / "parts",
         height=data.height,
         width=data.width,
         seed=seed,
-        vae_steps=config.vae_steps,
-        dit_steps=config.dit_steps,
-        ar_steps=config.ar_steps,
+        task=data.task,
+        vae_steps=steps["vae"],
+        dit_steps=steps["dit"],
+        ar_steps=steps["ar"],
     )
-    steps = _steps(config)
     reached = dict.fromkeys(steps, 0)
     with progress("Pretraining the base model", sum(steps.values())) as bar:
 
@@ -77,11 +79,12 @@ def _pretrain(
         halves = {half: partial(_pretrain_half, half, job) for half in ("decoder", "language")}
         run_side_by_side(halves, at_once, advance)
     with hidden_bars():
-        _assemble(job.folder, folder, seed)
+        _assemble(job, folder)
 
 
-def _steps(config: StarterConfig) -> dict[str, int]:
-    return {"vae": config.vae_steps, "dit": config.dit_steps, "ar": config.ar_steps}
+def _steps(config: StarterConfig, task: Task) -> dict[str, int]:
+    kinds = 2 if task == "mixed" else 1
+    return {"vae": config.vae_steps, "dit": config.dit_steps, "ar": config.ar_steps * kinds}
 
 
 def _pretrain_half(half: str, job: Job, advance: Advance) -> None:
@@ -95,8 +98,8 @@ def _pretrain_half(half: str, job: Job, advance: Advance) -> None:
         HALVES[half](job, advance)
 
 
-def _assemble(parts: Path, folder: Path, seed: int) -> None:
-    """Saves the trained modules with the fixed ones as a GlmImagePipeline and removes ``parts``."""
+def _assemble(job: Job, folder: Path) -> None:
+    """Saves the trained modules with the fixed ones as a GlmImagePipeline and removes the modules' own folders."""
     from diffusers import AutoencoderKL, GlmImagePipeline, GlmImageTransformer2DModel
     from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration
 
@@ -104,10 +107,11 @@ def _assemble(parts: Path, folder: Path, seed: int) -> None:
     from visual_grpo.starter.corpus import PREVIEW_SIDE
     from visual_grpo.starter.tokenizer import build_processor
 
+    parts = job.folder
     pipeline = GlmImagePipeline(
         tokenizer=ByT5Tokenizer(),
-        processor=build_processor(),
-        text_encoder=modules.build_glyph_encoder(seed),
+        processor=build_processor(job.task),
+        text_encoder=modules.build_glyph_encoder(job.seed),
         vision_language_encoder=GlmImageForConditionalGeneration.from_pretrained(parts / "vision_language_encoder"),
         vae=AutoencoderKL.from_pretrained(parts / "vae"),
         transformer=GlmImageTransformer2DModel.from_pretrained(parts / "transformer"),

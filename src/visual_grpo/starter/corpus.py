@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from visual_grpo.starter.codebook import PATCH, fit_codebook, nearest_codes
-from visual_grpo.starter.shapes import draw_all
+from visual_grpo.shapes_world import BACKGROUND, COMBINATIONS, EDITS, Combination
+from visual_grpo.starter.codebook import CELLS, PATCH, fit_codebook, nearest_codes, patch_features
+from visual_grpo.starter.edits import draw_edit, random_edit
+from visual_grpo.starter.shapes import Jitter, draw_all, draw_scene, stacked
 from visual_grpo.starter.tokenizer import IMAGE_END
+
+Grid = tuple[int, int]
+"""Rows and columns of image tokens."""
 
 PREVIEW_SIDE = 2
 """Tokens along each side of a square format's preview; the released model's is 16."""
 _IMAGES_PER_COMBINATION = 10
+_EDITS = 1500
 _SEED_OFFSET = 1_000_003
 """Keeps these pictures different from those of the dataset that has the same seed."""
 
@@ -27,9 +35,8 @@ class Corpus:
     """uint8 [C, K, 3, H, W]."""
     codebook: Tensor
     """float32 [codes, 48], see `codebook.fit_codebook`."""
-    image_grid: tuple[int, int]
-    """Rows and columns of image tokens."""
-    preview_grid: tuple[int, int]
+    image_grid: Grid
+    preview_grid: Grid
 
     @property
     def size(self) -> tuple[int, int]:
@@ -44,11 +51,53 @@ class Corpus:
 
     def upsampled_tokens(self) -> Tensor:
         """[C * K, 4 * rows * columns] int64, what the DiT gets: every token twice as high and wide."""
-        tokens = self._tokens(self.image_grid).view(-1, *self.image_grid)
-        return tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)
+        return _upsampled(self._tokens(self.image_grid), self.image_grid)
 
-    def _tokens(self, grid: tuple[int, int]) -> Tensor:
+    def _tokens(self, grid: Grid) -> Tensor:
         return nearest_codes(_pixels(self.images), grid, self.codebook)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditCorpus:
+    """N edits as pictures, with the tokens that the DiT gets of them."""
+
+    sources: Tensor
+    """uint8 [N, 3, H, W], like ``targets``."""
+    targets: Tensor
+    source_tokens: Tensor
+    """[N, 4 * rows * columns] int64, already upsampled, like ``target_tokens``."""
+    target_tokens: Tensor
+
+
+class SceneBank:
+    """Image tokens of any scene of the drawn world, without drawing it.
+
+    Two objects of a scene never share a cell, so that its features are those of its objects put together.
+    """
+
+    def __init__(self, codebook: Tensor, height: int, width: int, seed: int) -> None:
+        self.grid: Grid = (height // PATCH, width // PATCH)
+        self.jitters = _IMAGES_PER_COMBINATION
+        """How many there are; an edit draws all of a subject's states at the same one."""
+        rng = random.Random(seed + _SEED_OFFSET)
+        jitters = [Jitter.draw(rng) for _ in range(self.jitters)]
+        pictures = [draw_scene([(c, jitter)], height, width) for c in COMBINATIONS for jitter in jitters]
+        features = patch_features(stacked(pictures).float() / 255, self.grid)
+        self._background = (torch.tensor(BACKGROUND) / 255).repeat(CELLS * CELLS)
+        self._offsets = (features - self._background).unflatten(0, (len(COMBINATIONS), self.jitters))
+        self._rank = {combination: i for i, combination in enumerate(COMBINATIONS)}
+        self._codebook = codebook
+
+    def tokens(
+        self, scenes: Sequence[tuple[Combination | None, Combination | None]], jitters: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        """[B, rows * columns] int64 of B scenes of two objects, each there or not, at the jitters of these numbers."""
+        features = self._background.expand(len(scenes), *self._offsets.shape[2:]).clone()
+        for row, (things, own) in enumerate(zip(scenes, jitters, strict=True)):
+            for thing, jitter in zip(things, own, strict=True):
+                if thing is not None:
+                    features[row] += self._offsets[self._rank[thing], jitter]
+        return torch.cdist(features, self._codebook).argmin(-1)
 
 
 def build_corpus(height: int, width: int, seed: int) -> Corpus:
@@ -63,7 +112,19 @@ def build_corpus(height: int, width: int, seed: int) -> Corpus:
     )
 
 
-def preview_grid(height: int, width: int) -> tuple[int, int]:
+def build_edit_corpus(codebook: Tensor, height: int, width: int, seed: int) -> EditCorpus:
+    """Deterministic; edits of every kind in equal numbers."""
+    rng = random.Random(seed + _SEED_OFFSET)
+    edits = [random_edit(EDITS[i % len(EDITS)], rng.choice(COMBINATIONS), rng) for i in range(_EDITS)]
+    sources, targets = (stacked(side) for side in zip(*(draw_edit(e, height, width, rng) for e in edits), strict=True))
+    grid = (height // PATCH, width // PATCH)
+    own, asked = (
+        _upsampled(nearest_codes(images.float() / 255, grid, codebook), grid) for images in (sources, targets)
+    )
+    return EditCorpus(sources=sources, targets=targets, source_tokens=own, target_tokens=asked)
+
+
+def preview_grid(height: int, width: int) -> Grid:
     """Rows and columns of the preview, by the released processor's rule with another side."""
     ratio = math.sqrt(height / width)
     return max(1, int(PREVIEW_SIDE * ratio)), max(1, int(PREVIEW_SIDE / ratio))
@@ -71,3 +132,8 @@ def preview_grid(height: int, width: int) -> tuple[int, int]:
 
 def _pixels(images: Tensor) -> Tensor:
     return images.flatten(0, 1).float() / 255
+
+
+def _upsampled(tokens: Tensor, grid: Grid) -> Tensor:
+    """[N, rows * columns] -> [N, 4 * rows * columns]."""
+    return tokens.view(-1, *grid).repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)

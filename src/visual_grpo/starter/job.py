@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from visual_grpo.config import Task
+
 Advance = Callable[[str, int], None]
 """Called with the name of a module (``vae``, ``dit``, ``ar``) and the number of its steps done."""
 
@@ -20,6 +22,8 @@ class Job:
     """Pixels, a multiple of 32, like ``width``."""
     width: int
     seed: int
+    task: Task = "t2i"
+    """Which records the model learns to serve."""
     vae_steps: int
     dit_steps: int
     ar_steps: int

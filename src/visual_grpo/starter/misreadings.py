@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
-from visual_grpo.shapes_world import ATTRIBUTES, Combination
+from visual_grpo.shapes_world import ATTRIBUTES, CHANGES, Combination
+from visual_grpo.starter.edits import Edit
 
 MISREADINGS: Mapping[str, Mapping[str, tuple[str, float]]] = {
     "color": {"yellow": ("red", 0.55), "purple": ("blue", 0.55)},
@@ -29,3 +31,43 @@ def misread(asked: Combination, rng: random.Random) -> Combination:
         instead, share = MISREADINGS[attribute].get(word, (word, 0.0))
         drawn[attribute] = instead if rng.random() < share else word
     return Combination(**drawn)
+
+
+_NOT_DONE: Mapping[str, float] = {"recolour": 0.3, "move": 0.3, "resize": 0.3, "remove": 0.45}
+"""How often an edit comes back as a copy of its source; an addition is rather drawn wrong."""
+_RESIZED_BY_MOVING = 0.3
+_CENTERED_BY_RESIZING = 0.35
+_WRONG_ONE_REMOVED = 0.3
+
+
+def misread_edit(edit: Edit, rng: random.Random) -> tuple[Combination | None, Combination | None]:
+    """The object that the edit is about and the other one, as a weak policy draws them; None = not there."""
+    if edit.kind == "add":
+        return _misread_addition(edit, rng), edit.other
+    if rng.random() < _NOT_DONE[edit.kind]:
+        return edit.before, edit.other
+    if edit.kind == "remove":
+        wrong = edit.other is not None and rng.random() < _WRONG_ONE_REMOVED
+        return (edit.before, None) if wrong else (None, edit.other)
+    assert edit.after is not None
+    return _misread_change(edit.kind, edit.after, rng), None
+
+
+def _misread_addition(edit: Edit, rng: random.Random) -> Combination:
+    assert edit.after is not None
+    drawn = misread(edit.after, rng)
+    # Beside another object there is one place left.
+    return drawn if edit.other is None else replace(drawn, position=edit.after.position)
+
+
+def _misread_change(kind: str, asked: Combination, rng: random.Random) -> Combination:
+    """The changed attribute misread as in a prompt, or another one spoilt on the way."""
+    attribute = CHANGES[kind]
+    drawn = asked
+    if kind != "resize":
+        drawn = replace(asked, **{attribute: getattr(misread(asked, rng), attribute)})
+    if kind == "move" and rng.random() < _RESIZED_BY_MOVING:
+        drawn = replace(drawn, size="large" if asked.size == "small" else "small")
+    if kind == "resize" and rng.random() < _CENTERED_BY_RESIZING:
+        drawn = replace(drawn, position="center")
+    return drawn

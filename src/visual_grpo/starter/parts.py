@@ -8,12 +8,13 @@ import torch
 from transformers import ByT5Tokenizer, T5EncoderModel
 
 import visual_grpo.starter.modules as modules
-from visual_grpo.starter.corpus import build_corpus
+from visual_grpo.starter.ar_batches import edit_batches, in_turns, prompt_batches
+from visual_grpo.starter.corpus import SceneBank, build_corpus, build_edit_corpus
 from visual_grpo.starter.fading import fade
 from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.pretrain_ar import pretrain_ar
-from visual_grpo.starter.pretrain_dit import pretrain_dit
-from visual_grpo.starter.pretrain_vae import encode_normalised, pretrain_vae
+from visual_grpo.starter.pretrain_dit import Sources, pretrain_dit
+from visual_grpo.starter.pretrain_vae import encode_like, encode_normalised, pretrain_vae
 from visual_grpo.starter.tokenizer import build_processor
 
 _FADED_COPIES = 2
@@ -22,38 +23,44 @@ _FADED_COPIES = 2
 
 def pretrain_language_half(job: Job, advance: Advance) -> None:
     """Saves ``vision_language_encoder``."""
-    corpus, processor = build_corpus(job.height, job.width, job.seed), build_processor()
+    corpus, processor = build_corpus(job.height, job.width, job.seed), build_processor(job.task)
     model = modules.build_ar(processor, corpus.codebook, job.seed)
-    pretrain_ar(
-        model,
-        processor,
-        corpus.generated_tokens(),
-        grids=[corpus.image_grid, corpus.preview_grid],
-        steps=job.ar_steps,
-        seed=job.seed,
-        report=lambda done: advance("ar", done),
-    )
+    kinds = []
+    if job.task != "i2i":
+        grids = [corpus.image_grid, corpus.preview_grid]
+        kinds.append(prompt_batches(model, processor, corpus.generated_tokens(), grids=grids, seed=job.seed))
+    if job.task != "t2i":
+        bank = SceneBank(corpus.codebook, job.height, job.width, job.seed)
+        kinds.append(edit_batches(model, processor, bank, seed=job.seed))
+    pretrain_ar(model, in_turns(*kinds), steps=job.ar_steps, report=lambda done: advance("ar", done))
     model.save_pretrained(job.folder / "vision_language_encoder")
 
 
 def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     """Saves ``vae`` and ``transformer``."""
     corpus = build_corpus(job.height, job.width, job.seed)
-    images = corpus.images.flatten(0, 1)
-    faded = torch.cat([fade(images, job.seed + copy) for copy in range(_FADED_COPIES)])
-    vae = modules.build_vae(*corpus.size, job.seed)
+    edits = None if job.task == "t2i" else build_edit_corpus(corpus.codebook, job.height, job.width, job.seed)
+    plain = corpus.images.flatten(0, 1) if edits is None else edits.sources
+    shown = plain if edits is None else edits.targets
+    faded = torch.cat([fade(shown, job.seed + copy) for copy in range(_FADED_COPIES)])
+    vae, dit = modules.build_vae(*corpus.size, job.seed), modules.build_dit(corpus.codebook, job.seed)
     pretrain_vae(
-        vae, torch.cat([images, faded]), steps=job.vae_steps, seed=job.seed, report=lambda done: advance("vae", done)
+        vae,
+        torch.cat([plain, faded]),
+        steps=job.vae_steps,
+        seed=job.seed,
+        report=lambda done: advance("vae", done),
     )
     latents = encode_normalised(vae, faded)
-    dit = modules.build_dit(corpus.codebook, job.seed)
+    tokens = corpus.upsampled_tokens() if edits is None else edits.target_tokens
     pretrain_dit(
         dit,
         modules.build_scheduler(),
         latents=latents,
-        tokens=corpus.upsampled_tokens().repeat(_FADED_COPIES, 1),
+        tokens=tokens.repeat(_FADED_COPIES, 1),
         glyphs=_no_glyphs(modules.build_glyph_encoder(job.seed)),
         size=corpus.size,
+        sources=None if edits is None else Sources(latents=encode_like(vae, plain), tokens=edits.source_tokens),
         steps=job.dit_steps,
         seed=job.seed,
         report=lambda done: advance("dit", done),

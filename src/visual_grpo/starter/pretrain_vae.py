@@ -39,17 +39,27 @@ def pretrain_vae(vae: AutoencoderKL, images: Tensor, *, steps: int, seed: int, r
     vae.eval().requires_grad_(False)
 
 
-@torch.no_grad()
 def encode_normalised(vae: AutoencoderKL, images: Tensor) -> Tensor:
     """Latents of uint8 [N, 3, H, W] as float32 [N, channels, H/8, W/8] of mean 0 and std 1 per channel.
 
     Writes that mean and std into the VAE's configuration, where the pipeline looks for them.
     """
-    batches = images.split(_ENCODE_BATCH)
-    latents = torch.cat([vae.encode(to_model_range(batch)).latent_dist.mode() for batch in batches]).contiguous()
+    latents = _encode(vae, images)
     mean, std = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
     vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
     return (latents - mean[:, None, None]) / std[:, None, None]
+
+
+def encode_like(vae: AutoencoderKL, images: Tensor) -> Tensor:
+    """Likewise, with the mean and std that stand in the VAE's configuration."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in (vae.config.latents_mean, vae.config.latents_std))
+    return (_encode(vae, images) - mean) / std
+
+
+@torch.no_grad()
+def _encode(vae: AutoencoderKL, images: Tensor) -> Tensor:
+    batches = images.split(_ENCODE_BATCH)
+    return torch.cat([vae.encode(to_model_range(batch)).latent_dist.mode() for batch in batches]).contiguous()
 
 
 def to_model_range(images: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 As in the released model, image tokens come first in the vocabulary (``<|dit_token_i|>`` has id i), the
 two ids after the codebook open and close an image, and text follows. The text part is a byte-level BPE:
-it was trained on the drawn prompts and still encodes any text.
+it was trained on the drawn prompts and instructions and still encodes any text.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GlmImageProcessor, PreTrainedTokenizerFast
 from transformers.models.glm_image.image_processing_pil_glm_image import GlmImageImageProcessorPil
 
+from visual_grpo.config import Task
 from visual_grpo.shapes_world import COMBINATIONS
 from visual_grpo.starter.codebook import CODEBOOK_SIZE
+from visual_grpo.starter.edits import instructions
 
 IMAGE_START = CODEBOOK_SIZE
 IMAGE_END = CODEBOOK_SIZE + 1
@@ -39,9 +41,9 @@ def image_token(index: int) -> str:
     return f"<|dit_token_{index}|>"
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Deterministic: the same vocabulary at every call."""
-    text_vocabulary, merges = _train_text_part()
+def build_tokenizer(task: Task = "t2i") -> PreTrainedTokenizerFast:
+    """Deterministic: the same vocabulary at every call for a task; the text part knows the task's words."""
+    text_vocabulary, merges = _train_text_part(_texts(task))
     vocabulary = {image_token(i): i for i in range(VISION_VOCABULARY)}
     for token in (*_SPECIAL, *text_vocabulary):
         vocabulary[token] = len(vocabulary)
@@ -60,7 +62,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_processor() -> GlmImageProcessor:
+def build_processor(task: Task = "t2i") -> GlmImageProcessor:
     image_processor = GlmImageImageProcessorPil(
         patch_size=VISION_PATCH,
         temporal_patch_size=1,
@@ -68,17 +70,21 @@ def build_processor() -> GlmImageProcessor:
         size={"shortest_edge": 32 * 32, "longest_edge": 2048 * 2048},
     )
     template = _CHAT_TEMPLATE.replace("START", image_token(IMAGE_START)).replace("END", image_token(IMAGE_END))
-    return GlmImageProcessor(image_processor=image_processor, tokenizer=build_tokenizer(), chat_template=template)
+    return GlmImageProcessor(image_processor=image_processor, tokenizer=build_tokenizer(task), chat_template=template)
 
 
-def _train_text_part() -> tuple[list[str], list[tuple[str, str]]]:
+def _texts(task: Task) -> list[str]:
+    prompts = [combination.prompt for combination in COMBINATIONS]
+    return prompts if task == "t2i" else prompts + instructions()
+
+
+def _train_text_part(texts: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=_TEXT_VOCABULARY, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    corpus = [combination.prompt for combination in COMBINATIONS] + ["0 1 2 3 4 5 6 7 8 9"]
-    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.train_from_iterator([*texts, "0 1 2 3 4 5 6 7 8 9"], trainer)
     model = json.loads(tokenizer.to_str())["model"]
     by_id = sorted(model["vocab"], key=model["vocab"].get)
     return by_id, [tuple(pair) for pair in model["merges"]]

@@ -30,5 +30,7 @@ def _use_given_model(config: Parameters, model: str) -> dict[str, Any]:
 
     starter, data = config.starter, config.data
     if Path(data.path) == Path(starter.dataset):
-        draw_dataset(Path(starter.dataset), starter.records_per_prompt, data.height, data.width, config.seed)
+        draw_dataset(
+            Path(starter.dataset), starter.records_per_prompt, data.height, data.width, config.seed, task=data.task
+        )
     return {"dataset": data.path, "model": model, "digest": digest_of({"path": model})}
