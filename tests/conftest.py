@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
+    from visual_grpo.types import Policy
 
 SIZE = (64, 96)
 
@@ -56,7 +57,21 @@ def ar_policy(pipeline_folder: Path) -> GlmImageArPolicy:
     return policy
 
 
-def stir(policy: GlmImageArPolicy, scale: float = 0.05) -> None:
+@pytest.fixture(scope="session")
+def source_images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Six pictures of the pipeline's size, of blocks in random colours."""
+    import numpy as np
+    from PIL import Image
+
+    folder, generator = tmp_path_factory.mktemp("sources"), np.random.default_rng(0)
+    paths = [folder / f"{number}.png" for number in range(6)]
+    for path in paths:
+        blocks = generator.integers(0, 256, (SIZE[0] // 8, SIZE[1] // 8, 3), dtype=np.uint8)
+        Image.fromarray(blocks.repeat(8, 0).repeat(8, 1)).save(path)
+    return paths
+
+
+def stir(policy: Policy[Any], scale: float = 0.05) -> None:
     """Gives the adapter an effect."""
     import torch
 

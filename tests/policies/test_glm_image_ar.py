@@ -84,7 +84,7 @@ def test_tokens_are_those_of_generate(ar_policy: GlmImageArPolicy) -> None:
         return_tensors="pt",
         processor_kwargs={"padding": True, "padding_side": "left", "target_h": SIZE[0], "target_w": SIZE[1]},
     )
-    count = ar_policy.image.tokens.grid.count
+    count = ar_policy.image.tokens.grid(0).count
     generated = ar_policy.image.tokens.model.generate(
         **inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False
     )
@@ -152,7 +152,7 @@ def test_a_small_rollout_batch_changes_nothing(pipeline_folder: Path) -> None:
 def test_the_decoded_image_is_the_pipelines_own(ar_policy: GlmImageArPolicy, pipeline_folder: Path) -> None:
     got = ar_policy.image.generate(RECORDS[2:], [11], STOCK)[0]
     trajectory = ar_policy.image.sample_tokens(RECORDS[2:], [11], STOCK).trajectory
-    grid = ar_policy.image.tokens.grid
+    grid = ar_policy.image.tokens.grid(0)
     image_tokens = trajectory.tokens[:, grid.preview_count :].view(1, *grid.image)
     plain = GlmImagePipeline.from_pretrained(pipeline_folder)
     plain.set_progress_bar_config(disable=True)

@@ -27,11 +27,12 @@ TEXTS = [
 ]
 RECORDS = [PromptRecord(id=str(i), prompt=text) for i, text in enumerate(TEXTS)]
 ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_scale=1.5)
+TWO_STEPS = FlowConfig(window_steps=2)
 MODES: list[dict[str, Any]] = [
-    {},
-    {"gradient_checkpointing": True},
+    {"flow": TWO_STEPS},
+    {"flow": TWO_STEPS, "gradient_checkpointing": True},
     {"flow": FlowConfig(sampler="cps", window_steps=None)},
-    {"flow": FlowConfig(window_start=1, ratio_norm=True)},
+    {"flow": FlowConfig(window_start=1, window_steps=2, ratio_norm=True)},
 ]
 
 
@@ -59,7 +60,7 @@ def test_the_replay_gives_the_samplers_log_probs_back(pipeline_folder: Path, mod
     policy = policy_with(pipeline_folder, **mode)
     got = rollout(policy)
     chunks = list(policy.replay(got.trajectory, torch.arange(6)))
-    steps = 3 if "flow" in mode and mode["flow"].window_steps is None else 2
+    steps = mode["flow"].window_steps or 3
     assert [chunk.steps for chunk in chunks] == [slice(i, i + 1) for i in range(steps)]
     replayed = torch.cat([chunk.log_probs for chunk in chunks], 1)
     assert got.log_probs.shape == replayed.shape == got.mask.shape == (6, steps)
@@ -91,7 +92,7 @@ def test_a_wrong_replay_is_far_outside_the_floor(pipeline_folder: Path) -> None:
 def test_the_ode_is_the_pipelines_own(pipeline_folder: Path) -> None:
     image = load_image_model(str(pipeline_folder), size=SIZE, device="cpu")
     tokens = torch.randint(0, 200, (3, 2, 3), generator=torch.Generator().manual_seed(1))
-    conditions = image.denoiser.conditions(TEXTS, tokens, 1.5)
+    conditions = image.denoiser.conditions(RECORDS, tokens, 1.5)
     noise = image.denoiser.start_noise([4, 5, 6])
     ours = image.denoiser.integrate(noise, conditions, 5)
     for row, text in enumerate(TEXTS):
@@ -116,7 +117,7 @@ def test_the_unconditional_branch_carries_no_gradient(pipeline_folder: Path) -> 
     state, rows = denoiser.start_noise([1, 2, 3]), torch.arange(3)
     gradients = []
     for guidance in (1.0, 1.5):
-        velocity = denoiser.velocity(state, 700.0, denoiser.conditions(TEXTS, tokens, guidance), rows)
+        velocity = denoiser.velocity(state, 700.0, denoiser.conditions(RECORDS, tokens, guidance), rows)
         gradients.append(torch.autograd.grad(velocity.sum(), policy.adapter.parameters()))
     for plain, guided in zip(*gradients, strict=True):
         torch.testing.assert_close(guided, 1.5 * plain, rtol=1e-4, atol=1e-5)
@@ -292,7 +293,7 @@ def test_a_joint_rollout_goes_on_from_the_tokens_it_trains(pipeline_folder: Path
     both = GlmImageJointPolicy(ar, dit).joint_rollout(RECORDS, 2, 3, torch.Generator().manual_seed(0))
     assert both.outer is not None
     assert both.inner is not None
-    tokens = both.outer.trajectory.tokens[:, image.tokens.grid.preview_count :].view(6, 2, 3)
+    tokens = both.outer.trajectory.tokens[:, image.tokens.grid(0).preview_count :].view(6, 2, 3)
     told = both.inner.trajectory.conditions.tokens.view(6, 3, 4, 6)
     assert torch.equal(told[:, 0, ::2, ::2], tokens)
     assert torch.equal(told[:, 0], told[:, 2])

@@ -15,9 +15,13 @@ import torch
 from torch import Tensor
 
 from visual_grpo.policies.flow_sde import ode_step
+from visual_grpo.policies.sources import SourceEncoder, distinct
+from visual_grpo.source_cache import SourceCache, write_sources
+from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
     from diffusers import GlmImagePipeline
+    from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,7 @@ class Conditions:
     """What the DiT is told of B rows; kept with a trajectory, since a replay must be told the same."""
 
     glyphs: Sequence[Tensor]
-    """Embeddings [1, L, D] of the quoted text of each distinct prompt."""
+    """N embeddings [1, L, D] of the quoted text, one of each distinct prompt (with its sources)."""
     no_glyphs: Tensor
     """[1, L, D] of a prompt without quoted text: what the unconditional branch gets."""
     prompt_of_row: Tensor
@@ -47,6 +51,10 @@ class Conditions:
     """[B, h * w / 4] int64: prior tokens, each twice as high and wide as it was generated."""
     guidance_scale: float
     """Classifier-free guidance; 1 = off."""
+    source_latents: Sequence[Tensor] = ()
+    """Of edits: K tensors [N, C, h, w] float32, one row for each of N distinct prompts."""
+    source_tokens: Sequence[Tensor] = ()
+    """Of edits: K tensors [N, h * w / 4] int64, like ``tokens``."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -56,14 +64,21 @@ class Denoiser:
     """Velocities, ODE and pixels of one pipeline at one size; an adapter injected into the DiT takes part."""
 
     def __init__(
-        self, pipeline: GlmImagePipeline, size: tuple[int, int], *, denoise_batch: int, decode_batch: int
+        self,
+        pipeline: GlmImagePipeline,
+        size: tuple[int, int],
+        sources: SourceEncoder,
+        *,
+        denoise_batch: int,
+        decode_batch: int,
     ) -> None:
         """
         Args:
             size: (height, width) in pixels, multiples of 32.
+            sources: encodes the source images of edits.
             denoise_batch, decode_batch: images that the DiT denoises, and the VAE decodes, at a time without gradient.
         """
-        self.pipeline, self.size = pipeline, size
+        self.pipeline, self.size, self.sources = pipeline, size, sources
         self.denoise_batch, self.decode_batch = denoise_batch, decode_batch
         factor = pipeline.vae_scale_factor
         self.latent_shape = (pipeline.transformer.config.in_channels, size[0] // factor, size[1] // factor)
@@ -87,15 +102,18 @@ class Denoiser:
         return Schedule(timesteps=tuple(given.tolist()), sigmas=tuple(scheduler.sigmas.tolist()))
 
     @torch.no_grad()
-    def conditions(self, prompts: Sequence[str], tokens: Tensor, guidance_scale: float) -> Conditions:
+    def conditions(self, records: Sequence[PromptRecord], tokens: Tensor, guidance_scale: float) -> Conditions:
         """Of B rows. ``tokens``: [B, rows, columns] int64, one for every 32 x 32 pixels."""
-        texts = list(dict.fromkeys(prompts))
+        firsts, prompt_of_row = distinct(records)
+        columns = list(zip(*self.sources.of(firsts), strict=True))  # K tuples of N sources
         return Conditions(
-            glyphs=[self._glyphs(text) for text in texts],
+            glyphs=[self._glyphs(record.prompt) for record in firsts],
             no_glyphs=self._glyphs(""),
-            prompt_of_row=torch.tensor([texts.index(prompt) for prompt in prompts]),
-            tokens=tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1),
+            prompt_of_row=prompt_of_row,
+            tokens=_upsampled(tokens),
             guidance_scale=guidance_scale,
+            source_latents=[torch.stack([source.latents for source in column]) for column in columns],
+            source_tokens=[_upsampled(torch.stack([source.tokens for source in column])) for column in columns],
         )
 
     def start_noise(self, seeds: Sequence[int]) -> Tensor:
@@ -104,14 +122,35 @@ class Denoiser:
             [torch.randn(self.latent_shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
         )
 
-    def velocity(self, state: Tensor, timestep: float, conditions: Conditions, rows: Tensor) -> Tensor:
+    def written_sources(self, conditions: Conditions, rows: Tensor) -> SourceCache | None:
+        """Keys and values of the sources of ``rows`` ([b] int64) under the weights as they are, with gradient where it
+        is on; None without sources."""
+        if not conditions.source_latents:
+            return None
+        transformer = self.pipeline.transformer
+        used, own = conditions.prompt_of_row[rows].unique(return_inverse=True)
+        latents = [latents[used].to(transformer.device, transformer.dtype) for latents in conditions.source_latents]
+        tokens = [tokens[used].to(transformer.device) for tokens in conditions.source_tokens]
+        written = write_sources(transformer, latents, tokens, conditions.no_glyphs.shape[-1])
+        return SourceCache(keys=tuple(k[own] for k in written.keys), values=tuple(v[own] for v in written.values))
+
+    def velocity(
+        self,
+        state: Tensor,
+        timestep: float,
+        conditions: Conditions,
+        rows: Tensor,
+        sources: SourceCache | None = None,
+    ) -> Tensor:
         """[b, C, h, w] float32 of ``rows`` ([b] int64) at ``state``, guided.
+
+        ``sources``: what ``written_sources`` gave for the same rows under the present weights.
 
         The unconditional branch runs without gradient: guidance weighs it with a constant, and its gradient would
         train what inference only pushes away from.
         """
         parts = [
-            (alike, self._velocity_alike(state[alike], timestep, conditions, rows[alike]))
+            (alike, self._velocity_alike(state, timestep, conditions, rows, alike, sources))
             for alike in _alike(conditions, rows)
         ]
         if len(parts) == 1:
@@ -127,8 +166,9 @@ class Denoiser:
 
     def ode(self, state: Tensor, conditions: Conditions, rows: Tensor, schedule: Schedule, steps: range) -> Tensor:
         """The given ``steps`` of the schedule, [b, C, h, w] -> the same."""
+        sources = self.written_sources(conditions, rows) if len(steps) else None
         for step in steps:
-            velocity = self.velocity(state, schedule.timesteps[step], conditions, rows)
+            velocity = self.velocity(state, schedule.timesteps[step], conditions, rows, sources)
             state = ode_step(velocity, state, schedule.sigmas[step], schedule.sigmas[step + 1])
         return state
 
@@ -151,10 +191,21 @@ class Denoiser:
             images += list(((decoded / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
         return images
 
-    def _velocity_alike(self, state: Tensor, timestep: float, conditions: Conditions, rows: Tensor) -> Tensor:
+    def _velocity_alike(
+        self,
+        state: Tensor,
+        timestep: float,
+        conditions: Conditions,
+        rows: Tensor,
+        alike: Tensor,
+        sources: SourceCache | None,
+    ) -> Tensor:
+        """Of the positions ``alike`` in ``rows``, which have one glyph length."""
+        state, rows = state[alike], rows[alike]
         glyphs = torch.cat([conditions.glyphs[i] for i in conditions.prompt_of_row[rows].tolist()])
         tokens = conditions.tokens[rows]
-        conditional = self._forward(state, timestep, glyphs, tokens, dropped=False)
+        read = None if sources is None else sources.select(alike)
+        conditional = self._forward(state, timestep, glyphs, tokens, dropped=False, sources=read)
         if conditions.guidance_scale <= 1:
             return conditional
         with torch.no_grad():
@@ -162,7 +213,16 @@ class Denoiser:
             unconditional = self._forward(state, timestep, no_glyphs, tokens, dropped=True)
         return unconditional + conditions.guidance_scale * (conditional - unconditional)
 
-    def _forward(self, state: Tensor, timestep: float, glyphs: Tensor, tokens: Tensor, *, dropped: bool) -> Tensor:
+    def _forward(
+        self,
+        state: Tensor,
+        timestep: float,
+        glyphs: Tensor,
+        tokens: Tensor,
+        *,
+        dropped: bool,
+        sources: GlmImageKVCache | None = None,
+    ) -> Tensor:
         transformer = self.pipeline.transformer
         velocity: Tensor = transformer(
             hidden_states=state.to(transformer.dtype),
@@ -174,6 +234,7 @@ class Denoiser:
             target_size=torch.tensor([self.size], dtype=glyphs.dtype, device=state.device).expand(len(state), -1),
             crop_coords=torch.zeros(len(state), 2, dtype=glyphs.dtype, device=state.device),
             return_dict=False,
+            kv_caches=sources,
         )[0]
         return velocity.float()
 
@@ -191,3 +252,8 @@ def _alike(conditions: Conditions, rows: Tensor) -> Iterator[Tensor]:
     lengths = torch.tensor([glyphs.shape[1] for glyphs in conditions.glyphs])[conditions.prompt_of_row[rows]]
     for length in lengths.unique():
         yield (lengths == length).nonzero()[:, 0]
+
+
+def _upsampled(tokens: Tensor) -> Tensor:
+    """[B, rows, columns] -> [B, 4 * rows * columns]: each token twice as high and wide, row by row."""
+    return tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)

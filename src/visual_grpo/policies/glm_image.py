@@ -16,6 +16,7 @@ from visual_grpo.policies import lora
 from visual_grpo.policies.denoiser import Conditions, Denoiser, Schedule
 from visual_grpo.policies.flow_sde import noises, transition
 from visual_grpo.policies.lora import Adapter, ArAdapter, DitAdapter
+from visual_grpo.policies.sources import SourceEncoder, source_count
 from visual_grpo.policies.token_model import SampledTokens, TokenModel
 from visual_grpo.types import PromptRecord, Sample
 
@@ -50,14 +51,18 @@ class GlmImage:
         """``size``: (height, width) in pixels, multiples of 32. No adapter is attached yet."""
         self.pipeline, self.config, self.size = pipeline, config, size
         self.adapters: dict[Module, Adapter] = {}
+        sources = SourceEncoder(pipeline, size)
         self.tokens = TokenModel(
             pipeline.vision_language_encoder,
             pipeline.processor,
             size,
+            sources,
             batch=config.rollout_batch,
             share_prefix=config.share_prefix and not config.gradient_checkpointing,
         )
-        self.denoiser = Denoiser(pipeline, size, denoise_batch=config.denoise_batch, decode_batch=config.decode_batch)
+        self.denoiser = Denoiser(
+            pipeline, size, sources, denoise_batch=config.denoise_batch, decode_batch=config.decode_batch
+        )
 
     def attach(self, modules: Sequence[Module], seed: int) -> None:
         """Fresh adapters, which change nothing until they are trained; ``seed`` decides their initial values."""
@@ -94,6 +99,19 @@ class GlmImage:
     @torch.no_grad()
     def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
         """One uint8 image [3, H, W] a record; each depends on its record, its seed and the weights."""
+        kinds: dict[int, list[int]] = {}
+        for row, record in enumerate(records):
+            kinds.setdefault(len(record.source_images), []).append(row)
+        images: dict[int, Sample] = {}
+        for rows in kinds.values():
+            alike = self._generate_alike([records[row] for row in rows], [seeds[row] for row in rows], sampler)
+            images |= dict(zip(rows, alike, strict=True))
+        return [images[row] for row in range(len(records))]
+
+    def _generate_alike(
+        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
+    ) -> list[Sample]:
+        """For records with equally many sources."""
         tokens = self.sample_tokens(records, seeds, sampler).trajectory.tokens
         if not sampler.stochastic:
             return self.decode(tokens, records, seeds, sampler)
@@ -109,7 +127,7 @@ class GlmImage:
         model = self.pipeline.vision_language_encoder.eval()
         drawn_from = self.tokens.sampler(sampler.temperature, sampler.top_p, sampler.top_k)
         with lora.merged(model):
-            return self.tokens.sample([record.prompt for record in records], seeds, drawn_from)
+            return self.tokens.sample(records, seeds, drawn_from)
 
     def decode(
         self, tokens: Tensor, records: Sequence[PromptRecord], noise_seeds: Sequence[int], sampler: SamplerConfig
@@ -122,9 +140,9 @@ class GlmImage:
 
     def conditions(self, tokens: Tensor, records: Sequence[PromptRecord], sampler: SamplerConfig) -> Conditions:
         """Of B rows with generated tokens [B, T]; only the large grid's reach the DiT."""
-        grid = self.tokens.grid
+        grid = self.tokens.grid(source_count(records))
         large = tokens[:, grid.preview_count :].view(-1, *grid.image)
-        return self.denoiser.conditions([record.prompt for record in records], large, sampler.guidance_scale)
+        return self.denoiser.conditions(records, large, sampler.guidance_scale)
 
     def window(self, steps: int, generator: torch.Generator) -> range:
         """The stochastic ones among ``steps`` denoising steps; a window without a fixed start is drawn."""
@@ -197,5 +215,6 @@ class GlmImage:
     ) -> tuple[Tensor, float]:
         """Mean [b, C, h, w] and standard deviation of a stochastic step of ``rows``, with gradient where it is on."""
         flow = self.config.flow
-        velocity = self.denoiser.velocity(state, schedule.timesteps[step], conditions, rows)
+        sources = self.denoiser.written_sources(conditions, rows)
+        velocity = self.denoiser.velocity(state, schedule.timesteps[step], conditions, rows, sources)
         return transition(velocity, state, schedule.sigmas[step], schedule.sigmas[step + 1], flow.noise, flow.sampler)

@@ -19,6 +19,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.policies.denoiser import Conditions, Schedule
 from visual_grpo.policies.flow_sde import log_prob, normalised_log_ratio, transition_kl
 from visual_grpo.policies.glm_image import SEED_RANGE, GlmImage
+from visual_grpo.policies.sources import source_count
 from visual_grpo.types import PromptRecord, ReplayChunk, Rollout
 
 GIVEN_TOKENS = "prior_tokens"
@@ -177,7 +178,7 @@ class GlmImageDitPolicy:
     def _tokens(self, prompts: Sequence[PromptRecord], seeds: Sequence[int]) -> Tensor:
         """[N, T]: what the AR module draws, or what a record brings along."""
         sampled = self.image.sample_tokens(prompts, seeds, self.token_sampler).trajectory.tokens
-        grid = self.image.tokens.grid
+        grid = self.image.tokens.grid(source_count(prompts))
         for row, record in enumerate(prompts):
             given = record.metadata.get(GIVEN_TOKENS)
             if given is not None:

@@ -13,12 +13,30 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from visual_grpo.policies.sources import SourceEncoder, distinct, source_count
 from visual_grpo.policies.tokens import TokenSampler, chosen_log_probs, draw, entropy, row_uniforms
+from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
     from transformers import BatchFeature, DynamicCache, GlmImageForConditionalGeneration
 
     from visual_grpo.policies.processing import PreviewProcessor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenGrid:
+    """What is generated: preview rows x columns, then image rows x columns; an edit has no preview."""
+
+    preview: tuple[int, int]
+    image: tuple[int, int]
+
+    @property
+    def preview_count(self) -> int:
+        return self.preview[0] * self.preview[1]
+
+    @property
+    def count(self) -> int:
+        return self.preview_count + self.image[0] * self.image[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +51,8 @@ class EncodedPrompts:
     """[3, N, P] int64: temporal, height and width position of every prompt token."""
     token_positions: Tensor
     """[3, N, T] int64: the same of the generated tokens."""
+    grid: TokenGrid
+    """Of the generated tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,22 +79,6 @@ class SampledTokens:
     """[B, T] float32 of the same distributions, nats."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenGrid:
-    """How many tokens an image has: preview rows x columns, then image rows x columns."""
-
-    preview: tuple[int, int]
-    image: tuple[int, int]
-
-    @property
-    def preview_count(self) -> int:
-        return self.preview[0] * self.preview[1]
-
-    @property
-    def count(self) -> int:
-        return self.preview_count + self.image[0] * self.image[1]
-
-
 class TokenModel:
     """Samples and scores the tokens of images of one size; an adapter injected into ``model`` takes part."""
 
@@ -83,6 +87,7 @@ class TokenModel:
         model: GlmImageForConditionalGeneration,
         processor: PreviewProcessor,
         size: tuple[int, int],
+        sources: SourceEncoder,
         *,
         batch: int,
         share_prefix: bool,
@@ -90,13 +95,12 @@ class TokenModel:
         """
         Args:
             size: (height, width) in pixels, multiples of 32.
+            sources: encodes the source images of edits.
             batch: rows sampled at a time.
             share_prefix: score each distinct prompt once; impossible under gradient checkpointing.
         """
-        self.model, self.processor, self.size = model, processor, size
+        self.model, self.processor, self.size, self.sources = model, processor, size, sources
         self.batch, self.share_prefix = batch, share_prefix
-        rows, columns, *preview = processor._get_target_shape(*size)
-        self.grid = TokenGrid(preview=(preview[0], preview[1]), image=(rows, columns))
         self.codebook: int = model.config.vq_config.num_embeddings
 
     def sampler(self, temperature: float | None, top_p: float | None, top_k: int | None) -> TokenSampler:
@@ -112,9 +116,25 @@ class TokenModel:
             top_k=top_k if top_k is not None else stock_k,
         )
 
-    def processed(self, prompts: Sequence[str]) -> BatchFeature:
-        """What the model's own ``generate`` takes: left-padded ids, mask and grids."""
-        messages = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in prompts]
+    def grid(self, sources: int) -> TokenGrid:
+        """What is generated for a record with so many source images."""
+        rows, columns, *preview = self.processor._get_target_shape(*self.size)
+        return TokenGrid(preview=(0, 0) if sources else (preview[0], preview[1]), image=(rows, columns))
+
+    def processed(self, records: Sequence[PromptRecord]) -> BatchFeature:
+        """What the model's own ``generate`` takes: left-padded ids, mask and grids, and the sources' pixels."""
+        messages = [
+            [
+                {
+                    "role": "user",
+                    "content": [
+                        *({"type": "image", "image": source.image} for source in sources),
+                        {"type": "text", "text": record.prompt},
+                    ],
+                }
+            ]
+            for record, sources in zip(records, self.sources.of(records), strict=True)
+        ]
         return self.processor.apply_chat_template(
             messages,
             tokenize=True,
@@ -128,40 +148,51 @@ class TokenModel:
             },
         ).to(self.model.device)
 
-    def encode(self, prompts: Sequence[str]) -> EncodedPrompts:
-        """Prompts as ids with the three-dimensional positions of GLM-Image's rotary embedding.
+    def encode(self, records: Sequence[PromptRecord]) -> EncodedPrompts:
+        """Sources' tokens and prompts as ids, with the three-dimensional positions of GLM-Image's rotary embedding.
 
         The model computes these positions itself only inside ``generate``; a forward without them is
         silently wrong by 0.05 to 1.2 nats a token.
         """
-        inputs = self.processed(prompts)
+        inputs = self.processed(records)
         model = self.model.model
+        ids, grid = self._with_source_tokens(inputs["input_ids"], records), self.grid(source_count(records))
         positions, _ = model.get_rope_index(
-            inputs["input_ids"],
+            ids,
             image_grid_thw=inputs["image_grid_thw"],
             images_per_sample=inputs["images_per_sample"],
             attention_mask=inputs["attention_mask"],
         )
-        token_positions = model._cached_decode_position_ids.permute(1, 0, 2)[:, :, : self.grid.count]
+        token_positions = model._cached_decode_position_ids.permute(1, 0, 2)[:, :, : grid.count]
         # What get_rope_index left behind would be taken for its own by a later generate().
         model._cached_decode_position_ids = model.rope_deltas = model._prefill_len = None
         return EncodedPrompts(
-            ids=inputs["input_ids"],
+            ids=ids,
             mask=inputs["attention_mask"],
             positions=positions,
             token_positions=token_positions,
+            grid=grid,
         )
 
+    def _with_source_tokens(self, ids: Tensor, records: Sequence[PromptRecord]) -> Tensor:
+        """[N, P] with each image placeholder replaced by the token of its patch."""
+        tokens = [source.tokens.flatten() for sources in self.sources.of(records) for source in sources]
+        if not tokens:
+            return ids
+        return ids.masked_scatter(ids == self.model.config.image_token_id, torch.cat(tokens).to(ids.device))
+
     @torch.no_grad()
-    def sample(self, prompts: Sequence[str], seeds: Sequence[int], sampler: TokenSampler) -> SampledTokens:
-        """T tokens for each of B prompts; row i is a function of its prompt, ``seeds[i]`` and the weights."""
-        texts = list(dict.fromkeys(prompts))
-        encoded = self.encode(texts)
-        prompt_of_row = torch.tensor([texts.index(prompt) for prompt in prompts])
-        uniforms = row_uniforms(seeds, self.grid.count)
+    def sample(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: TokenSampler) -> SampledTokens:
+        """T tokens for each of B records; row i is a function of its record, ``seeds[i]`` and the weights.
+
+        Raises UserError where the records differ in their number of source images.
+        """
+        firsts, prompt_of_row = distinct(records)
+        encoded = self.encode(firsts)
+        uniforms = row_uniforms(seeds, encoded.grid.count)
         parts = [
             self._sample_batch(encoded, prompt_of_row[rows], uniforms[rows], sampler)
-            for rows in torch.arange(len(prompts)).split(self.batch)
+            for rows in torch.arange(len(records)).split(self.batch)
         ]
         tokens, log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
         trajectory = TokenTrajectory(encoded=encoded, prompt_of_row=prompt_of_row, tokens=tokens)
@@ -187,13 +218,13 @@ class TokenModel:
         hidden, cache, own = self._prefill(encoded, prompt_of_row)
         mask = encoded.mask[own]
         columns: list[tuple[Tensor, Tensor, Tensor]] = []
-        for step in range(self.grid.count):
+        for step in range(encoded.grid.count):
             logits = hidden[:, -1] @ self.head.t()
             plain = (logits.float() / sampler.temperature).log_softmax(-1)
             chosen = sampler.warp(logits).log_softmax(-1) if sampler.truncates else plain
             token = draw(chosen, uniforms[:, step].to(chosen.device))
             columns.append((token, plain.gather(1, token[:, None])[:, 0], entropy(plain)))
-            if step + 1 < self.grid.count:
+            if step + 1 < encoded.grid.count:
                 mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
                 positions = encoded.token_positions[:, own, step : step + 1]
                 hidden = self._forward(token[:, None], mask, positions, cache)
