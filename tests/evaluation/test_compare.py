@@ -49,6 +49,17 @@ def test_entries_by_hand() -> None:
     assert (guard["difference"], guard["win_rate"]) == (0, 0.5)
 
 
+def test_totals_of_both_sides_have_the_weights_of_the_trained_module() -> None:
+    before, after = scores([0, 1, 2, 3]), scores([1, 1, 3, 2])
+    before["reward/guard"], after["reward/guard"] = 0.25, [0.5, np.nan, 0.5, 0.5]
+    after.attrs = {"weights": {"a": 2.0, "guard": 4.0}}
+    after["total"] = 2 * after["reward/a"] + 4 * after["reward/guard"]
+    total = compare(before, after, bootstrap_samples=200, seed=0)[0]
+    # Without the pair whose guard is unscored: (1, 5, 7) before, (4, 8, 6) after.
+    assert (total["images"], total["unscored"]) == (3, 1)
+    assert total["difference"] == pytest.approx((3 + 3 - 1) / 3)
+
+
 def test_rows_pair_by_image_not_by_position() -> None:
     after = scores([1, 1, 3, 2])
     shuffled = after.iloc[[2, 0, 3, 1]].reset_index(drop=True)

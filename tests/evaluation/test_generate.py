@@ -149,11 +149,15 @@ def test_conditions_hold_what_images_and_scores_depend_on_and_no_more() -> None:
     base = conditions(parameters(), model="m", dataset="d")
     assert conditions(parameters(grpo={"learning_rate": 1.0}), model="m", dataset="d") == base
     assert conditions(parameters(evaluation={"batch_size": 3}), model="m", dataset="d") == base
+    # One baseline serves every module: totals are taken anew, and all three samplers are always judged.
+    assert conditions(parameters(policy={"component": "ar"}), model="m", dataset="d") == base
+    assert conditions(parameters(rewards={"shapes": {"weight": 2.0}}), model="m", dataset="d") == base
     for changed in (
         {"seed": 5},
         {"data": {"height": 64}},
         {"sampling": {"stock": {"steps": 3}}},
-        {"rewards": {"shapes": {"weight": 2.0}}},
+        {"rewards": {"shapes": {"options": {"strict": True}}}},
+        {"policy": {"flow": {"noise": 0.5}}},
         {"evaluation": {"images_per_prompt": 2}},
         {"model": {"dtype": "bfloat16"}},
     ):

@@ -58,7 +58,12 @@ def compare(
 
 def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     """One row per image: the key, ``prompt``, and every score and ``file`` once with each suffix
-    ``_baseline`` and ``_trained``."""
+    ``_baseline`` and ``_trained``.
+
+    The baseline's total is taken anew with the weights of the trained results: which module was trained decides
+    them, and one baseline serves every module.
+    """
+    baseline = retotalled(baseline, trained.attrs["weights"])
     _check_same("scores", set(score_columns(baseline)), set(score_columns(trained)))
     for column in KEY:
         _check_same(f"values of {column}", set(baseline[column]), set(trained[column]))
@@ -67,6 +72,13 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     return baseline.merge(
         trained.drop(columns="prompt"), on=KEY, suffixes=("_baseline", "_trained"), validate="one_to_one"
     )
+
+
+def retotalled(scores: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFrame:
+    """The same scores with the total of these weights; NaN where a weighted reward is unscored."""
+    used = {name: weight for name, weight in weights.items() if weight}
+    _check_same("weighted rewards", {f"reward/{name}" for name in used} & set(scores), {f"reward/{n}" for n in used})
+    return scores.assign(total=sum(weight * scores[f"reward/{name}"] for name, weight in used.items()))
 
 
 def score_columns(scores: pd.DataFrame) -> dict[str, str]:

@@ -59,7 +59,6 @@ def conditions(config: Parameters, *, model: str, dataset: str) -> dict[str, Any
     ``model`` and ``dataset`` are digests.
     """
     tree = config.model_dump(mode="json")
-    weights = config.weights()
     return {
         "seed": config.seed,
         "model": {"digest": model, "dtype": config.model.dtype},
@@ -67,10 +66,8 @@ def conditions(config: Parameters, *, model: str, dataset: str) -> dict[str, Any
         "data": {side: tree["data"][side] for side in ("height", "width")},
         "sampling": {name: sampler.model_dump(mode="json") for name, sampler in config.judged_samplers.items()},
         "flow": tree["policy"]["flow"],
-        "rewards": {
-            name: {"function": reward.function, "weight": weights[name], "options": reward.options}
-            for name, reward in config.rewards.items()
-        },
+        # Not their weights: a total can be taken anew, a score cannot.
+        "rewards": {name: {"function": r.function, "options": r.options} for name, r in config.rewards.items()},
         "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
     }
 

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
+from visual_grpo.config import GRPOConfig
+from visual_grpo.grpo.metrics import reproducible
+from visual_grpo.grpo.signal_check import NoSignalError, check_signal, gradient_cosine
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer, averaged, reweighted
+from visual_grpo.types import JointRollout, PromptRecord, Rollout, Scores
+
+STEPS = 3
+
+
+def config(group_size: int, **changes: Any) -> GRPOConfig:
+    base: dict[str, Any] = {"steps": STEPS, "prompts_per_step": 4, "learning_rate": 0.05}
+    return GRPOConfig(**(base | {"group_size": group_size} | changes))
+
+
+class Judge:
+    """Two rewards of a decode: its mean, and how near its first step is to 1."""
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[torch.Tensor]) -> Scores:
+        stacked = torch.stack(list(samples)).float()
+        rewards = {"mean": stacked.mean(1), "first": -(stacked[:, 0] - 1).abs()}
+        return reweighted(Scores(total=rewards["mean"], rewards=rewards, parts={}, weights={}), {"mean": 1.0})
+
+
+class ToyJointPolicy:
+    """Tokens, then Gaussian steps; a decode's sample is the steps plus the number of its 2s."""
+
+    def __init__(self) -> None:
+        self.outer, self.inner = ToyTokenPolicy(), ToyGaussianPolicy()
+        self.seen: list[JointRollout] = []
+
+    def joint_rollout(
+        self, prompts: Sequence[PromptRecord], outer_size: int, inner_size: int, generator: torch.Generator
+    ) -> JointRollout:
+        if inner_size == 1:
+            return JointRollout(outer=self.outer.rollout(prompts, outer_size, generator), inner=None)
+        if outer_size == 1:
+            return JointRollout(outer=None, inner=self.inner.rollout(prompts, inner_size, generator))
+        outer = self.outer.rollout(prompts, outer_size, generator)
+        inner = self.inner.rollout(outer.prompts, inner_size, generator)
+        twos = (outer.trajectory == 2).float().mean(1).repeat_interleave(inner_size)
+        inner = Rollout(**{**vars(inner), "samples": list(inner.trajectory + twos[:, None])})
+        self.seen.append(JointRollout(outer=outer, inner=inner))
+        return self.seen[-1]
+
+
+def joint(policy: ToyJointPolicy, sizes: tuple[int, int], scorer: Any, weights: Any, **changes: Any) -> JointTrainer:
+    def trainer(own: Any, name: str, size: int) -> GRPOTrainer[Any] | None:
+        return GRPOTrainer(own, scorer, config(size, **changes), seed=5, module=name) if size > 1 else None
+
+    return JointTrainer(
+        policy,
+        ("outer", trainer(policy.outer, "outer", sizes[0])),
+        ("inner", trainer(policy.inner, "inner", sizes[1])),
+        scorer,
+        weights,
+        steps=STEPS,
+        prompts_per_step=4,
+        sizes=sizes,
+        seed=5,
+    )
+
+
+BOTH = {"outer": {"count": 1.0}, "inner": {"count": 1.0}}
+
+
+@pytest.mark.parametrize(("sizes", "single"), [((6, 1), "outer"), ((1, 6), "inner")])
+def test_with_one_sample_of_a_stage_it_is_the_other_stages_own_training(sizes: tuple[int, int], single: str) -> None:
+    policy = ToyJointPolicy()
+    both = list(joint(policy, sizes, CountingScorer(), BOTH).fit(records(10)))
+    alone: Any = ToyTokenPolicy() if single == "outer" else ToyGaussianPolicy()
+    trainer = GRPOTrainer(alone, CountingScorer(), config(6), seed=5)
+    metrics = list(trainer.fit(records(10)))
+    trained, untouched = (policy.outer, policy.inner) if single == "outer" else (policy.inner, policy.outer)
+    assert torch.equal(trained.table, alone.table)
+    assert not untouched.table.any()
+    assert [reproducible(m.values) for m in both] == [reproducible(m.values) for m in metrics]
+
+
+def test_the_outer_stage_is_compared_by_the_mean_of_its_decodes_and_the_inner_within_one() -> None:
+    """The first step's gradients by hand, each module under its own reward."""
+    policy, weights = ToyJointPolicy(), {"outer": {"mean": 1.0}, "inner": {"first": 1.0}}
+    trainer = joint(policy, (3, 4), Judge(), weights, loss="dr_grpo", max_grad_norm=1e9)
+    next(trainer.fit(records(10)))
+    (seen,) = policy.seen
+    assert seen.outer is not None
+    assert seen.inner is not None
+    samples = torch.stack(list(seen.inner.samples))
+    mean = samples.mean(1).view(4, 3, 4).mean(2)
+    outer_advantage = (mean - mean.mean(1, keepdim=True)).flatten()
+    first = -(samples[:, 0] - 1).abs().view(12, 4)
+    inner_advantage = (first - first.mean(1, keepdim=True)).flatten()
+    for own, rollout, advantage, plain in (
+        (policy.outer, seen.outer, outer_advantage, ToyTokenPolicy()),
+        (policy.inner, seen.inner, inner_advantage, ToyGaussianPolicy()),
+    ):
+        rows = torch.arange(len(rollout.samples))
+        log_probs = torch.cat([chunk.log_probs for chunk in plain.replay(rollout.trajectory, rows)], 1)
+        objective = (log_probs * advantage[:, None] * rollout.mask).sum() / rollout.mask.numel()
+        (want,) = torch.autograd.grad(-objective, [plain.table])
+        assert own.table.grad is not None
+        torch.testing.assert_close(own.table.grad, want, rtol=1e-4, atol=1e-6)
+
+
+def test_a_joint_run_learns_both_stages() -> None:
+    policy = ToyJointPolicy()
+    trainer = joint(policy, (4, 3), Judge(), {"outer": {"mean": 1.0}, "inner": {"mean": 1.0}})
+    trainer.steps = 40
+    metrics = list(trainer.fit(records(10)))
+    assert (policy.inner.table > 0.3).all()
+    assert (policy.outer.table.softmax(-1)[:2, 2] > 0.5).all()  # the later half of odd rows does not count
+    assert metrics[0].values["samples"] == 4 * 4 * 3
+    assert {"outer/kl", "inner/kl", "reward/total", "outer/reward/mean"} <= metrics[0].values.keys()
+    assert metrics[-1].step == 40
+
+
+def alternating(seed: int = 5) -> AlternatingTrainer:
+    trainers: dict[str, GRPOTrainer[Any]] = {
+        "outer": GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config(4), seed=seed),
+        "inner": GRPOTrainer(ToyGaussianPolicy(), CountingScorer(), config(6), seed=seed),
+    }
+    return AlternatingTrainer(trainers, STEPS, seed)
+
+
+def test_an_alternating_step_is_one_of_each_module() -> None:
+    trainer = alternating()
+    metrics = list(trainer.fit(records(10)))
+    assert [m.step for m in metrics] == [1, 2, 3]
+    assert metrics[0].values["samples"] == 4 * 4 + 4 * 6
+    alone = GRPOTrainer(ToyGaussianPolicy(), CountingScorer(), config(6), seed=5)
+    list(alone.fit(records(10)))
+    assert torch.equal(trainer.modules["inner"].parameters[0], alone.parameters[0])
+
+
+@pytest.mark.parametrize("kind", ["alternating", "joint"])
+def test_a_run_goes_on_bit_for_bit(kind: str) -> None:
+    def make() -> Any:
+        return alternating() if kind == "alternating" else joint(ToyJointPolicy(), (3, 3), Judge(), JUDGED)
+
+    whole, first, second = make(), make(), make()
+    list(whole.fit(records(10)))
+    next(first.fit(records(10)))
+    second.load_state(*first.state())
+    rest = list(second.fit(records(10)))
+    assert [m.step for m in rest] == [2, 3]
+    for name, trainer in whole.modules.items():
+        assert torch.equal(trainer.parameters[0], second.modules[name].parameters[0])
+
+
+JUDGED = {"outer": {"mean": 1.0}, "inner": {"mean": 1.0}}
+
+
+def test_means_leave_the_unscored_out() -> None:
+    values = torch.tensor([1.0, math.nan, 3.0, 5.0, math.nan, math.nan])
+    scores = Scores(total=values, rewards={"a": values}, parts={"a/b": values}, weights={"a": 1.0})
+    for got in (averaged(scores, 2).total, averaged(scores, 2).rewards["a"], averaged(scores, 2).parts["a/b"]):
+        assert got[:2].tolist() == [1.0, 4.0]
+        assert got[2].isnan()
+    assert reweighted(scores, {"a": 0.5}).total[3] == 2.5
+    only_reported = Scores(total=values, rewards={"a": values, "b": torch.ones(6)}, parts={}, weights={})
+    assert reweighted(only_reported, {"a": 0.0, "b": 2.0}).total.tolist() == [2.0] * 6
+
+
+def blind(prompts: Sequence[PromptRecord], samples: Sequence[Any]) -> Scores:
+    """A reward that does not depend on the samples."""
+    total = torch.rand(len(samples), generator=torch.Generator().manual_seed(int(torch.stack(list(samples)).sum())))
+    return Scores(total=total, rewards={"blind": total}, parts={}, weights={"blind": 1.0})
+
+
+def test_the_signal_check_tells_a_reward_that_sees_from_one_that_does_not() -> None:
+    def cosine(scorer: Any) -> float:
+        trainer = GRPOTrainer(ToyTokenPolicy(steps=12, vocabulary=8), scorer, config(32), seed=3)
+        before = trainer.state()[0]
+        found = gradient_cosine(trainer, records(10), rollouts=6)
+        after = trainer.state()[0]
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert trainer.parameters[0].grad is None
+        return found
+
+    seeing, not_seeing = cosine(CountingScorer()), cosine(blind)
+    assert seeing > 0.4
+    assert abs(not_seeing) < 0.1
+    check_signal({"ar": seeing}, 0.1, {"ar": 64})
+    with pytest.raises(NoSignalError, match=r"(?s)module 'dit'.*at least 0.1.*measured: .*\(64 images.*flow.noise"):
+        check_signal({"ar": seeing, "dit": not_seeing}, 0.1, {"ar": 64, "dit": 64})
+
+
+def test_a_constant_reward_has_no_signal() -> None:
+    def constant(prompts: Sequence[PromptRecord], samples: Sequence[Any]) -> Scores:
+        total = torch.ones(len(samples))
+        return Scores(total=total, rewards={"one": total}, parts={}, weights={"one": 1.0})
+
+    trainer = GRPOTrainer(ToyGaussianPolicy(), constant, config(4), seed=3)
+    assert gradient_cosine(trainer, records(10), rollouts=3) == 0
