@@ -1,9 +1,11 @@
-"""The whole project under several seeds, each in a fresh clone, and the README's table of their results.
+"""The pipelines under several seeds, each in a clone of its own, and the README's tables of their results.
 
-A clone that holds a result already is not run again, so an interrupted call can be repeated.
+A seed's clone pretrains and draws its baseline once; then every component is trained and evaluated on it. What a
+clone holds already is not run again, so an interrupted call can be repeated.
 
-    python benchmarks/seeds.py 0 1 2 3 4 --folder /somewhere
-    python benchmarks/seeds.py 0 1 2 --folder /elsewhere --params grpo.loss=dapo
+    python benchmarks/seeds.py 0 1 2 --folder /somewhere
+    python benchmarks/seeds.py 0 1 2 --folder /somewhere --components ar@130 dit both    # ar with 130 steps
+    python benchmarks/seeds.py 0 1 2 --folder /elsewhere --params data.task=i2i --jobs 2
 """
 
 from __future__ import annotations
@@ -11,76 +13,140 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from visual_grpo.evaluation.compare import compare
+from visual_grpo.evaluation.generate import read_scores
+
 ROOT = Path(__file__).parents[1]
-RESULT = Path("data/08_reporting/evaluation.json")
+BEFORE = ("starter", "data_preparation", "baseline")
+AFTER = ("train", "evaluate")
 
 
 def main() -> None:
     arguments = _arguments()
     clones = {seed: arguments.folder.resolve() / f"seed-{seed}" for seed in arguments.seeds}
-    for seed, clone in clones.items():
-        if not (clone / RESULT).is_file():
-            _run(seed, clone, arguments.params)
-    print(markdown({seed: json.loads((clone / RESULT).read_text()) for seed, clone in clones.items()}))
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(lambda seed: _seed(seed, clones[seed], arguments), arguments.seeds))
+    print(markdown(clones, arguments.components))
+    for other in arguments.components:
+        if other.startswith("ar") and "both" in arguments.components:
+            print(f"\nboth minus {other}, held-out prompts\n")
+            print(difference(clones, other, "both"))
 
 
-def _run(seed: int, clone: Path, params: str) -> None:
+def _seed(seed: int, clone: Path, arguments: argparse.Namespace) -> None:
     if not clone.exists():
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    shared = f"seed={seed}" + (f",{arguments.params}" if arguments.params else "")
+    for pipeline in BEFORE:
+        if not (clone / f"{pipeline}.done").exists():
+            _kedro(clone, pipeline, shared, arguments.env)
+            (clone / f"{pipeline}.done").touch()
+    for component in arguments.components:
+        name, _, steps = component.partition("@")
+        params = f"{shared},policy.component={name}" + (f",grpo.steps={steps}" if steps else "")
+        result = clone / "results" / component
+        if not result.exists():
+            for pipeline in AFTER:
+                _kedro(clone, pipeline, params, arguments.env)
+            _keep(clone / "data", result)
+
+
+def _kedro(clone: Path, pipeline: str, params: str, env: str | None) -> None:
     kedro = Path(sys.executable).with_name("kedro")
-    started = time.monotonic()
-    with (clone / "run.log").open("w") as log:
-        command = [str(kedro), "run", f"--params=seed={seed}" + (f",{params}" if params else "")]
-        # The clone's own code, not this checkout's, which may change meanwhile.
-        environment = os.environ | {"PYTHONPATH": str(clone / "src")}
+    command = [str(kedro), "run", f"--pipeline={pipeline}", f"--params={params}", *([f"--env={env}"] if env else [])]
+    # The clone's own code, not this checkout's, which may change meanwhile.
+    environment = os.environ | {"PYTHONPATH": str(clone / "src")}
+    with (clone / "run.log").open("a") as log:
+        print(f"$ {' '.join(command[1:])}", file=log, flush=True)
         subprocess.run(command, cwd=clone, env=environment, check=True, stdout=log, stderr=subprocess.STDOUT)
-    print(f"seed {seed}: {time.monotonic() - started:.0f} s, {clone / 'run.log'}", file=sys.stderr)
 
 
-def markdown(results: dict[int, dict[str, Any]], split: str = "held_out") -> str:
-    """One row a seed and sampler: the optimised total, and the share of images with every attribute right."""
+def _keep(data: Path, result: Path) -> None:
+    """What the tables are made of, written last so that a folder is a whole result."""
+    fresh = result.with_name(f".{result.name}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(data / "06_models" / "adapters", fresh / "adapters")
+    shutil.copytree(data / "07_model_output" / "trained", fresh / "trained")
+    for report in ("evaluation.json", "training.csv"):
+        shutil.copy(data / "08_reporting" / report, fresh / report)
+    fresh.rename(result)
+
+
+def markdown(clones: dict[int, Path], components: list[str], split: str = "held_out") -> str:
+    """One row a component, seed and sampler: the optimised total, and the share of images with everything right."""
     lines = [
-        "| seed | sampler | reward: base | trained | difference [95%] | wins | all right: base | trained | images |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| trained | seed | sampler | reward: base | trained | difference [95%] | all right: base | trained"
+        " | train CPU s | samples |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for seed, result in results.items():
-        for sampler in ("rollout", "stock"):
-            chosen = {
-                entry["name"]: entry
-                for entry in result["rewards"]
-                if (entry["split"], entry["sampler"]) == (split, sampler)
-            }
-            lines.append(_row(seed, sampler, chosen))
+    for component in components:
+        for seed, clone in clones.items():
+            folder = clone / "results" / component
+            result = json.loads((folder / "evaluation.json").read_text())
+            cpu = pd.read_csv(folder / "training.csv")["seconds/cpu"].sum()
+            for sampler in ("sde" if component.startswith("dit") else "rollout", "stock"):
+                chosen = {
+                    entry["name"]: entry
+                    for entry in result["rewards"]
+                    if (entry["split"], entry["sampler"]) == (split, sampler)
+                }
+                cells = [
+                    component,
+                    str(seed),
+                    sampler,
+                    *_cells(chosen),
+                    f"{cpu:.0f}",
+                    str(result["training"]["samples"]),
+                ]
+                lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _row(seed: int, sampler: str, chosen: dict[str, dict[str, Any]]) -> str:
-    total, right = chosen["total"], chosen.get("shapes/all")
-    cells = [
-        str(seed),
-        sampler,
+def difference(clones: dict[int, Path], before: str, after: str) -> str:
+    """Paired difference of two trained policies on the same images' prompts and seeds, at the stock sampler."""
+    lines = ["| seed | all right: first | second | difference [95%] |", "|---|---|---|---|"]
+    for seed, clone in clones.items():
+        one, two = (read_scores(clone / "results" / name / "trained") for name in (before, after))
+        for entry in compare(one, two, bootstrap_samples=5000, seed=seed):
+            if (entry["split"], entry["sampler"]) == ("held_out", "stock") and entry["name"].endswith("/all"):
+                means = f"{entry['baseline_mean']:.3f} | {entry['trained_mean']:.3f}"
+                lines.append(f"| {seed} | {means} | {_interval(entry)} |")
+    return "\n".join(lines)
+
+
+def _cells(chosen: dict[str, dict[str, Any]]) -> list[str]:
+    total = chosen["total"]
+    right = next((entry for name, entry in chosen.items() if name.endswith(("/all", "/accuracy"))), None)
+    return [
         f"{total['baseline_mean']:.3f}",
         f"{total['trained_mean']:.3f}",
-        f"{total['difference']:+.3f} [{total['ci_low']:+.3f}, {total['ci_high']:+.3f}]",
-        f"{total['win_rate']:.0%}",
+        _interval(total),
         f"{right['baseline_mean']:.2f}" if right else "",
         f"{right['trained_mean']:.2f}" if right else "",
-        str(total["images"]),
     ]
-    return "| " + " | ".join(cells) + " |"
+
+
+def _interval(entry: dict[str, Any]) -> str:
+    return f"{entry['difference']:+.3f} [{entry['ci_low']:+.3f}, {entry['ci_high']:+.3f}]"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="+")
     parser.add_argument("--folder", type=Path, required=True, help="where the clones are made and kept")
+    parser.add_argument("--components", nargs="+", default=["ar", "dit", "both"], help="with @STEPS for other steps")
     parser.add_argument("--params", default="", help="further parameters, as for kedro run")
+    parser.add_argument("--env", help="the Kedro environment, as for kedro run")
+    parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
     return parser.parse_args()
 
 

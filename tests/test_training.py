@@ -176,6 +176,54 @@ def test_other_parameters_cannot_be_resumed_with(pipeline_folder: Path, tmp_path
         execute(other_data, tmp_path / "never")
 
 
+BOTH_STEPS: dict[str, Any] = {
+    "rollout": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "steps": 3, "guidance_scale": 1.5},
+    "stock": {"steps": 2, "guidance_scale": 1.5},
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "group_size"),
+    [
+        ({"component": "dit"}, 3),
+        ({"component": "both"}, 3),
+        ({"component": "both", "both": "joint"}, 2),
+    ],
+)
+def test_every_component_resumes_bit_for_bit(
+    pipeline_folder: Path, tmp_path: Path, policy: dict[str, Any], group_size: int
+) -> None:
+    changes: dict[str, Any] = {
+        "policy": {"signal_check": {"rollouts": 0}} | policy,
+        "sampling": BOTH_STEPS,
+        "grpo": {"steps": 4, "group_size": group_size, "dit": {"group_size": 3, "learning_rate": 2e-3}},
+    }
+    whole = make_run(parameters(tmp_path / "whole", **changes), pipeline_folder)
+    execute(whole, tmp_path / "whole" / "out")
+    parts = tmp_path / "parts"
+    execute(make_run(parameters(parts, **changes), pipeline_folder), tmp_path / "unused", interrupt_at(2))
+    random.seed(99)
+    second = make_run(parameters(parts, resume="auto", **changes), pipeline_folder)
+    execute(second, tmp_path / "parts" / "out")
+    assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
+    folders = {path.name for path in (tmp_path / "whole" / "out").iterdir()}
+    assert folders == {"best", "last", "training.json"} | set(second.image.adapters)
+    assert len(second.progress.history) == 4
+
+
+def test_differing_guidance_is_warned_about_and_a_blind_reward_stops_the_run(
+    pipeline_folder: Path, tmp_path: Path
+) -> None:
+    # What random weights draw is noise: no two rollouts' gradients agree on its brightness.
+    config = parameters(tmp_path, policy={"signal_check": {"rollouts": 3, "least_cosine": 0.5}})
+    notes: list[str] = []
+    with pytest.raises(UserError, match=r"(?s)signal check stopped the run.*module 'ar'.*signal_check.rollouts=0"):
+        make_run(config, pipeline_folder).run(Callbacks(on_step=ignore, note=notes.append))
+    assert any("guidance 1, the stock sampler has 1.5" in note for note in notes)
+    assert any("Signal check (cosine between policy gradients of 3 rollouts): ar " in note for note in notes)
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_another_model_than_the_starters_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.path is other/model.*--pipeline=starter"):
         components.build_image_model(parameters(tmp_path, model={"path": "other/model"}), str(pipeline_folder))

@@ -151,8 +151,18 @@ class TrainingRun:
             return
         if self.config.resume == "auto":
             callbacks.note(f"No checkpoint in {self.folder}: starting at step 1")
+        self._warn_of_another_guidance(callbacks)
         self._check_signal(callbacks)
         _set_aside(self.folder)
+
+    def _warn_of_another_guidance(self, callbacks: Callbacks) -> None:
+        rollout, stock = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.stock))
+        if rollout != stock:
+            callbacks.note(
+                f"Warning: training samples are drawn with guidance {rollout:g}, the stock sampler has {stock:g}. What"
+                " is learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"
+                " sampling.stock.guidance_scale agree."
+            )
 
     def _check_signal(self, callbacks: Callbacks) -> None:
         """Stops a run that has nothing to learn, before its first step."""

@@ -21,20 +21,22 @@ Drawn = tuple[Rollout, Scores]
 
 
 class Clock:
-    """Wall seconds spent in each named phase."""
+    """Wall seconds spent in each named phase, and the process's CPU seconds in all of them."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.cpu = 0.0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+            self.cpu += time.process_time() - cpu
 
 
 def step_metrics(
@@ -113,6 +115,7 @@ def _speed_metrics(rollouts: list[Rollout], clock: Clock) -> dict[str, float]:
     values = {f"seconds/{name}": spent for name, spent in clock.seconds.items()}
     return values | {
         "seconds/step": seconds,
+        "seconds/cpu": clock.cpu,
         "speed/samples_per_second": samples / seconds,
         "speed/decisions_per_second": decisions / seconds,
         "samples": float(samples),

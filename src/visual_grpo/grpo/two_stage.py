@@ -168,7 +168,8 @@ def _together(step: int, taken: Mapping[str, StepMetrics], samples: int) -> Step
     values = {f"{module}/{name}": value for module, own in taken.items() for name, value in own.values.items()}
     first, *_ = shown = list(taken.values())
     values["reward/total"] = sum(own.values["reward/total"] for own in shown) / len(shown)
-    values["seconds/step"] = sum(own.values["seconds/step"] for own in shown)
+    for name in ("seconds/step", "seconds/cpu"):
+        values[name] = sum(own.values[name] for own in shown)
     values["samples"] = float(samples)
     values["memory_gb"] = first.values["memory_gb"]
     return StepMetrics(step=step, values=values, prompts=first.prompts, samples=first.samples, rewards=first.rewards)

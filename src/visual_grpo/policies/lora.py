@@ -7,6 +7,7 @@ call of the library that its module comes from.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 AR_TARGETS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_up_proj|down_proj)"
 DIT_TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
 _DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+_DIFFUSERS_CONFIG = "lora_adapter_metadata"
 
 
 class Adapter(Protocol):
@@ -141,6 +143,7 @@ class DitAdapter:
     def save(self, folder: Path | str) -> None:
         """``pytorch_lora_weights.safetensors``, with the adapter's configuration in its metadata."""
         self.model.save_lora_adapter(str(folder))
+        _make_reproducible(Path(folder) / _DIFFUSERS_FILE)
 
 
 @contextlib.contextmanager
@@ -196,6 +199,18 @@ def _loading(folder: Path) -> Iterator[None]:
         raise UserError(
             f"The adapter in {folder} cannot be loaded: {error}\nMake it again: kedro run --pipeline=train"
         ) from error
+
+
+def _make_reproducible(file: Path) -> None:
+    """Equal adapters as equal files: several metadata entries, and the names in a set, come in any order."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    with safe_open(file, framework="pt") as opened:
+        config = json.loads(opened.metadata()[_DIFFUSERS_CONFIG])
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()
+    save_file(load_file(file), file, metadata={_DIFFUSERS_CONFIG: json.dumps(config, sort_keys=True)})
 
 
 def _state(model: Any) -> dict[str, Tensor]:
