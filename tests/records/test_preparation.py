@@ -189,9 +189,13 @@ def test_the_task_decides_which_records_are_taken(tmp_path):
 def test_a_group_or_one_instruction_with_one_source_is_held_out_as_a_whole(tmp_path):
     for number in range(8):
         picture(tmp_path / f"data/{number}.png", colour=(number, 0, 0))
-    grouped = [{"prompt": f"p{n}", "group": f"g{n % 12}", "source_image": "0.png", "of": f"g{n % 12}"} for n in range(60)]
-    edits = [{"prompt": "make it red", "source_image": f"{n % 8}.png", "of": f"{n % 8}.png", "k": n} for n in range(40)]
-    jsonl(tmp_path / "data/records.jsonl", grouped + edits)
+    rows: list[dict[str, object]] = [
+        {"prompt": f"p{n}", "group": f"g{n % 12}", "source_image": "0.png", "of": f"g{n % 12}"} for n in range(60)
+    ]
+    for number in range(40):
+        name = f"{number % 8}.png"
+        rows.append({"prompt": "make it red", "source_image": name, "of": name, "k": number})
+    jsonl(tmp_path / "data/records.jsonl", rows)
     splits: dict[str, set[str]] = {}
     for record in prepare(tmp_path, eval_share=0, held_out_share=0.5, task="i2i"):
         splits.setdefault(record.metadata["of"], set()).add(record.split)

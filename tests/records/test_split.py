@@ -17,7 +17,7 @@ def test_shares_are_met():
 
 def test_all_records_of_a_held_out_prompt_are_held_out():
     split = Splitter(eval_share=0.3, held_out_share=0.5)
-    by_prompt = {f"prompt {p}": {split(f"{p}-{number}", held_out_by(f"prompt {p}")) for number in range(20)} for p in range(40)}
+    by_prompt = {p: {split(f"{p}-{number}", held_out_by(p)) for number in range(20)} for p in map(str, range(40))}
     held_out = [splits for splits in by_prompt.values() if "held_out" in splits]
     assert 10 < len(held_out) < 30
     assert all(splits == {"held_out"} for splits in held_out)

@@ -118,12 +118,14 @@ def test_a_key_that_looks_misspelt_is_named(raw):
     ],
 )
 def test_a_record_of_the_other_task_is_rejected_by_the_key(raw, task, sources, reason, remedy):
-    with pytest.raises(Rejected, match="source_image.*data.task is ") as rejected:
+    with pytest.raises(Rejected, match=r"source_image.*data\.task is ") as rejected:
         check_task(check(replace(raw, source_images=sources)), task)
     assert rejected.value.reason == reason
     assert remedy in rejected.value.remedy
 
 
-@pytest.mark.parametrize(("task", "sources"), [("t2i", None), ("i2i", ["a.png", "a.png"]), ("mixed", None), ("mixed", "a.png")])
+@pytest.mark.parametrize(
+    ("task", "sources"), [("t2i", None), ("i2i", ["a.png", "a.png"]), ("mixed", None), ("mixed", "a.png")]
+)
 def test_a_record_of_the_task_is_not(raw, task, sources):
     check_task(check(replace(raw, source_images=sources)), task)

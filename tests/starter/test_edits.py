@@ -12,6 +12,13 @@ import pytest
 from visual_grpo.shapes_world import BACKGROUND, CHANGES, COMBINATIONS, EDITS, OPPOSITE, Combination
 from visual_grpo.starter.edits import Edit, draw_edit, instructions, random_edit
 
+HALVES = {
+    "left": (slice(None), slice(48)),
+    "right": (slice(None), slice(48, None)),
+    "top": (slice(32), slice(None)),
+    "bottom": (slice(32, None), slice(None)),
+}
+"""Of an image of 64 x 96 pixels."""
 CIRCLE = Combination(color="red", shape="circle", position="left", size="small")
 SQUARE = Combination(color="blue", shape="square", position="right", size="large")
 
@@ -68,11 +75,10 @@ def test_what_an_edit_leaves_alone_keeps_its_pixels() -> None:
     for kind in ("add", "remove"):
         for edit in some(kind, 40):
             source, target = (np.asarray(picture) for picture in draw_edit(edit, 64, 96, rng))
-            center = {"left": 0, "right": 1, "top": 2, "bottom": 3}
             if edit.other is None:
                 continue
-            half = [np.s_[:, :48], np.s_[:, 48:], np.s_[:32], np.s_[32:]][center[edit.other.position]]
-            assert (source[half] == target[half]).all()
+            rows, columns = HALVES[edit.other.position]
+            assert (source[rows, columns] == target[rows, columns]).all()
             assert (source != target).any()
     recoloured = Edit(kind="recolour", before=CIRCLE, after=Combination(**{**vars(CIRCLE), "color": "green"}))
     source, target = (np.asarray(picture) for picture in draw_edit(recoloured, 64, 64, rng))

@@ -58,7 +58,7 @@ def test_what_an_edit_comes_out_as_instead() -> None:
     grown = Combination(color="red", shape="circle", position="right", size="large")
     centered = Combination(color="red", shape="circle", position="center", size="large")
     other = Combination(color="blue", shape="square", position="right", size="small")
-    cases = [
+    cases: list[tuple[Edit, dict[tuple[Combination | None, Combination | None], float]]] = [
         (Edit(kind="move", before=small, after=moved), {(small, None): 0.33, (moved, None): 0.4, (grown, None): 0.27}),
         (
             Edit(kind="resize", before=small, after=large),

@@ -12,9 +12,9 @@ from pathlib import Path
 from visual_grpo.records.raw import Item, Place, RawRecord, Rejected
 from visual_grpo.records.text import count_lines, json_object, read_lines
 
-LOOKS_FOR = "records.jsonl with the keys prompt and, where you have them, id, target_image, source_image, group, metadata"
-
 KEYS = ("prompt", "id", "target_image", "source_image", "group", "metadata")
+
+LOOKS_FOR = f"records.jsonl with the keys prompt and, where you have them, {', '.join(KEYS[1:])}"
 
 
 def find(path: Path) -> Path | None:
