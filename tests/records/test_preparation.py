@@ -51,7 +51,7 @@ def test_the_manifest_says_what_was_found_and_made(tmp_path):
     picture(data / "s.png", (64, 32), "blue")
     row = {"id": "x", "prompt": "a cat", "target_image": "t.jpg", "source_image": ["s.png"], "k": [1, "猫"]}
     jsonl(data / "records.jsonl", [row])
-    (record,) = prepare(tmp_path, held_out_share=0, eval_share=0)
+    (record,) = prepare(tmp_path, held_out_share=0, eval_share=0, task="i2i")
 
     assert (record.id, record.prompt, record.split) == ("x", "a cat", "train")
     assert record.metadata == {"k": [1, "猫"]}
@@ -92,7 +92,7 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
             "not json",
         ],
     )
-    table = prepare(tmp_path, held_out_share=0, eval_share=0)
+    table = prepare(tmp_path, held_out_share=0, eval_share=0, task="mixed")
     assert [record.id for record in table] == ["a", "h"]
     report = table.report
     assert (report["records"], report["accepted"], report["with_target"]) == (10, 2, 2)
@@ -109,6 +109,7 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
     ]
     assert all(entry["message"] and entry["remedy"] for entry in listed)
     assert "31x500 pixels" in listed[5]["message"]
+    assert listed[6]["message"].startswith("source_image: ")
     assert report["rejected"]["total"] == 8
     assert report["rejected"]["by_reason"]["corrupt_image"] == 3
     assert report["warnings"] == [
@@ -163,6 +164,45 @@ def test_splits_keep_prompts_apart_and_do_not_depend_on_order(tmp_path):
     jsonl(tmp_path / "data/records.jsonl", records[::-1])
     after = prepare(tmp_path, eval_share=0.2, held_out_share=0.3)
     assert Counter((record.prompt, record.split) for record in after) == before
+
+
+def test_the_task_decides_which_records_are_taken(tmp_path):
+    picture(tmp_path / "data/a.png")
+    jsonl(
+        tmp_path / "data/records.jsonl",
+        [
+            {"id": "prompt", "prompt": "a cat"},
+            {"id": "edit", "prompt": "make it red", "source_image": "a.png"},
+            {"id": "two", "prompt": "join them", "source_image": ["a.png", "a.png"]},
+        ],
+    )
+    taken = {}
+    for task in ("t2i", "i2i", "mixed"):
+        table = prepare(tmp_path, held_out_share=0, eval_share=0, task=task)
+        taken[task] = {record.id: len(record.source_images) for record in table}
+        assert all(entry["id"] and "source_image" in entry["message"] for entry in table.report["rejected"]["listed"])
+    assert taken["t2i"] == {"prompt": 0}
+    assert taken["i2i"] == {"edit": 1, "two": 2}
+    assert taken["mixed"] == {"prompt": 0, "edit": 1, "two": 2}
+
+
+def test_a_group_or_one_instruction_with_one_source_is_held_out_as_a_whole(tmp_path):
+    for number in range(8):
+        picture(tmp_path / f"data/{number}.png", colour=(number, 0, 0))
+    rows: list[dict[str, object]] = [
+        {"prompt": f"p{n}", "group": f"g{n % 12}", "source_image": "0.png", "of": f"g{n % 12}"} for n in range(60)
+    ]
+    for number in range(40):
+        name = f"{number % 8}.png"
+        rows.append({"prompt": "make it red", "source_image": name, "of": name, "k": number})
+    jsonl(tmp_path / "data/records.jsonl", rows)
+    splits: dict[str, set[str]] = {}
+    for record in prepare(tmp_path, eval_share=0, held_out_share=0.5, task="i2i"):
+        splits.setdefault(record.metadata["of"], set()).add(record.split)
+    assert len(splits) == 20
+    assert all(len(own) == 1 for own in splits.values())
+    assert {split for of, own in splits.items() if of.endswith("png") for split in own} == {"train", "held_out"}
+    assert {split for of, own in splits.items() if of.startswith("g") for split in own} == {"train", "held_out"}
 
 
 def test_a_second_run_uses_the_images_again_and_a_changed_one_is_made_anew(tmp_path):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from visual_grpo.records.split import Splitter, prompt_key
+from visual_grpo.records.split import Splitter, held_out_by, prompt_key
 
 
 def test_shares_are_met():
     split = Splitter(eval_share=0.1, held_out_share=0.25)
-    splits = [split(f"id {number}", f"prompt {number}") for number in range(4000)]
+    splits = [split(f"id {number}", held_out_by(f"prompt {number}")) for number in range(4000)]
     assert splits.count("held_out") / 4000 == pytest.approx(0.25, abs=0.02)
     assert splits.count("eval") / 4000 == pytest.approx(0.1, abs=0.015)
     assert set(splits) == {"train", "eval", "held_out"}
@@ -17,7 +17,7 @@ def test_shares_are_met():
 
 def test_all_records_of_a_held_out_prompt_are_held_out():
     split = Splitter(eval_share=0.3, held_out_share=0.5)
-    by_prompt = {f"prompt {p}": {split(f"{p}-{number}", f"prompt {p}") for number in range(20)} for p in range(40)}
+    by_prompt = {p: {split(f"{p}-{number}", held_out_by(p)) for number in range(20)} for p in map(str, range(40))}
     held_out = [splits for splits in by_prompt.values() if "held_out" in splits]
     assert 10 < len(held_out) < 30
     assert all(splits == {"held_out"} for splits in held_out)
@@ -28,7 +28,7 @@ def test_these_splits_never_change():
     """A new version must not move records of earlier runs from train to held_out."""
     split = Splitter(eval_share=0.3, held_out_share=0.4)
     expected = ["held_out", "held_out", "eval", "train", "eval", "train"]
-    assert [split(str(number), f"prompt {number}") for number in range(6)] == expected
+    assert [split(str(number), held_out_by(f"prompt {number}")) for number in range(6)] == expected
 
 
 def test_prompts_that_differ_in_case_or_spacing_only_are_the_same():
@@ -36,14 +36,29 @@ def test_prompts_that_differ_in_case_or_spacing_only_are_the_same():
     assert prompt_key("a red circle") != prompt_key("a blue circle")
     split = Splitter(eval_share=0.1, held_out_share=0.5)
     for number in range(50):
-        assert {split("x", f"a cat {number}") == "held_out"} == {split("y", f" A Cat  {number}") == "held_out"}
+        first, second = (held_out_by(text) for text in (f"a cat {number}", f" A Cat  {number}"))
+        assert (split("x", first) == "held_out") == (split("y", second) == "held_out")
 
 
 def test_zero_shares_leave_all_to_train():
     split = Splitter(eval_share=0, held_out_share=0)
-    assert {split(str(number), str(number)) for number in range(100)} == {"train"}
+    assert {split(str(number), held_out_by(str(number))) for number in range(100)} == {"train"}
 
 
 def test_shares_that_leave_nothing_are_refused():
     with pytest.raises(ValueError, match="must be below 1"):
         Splitter(eval_share=0.5, held_out_share=0.5)
+
+
+def test_an_edit_is_held_out_by_its_instruction_and_sources_together():
+    split = Splitter(eval_share=0, held_out_share=0.5)
+    keys = [held_out_by("make it red", source_sha256=[f"{number:064x}"]) for number in range(200)]
+    assert {split("x", key) for key in keys} == {"train", "held_out"}
+    assert keys[0] == held_out_by(" Make  it RED", source_sha256=[f"{0:064x}"])
+    assert held_out_by("make it red", source_sha256=["a", "b"]) != held_out_by("make it red", source_sha256=["b", "a"])
+
+
+def test_a_group_takes_the_place_of_prompt_and_sources():
+    assert held_out_by("a", "g", ["1"]) == held_out_by("b", "G ", ["2"])
+    assert held_out_by("a", "g") != held_out_by("a", "h")
+    assert held_out_by("a", "a") != held_out_by("a")

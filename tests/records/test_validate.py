@@ -9,7 +9,7 @@ import pytest
 
 from tests.records.making import picture
 from visual_grpo.records.raw import Place, RawRecord, Rejected
-from visual_grpo.records.validate import check
+from visual_grpo.records.validate import check, check_task
 
 
 @pytest.fixture
@@ -76,6 +76,9 @@ def test_a_prompt_of_ten_thousand_characters(raw):
         ),
         ({"source_images": ["a.png", "b.png"]}, "missing_source", "source_image 'b.png' does not exist"),
         ({"source_images": {}}, "wrong_type", "source_image must be the path of an image, got {}"),
+        ({"group": ["a"]}, "wrong_type", "group must be text or a whole number, got ['a']"),
+        ({"group": " "}, "wrong_type", "group must be text or a whole number, got ' '"),
+        ({"group": "\udcff"}, "not_utf8", "the group is not valid UTF-8: byte 0xFF"),
         ({"metadata": "ink"}, "wrong_type", "metadata must be a JSON object, got 'ink'"),
         ({"metadata": {"a": "\udcff"}}, "not_utf8", "the metadata is not valid UTF-8: byte 0xFF"),
         ({"prompt": ["x" * 1000]}, "wrong_type", "x..."),
@@ -104,3 +107,25 @@ def test_a_missing_image_says_what_to_do(raw, path, remedy):
 def test_a_key_that_looks_misspelt_is_named(raw):
     checked = check(replace(raw, extra={"target_imge": "a.png", "style": "ink"}))
     assert checked.unknown_keys == (("target_imge", "target_image"),)
+
+
+@pytest.mark.parametrize(
+    ("task", "sources", "reason", "remedy"),
+    [
+        ("t2i", "a.png", "unexpected_source", "data.task to i2i or mixed"),
+        ("i2i", None, "missing_source", "data.task to mixed or t2i"),
+        ("i2i", [], "missing_source", "Add the image to edit"),
+    ],
+)
+def test_a_record_of_the_other_task_is_rejected_by_the_key(raw, task, sources, reason, remedy):
+    with pytest.raises(Rejected, match=r"source_image.*data\.task is ") as rejected:
+        check_task(check(replace(raw, source_images=sources)), task)
+    assert rejected.value.reason == reason
+    assert remedy in rejected.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("task", "sources"), [("t2i", None), ("i2i", ["a.png", "a.png"]), ("mixed", None), ("mixed", "a.png")]
+)
+def test_a_record_of_the_task_is_not(raw, task, sources):
+    check_task(check(replace(raw, source_images=sources)), task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import asdict, replace
 
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.shapes import ShapesReward
-from visual_grpo.shapes_world import ATTRIBUTES, BACKGROUND, COLORS, COMBINATIONS, Combination
-from visual_grpo.starter.shapes import draw
+from visual_grpo.shapes_world import ATTRIBUTES, BACKGROUND, COLORS, COMBINATIONS, EDITS, Combination
+from visual_grpo.starter.edits import draw_edit, random_edit
+from visual_grpo.starter.shapes import Jitter, draw, draw_scene, stacked
 from visual_grpo.types import PromptRecord, RewardOutput
 
 ASKED = Combination(color="red", shape="circle", position="left", size="small")
@@ -108,3 +110,114 @@ def test_an_unknown_word_is_named() -> None:
     odd = PromptRecord(id="r1", prompt="", metadata={**asdict(ASKED), "color": "pink"})
     with pytest.raises(UserError, match=f"'r1'.*'pink'.*{', '.join(COLORS)}"):
         ShapesReward()([odd], [image(ASKED)])
+
+
+OTHER = Combination(color="blue", shape="square", position="right", size="large")
+
+
+def scene(*objects: Combination, size: tuple[int, int] = (128, 128)) -> Tensor:
+    rng = random.Random(4)
+    return stacked([draw_scene([(thing, Jitter.draw(rng)) for thing in objects], *size)])[0]
+
+
+def edited(kind: str, subject: Combination, other: Combination | None = None) -> PromptRecord:
+    metadata = {**asdict(subject), "edit": kind, "other": None if other is None else asdict(other)}
+    return PromptRecord(id="e", prompt="", metadata=metadata)
+
+
+@pytest.mark.parametrize("size", [(128, 128), (64, 96)])
+@pytest.mark.parametrize("kind", EDITS)
+def test_true_edits_are_right_and_their_sources_are_worth_little(kind: str, size: tuple[int, int]) -> None:
+    rng = random.Random(5)
+    edits = [random_edit(kind, combination, rng) for combination in COMBINATIONS[::3]]
+    records = [PromptRecord(id=str(i), prompt="", metadata=edit.metadata) for i, edit in enumerate(edits)]
+    pictures = [draw_edit(edit, *size, rng) for edit in edits]
+    right = ShapesReward()(records, list(stacked([target for _, target in pictures])))
+    copied = ShapesReward()(records, list(stacked([source for source, _ in pictures])))
+    assert right.values.min() > 0.95
+    assert right.values.max() <= 1
+    assert all(part[~part.isnan()].eq(1).all() for part in right.parts.values())
+    assert copied.values.max() < 0.4
+    assert copied.values.mean() < 0.3
+    assert copied.parts["instructed"].eq(0).all()
+    assert copied.parts["all"].eq(0).all()
+    assert copied.parts["kept"][~copied.parts["kept"].isnan()].eq(1).all()
+    keeps_nothing = torch.tensor([edit.kind in ("add", "remove") and edit.other is None for edit in edits])
+    assert torch.equal(copied.parts["kept"].isnan(), keeps_nothing)
+
+
+BLANK = scene()
+TURNED = replace(ASKED, position="right")
+CHANGED_TOO = replace(ASKED, color="green", size="large")
+EDIT_CASES = {
+    "the colour alone": (edited("recolour", ASKED), scene(ASKED), 1, 1),
+    "the colour, and moved": (edited("recolour", ASKED), scene(TURNED), 1, 0),
+    "kept but another colour": (edited("recolour", ASKED), scene(replace(ASKED, color="green")), 0, 1),
+    "neither": (edited("recolour", ASKED), scene(CHANGED_TOO), 0, 0),
+    "gone": (edited("resize", ASKED), BLANK, 0, 0),
+    "moved, and a second one": (edited("move", ASKED), scene(ASKED, OTHER), None, 0),
+    "added": (edited("add", ASKED, OTHER), scene(ASKED, OTHER), 1, 1),
+    "added alone": (edited("add", ASKED, OTHER), scene(ASKED), 1, 0),
+    "added in another colour": (edited("add", ASKED, OTHER), scene(replace(ASKED, color="blue"), OTHER), 0, 1),
+    "added to nothing": (edited("add", ASKED), scene(ASKED), 1, None),
+    "added twice": (edited("add", ASKED), scene(ASKED, OTHER), 0, None),
+    "removed": (edited("remove", ASKED, OTHER), scene(OTHER), 1, 1),
+    "removed both": (edited("remove", ASKED, OTHER), BLANK, 1, 0),
+    "removed the wrong one": (edited("remove", ASKED, OTHER), scene(ASKED), 0, 0),
+    "removed the last": (edited("remove", ASKED), BLANK, 1, None),
+    "something else instead": (edited("remove", ASKED), scene(OTHER), 0, None),
+}
+
+
+@pytest.mark.parametrize("case", EDIT_CASES)
+def test_instructed_and_kept(case: str) -> None:
+    record, sample, instructed, kept = EDIT_CASES[case]
+    scores = ShapesReward()([record], [sample])
+    found = {part: values.item() for part, values in scores.parts.items()}
+    if instructed is not None:
+        assert found["instructed"] == instructed
+    assert found["kept"] == kept if kept is not None else math.isnan(found["kept"])
+    assert found["all"] == (found["instructed"] == 1 and kept in (1, None))
+    assert scores.values.item() > 0.95 if found["all"] else scores.values.item() < 0.67
+
+
+def test_an_edits_value_is_what_was_followed_and_kept() -> None:
+    """By hand: followed 1; kept (colour 1, shape 1, position 0) / 3; not all right."""
+    away = scene(replace(ASKED, position="right"))
+    scores = ShapesReward()([edited("resize", ASKED)], [away])
+    assert scores.values.item() == pytest.approx((1 + 1 * 2 / 3 + 0) / 3, abs=0.02)
+
+
+def test_an_empty_target_has_no_attributes() -> None:
+    scores = ShapesReward()([edited("remove", ASKED)], [BLANK])
+    assert all(scores.parts[name].isnan().item() for name in ATTRIBUTES)
+    assert scores.parts["all"].item() == 1
+
+
+def test_prompts_beside_edits_are_judged_as_ever() -> None:
+    samples = [scene(ASKED), scene(OTHER), scene(ASKED, size=(64, 96))]
+    records = [record(ASKED), edited("recolour", OTHER), record(ASKED)]
+    scores = ShapesReward()(records, samples)
+    alone = ShapesReward()([records[0], records[2]], [samples[0], samples[2]])
+    assert torch.equal(scores.values[[0, 2]], alone.values)
+    assert scores.parts["instructed"].isnan().tolist() == [True, False, True]
+    assert "instructed" not in alone.parts
+    marked = replace(records[0], metadata={**records[0].metadata, "edit": None})
+    assert ShapesReward()([marked], samples[:1]).parts["kept"].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"edit": "paint"}, "edit 'paint'.*recolour, move, resize, add, remove"),
+        ({"edit": "add", "other": "a circle"}, "other 'a circle'; expected an object"),
+        ({"edit": "add", "other": {"color": "red"}}, "lacks metadata other shape, other position, other size"),
+        ({"edit": "add", "other": {**asdict(OTHER), "size": "huge"}}, "other size 'huge'"),
+        ({"edit": "remove", "other": {**asdict(OTHER), "position": "top"}}, "at 'left' and 'top'"),
+        ({"edit": "move", "other": asdict(OTHER)}, "only add and remove"),
+    ],
+)
+def test_edits_that_cannot_be_judged_are_named(changes: dict[str, object], complaint: str) -> None:
+    odd = PromptRecord(id="e7", prompt="", metadata={**asdict(ASKED), **changes})
+    with pytest.raises(UserError, match=f"'e7'.*{complaint}"):
+        ShapesReward()([odd], [BLANK])

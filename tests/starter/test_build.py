@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import GlmImagePipeline
+from PIL import Image
 from safetensors.torch import load_file
 
-from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.starter import build
+from visual_grpo.config import DataConfig, StarterConfig, Task
+from visual_grpo.starter import build, corpus
 from visual_grpo.starter.build import build_starter
 from visual_grpo.starter.job import Job
 from visual_grpo.starter.parts import HALVES
 
 HEIGHT, WIDTH, SEED = 32, 64, 3
 STEPS = {"vae": 2, "dit": 2, "ar": 2}
+TASKS: tuple[Task, ...] = ("t2i", "i2i", "mixed")
 DATA = DataConfig(path="unused", height=HEIGHT, width=WIDTH)
 
 
@@ -51,6 +54,10 @@ def config_in(folder: Path) -> StarterConfig:
     )
 
 
+def job_in(folder: Path, seed: int, task: Task = "t2i") -> Job:
+    return Job(folder=folder, height=HEIGHT, width=WIDTH, seed=seed, task=task, vae_steps=2, dit_steps=2, ar_steps=2)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     config = config_in(tmp_path_factory.mktemp("starter"))
@@ -81,14 +88,62 @@ def test_the_plain_pipeline_loads_it_and_draws(built: StarterConfig) -> None:
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, tmp_path: Path) -> None:
     """Once more in this process: neither the process nor its neighbour may matter."""
     torch.set_num_threads(1)
-    steps = {f"{name}_steps": count for name, count in STEPS.items()}
     for seed, same in ((SEED, True), (SEED + 1, False)):
-        job = Job(folder=tmp_path / str(seed), height=HEIGHT, width=WIDTH, seed=seed, **steps)
+        job = job_in(tmp_path / str(seed), seed)
         for half in HALVES.values():
             half(job, lambda module, done: None)
         for weights in job.folder.rglob("*.safetensors"):
             here, there = load_file(weights), load_file(Path(built.model) / weights.relative_to(job.folder))
             assert all(torch.equal(here[name], there[name]) for name in here) == same, weights
+
+
+def test_the_task_decides_dataset_steps_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_in(tmp_path)
+    jobs: list[Job] = []
+
+    def caught(tasks: Mapping[str, partial[None]], at_once: int, advance: object) -> None:
+        jobs.extend(task.args[1] for task in tasks.values())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "run_side_by_side", caught)
+    for task in TASKS:
+        with pytest.raises(KeyboardInterrupt):
+            build_starter(config, DATA.model_copy(update={"task": task}), SEED, progress=no_total_check)
+        assert (tmp_path / "shapes" / "source_images").exists() == (task != "t2i")
+    assert [(job.task, job.vae_steps, job.dit_steps, job.ar_steps) for job in jobs[::2]] == [
+        ("t2i", 2, 2, 2),
+        ("i2i", 2, 2, 2),
+        ("mixed", 2, 2, 4),
+    ]
+    assert len({build.model_digest(config, DATA.model_copy(update={"task": task}), SEED) for task in TASKS}) == 3
+
+
+def test_a_model_of_edits_loads_and_edits(
+    built: StarterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process and on few pictures, which is quicker."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(corpus, "_EDITS", 20)
+    monkeypatch.setattr(corpus, "_IMAGES_PER_COMBINATION", 1)
+    job = job_in(tmp_path / "base" / "parts", SEED, "i2i")
+    for half in HALVES.values():
+        half(job, lambda module, done: None)
+    build._assemble(job, tmp_path / "base")
+    pipeline = GlmImagePipeline.from_pretrained(tmp_path / "base")
+    pipeline.set_progress_bar_config(disable=True)
+    assert len(pipeline.processor.tokenizer("remove the circle").input_ids) == 3
+    image = pipeline(
+        prompt="remove the circle",
+        image=[Image.new("RGB", (WIDTH, HEIGHT), "red")],
+        prior_token_ids=torch.arange(8)[None],
+        prior_token_image_ids=[torch.arange(8)],
+        source_image_grid_thw=[torch.tensor([[1, 2, 4]])],
+        height=HEIGHT,
+        width=WIDTH,
+        num_inference_steps=2,
+        output_type="np",
+    ).images
+    assert image.shape == (1, HEIGHT, WIDTH, 3)
 
 
 def test_what_is_there_is_kept(built: StarterConfig) -> None:

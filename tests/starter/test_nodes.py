@@ -32,6 +32,12 @@ def test_a_given_model_is_passed_on_and_the_shapes_are_drawn(parameters: dict[st
     assert not (tmp_path / "base").exists()
 
 
+def test_the_task_decides_what_is_drawn(parameters: dict[str, Any], tmp_path: Path) -> None:
+    parameters["data"]["task"] = "i2i"
+    build(parameters)
+    assert len(list((tmp_path / "shapes" / "source_images").iterdir())) == 150
+
+
 def test_with_own_data_and_own_model_nothing_is_made(parameters: dict[str, Any], tmp_path: Path) -> None:
     parameters["data"]["path"] = str(tmp_path / "mine")
     assert build(parameters)["dataset"] == str(tmp_path / "mine")

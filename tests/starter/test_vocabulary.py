@@ -11,6 +11,7 @@ import visual_grpo.starter.modules as modules
 from visual_grpo.shapes_world import COMBINATIONS
 from visual_grpo.starter.codebook import CODEBOOK_SIZE, FEATURES, nearest_codes, patch_features
 from visual_grpo.starter.corpus import Corpus, build_corpus
+from visual_grpo.starter.edits import instructions
 from visual_grpo.starter.tokenizer import IMAGE_END, IMAGE_START, build_processor, build_tokenizer
 
 
@@ -38,6 +39,13 @@ def test_image_tokens_come_first_and_prompts_are_short() -> None:
     assert tokenizer.convert_tokens_to_ids(["<|dit_token_0|>", "<|dit_token_7|>"]) == [0, 7]
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (IMAGE_START, IMAGE_END)
     assert max(len(tokenizer(combination.prompt).input_ids) for combination in COMBINATIONS) <= 8
+
+
+def test_instructions_are_short_where_edits_are_asked_for() -> None:
+    tokenizer = build_tokenizer("i2i")
+    assert max(len(tokenizer(text).input_ids) for text in instructions()) <= 9
+    assert tokenizer.get_vocab() == build_tokenizer("mixed").get_vocab()
+    assert tokenizer.pad_token_id == build_tokenizer().pad_token_id
 
 
 def test_codes_carry_the_picture(corpus: Corpus) -> None:

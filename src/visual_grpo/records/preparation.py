@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.config import DataConfig
+from visual_grpo.config import DataConfig, Task
 from visual_grpo.records.ids import with_ids
 from visual_grpo.records.layouts.detect import find_records
 from visual_grpo.records.manifest import write_manifest
@@ -22,8 +22,8 @@ from visual_grpo.records.ordered_map import ordered_map
 from visual_grpo.records.prepare import ImageStore, PreparedImage
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, Rejection
 from visual_grpo.records.report import Report
-from visual_grpo.records.split import Splitter
-from visual_grpo.records.validate import CheckedRecord, check, given_id
+from visual_grpo.records.split import Splitter, held_out_by
+from visual_grpo.records.validate import CheckedRecord, check, check_task, given_id
 
 IMAGES = "images"
 """Folder of the prepared images, beside the manifest."""
@@ -84,7 +84,7 @@ class Preparation:
         total = self.count()
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
         items = with_ids(self._found.items())
-        outcomes = ordered_map(lambda item: _prepare(item, store), items, threads)
+        outcomes = ordered_map(lambda item: _prepare(item, store, self._config.task), items, threads)
         done = 0
         for outcome in outcomes:
             if isinstance(outcome, PreparedRecord) and ids.add(outcome.record.id) > 1:
@@ -106,7 +106,8 @@ class Preparation:
         images = [image for image in (target, *sources) if image is not None]
         for image in images:
             names.add(image.name)
-        split = self._splitter(record.id, record.prompt)
+        sums = [source.original_sha256 for source in sources]
+        split = self._splitter(record.id, held_out_by(record.prompt, record.group, sums))
         report.accept(
             split=split,
             prompt=record.prompt,
@@ -124,7 +125,7 @@ class Preparation:
             "height": self._config.height if images else None,
             "source_images": [f"{IMAGES}/{source.name}" for source in sources],
             "source_sha256": [source.sha256 for source in sources],
-            "source_original_sha256": [source.original_sha256 for source in sources],
+            "source_original_sha256": sums,
         }
 
     def _is_smaller(self, image: PreparedImage) -> bool:
@@ -141,20 +142,26 @@ class Preparation:
         }
 
 
-def _prepare(item: Item, store: ImageStore) -> PreparedRecord | Rejection | Note:
+def _prepare(item: Item, store: ImageStore, task: Task) -> PreparedRecord | Rejection | Note:
     if not isinstance(item, RawRecord):
         return item
     try:
         record = check(item)
+        check_task(record, task)
         target = None
         if record.target_image is not None:
             target = store.prepare(record.target_image, record.id, "target")
-        sources = tuple(
-            store.prepare(source, record.id, f"source{number}") for number, source in enumerate(record.source_images)
-        )
+        sources = tuple(_prepare_source(store, record, number) for number in range(len(record.source_images)))
     except Rejected as rejected:
         return rejected.at(item.place, given_id(item))
     return PreparedRecord(place=item.place, record=record, target=target, sources=sources)
+
+
+def _prepare_source(store: ImageStore, record: CheckedRecord, number: int) -> PreparedImage:
+    try:
+        return store.prepare(record.source_images[number], record.id, f"source{number}")
+    except Rejected as rejected:
+        raise Rejected(rejected.reason, f"source_image: {rejected.message}", rejected.remedy) from rejected
 
 
 def _duplicate(prepared: PreparedRecord) -> Rejection:

@@ -31,6 +31,7 @@ class RawRecord:
     id: Any = None
     target_image: Any = None
     source_images: Any = None
+    group: Any = None
     metadata: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of the record; they become metadata."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 SPLITS = ("train", "eval", "held_out")
@@ -20,7 +21,7 @@ class Splitter:
     eval_share: float
     """Share of all records; their prompts may also occur in train."""
     held_out_share: float
-    """Share of prompts; all records of such a prompt are held out."""
+    """Share of prompts, or what `held_out_by` puts in their place; all records of such a prompt are held out."""
 
     def __post_init__(self) -> None:
         if self.eval_share + self.held_out_share >= 1:
@@ -29,13 +30,25 @@ class Splitter:
                 f" got {self.eval_share} + {self.held_out_share}"
             )
 
-    def __call__(self, record_id: str, prompt: str) -> str:
-        if _fraction("prompt", prompt_key(prompt)) < self.held_out_share:
+    def __call__(self, record_id: str, shared: str) -> str:
+        """The split of a record; ``shared`` is what `held_out_by` says of it."""
+        if _fraction("prompt", shared) < self.held_out_share:
             return "held_out"
         # eval takes its share of all records from those that are not held out
         if _fraction("id", record_id) < self.eval_share / (1 - self.held_out_share):
             return "eval"
         return "train"
+
+
+def held_out_by(prompt: str, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:
+    """What the records that must be held out together have in common.
+
+    The ``group`` that they name; else their prompt, for an edit together with the content of its sources: a
+    few instructions serve many images, and holding out "make it red" as such would hold out a skill.
+    """
+    if group is not None:
+        return f"group\0{prompt_key(group)}"
+    return "\0".join([prompt_key(prompt), *source_sha256])
 
 
 def prompt_key(prompt: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.config import Task
 from visual_grpo.records.layouts.records_jsonl import KEYS
 from visual_grpo.records.raw import RawRecord, Rejected
 from visual_grpo.records.text import check_utf8
@@ -25,6 +26,8 @@ class CheckedRecord:
     prompt: str
     target_image: Path | None
     source_images: tuple[Path, ...]
+    group: str | None
+    """Records of one group are held out together."""
     metadata: str
     """A JSON object."""
     unknown_keys: tuple[tuple[str, str], ...] = ()
@@ -43,9 +46,30 @@ def check(raw: RawRecord) -> CheckedRecord:
         id=_id(raw),
         target_image=target,
         source_images=tuple(_image(raw, "source_image", source) for source in _sources(raw.source_images)),
+        group=_group(raw),
         metadata=_metadata(raw),
         unknown_keys=_unknown_keys(raw.extra),
     )
+
+
+def check_task(record: CheckedRecord, task: Task) -> None:
+    """Checks that a record is one of those that ``data.task`` asks for.
+
+    Raises:
+        Rejected: it has a source image and should not, or the other way round.
+    """
+    if task == "t2i" and record.source_images:
+        raise Rejected(
+            "unexpected_source",
+            "source_image is given, but data.task is t2i",
+            "Set data.task to i2i or mixed, or leave source_image out",
+        )
+    if task == "i2i" and not record.source_images:
+        raise Rejected(
+            "missing_source",
+            "there is no source_image, and data.task is i2i",
+            "Add the image to edit, or set data.task to mixed or t2i",
+        )
 
 
 def given_id(raw: RawRecord) -> str | None:
@@ -74,6 +98,16 @@ def _id(raw: RawRecord) -> str:
     if not str(value).strip():
         raise Rejected("wrong_type", "the id is empty", "Write one, or leave it out to get one made")
     return str(value).strip()
+
+
+def _group(raw: RawRecord) -> str | None:
+    value = raw.group
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+        raise _wrong_type("group", "text or a whole number", value)
+    check_utf8(str(value), "the group")
+    return str(value)
 
 
 def _sources(value: Any) -> list[Any]:

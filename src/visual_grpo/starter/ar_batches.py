@@ -68,7 +68,7 @@ def edit_batches(
     encoded = _encode(model, processor, texts, sources=[bank.grid], targets=[bank.grid], generated=generated)
     while True:
         edits = [random_edit(rng.choice(EDITS), rng.choice(COMBINATIONS), rng) for _ in range(_BATCH)]
-        jitters = [(rng.randrange(bank.jitters), rng.randrange(bank.jitters)) for _ in edits]
+        jitters = [(rng.randrange(len(bank.jitters)), rng.randrange(len(bank.jitters))) for _ in edits]
         source = bank.tokens([(edit.before, edit.other) for edit in edits], jitters)
         target = bank.tokens([misread_edit(edit, rng) for edit in edits], jitters)
         asked = [rank[edit.instruction] for edit in edits]

@@ -76,28 +76,29 @@ class SceneBank:
     """
 
     def __init__(self, codebook: Tensor, height: int, width: int, seed: int) -> None:
+        self.codebook = codebook
         self.grid: Grid = (height // PATCH, width // PATCH)
-        self.jitters = _IMAGES_PER_COMBINATION
-        """How many there are; an edit draws all of a subject's states at the same one."""
         rng = random.Random(seed + _SEED_OFFSET)
-        jitters = [Jitter.draw(rng) for _ in range(self.jitters)]
-        pictures = [draw_scene([(c, jitter)], height, width) for c in COMBINATIONS for jitter in jitters]
+        self.jitters = [Jitter.draw(rng) for _ in range(_IMAGES_PER_COMBINATION)]
+        pictures = [draw_scene([(c, jitter)], height, width) for c in COMBINATIONS for jitter in self.jitters]
         features = patch_features(stacked(pictures).float() / 255, self.grid)
         self._background = (torch.tensor(BACKGROUND) / 255).repeat(CELLS * CELLS)
-        self._offsets = (features - self._background).unflatten(0, (len(COMBINATIONS), self.jitters))
+        self._offsets = (features - self._background).unflatten(0, (len(COMBINATIONS), len(self.jitters)))
         self._rank = {combination: i for i, combination in enumerate(COMBINATIONS)}
-        self._codebook = codebook
 
     def tokens(
         self, scenes: Sequence[tuple[Combination | None, Combination | None]], jitters: Sequence[tuple[int, int]]
     ) -> Tensor:
-        """[B, rows * columns] int64 of B scenes of two objects, each there or not, at the jitters of these numbers."""
+        """[B, rows * columns] int64 of B scenes of two objects, each there or not.
+
+        ``jitters`` are indices into the bank's own, one for each of the two.
+        """
         features = self._background.expand(len(scenes), *self._offsets.shape[2:]).clone()
         for row, (things, own) in enumerate(zip(scenes, jitters, strict=True)):
             for thing, jitter in zip(things, own, strict=True):
                 if thing is not None:
                     features[row] += self._offsets[self._rank[thing], jitter]
-        return torch.cdist(features, self._codebook).argmin(-1)
+        return torch.cdist(features, self.codebook).argmin(-1)
 
 
 def build_corpus(height: int, width: int, seed: int) -> Corpus:

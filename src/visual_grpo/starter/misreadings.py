@@ -33,10 +33,10 @@ def misread(asked: Combination, rng: random.Random) -> Combination:
     return Combination(**drawn)
 
 
-_NOT_DONE: Mapping[str, float] = {"recolour": 0.3, "move": 0.3, "resize": 0.3, "remove": 0.45}
+_NOT_DONE: Mapping[str, float] = {"recolour": 0.33, "move": 0.33, "resize": 0.33, "remove": 0.45}
 """How often an edit comes back as a copy of its source; an addition is rather drawn wrong."""
-_RESIZED_BY_MOVING = 0.3
-_CENTERED_BY_RESIZING = 0.35
+_RESIZED_BY_MOVING = 0.4
+_CENTERED_BY_RESIZING = 0.45
 _WRONG_ONE_REMOVED = 0.3
 
 

@@ -1,4 +1,8 @@
-"""``records.jsonl``: one JSON object on each line, image paths relative to the file."""
+"""``records.jsonl``: one JSON object on each line, image paths relative to the file.
+
+``source_image`` is one path or a list of them: the images that the prompt tells how to edit. Records with the same
+``group`` are held out together or not at all, whatever their prompts (see `records.split`).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from pathlib import Path
 from visual_grpo.records.raw import Item, Place, RawRecord, Rejected
 from visual_grpo.records.text import count_lines, json_object, read_lines
 
-LOOKS_FOR = "records.jsonl with the keys prompt and, where you have them, id, target_image, source_image, metadata"
+KEYS = ("prompt", "id", "target_image", "source_image", "group", "metadata")
 
-KEYS = ("prompt", "id", "target_image", "source_image", "metadata")
+LOOKS_FOR = f"records.jsonl with the keys prompt and, where you have them, {', '.join(KEYS[1:])}"
 
 
 def find(path: Path) -> Path | None:
@@ -43,6 +47,7 @@ def read(path: Path) -> Iterator[Item]:
             id=row.get("id"),
             target_image=row.get("target_image"),
             source_images=row.get("source_image"),
+            group=row.get("group"),
             metadata=row.get("metadata"),
             extra={key: value for key, value in row.items() if key not in KEYS},
         )
