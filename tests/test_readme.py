@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,14 +34,15 @@ def test_the_section_is_as_short_as_promised() -> None:
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
 
 
-def test_the_adapter_loads_as_shown(pipeline_folder: Path, tmp_path: Path, ar_policy: Any) -> None:
+def test_the_adapters_load_as_shown(pipeline_folder: Path, tmp_path: Path) -> None:
     from diffusers import GlmImagePipeline
     from peft import PeftModel
 
+    from visual_grpo.components import load_image_model
     from visual_grpo.policies.processing import PreviewProcessor
 
-    ar_policy.save_adapter(tmp_path / "ar")
-    shown = code_after("Use the adapter", pipeline_folder).replace("data/06_models/adapters/ar", str(tmp_path / "ar"))
+    load_image_model(str(pipeline_folder), modules=["ar", "dit"]).save_adapters(tmp_path)
+    shown = code_after("Use the adapters", pipeline_folder).replace("data/06_models/adapters", str(tmp_path))
     lines = shown.splitlines()
     small = "pipe.processor = PreviewProcessor.of(pipe.processor, preview_side=2)"
     assert small in README
