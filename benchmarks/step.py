@@ -1,188 +1,179 @@
 """CPU seconds of a training step's phases, beside a floor that does only what cannot be left out.
 
-Floor: one batched cached ``generate`` of the same tokens with the adapter merged, the pipeline's own
-call to decode them in one batch, and for every update one forward and backward of whole prompt +
-token sequences. Step and floor run in turn in one process; medians of process CPU time are printed.
+The floors are in floors.py. Step and floor run in turn in one process on one thread, with conf/base and a reward that
+costs nothing; medians of process CPU time are printed, a table for each module.
 
-    python benchmarks/step.py                       # the starter's model, conf/base
-    python benchmarks/step.py --model PATH --rounds 9
+    python benchmarks/step.py                              # the starter's model, both modules
+    python benchmarks/step.py --module dit --model PATH --rounds 9
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
+from floors import BareFlow, ar_floor, decode_by_pipeline, dit_floor, update_dit
+from phases import Seconds, medians, phase, phases_of_methods
 from rich.console import Console
 from rich.table import Table
 
-from visual_grpo.components import load_policy
-from visual_grpo.config import GRPOConfig, SamplerConfig
-from visual_grpo.grpo.losses import clipped_surrogate, importance_ratio, k3_kl
+from visual_grpo import components
+from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.policies import lora
 from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
-from visual_grpo.types import PromptRecord, Rollout, Scores
+from visual_grpo.policies.glm_image_dit import GlmImageDitPolicy
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.shapes_world import COMBINATIONS
+from visual_grpo.types import PromptRecord, Sample
 
 CONF = Path(__file__).parents[1] / "conf" / "base" / "parameters.yml"
-PROMPTS = [
-    f"a {size} {color} {shape}"
-    for size in ("small", "large")
-    for color in ("red", "blue")
-    for shape in ("circle", "square")
-]
 
 
 def main() -> None:
     arguments = _arguments()
-    torch.set_num_threads(1)
-    tree = yaml.safe_load(CONF.read_text())
-    config = GRPOConfig(**(tree["grpo"] | {"steps": 10**6}))
-    sampler = SamplerConfig(**tree["sampling"]["rollout"])
-    size = tree["data"]["height"], tree["data"]["width"]
-    policy = load_policy(arguments.model, size=size, rollout=sampler, kl_reference=config.kl_weight > 0, device="cpu")
-    records = [PromptRecord(id=text, prompt=text) for text in PROMPTS[: config.prompts_per_step]]
-    ours, floor = _measure(policy, config, records, arguments.rounds)
-    _print(ours, floor, config)
+    config = _config(arguments.module, arguments.model)
+    image = components.build_image_model(config, arguments.model)
+    trainer = components.build_trainer(config, image, RewardSet({"brightness": (_brightness, 1.0)}))
+    console = Console(width=120)
+    for module, own in trainer.modules.items():
+        records = _records(own.config.prompts_per_step)
+        console.print(f"{module}, CPU seconds per step: {_shape(config, own)}", highlight=False)
+        console.print(_table(*_measure(own, records, arguments.rounds)))
+        if isinstance(own.policy, GlmImageDitPolicy):
+            for line in _dit_lines(own.policy, own.config.group_size, records, arguments.rounds):
+                console.print(line, highlight=False)
 
 
-def _measure(
-    policy: GlmImageArPolicy, config: GRPOConfig, records: list[PromptRecord], rounds: int
-) -> tuple[dict[str, float], dict[str, float]]:
+def _measure(trainer: GRPOTrainer[Any], records: list[PromptRecord], rounds: int) -> tuple[Seconds, Seconds]:
     """Median CPU seconds by phase of the project's step and of the floor."""
-    trainer = GRPOTrainer(policy, _brightness, config)
-    steps = trainer.fit(records)
-    step_seconds: list[dict[str, float]] = []
-    floor_seconds: list[dict[str, float]] = []
+    steps, floors = [], []
     for number in range(rounds + 1):
-        step = _step_phases(policy, trainer, steps)
-        floor = _floor_phases(policy, config, records)
+        step, floor = _step(trainer, records), _floor(trainer, records)
         if number:  # The first round warms up.
-            step_seconds.append(step)
-            floor_seconds.append(floor)
-    return _medians(step_seconds), _medians(floor_seconds)
+            steps.append(step)
+            floors.append(floor)
+    return medians(steps), medians(floors)
 
 
-def _step_phases(policy: GlmImageArPolicy, trainer: GRPOTrainer, steps: object) -> dict[str, float]:
+def _step(trainer: GRPOTrainer[Any], records: list[PromptRecord]) -> Seconds:
     """One real training step, its phases split where the policy and the trainer split them."""
-    seconds: dict[str, float] = {}
-    originals = policy.sample_tokens, policy.reference_log_probs, policy.decode, trainer._update
-    policy.sample_tokens = _timed(originals[0], "tokens", seconds)  # type: ignore[method-assign]
-    policy.reference_log_probs = _timed(originals[1], "reference", seconds)  # type: ignore[method-assign]
-    policy.decode = _timed(originals[2], "decode", seconds)  # type: ignore[method-assign]
-    trainer._update = _timed(originals[3], "update", seconds)  # type: ignore[method-assign]
-    started = time.process_time()
-    next(steps)  # type: ignore[call-overload]
-    total = time.process_time() - started
-    policy.sample_tokens, policy.reference_log_probs, policy.decode, trainer._update = originals  # type: ignore[method-assign]
-    seconds["everything else"] = total - sum(seconds.values())
-    return seconds
+    seconds: Seconds = {}
+    whole: Seconds = {}
+    with phases_of_methods(seconds, [*_methods(trainer.policy), (trainer, "_update", "updates")]), phase(whole, "step"):
+        trainer.take_step(records)
+    return seconds | {"everything else": whole["step"] - sum(seconds.values())}
 
 
-def _floor_phases(policy: GlmImageArPolicy, config: GRPOConfig, records: list[PromptRecord]) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    rows = [record for record in records for _ in range(config.group_size)]
-    _timed(_generate, "tokens", seconds)(policy, rows)
-    rollout = policy.rollout(records, config.group_size, torch.Generator().manual_seed(0))
-    _timed(_decode_in_one_batch, "decode", seconds)(policy, rollout)
-    with torch.no_grad(), policy.model.disable_adapter():
-        reference = _timed(_whole_log_probs, "reference", seconds)(policy, rollout)
-    for _ in range(config.updates_per_rollout):
-        _timed(_forward_backward, "update", seconds)(policy, rollout, reference)
-    return seconds
+def _methods(policy: object) -> list[tuple[object, str, str]]:
+    """(owner, method, phase) of a rollout."""
+    if isinstance(policy, GlmImageArPolicy):
+        return [
+            (policy.image, "sample_tokens", "tokens"),
+            (policy, "reference_log_probs", "reference"),
+            (policy.image, "decode", "decode"),
+        ]
+    assert isinstance(policy, GlmImageDitPolicy)
+    return [
+        (policy.image, "sample_tokens", "tokens"),
+        (policy.image, "conditions", "denoising"),
+        (policy.image, "denoise", "denoising"),
+        (policy, "reference_means", "reference"),
+        (policy.image.denoiser, "pixels", "pixels"),
+    ]
 
 
-@torch.no_grad()
-def _generate(policy: GlmImageArPolicy, rows: list[PromptRecord]) -> None:
-    inputs = policy.tokens.processed([record.prompt for record in rows])
-    count = policy.tokens.grid.count
-    policy.model.eval()
-    with lora.merged(policy.model):
-        policy.tokens.model.generate(
-            **inputs,
-            max_new_tokens=count,
-            min_new_tokens=count,
-            do_sample=True,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=0,
-        )
+def _floor(trainer: GRPOTrainer[Any], records: list[PromptRecord]) -> Seconds:
+    if isinstance(trainer.policy, GlmImageArPolicy):
+        return ar_floor(trainer.policy, trainer.config, records)
+    assert isinstance(trainer.policy, GlmImageDitPolicy)
+    return dit_floor(trainer.policy, trainer.config, records)
 
 
-def _decode_in_one_batch(policy: GlmImageArPolicy, rollout: Rollout) -> None:
-    rows, columns = policy.tokens.grid.image
-    tokens = rollout.trajectory.tokens[:, policy.tokens.grid.preview_count :].view(-1, rows, columns)
-    policy.pipeline(
-        prompt=[record.prompt for record in rollout.prompts],
-        prior_token_ids=tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1),
-        height=policy.size[0],
-        width=policy.size[1],
-        num_inference_steps=policy.rollout_sampler.steps,
-        guidance_scale=policy.rollout_sampler.guidance_scale,
-        output_type="np",
-    )
+def _dit_lines(policy: GlmImageDitPolicy, group_size: int, records: list[PromptRecord], rounds: int) -> list[str]:
+    """What the table cannot show: the price of a gradient through the unconditional branch, and the plain pipeline."""
+    rollout = policy.rollout(records, group_size, torch.Generator().manual_seed(0))
+    flow = BareFlow.of(policy, records, rollout.trajectory)
+    tokens = policy.image.sample_tokens(rollout.prompts, range(len(rollout.prompts)), policy.token_sampler)
+    measured: list[Seconds] = []
+    for _ in range(rounds + 1):
+        seconds: Seconds = {}
+        with phase(seconds, "without"):
+            update_dit(policy, flow, rollout.trajectory)
+        with phase(seconds, "with"):
+            update_dit(policy, flow, rollout.trajectory, unconditional_gradient=True)
+        with phase(seconds, "pipeline"):
+            decode_by_pipeline(policy.image, rollout.prompts, tokens.trajectory.tokens, policy.sampler)
+        measured.append(seconds)
+    middle = medians(measured[1:])
+    ratio = statistics.median(seconds["with"] / seconds["without"] for seconds in measured[1:])
+    return [
+        f"unconditional branch: a replay with gradient through it {middle['with']:.3f} s, without"
+        f" {middle['without']:.3f} s: {ratio:.2f}x",
+        f"plain pipeline call (all steps ODE, VAE in one batch) instead of denoising and pixels:"
+        f" {middle['pipeline']:.3f} s",
+    ]
 
 
-def _whole_log_probs(policy: GlmImageArPolicy, rollout: Rollout) -> torch.Tensor:
-    trajectory = rollout.trajectory
-    hidden = policy.tokens._hidden_whole(trajectory.encoded, trajectory.prompt_of_row, trajectory.tokens)
-    return (hidden @ policy.tokens.head.t()).log_softmax(-1).gather(2, trajectory.tokens[..., None])[..., 0]
+def _config(component: str, model: str) -> Parameters:
+    """conf/base with a brightness reward, on one CPU thread; no joint rollout, so that each module has its own step."""
+    tree = yaml.safe_load(CONF.read_text())
+    tree["seed"] = 0  # A reference that only Kedro resolves.
+    tree["model"] |= {"path": model, "device": "cpu", "threads": 1}
+    tree["policy"] |= {"component": component, "both": "alternating"}
+    tree["rewards"] = {"brightness": {}}
+    return Parameters.model_validate(tree)
 
 
-def _forward_backward(policy: GlmImageArPolicy, rollout: Rollout, reference: torch.Tensor) -> None:
-    log_probs = _whole_log_probs(policy, rollout)
-    advantages = torch.linspace(-1, 1, len(log_probs))
-    ratio = importance_ratio(log_probs, rollout.log_probs)
-    loss = clipped_surrogate(ratio, advantages, 0.2, 0.2).mean() + 0.01 * k3_kl(log_probs, reference).mean()
-    loss.backward()
-    policy.model.zero_grad(set_to_none=True)
+def _records(count: int) -> list[PromptRecord]:
+    """Distinct prompts of the starter's world, none with quoted text."""
+    spread = COMBINATIONS[:: max(1, len(COMBINATIONS) // count)][:count]
+    return [PromptRecord(id=str(row), prompt=combination.prompt) for row, combination in enumerate(spread)]
 
 
-def _brightness(prompts: Sequence[PromptRecord], samples: Sequence[torch.Tensor]) -> Scores:
-    total = torch.stack([sample.float().mean() for sample in samples]) / 255
-    return Scores(total=total, rewards={"brightness": total}, parts={}, weights={"brightness": 1.0})
+def _brightness(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> list[float]:
+    return [float(sample.float().mean()) / 255 for sample in samples]
 
 
-def _timed(function: Callable, name: str, seconds: dict[str, float]) -> Callable:
-    def run(*arguments: object) -> object:
-        started = time.process_time()
-        try:
-            return function(*arguments)
-        finally:
-            seconds[name] = seconds.get(name, 0.0) + time.process_time() - started
-
-    return run
-
-
-def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
+def _shape(config: Parameters, trainer: GRPOTrainer[Any]) -> str:
+    own, sampler, flow = trainer.config, config.sampling.rollout, config.policy.flow
+    shape = f"{own.prompts_per_step} prompts x {own.group_size}, {own.updates_per_rollout} updates"
+    shape += f", {sampler.steps} denoising steps, guidance {sampler.guidance_scale}"
+    if isinstance(trainer.policy, GlmImageDitPolicy):
+        window = trainer.policy.image.window(sampler.steps, torch.Generator().manual_seed(0))
+        shape += f", {len(window)} stochastic, {flow.train_share:.0%} of them trained"
+    return shape
 
 
-def _print(ours: dict[str, float], floor: dict[str, float], config: GRPOConfig) -> None:
-    shape = f"{config.prompts_per_step} prompts x {config.group_size}, {config.updates_per_rollout} updates"
-    table = Table(title=f"CPU seconds per step: {shape}")
+def _table(step: Seconds, floor: Seconds) -> Table:
+    table = Table()
     for column in ("phase", "step", "floor", "step / floor"):
         table.add_column(column, justify="left" if column == "phase" else "right")
-    for name, seconds in ours.items():
+    for name, seconds in step.items():
         against = floor.get(name)
         ratio = f"{seconds / against:.2f}" if against else ""
         table.add_row(name, f"{seconds:.3f}", f"{against:.3f}" if against else "", ratio)
-    total, bound = sum(ours.values()), sum(floor.values())
+    total, bound = sum(step.values()), sum(floor.values())
     table.add_row("all", f"{total:.3f}", f"{bound:.3f}", f"{total / bound:.2f}", style="bold")
-    Console(width=100).print(table)
+    return table
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--module", choices=("ar", "dit", "both"), default="both")
     parser.add_argument("--model", default="data/06_models/base", help="folder or hub id of a GlmImagePipeline")
     parser.add_argument("--rounds", type=int, default=7)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"Error: {error}")

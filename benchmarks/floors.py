@@ -1,0 +1,218 @@
+"""What a training step cannot do without, written as plainly as the libraries allow.
+
+Sampling runs with the adapters merged and in one batch; an update is one forward and backward of what is trained.
+Nothing is shared within a group, nothing is checked and nothing is recorded. Shapes: B rows, T tokens, C x h x w
+latents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from phases import Seconds, phase
+from torch import Tensor, nn
+
+from visual_grpo.config import GRPOConfig, SamplerConfig
+from visual_grpo.grpo.losses import clipped_surrogate, importance_ratio, k3_kl
+from visual_grpo.policies import lora
+from visual_grpo.policies.flow_sde import log_prob, ode_step, transition
+from visual_grpo.policies.glm_image import GlmImage
+from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
+from visual_grpo.policies.glm_image_dit import FlowTrajectory, GlmImageDitPolicy
+from visual_grpo.policies.token_model import TokenTrajectory
+from visual_grpo.types import PromptRecord, Rollout
+
+
+def ar_floor(policy: GlmImageArPolicy, config: GRPOConfig, records: list[PromptRecord]) -> Seconds:
+    """One cached ``generate``, one pipeline call, one forward and backward of prompt and tokens for every update."""
+    seconds: Seconds = {}
+    rows = [record for record in records for _ in range(config.group_size)]
+    with phase(seconds, "tokens"):
+        generate(policy.image, rows, policy.sampler)
+    rollout = policy.rollout(records, config.group_size, torch.Generator().manual_seed(0))
+    with phase(seconds, "decode"):
+        decode_by_pipeline(policy.image, rows, rollout.trajectory.tokens, policy.sampler)
+    reference = None
+    if policy.kl_reference:
+        with phase(seconds, "reference"), torch.no_grad(), policy.adapter.disabled():
+            reference = _whole_log_probs(policy, rollout.trajectory)
+    for _ in range(config.updates_per_rollout):
+        with phase(seconds, "updates"):
+            _update_ar(policy, rollout, reference)
+    return seconds
+
+
+def dit_floor(policy: GlmImageDitPolicy, config: GRPOConfig, records: list[PromptRecord]) -> Seconds:
+    """One ``generate``, the denoising's forwards, one ``vae.decode``, and a forward and backward of every trained step
+    for every update, the unconditional branch without gradient."""
+    seconds: Seconds = {}
+    with phase(seconds, "tokens"):
+        generate(policy.image, records, policy.token_sampler)
+    trajectory = policy.rollout(records, config.group_size, torch.Generator().manual_seed(0)).trajectory
+    with phase(seconds, "denoising"), torch.no_grad(), lora.merged(policy.image.pipeline.transformer):
+        flow = BareFlow.of(policy, records, trajectory)
+        latents = flow.integrate(policy.image.denoiser.start_noise(range(len(flow.tokens))))
+    with phase(seconds, "pixels"), torch.no_grad():
+        _pixels(policy.image, latents)
+    if policy.kl_reference:
+        with phase(seconds, "reference"), torch.no_grad(), policy.adapter.disabled():
+            for column, step in enumerate(trajectory.steps):
+                flow.velocity(trajectory.states[:, column], step)
+    for _ in range(config.updates_per_rollout):
+        with phase(seconds, "updates"):
+            update_dit(policy, flow, trajectory)
+    return seconds
+
+
+@torch.no_grad()
+def generate(image: GlmImage, rows: Sequence[PromptRecord], sampler: SamplerConfig) -> None:
+    """The model's own batched, cached ``generate`` of every token of ``rows``."""
+    inputs = image.tokens.processed(rows)
+    count = image.tokens.grid(sources=0).count
+    drawn_from = image.tokens.sampler(sampler.temperature, sampler.top_p, sampler.top_k)
+    model = image.pipeline.vision_language_encoder.eval()
+    with lora.merged(model):
+        model.generate(
+            **inputs,
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=True,
+            temperature=drawn_from.temperature,
+            top_p=drawn_from.top_p,
+            top_k=drawn_from.top_k,
+        )
+
+
+@torch.no_grad()
+def decode_by_pipeline(image: GlmImage, rows: Sequence[PromptRecord], tokens: Tensor, sampler: SamplerConfig) -> None:
+    """[B, T] tokens to pixels by the pipeline's own call: ODE and VAE, each in one batch."""
+    with lora.merged(image.pipeline.transformer):
+        image.pipeline(
+            prompt=[record.prompt for record in rows],
+            prior_token_ids=_upsampled(image, tokens),
+            height=image.size[0],
+            width=image.size[1],
+            num_inference_steps=sampler.steps,
+            guidance_scale=sampler.guidance_scale,
+            output_type="np",
+        )
+
+
+def update_dit(
+    policy: GlmImageDitPolicy, flow: BareFlow, trajectory: FlowTrajectory, *, unconditional_gradient: bool = False
+) -> None:
+    """Forward and backward of every trained step of all rows."""
+    settings, sigmas = policy.image.config.flow, trajectory.schedule.sigmas
+    for column, step in enumerate(trajectory.steps):
+        state, sample = trajectory.states[:, column], trajectory.next_states[:, column]
+        velocity = flow.velocity(state, step, unconditional_gradient=unconditional_gradient)
+        mean, std = transition(velocity, state, sigmas[step], sigmas[step + 1], settings.noise, settings.sampler)
+        old = log_prob(sample, trajectory.means[:, column], std)
+        _surrogate(log_prob(sample, mean, std)[:, None], old[:, None]).backward()
+    _forget(policy.trainable_parameters())
+
+
+@dataclass(frozen=True, kw_only=True)
+class BareFlow:
+    """The DiT's forwards of B rows without quoted text, with everything that no step changes laid out once."""
+
+    transformer: Any
+    timesteps: Sequence[float]
+    sigmas: Sequence[float]
+    glyphs: tuple[Tensor, Tensor]
+    """[B, L, D] of the prompts, and of none for the unconditional branch."""
+    tokens: Tensor
+    """[B, h * w / 4] int64."""
+    target_size: Tensor
+    """[B, 2] height and width in pixels."""
+    guidance_scale: float
+
+    @classmethod
+    def of(cls, policy: GlmImageDitPolicy, records: Sequence[PromptRecord], trajectory: FlowTrajectory) -> BareFlow:
+        """The rows of ``trajectory``; each of its ``records`` is encoded once."""
+        image, tokens = policy.image, trajectory.conditions.tokens
+        encode = image.pipeline.encode_prompt
+        glyphs = encode([record.prompt for record in records], do_classifier_free_guidance=False)[0]
+        no_glyphs = encode("", do_classifier_free_guidance=False)[0]
+        return cls(
+            transformer=image.pipeline.transformer,
+            timesteps=trajectory.schedule.timesteps,
+            sigmas=trajectory.schedule.sigmas,
+            glyphs=(glyphs.repeat_interleave(len(tokens) // len(records), 0), no_glyphs.expand(len(tokens), -1, -1)),
+            tokens=tokens,
+            target_size=torch.tensor([image.size], dtype=glyphs.dtype).expand(len(tokens), -1),
+            guidance_scale=policy.sampler.guidance_scale,
+        )
+
+    def integrate(self, state: Tensor) -> Tensor:
+        """From start noise to latents, [B, C, h, w] -> the same: as many forwards as any mixture with SDE steps has."""
+        for step in range(len(self.timesteps)):
+            state = ode_step(self.velocity(state, step), state, self.sigmas[step], self.sigmas[step + 1])
+        return state
+
+    def velocity(self, state: Tensor, step: int, *, unconditional_gradient: bool = False) -> Tensor:
+        """[B, C, h, w], guided."""
+        conditional = self._forward(state, step, self.glyphs[0], dropped=False)
+        if self.guidance_scale <= 1:
+            return conditional
+        with torch.set_grad_enabled(unconditional_gradient):
+            unconditional = self._forward(state, step, self.glyphs[1], dropped=True)
+        return unconditional + self.guidance_scale * (conditional - unconditional)
+
+    def _forward(self, state: Tensor, step: int, glyphs: Tensor, *, dropped: bool) -> Tensor:
+        velocity: Tensor = self.transformer(
+            hidden_states=state,
+            encoder_hidden_states=glyphs,
+            prior_token_id=self.tokens,
+            prior_token_drop=torch.full_like(self.tokens, dropped, dtype=torch.bool),
+            timestep=torch.full((len(state),), self.timesteps[step] - 1),
+            target_size=self.target_size,
+            crop_coords=torch.zeros_like(self.target_size),
+            return_dict=False,
+        )[0]
+        return velocity
+
+
+def _update_ar(policy: GlmImageArPolicy, rollout: Rollout[TokenTrajectory], reference: Tensor | None) -> None:
+    log_probs = _whole_log_probs(policy, rollout.trajectory)
+    loss = _surrogate(log_probs, rollout.log_probs)
+    if reference is not None:
+        loss = loss + 0.01 * k3_kl(log_probs, reference).mean()
+    loss.backward()
+    _forget(policy.trainable_parameters())
+
+
+def _whole_log_probs(policy: GlmImageArPolicy, trajectory: TokenTrajectory) -> Tensor:
+    """[B, T] by one forward of every row's prompt and tokens."""
+    model = policy.image.tokens
+    hidden = model._hidden_whole(trajectory.encoded, trajectory.prompt_of_row, trajectory.tokens)
+    return (hidden @ model.head.t()).log_softmax(-1).gather(2, trajectory.tokens[..., None])[..., 0]
+
+
+def _surrogate(log_probs: Tensor, old: Tensor) -> Tensor:
+    """Scalar loss of [B, S] log-probs, with advantages that any rewards might have given."""
+    advantages = torch.linspace(-1, 1, len(log_probs))
+    return clipped_surrogate(importance_ratio(log_probs, old), advantages, 0.2, 0.2).mean()
+
+
+def _forget(parameters: Sequence[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _pixels(image: GlmImage, latents: Tensor) -> None:
+    """[B, C, h, w] to pixels, ``decode_batch`` images at a time: one batch takes half as long again."""
+    vae = image.pipeline.vae
+    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (vae.config.latents_mean, vae.config.latents_std))
+    for part in (latents * std + mean).contiguous(memory_format=torch.channels_last).split(image.config.decode_batch):
+        image.pipeline.image_processor.postprocess(vae.decode(part, return_dict=False)[0], output_type="pt")
+
+
+def _upsampled(image: GlmImage, tokens: Tensor) -> Tensor:
+    """[B, T] -> [B, h * w / 4]: the large grid's tokens, each twice as high and wide."""
+    grid = image.tokens.grid(sources=0)
+    large = tokens[:, grid.preview_count :].view(-1, *grid.image)
+    return large.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)
