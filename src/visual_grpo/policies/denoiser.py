@@ -162,7 +162,8 @@ class Denoiser:
     def integrate(self, noise: Tensor, conditions: Conditions, steps: int) -> Tensor:
         """ODE from start noise to latents, [B, C, h, w] float32."""
         schedule = self.schedule(steps)
-        return self.batched(noise, lambda state, rows: self.ode(state, conditions, rows, schedule, range(steps)))
+        rows = torch.arange(len(noise))
+        return self.batched(noise, rows, lambda state, own: self.ode(state, conditions, own, schedule, range(steps)))
 
     def ode(self, state: Tensor, conditions: Conditions, rows: Tensor, schedule: Schedule, steps: range) -> Tensor:
         """The given ``steps`` of the schedule, [b, C, h, w] -> the same."""
@@ -172,11 +173,11 @@ class Denoiser:
             state = ode_step(velocity, state, schedule.sigmas[step], schedule.sigmas[step + 1])
         return state
 
-    def batched(self, noise: Tensor, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """``run(noise, rows)`` for ``denoise_batch`` rows at a time, joined."""
+    def batched(self, state: Tensor, rows: Tensor, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """``run(state, rows)`` for ``denoise_batch`` of ``rows`` ([b] int64) at a time, joined."""
         device = self.pipeline.transformer.device
-        batches = torch.arange(len(noise)).split(self.denoise_batch)
-        return torch.cat([run(noise[rows].to(device), rows) for rows in batches])
+        parts = zip(state.split(self.denoise_batch), rows.split(self.denoise_batch), strict=True)
+        return torch.cat([run(part.to(device), own) for part, own in parts])
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:

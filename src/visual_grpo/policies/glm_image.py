@@ -29,6 +29,24 @@ _NOISE_STREAM = 2**61
 
 
 @dataclass(frozen=True, kw_only=True)
+class Twins:
+    """Rows with one prompt, tokens and start noise: they are one until the first stochastic step's noise.
+
+    What comes before is computed once for each group, forward and backward: of G decodes G - 1 passes are saved.
+    """
+
+    first: Tensor
+    """[M] int64, the first row of each group."""
+    group_of_row: Tensor
+    """[B] int64."""
+
+    @classmethod
+    def neighbours(cls, count: int, size: int) -> Twins:
+        """``count`` groups of ``size`` rows that lie side by side; size 1 = rows of their own."""
+        return cls(first=torch.arange(count) * size, group_of_row=torch.arange(count).repeat_interleave(size))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DenoisedPath:
     """B images' way through the DiT with W stochastic steps."""
 
@@ -116,7 +134,8 @@ class GlmImage:
         if not sampler.stochastic:
             return self.decode(tokens, records, seeds, sampler)
         steps = self.window(sampler.steps, torch.Generator().manual_seed(0))
-        path = self.denoise(self.conditions(tokens, records, sampler), seeds, seeds, sampler.steps, steps)
+        conditions, alone = self.conditions(tokens, records, sampler), Twins.neighbours(len(records), 1)
+        path = self.denoise(conditions, seeds, seeds, sampler.steps, steps, alone)
         return self.denoiser.pixels(path.latents)
 
     @torch.no_grad()
@@ -166,6 +185,7 @@ class GlmImage:
         step_seeds: Sequence[int],
         steps: int,
         window: range,
+        twins: Twins,
     ) -> DenoisedPath:
         """Stochastic steps in ``window``, ODE elsewhere.
 
@@ -176,17 +196,21 @@ class GlmImage:
         start = self.denoiser.start_noise(noise_seeds)
         drawn = noises([seed ^ _NOISE_STREAM for seed in step_seeds], len(window), self.denoiser.latent_shape)
         before, after, means, stds = [], [], [], []
+        every = torch.arange(len(conditions))
         with lora.merged(self.pipeline.transformer):
-            state = self._ode(start, conditions, schedule, range(window.start))
+            state = self._ode(start[twins.first], conditions, twins.first, schedule, range(window.start))
+        mean, std = self._transition(state, conditions, twins.first, schedule, window.start)
+        state, mean = state[twins.group_of_row], mean[twins.group_of_row]
         for column, step in enumerate(window):
-            mean, std = self._transition(state, conditions, schedule, step)
+            if column:
+                mean, std = self._transition(state, conditions, every, schedule, step)
             before.append(state)
             state = mean + std * drawn[:, column].to(mean.device)
             after.append(state)
             means.append(mean)
             stds.append(std)
         with lora.merged(self.pipeline.transformer):
-            latents = self._ode(state, conditions, schedule, range(window.stop, steps))
+            latents = self._ode(state, conditions, every, schedule, range(window.stop, steps))
         return DenoisedPath(
             latents=latents,
             states=torch.stack(before, 1),
@@ -195,20 +219,22 @@ class GlmImage:
             stds=stds,
         )
 
-    def _ode(self, state: Tensor, conditions: Conditions, schedule: Schedule, steps: range) -> Tensor:
+    def _ode(self, state: Tensor, conditions: Conditions, rows: Tensor, schedule: Schedule, steps: range) -> Tensor:
         denoiser = self.denoiser
-        return denoiser.batched(state, lambda part, rows: denoiser.ode(part, conditions, rows, schedule, steps))
+        return denoiser.batched(state, rows, lambda part, own: denoiser.ode(part, conditions, own, schedule, steps))
 
-    def _transition(self, state: Tensor, conditions: Conditions, schedule: Schedule, step: int) -> tuple[Tensor, float]:
-        """Mean [B, C, h, w] and standard deviation of a stochastic step of all rows."""
+    def _transition(
+        self, state: Tensor, conditions: Conditions, rows: Tensor, schedule: Schedule, step: int
+    ) -> tuple[Tensor, float]:
+        """Mean [b, C, h, w] and standard deviation of a stochastic step of ``rows`` ([b])."""
         stds: list[float] = []
 
-        def run(part: Tensor, rows: Tensor) -> Tensor:
-            mean, std = self.step(part, conditions, rows, schedule, step)
+        def run(part: Tensor, own: Tensor) -> Tensor:
+            mean, std = self.step(part, conditions, own, schedule, step)
             stds.append(std)
             return mean
 
-        return self.denoiser.batched(state, run), stds[0]
+        return self.denoiser.batched(state, rows, run), stds[0]
 
     def step(
         self, state: Tensor, conditions: Conditions, rows: Tensor, schedule: Schedule, step: int

@@ -18,7 +18,7 @@ from visual_grpo.config import SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.policies.denoiser import Conditions, Schedule
 from visual_grpo.policies.flow_sde import log_prob, normalised_log_ratio, transition_kl
-from visual_grpo.policies.glm_image import SEED_RANGE, GlmImage
+from visual_grpo.policies.glm_image import SEED_RANGE, GlmImage, Twins
 from visual_grpo.policies.sources import source_count
 from visual_grpo.types import PromptRecord, ReplayChunk, Rollout
 
@@ -38,6 +38,10 @@ class FlowTrajectory:
     """[B, S, C, h, w] float32 before each of them."""
     next_states: Tensor
     """[B, S, C, h, w] float32 after it."""
+    twins: Twins
+    """Rows that are one up to and with the state before step ``parting``."""
+    parting: int
+    """The first stochastic step."""
     means: Tensor
     """[B, S, C, h, w] of the transitions under the policy that took them."""
     reference_means: Tensor | None = None
@@ -101,8 +105,11 @@ class GlmImageDitPolicy:
         shared = [seed for seed in noise_seeds for _ in range(group_size)]
         conditions = self.image.conditions(tokens.repeat_interleave(group_size, 0), rows, self.sampler)
         window = self.image.window(self.sampler.steps, generator)
-        starts = shared if self.image.config.share_start_noise else step_seeds
-        path = self.image.denoise(conditions, starts, step_seeds, self.sampler.steps, window)
+        if self.image.config.share_start_noise:
+            starts, twins = shared, Twins.neighbours(len(prompts), group_size)
+        else:
+            starts, twins = step_seeds, Twins.neighbours(len(rows), 1)
+        path = self.image.denoise(conditions, starts, step_seeds, self.sampler.steps, window, twins)
         columns = self._trained(len(window), generator)
         trajectory = FlowTrajectory(
             conditions=conditions,
@@ -111,6 +118,8 @@ class GlmImageDitPolicy:
             states=path.states[:, columns],
             next_states=path.next_states[:, columns],
             means=path.means[:, columns],
+            twins=twins,
+            parting=window.start,
         )
         if self.kl_reference:
             trajectory = replace(trajectory, reference_means=self.reference_means(trajectory))
@@ -165,6 +174,15 @@ class GlmImageDitPolicy:
         return torch.stack(columns, 1)
 
     def _step(self, trajectory: FlowTrajectory, column: int, rows: Tensor) -> tuple[Tensor, float]:
+        """Mean [b, C, h, w] and standard deviation of a trained step of ``rows``."""
+        if trajectory.steps[column] != trajectory.parting:
+            return self._step_of(trajectory, column, rows)
+        # As in the rollout: what twins share is computed once, and its gradient collects those of all.
+        used, own = trajectory.twins.group_of_row[rows].unique(return_inverse=True)
+        mean, std = self._step_of(trajectory, column, trajectory.twins.first[used])
+        return mean[own], std
+
+    def _step_of(self, trajectory: FlowTrajectory, column: int, rows: Tensor) -> tuple[Tensor, float]:
         state, step = trajectory.states[rows, column], trajectory.steps[column]
         return self.image.step(state, trajectory.conditions, rows, trajectory.schedule, step)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from visual_grpo.shapes_world import BACKGROUND
 
-FADING = (0.25, 0.7)
+FADING = (0.15, 0.6)
 """Share of the background's colour in the object's, uniform between these."""
 
 
