@@ -134,3 +134,20 @@ def test_gradient_reaches_keys_and_values_through_the_sources(
         dit.disable_gradient_checkpointing()
         for own, plain in zip(through, gradient(write_sources(dit, *sources, WIDTH)), strict=True):
             torch.testing.assert_close(own, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_is_that_of_the_librarys_own_cache(dit: GlmImageTransformer2DModel, sources: Sources) -> None:
+    """One row, where the library's way of writing, then reading the same object, is possible."""
+    latents, tokens = ([source[:1] for source in kind] for kind in sources)
+    stock = GlmImageKVCache(num_layers=3)
+    stock.set_mode("write")
+    for own, ids in zip(latents, tokens, strict=True):
+        size = torch.tensor([[8.0 * own.shape[2], 8.0 * own.shape[3]]])
+        dropped = torch.zeros_like(ids, dtype=torch.bool)
+        dit(own, torch.zeros(1, 0, WIDTH), ids, dropped, torch.zeros(1), size, torch.zeros(1, 2), kv_caches=stock)
+    stock.set_mode("read")
+    ours = write_sources(dit, latents, tokens, WIDTH).select(torch.zeros(1, dtype=torch.long))
+    projections = [layer.weight for block in dit.transformer_blocks for layer in (block.attn1.to_k, block.attn1.to_v)]
+    gradients = [torch.autograd.grad(denoise(dit, 1, cache).square().sum(), projections) for cache in (ours, stock)]
+    for own, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6)

@@ -194,6 +194,18 @@ def test_an_empty_target_has_no_attributes() -> None:
     assert scores.parts["all"].item() == 1
 
 
+def test_attributes_are_right_if_they_are_of_both_objects() -> None:
+    samples = [
+        scene(ASKED, replace(OTHER, color="green")),
+        scene(replace(ASKED, shape="triangle"), OTHER),
+        scene(replace(OTHER, size="small")),
+    ]
+    records = [edited("add", ASKED, OTHER)] * 2 + [edited("remove", ASKED, OTHER)]
+    parts = ShapesReward()(records, samples).parts
+    wrong = [{name for name in ATTRIBUTES if parts[name][row] == 0} for row in range(3)]
+    assert wrong == [{"color"}, {"shape"}, {"size"}]
+
+
 def test_prompts_beside_edits_are_judged_as_ever() -> None:
     samples = [scene(ASKED), scene(OTHER), scene(ASKED, size=(64, 96))]
     records = [record(ASKED), edited("recolour", OTHER), record(ASKED)]

@@ -35,7 +35,7 @@ Progress = Callable[[str, int], AbstractContextManager[Bar]]
 def build_starter(config: StarterConfig, data: DataConfig, seed: int, progress: Progress) -> dict[str, Any]:
     """Draws the dataset and pretrains the base model, each unless it is there for the same arguments.
 
-    The weights depend on step counts, image size and seed, not on ``config.processes``: with one process the
+    The weights depend on task, step counts, image size and seed, not on ``config.processes``: with one process the
     two halves of the pretraining run one after the other, else side by side.
 
     Returns ``{"dataset": folder, "model": folder, "digest": digest of the model's configuration}``.

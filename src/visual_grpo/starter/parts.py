@@ -37,11 +37,12 @@ def pretrain_language_half(job: Job, advance: Advance) -> None:
 
 
 def pretrain_decoder_half(job: Job, advance: Advance) -> None:
-    """Saves ``vae`` and ``transformer``."""
+    """Saves ``vae`` and ``transformer``; sources keep their colours, and only what is drawn from tokens fades."""
     corpus = build_corpus(job.height, job.width, job.seed)
     edits = None if job.task == "t2i" else build_edit_corpus(corpus.codebook, job.height, job.width, job.seed)
-    plain = corpus.images.flatten(0, 1) if edits is None else edits.sources
-    shown = plain if edits is None else edits.targets
+    shown = corpus.images.flatten(0, 1) if edits is None else edits.targets
+    tokens = corpus.upsampled_tokens() if edits is None else edits.target_tokens
+    plain = shown if edits is None else edits.sources
     faded = torch.cat([fade(shown, job.seed + copy) for copy in range(_FADED_COPIES)])
     vae, dit = modules.build_vae(*corpus.size, job.seed), modules.build_dit(corpus.codebook, job.seed)
     pretrain_vae(
@@ -52,7 +53,6 @@ def pretrain_decoder_half(job: Job, advance: Advance) -> None:
         report=lambda done: advance("vae", done),
     )
     latents = encode_normalised(vae, faded)
-    tokens = corpus.upsampled_tokens() if edits is None else edits.target_tokens
     pretrain_dit(
         dit,
         modules.build_scheduler(),
