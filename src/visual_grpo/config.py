@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 Side = Annotated[int, Field(ge=32, le=4096, multiple_of=32, description="pixels, a multiple of 32")]
 Share = Annotated[float, Field(ge=0, lt=1)]
+World = Literal["shapes", "words"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -46,6 +47,7 @@ class DataConfig(Strict):
 class StarterConfig(Strict):
     """The small GLM-Image that is built and pretrained on the spot when ``model.path`` is null."""
 
+    world: World = Field("shapes", description="what is drawn: coloured shapes, or signs with words (text in images)")
     dataset: str = Field("data/01_raw/shapes", description="folder that the drawn dataset is written to")
     model: str = Field("data/06_models/base", description="folder that the pretrained pipeline is written to")
     records_per_prompt: int = Field(ge=1, description="target images drawn per prompt")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from visual_grpo.config import World
+
 Advance = Callable[[str, int], None]
 """Called with the name of a module (``vae``, ``dit``, ``ar``) and the number of its steps done."""
 
@@ -23,3 +25,5 @@ class Job:
     vae_steps: int
     dit_steps: int
     ar_steps: int
+    world: World = "shapes"
+    """Which pictures are drawn and learnt."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,8 @@ def pretrain_ar(
     """
     rng = random.Random(seed)
     rank = {combination: i for i, combination in enumerate(COMBINATIONS)}
-    prompts = _encode_prompts(model, processor, grids, generated=tokens.shape[2])
+    asked_for = [combination.prompt for combination in COMBINATIONS]
+    prompts = encode_prompts(model, processor, asked_for, grids, generated=tokens.shape[2])
     model.train()
 
     def loss_of_step() -> Tensor:
@@ -54,19 +56,18 @@ def pretrain_ar(
     model.eval().requires_grad_(False)
 
 
-def _encode_prompts(
+def encode_prompts(
     model: GlmImageForConditionalGeneration,
     processor: GlmImageProcessor,
+    prompts: Sequence[str],
     grids: list[tuple[int, int]],
     generated: int,
 ) -> dict[str, Tensor]:
     """Every prompt once: ids [C, L], left padded; mask and position ids [.., L + generated - 1]."""
     suffix = "".join(f"<sop>{rows} {columns}<eop>" for rows, columns in grids) + processor.tokenizer.bos_token
-    encoded = processor.tokenizer(
-        [combination.prompt + suffix for combination in COMBINATIONS], padding=True, return_tensors="pt"
-    )
+    encoded = processor.tokenizer([prompt + suffix for prompt in prompts], padding=True, return_tensors="pt")
     ids, mask = encoded["input_ids"], encoded["attention_mask"]
-    count = len(COMBINATIONS)
+    count = len(prompts)
     thw = torch.tensor([[1, *grid] for grid in grids]).repeat(count, 1)
     before, _ = model.model.get_rope_index(
         ids, image_grid_thw=thw, images_per_sample=torch.full((count,), len(grids)), attention_mask=mask

@@ -36,7 +36,7 @@ def pretrain_dit(
     """
     generator = torch.Generator().manual_seed(seed)
     dit.train()
-    shift = _shift(scheduler, tokens.shape[1])
+    shift = time_shift(scheduler, tokens.shape[1])
     constants = {
         "encoder_hidden_states": glyphs.expand(_BATCH, -1, -1),
         "target_size": torch.tensor([size], dtype=torch.float32).expand(_BATCH, -1),
@@ -53,7 +53,7 @@ def pretrain_dit(
             hidden_states=(1 - sigma) * clean + sigma * noise,
             prior_token_id=tokens[rows],
             prior_token_drop=dropped.expand(-1, tokens.shape[1]),
-            timestep=_unshifted_timesteps(sigma.flatten(), shift) - 1,  # the pipeline, too, passes them less one
+            timestep=unshifted_timesteps(sigma.flatten(), shift) - 1,  # the pipeline, too, passes them less one
             **constants,
         )[0]
         return F.mse_loss(velocity, noise - clean)
@@ -62,12 +62,12 @@ def pretrain_dit(
     dit.eval().requires_grad_(False)
 
 
-def _unshifted_timesteps(sigma: Tensor, shift: float) -> Tensor:
+def unshifted_timesteps(sigma: Tensor, shift: float) -> Tensor:
     """Timesteps 0..1000 whose sigmas after the pipeline's shift are these: sigma = mu / (mu + 1000 / t - 1)."""
     return 1000 / (1 + shift * (1 / sigma - 1))
 
 
-def _shift(scheduler: FlowMatchEulerDiscreteScheduler, sequence_length: int) -> float:
+def time_shift(scheduler: FlowMatchEulerDiscreteScheduler, sequence_length: int) -> float:
     """mu of the pipeline's linear time shift."""
     config = scheduler.config
     return calculate_shift(sequence_length, config.base_image_seq_len, config.base_shift, config.max_shift)
