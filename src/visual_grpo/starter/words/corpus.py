@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from transformers import ByT5Tokenizer
 
@@ -17,23 +18,23 @@ from visual_grpo.starter.words.codebook import tile_codebook
 from visual_grpo.starter.words.draw import draw
 from visual_grpo.starter.words.world import WORDS
 
-SMUDGE = (0.125, 0.3125)
-"""What the base decoder gets wrong on purpose: its ink is blurred by a standard deviation between these, in widths of
-a tile, another one for each picture. It does not depend on tokens or text, so that only the DiT can mend it: samples
-of one prompt differ in it, and a reader sees by how much, for it fails from about 0.2 on. (Ink that only fades is read
-down to 5%.)"""
-_SMUDGED_COPIES = 4
-"""Smudges of each word: with one the DiT could learn a word's own smudge by heart."""
+GHOST = (0.23, 0.57)
+"""What the base decoder gets wrong on purpose: it draws another word over the asked one, which takes a share of the
+ink between these. Word and share differ from picture to picture and depend neither on tokens nor on the text, so that
+only the DiT can mend it: samples of one prompt differ in it, and a reader sees by how much. (Ink that fades is read
+down to 5%, and ink that blurs until nobody else can read it.)"""
+_GHOST_COPIES = 4
+"""Double exposures of each word: with one the DiT could learn a word's own ghost by heart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordCorpus:
-    """The W words in one size, clean and smudged."""
+    """The W words in one size, clean and as double exposures."""
 
     clean: Tensor
     """uint8 [W, 3, H, W]."""
-    smudged: Tensor
-    """uint8 [K, W, 3, H, W]: K smudges of each word."""
+    exposed: Tensor
+    """uint8 [K, W, 3, H, W]: K double exposures of each word."""
     codebook: Tensor
     """float32 [codes, 48], see `codebook.tile_codebook`."""
     image_grid: tuple[int, int]
@@ -62,13 +63,13 @@ class WordCorpus:
 def build_corpus(height: int, width: int, seed: int) -> WordCorpus:
     """Deterministic in its arguments; ``height`` and ``width`` are pixels, multiples of 32."""
     rng = random.Random(seed)
-    smudged = [
-        torch.stack([_pixels(word, height, width, rng.uniform(*SMUDGE)) for word in WORDS])
-        for _ in range(_SMUDGED_COPIES)
+    exposed = [
+        torch.stack([_pixels(draw(word, height, width, rng.choice(WORDS), rng.uniform(*GHOST))) for word in WORDS])
+        for _ in range(_GHOST_COPIES)
     ]
     return WordCorpus(
-        clean=torch.stack([_pixels(word, height, width) for word in WORDS]),
-        smudged=torch.stack(smudged),
+        clean=torch.stack([_pixels(draw(word, height, width)) for word in WORDS]),
+        exposed=torch.stack(exposed),
         codebook=tile_codebook(),
         image_grid=(height // PATCH, width // PATCH),
         preview_grid=preview_grid(height, width),
@@ -85,5 +86,6 @@ def no_text_ids() -> Tensor:
     return torch.tensor(ByT5Tokenizer()([""]).input_ids)
 
 
-def _pixels(word: str, height: int, width: int, smudge: float = 0.0) -> Tensor:
-    return torch.from_numpy(np.array(draw(word, height, width, smudge))).permute(2, 0, 1)
+def _pixels(image: Image.Image) -> Tensor:
+    """uint8 [3, H, W]."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)

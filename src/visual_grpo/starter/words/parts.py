@@ -34,17 +34,16 @@ def pretrain_language_half(job: Job, advance: Advance) -> None:
 def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     """Saves ``vae``, ``transformer`` and the glyph encoder (``text_encoder``), which is trained with it."""
     corpus = build_corpus(job.height, job.width, job.seed)
-    smudged = corpus.smudged.flatten(0, 1)
     vae = modules.build_vae(*corpus.size, job.seed)
-    both = torch.cat([corpus.clean, smudged])
-    pretrain_vae(vae, both, steps=job.vae_steps, seed=job.seed, report=lambda done: advance("vae", done))
-    latents = encode_normalised(vae, smudged)
+    # Clean ink alone: decoded ghosts then break letters up instead of lying over them in grey.
+    pretrain_vae(vae, corpus.clean, steps=job.vae_steps, seed=job.seed, report=lambda done: advance("vae", done))
+    latents = encode_normalised(vae, corpus.exposed.flatten(0, 1))
     dit, glyph_encoder = modules.build_dit(corpus.codebook, job.seed), modules.build_glyph_encoder(job.seed)
     pretrain_dit_and_glyphs(
         dit,
         glyph_encoder,
         modules.build_scheduler(),
-        latents=latents.unflatten(0, corpus.smudged.shape[:2]),
+        latents=latents.unflatten(0, corpus.exposed.shape[:2]),
         tokens=corpus.upsampled_tokens(),
         size=corpus.size,
         steps=job.dit_steps,
