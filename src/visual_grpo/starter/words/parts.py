@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
-
 import visual_grpo.starter.modules as modules
 from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.pretrain_vae import encode_normalised, pretrain_vae
