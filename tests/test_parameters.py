@@ -53,7 +53,7 @@ def test_the_defaults_are_typed(defaults):
         (
             "grpo.group_size",
             1,
-            "a group needs at least 2 samples, got {'ar': 1} (grpo.group_size, grpo.dit.group_size)",
+            "a group needs at least 2 samples, got {'ar': 1, 'dit': 1} (grpo.group_size, grpo.dit.group_size)",
         ),
         ("grpo.clip_low", 0, "grpo.clip_low = 0: should be greater than 0"),
         ("data.height", 100, "data.height = 100: should be a multiple of 32"),
@@ -61,7 +61,7 @@ def test_the_defaults_are_typed(defaults):
         ("grpo.steps", "many", "grpo.steps = 'many': should be a valid integer"),
         ("policy.flow.noise", 0, "policy.flow.noise = 0: should be greater than 0"),
         ("policy.flow", {"sampler": "cps", "noise": 1.2}, "noise of the cps sampler is at most 1"),
-        ("policy", {"component": "dit", "flow": {"window_start": 2}}, "must end before the last of"),
+        ("policy", {"component": "dit", "flow": {"window_start": 3}}, "must end before the last of"),
         ("policy", {"component": "both", "flow": {"window_steps": 4}}, "at most 3 steps, 0 to 2"),
         ("policy.signal_check.rollouts", 1, "one rollout has nothing to be compared with"),
         ("sampling.stock.guidance_scale", 0.5, "should be greater than or equal to 1 (classifier-free guidance"),

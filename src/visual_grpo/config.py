@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 Side = Annotated[int, Field(ge=32, le=4096, multiple_of=32, description="pixels, a multiple of 32")]
 Share = Annotated[float, Field(ge=0, lt=1)]
+World = Literal["shapes", "words"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Task = Literal["t2i", "i2i", "mixed"]
 
@@ -49,6 +50,7 @@ class DataConfig(Strict):
 class StarterConfig(Strict):
     """The small GLM-Image that is built and pretrained on the spot when ``model.path`` is null."""
 
+    world: World = Field("shapes", description="what is drawn: coloured shapes, or signs with words (text in images)")
     dataset: str = Field("data/01_raw/shapes", description="folder that the drawn dataset is written to")
     model: str = Field("data/06_models/base", description="folder that the pretrained pipeline is written to")
     records_per_prompt: int = Field(
@@ -271,6 +273,12 @@ class Parameters(Strict):
     grpo: GRPOConfig
     evaluation: EvaluationConfig
     tracking: TrackingConfig
+
+    @model_validator(mode="after")
+    def _words_are_no_edits(self) -> Self:
+        if self.starter.world == "words" and self.data.task != "t2i" and self.model.path is None:
+            raise ValueError(f"starter.world words is drawn for data.task t2i only, got {self.data.task}")
+        return self
 
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:

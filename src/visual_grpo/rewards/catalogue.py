@@ -16,6 +16,7 @@ BUILT_IN = {
     "pixel": "visual_grpo.rewards.target:PixelReward",
     "psnr": "visual_grpo.rewards.target:PsnrReward",
     "ssim": "visual_grpo.rewards.target:SsimReward",
+    "ocr": "visual_grpo.rewards.ocr:OcrReward",
     "jpeg_size": "visual_grpo.rewards.compressibility:JpegSizeReward",
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",
     "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",

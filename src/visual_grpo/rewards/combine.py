@@ -49,7 +49,9 @@ class RewardSet:
         return RewardSet({name: (function, weights[name]) for name, function in self.functions.items()})
 
     def check_records(self, records: Iterable[PromptRecord]) -> None:
-        """Refuses records without a target image for rewards that need one; call it before any rollout."""
+        """Refuses records that a reward cannot judge, as those without the target it needs; before any rollout."""
+        for function in self.functions.values():
+            function.check_records(records)
         needing = [name for name, function in self.functions.items() if function.needs_target]
         if not needing:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,12 @@ class FunctionReward:
                 f"reward {self.name!r} failed on the records {_some_ids(prompts)}:\n{_own_traceback(error)}"
             ) from error
         return checked_output(self.name, returned, prompts)
+
+    def check_records(self, records: Iterable[PromptRecord]) -> None:
+        """Lets the callable refuse records before any rollout, if it has a ``check_records`` of its own."""
+        check = getattr(self.function, "check_records", None)
+        if check is not None:
+            check(records)
 
     def __repr__(self) -> str:
         return f"FunctionReward({self.name!r}, {self.function!r})"

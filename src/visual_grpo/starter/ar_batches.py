@@ -49,7 +49,7 @@ def prompt_batches(
     rng = random.Random(seed)
     rank = {combination: i for i, combination in enumerate(COMBINATIONS)}
     texts = [combination.prompt for combination in COMBINATIONS]
-    prompts = _encode(model, processor, texts, sources=[], targets=grids, generated=tokens.shape[2])
+    prompts = encode_texts(model, processor, texts, sources=[], targets=grids, generated=tokens.shape[2])
     while True:
         asked = [rng.randrange(len(COMBINATIONS)) for _ in range(_BATCH)]
         drawn = [rank[misread(COMBINATIONS[i], rng)] for i in asked]
@@ -65,7 +65,7 @@ def edit_batches(
     texts = instructions()
     rank = {text: i for i, text in enumerate(texts)}
     generated = bank.grid[0] * bank.grid[1] + 1
-    encoded = _encode(model, processor, texts, sources=[bank.grid], targets=[bank.grid], generated=generated)
+    encoded = encode_texts(model, processor, texts, sources=[bank.grid], targets=[bank.grid], generated=generated)
     while True:
         edits = [random_edit(rng.choice(EDITS), rng.choice(COMBINATIONS), rng) for _ in range(_BATCH)]
         jitters = [(rng.randrange(len(bank.jitters)), rng.randrange(len(bank.jitters))) for _ in edits]
@@ -85,7 +85,7 @@ def in_turns(*kinds: Iterator[ArBatch]) -> Iterator[ArBatch]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _EncodedTexts:
+class EncodedTexts:
     """Every text once; shapes as in `ArBatch`, with texts for rows."""
 
     ids: Tensor
@@ -96,7 +96,7 @@ class _EncodedTexts:
         return ArBatch(ids=ids, mask=self.mask[rows], positions=self.positions[:, rows], target=target)
 
 
-def _encode(
+def encode_texts(
     model: GlmImageForConditionalGeneration,
     processor: GlmImageProcessor,
     texts: Sequence[str],
@@ -104,7 +104,7 @@ def _encode(
     sources: list[Grid],
     targets: list[Grid],
     generated: int,
-) -> _EncodedTexts:
+) -> EncodedTexts:
     """Texts as the processor formats them, with a placeholder for every token of a source."""
     before = "".join(
         image_token(IMAGE_START) + processor.image_token * (rows * columns) + image_token(IMAGE_END)
@@ -121,7 +121,7 @@ def _encode(
     )
     during = model.model._cached_decode_position_ids.permute(1, 0, 2)[:, :, : generated - 1]
     model.model._cached_decode_position_ids = model.model.rope_deltas = model.model._prefill_len = None
-    return _EncodedTexts(
+    return EncodedTexts(
         ids=ids,
         mask=torch.cat([mask, torch.ones(count, generated - 1, dtype=mask.dtype)], 1),
         positions=torch.cat([own, during], -1),

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from visual_grpo.bars import hidden_bars
-from visual_grpo.config import DataConfig, StarterConfig, Task
+from visual_grpo.config import DataConfig, StarterConfig, Task, World
 from visual_grpo.starter.dataset import draw_dataset
 from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.side_by_side import run_side_by_side
 from visual_grpo.starter.whole_folder import digest_of, is_current, whole_folder
+from visual_grpo.starter.words.dataset import draw_words
+from visual_grpo.starter.words.world import VERSION as WORDS_VERSION
 
 _VERSION = 3
 """Raised when the same configuration gives other weights."""
@@ -40,7 +42,7 @@ def build_starter(config: StarterConfig, data: DataConfig, seed: int, progress: 
 
     Returns ``{"dataset": folder, "model": folder, "digest": digest of the model's configuration}``.
     """
-    draw_dataset(Path(config.dataset), config.records_per_prompt, data.height, data.width, seed, task=data.task)
+    draw_world(config, data, seed)
     folder, digest = Path(config.model), model_digest(config, data, seed)
     if not is_current(folder, digest):
         with whole_folder(folder, digest) as fresh:
@@ -48,9 +50,20 @@ def build_starter(config: StarterConfig, data: DataConfig, seed: int, progress: 
     return {"dataset": config.dataset, "model": config.model, "digest": digest}
 
 
+def draw_world(config: StarterConfig, data: DataConfig, seed: int) -> None:
+    """Draws the dataset of ``config.world`` unless it is there for the same arguments."""
+    folder = Path(config.dataset)
+    if config.world == "words":
+        draw_words(folder, config.records_per_prompt, data.height, data.width)
+    else:
+        draw_dataset(folder, config.records_per_prompt, data.height, data.width, seed, task=data.task)
+
+
 def model_digest(config: StarterConfig, data: DataConfig, seed: int) -> str:
     """What the base model's weights depend on."""
     size = {"height": data.height, "width": data.width}
+    if config.world == "words":
+        return digest_of({"words": WORDS_VERSION, "steps": _steps(config, data.task), "seed": seed, **size})
     task = {} if data.task == "t2i" else {"task": data.task}  # an older text-to-image model stays current
     return digest_of({"model": _VERSION, "steps": _steps(config, data.task), "seed": seed, **size, **task})
 
@@ -68,6 +81,7 @@ def _pretrain(
         vae_steps=steps["vae"],
         dit_steps=steps["dit"],
         ar_steps=steps["ar"],
+        world=config.world,
     )
     reached = dict.fromkeys(steps, 0)
     with progress("Pretraining the base model", sum(steps.values())) as bar:
@@ -91,27 +105,39 @@ def _pretrain_half(half: str, job: Job, advance: Advance) -> None:
     """Runs in a process of its own; one thread makes its weights independent of the number of cores."""
     import torch
 
-    from visual_grpo.starter.parts import HALVES
-
     torch.set_num_threads(1)
     with hidden_bars():
-        HALVES[half](job, advance)
+        _halves(job.world)[half](job, advance)
+
+
+def _halves(world: World) -> Mapping[str, Callable[[Job, Advance], None]]:
+    """The two pretrainings of a world by name, the longer one first."""
+    if world == "words":
+        import visual_grpo.starter.words.parts as of_words
+
+        return of_words.HALVES
+    import visual_grpo.starter.parts as of_shapes
+
+    return of_shapes.HALVES
 
 
 def _assemble(job: Job, folder: Path) -> None:
     """Saves the trained modules with the fixed ones as a GlmImagePipeline and removes the modules' own folders."""
     from diffusers import AutoencoderKL, GlmImagePipeline, GlmImageTransformer2DModel
-    from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration
+    from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, T5EncoderModel
 
     import visual_grpo.starter.modules as modules
     from visual_grpo.starter.corpus import PREVIEW_SIDE
     from visual_grpo.starter.tokenizer import build_processor
 
     parts = job.folder
+    glyphs = parts / "text_encoder"  # trained only where words are drawn
     pipeline = GlmImagePipeline(
         tokenizer=ByT5Tokenizer(),
         processor=build_processor(job.task),
-        text_encoder=modules.build_glyph_encoder(job.seed),
+        text_encoder=(
+            T5EncoderModel.from_pretrained(glyphs) if glyphs.exists() else modules.build_glyph_encoder(job.seed)
+        ),
         vision_language_encoder=GlmImageForConditionalGeneration.from_pretrained(parts / "vision_language_encoder"),
         vae=AutoencoderKL.from_pretrained(parts / "vae"),
         transformer=GlmImageTransformer2DModel.from_pretrained(parts / "transformer"),

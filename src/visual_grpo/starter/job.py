@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from visual_grpo.config import Task
+from visual_grpo.config import Task, World
 
 Advance = Callable[[str, int], None]
 """Called with the name of a module (``vae``, ``dit``, ``ar``) and the number of its steps done."""
@@ -27,3 +27,5 @@ class Job:
     vae_steps: int
     dit_steps: int
     ar_steps: int
+    world: World = "shapes"
+    """Which pictures are drawn and learnt."""

@@ -57,7 +57,7 @@ def pretrain_dit(
     """
     generator = torch.Generator().manual_seed(seed)
     dit.train()
-    shift = _shift(scheduler, tokens.shape[1])
+    shift = time_shift(scheduler, tokens.shape[1])
     turns = itertools.cycle([False] if sources is None else [False, True])
     unconditional_share = _UNCONDITIONAL_SHARE if sources is None else 2 * _UNCONDITIONAL_SHARE
 
@@ -72,7 +72,7 @@ def pretrain_dit(
             hidden_states=(1 - sigma) * clean + sigma * noise,
             prior_token_id=tokens[rows],
             prior_token_drop=dropped.expand(-1, tokens.shape[1]),
-            timestep=_unshifted_timesteps(sigma.flatten(), shift) - 1,  # the pipeline, too, passes them less one
+            timestep=unshifted_timesteps(sigma.flatten(), shift) - 1,  # the pipeline, too, passes them less one
             encoder_hidden_states=glyphs.expand(count, -1, -1),
             target_size=torch.tensor([size], dtype=torch.float32).expand(count, -1),
             crop_coords=torch.zeros(count, 2),
@@ -91,12 +91,12 @@ def _read(dit: GlmImageTransformer2DModel, sources: Sources, rows: Tensor, text_
     return written.select(torch.arange(len(rows)))
 
 
-def _unshifted_timesteps(sigma: Tensor, shift: float) -> Tensor:
+def unshifted_timesteps(sigma: Tensor, shift: float) -> Tensor:
     """Timesteps 0..1000 whose sigmas after the pipeline's shift are these: sigma = mu / (mu + 1000 / t - 1)."""
     return 1000 / (1 + shift * (1 / sigma - 1))
 
 
-def _shift(scheduler: FlowMatchEulerDiscreteScheduler, sequence_length: int) -> float:
+def time_shift(scheduler: FlowMatchEulerDiscreteScheduler, sequence_length: int) -> float:
     """mu of the pipeline's linear time shift."""
     config = scheduler.config
     return calculate_shift(sequence_length, config.base_image_seq_len, config.base_shift, config.max_shift)

@@ -11,7 +11,7 @@ from visual_grpo.config import Parameters
 def build(parameters: dict[str, Any]) -> dict[str, Any]:
     """The dataset and model to start from: ``{"dataset", "model", "digest"}``.
 
-    Where ``model.path`` names a pipeline nothing is pretrained; the shapes are drawn only if they are the data.
+    Where ``model.path`` names a pipeline nothing is pretrained; the dataset is drawn only if it is the data.
     """
     config = Parameters.model_validate(parameters)
     if config.model.path is not None:
@@ -25,12 +25,10 @@ def build(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _use_given_model(config: Parameters, model: str) -> dict[str, Any]:
-    from visual_grpo.starter.dataset import draw_dataset
+    from visual_grpo.starter.build import draw_world
     from visual_grpo.starter.whole_folder import digest_of
 
     starter, data = config.starter, config.data
     if Path(data.path) == Path(starter.dataset):
-        draw_dataset(
-            Path(starter.dataset), starter.records_per_prompt, data.height, data.width, config.seed, task=data.task
-        )
+        draw_world(starter, data, config.seed)
     return {"dataset": data.path, "model": model, "digest": digest_of({"path": model})}

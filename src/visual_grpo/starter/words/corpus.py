@@ -1,0 +1,91 @@
+"""The signs that the small model is pretrained on, with their image tokens and quoted texts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import ByT5Tokenizer
+
+from visual_grpo.starter.codebook import PATCH, nearest_codes
+from visual_grpo.starter.corpus import preview_grid
+from visual_grpo.starter.tokenizer import IMAGE_END
+from visual_grpo.starter.words.codebook import tile_codebook
+from visual_grpo.starter.words.draw import draw
+from visual_grpo.starter.words.world import WORDS
+
+GHOST = (0.23, 0.57)
+"""What the base decoder gets wrong on purpose: it draws another word over the asked one, which takes a share of the
+ink between these. Word and share differ from picture to picture and depend neither on tokens nor on the text, so that
+only the DiT can mend it: samples of one prompt differ in it, and a reader sees by how much. (Ink that fades is read
+down to 5%, and ink that blurs until nobody else can read it.)"""
+_GHOST_COPIES = 4
+"""Double exposures of each word: with one the DiT could learn a word's own ghost by heart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordCorpus:
+    """The W words in one size, clean and as double exposures."""
+
+    clean: Tensor
+    """uint8 [W, 3, H, W]."""
+    exposed: Tensor
+    """uint8 [K, W, 3, H, W]: K double exposures of each word."""
+    codebook: Tensor
+    """float32 [codes, 48], see `codebook.tile_codebook`."""
+    image_grid: tuple[int, int]
+    """Rows and columns of image tokens."""
+    preview_grid: tuple[int, int]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        return self.clean.shape[-2], self.clean.shape[-1]
+
+    def generated_tokens(self) -> Tensor:
+        """[W, T] int64, what the AR module generates for each word: preview, image, end."""
+        preview, image = self._tokens(self.preview_grid), self._tokens(self.image_grid)
+        return torch.cat([preview, image, torch.full((len(image), 1), IMAGE_END)], 1)
+
+    def upsampled_tokens(self) -> Tensor:
+        """[W, 4 * rows * columns] int64, what the DiT gets: every token twice as high and wide."""
+        tokens = self._tokens(self.image_grid).view(-1, *self.image_grid)
+        return tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)
+
+    def _tokens(self, grid: tuple[int, int]) -> Tensor:
+        return nearest_codes(self.clean.float() / 255, grid, self.codebook)
+
+
+def build_corpus(height: int, width: int, seed: int) -> WordCorpus:
+    """Deterministic in its arguments; ``height`` and ``width`` are pixels, multiples of 32."""
+    rng = random.Random(seed)
+    exposed = [
+        torch.stack([_pixels(draw(word, height, width, rng.choice(WORDS), rng.uniform(*GHOST))) for word in WORDS])
+        for _ in range(_GHOST_COPIES)
+    ]
+    return WordCorpus(
+        clean=torch.stack([_pixels(draw(word, height, width)) for word in WORDS]),
+        exposed=torch.stack(exposed),
+        codebook=tile_codebook(),
+        image_grid=(height // PATCH, width // PATCH),
+        preview_grid=preview_grid(height, width),
+    )
+
+
+def text_ids() -> Tensor:
+    """[W, bytes] int64, what the glyph encoder reads for each word; `get_glyph_texts` leaves out the quotes."""
+    return torch.tensor(ByT5Tokenizer()(list(WORDS)).input_ids)
+
+
+def no_text_ids() -> Tensor:
+    """[1, 1] int64, what it reads for a prompt without quotes."""
+    return torch.tensor(ByT5Tokenizer()([""]).input_ids)
+
+
+def _pixels(image: Image.Image) -> Tensor:
+    """uint8 [3, H, W]."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)

@@ -1,0 +1,138 @@
+"""The judge of text in images, against drawings of known words."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import GlmImagePipeline
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from visual_grpo.errors import UserError
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.ocr import OcrReward, closeness
+from visual_grpo.rewards.quoted import asked_text, quoted_texts
+from visual_grpo.starter.words.draw import draw
+from visual_grpo.starter.words.world import WORDS, prompt_of
+from visual_grpo.types import PromptRecord
+
+WHOLE = [0, 0, 1, 1]
+
+
+def record(prompt: str, **metadata: Any) -> PromptRecord:
+    return PromptRecord(id="r", prompt=prompt, metadata=metadata)
+
+
+def sign(word: str, height: int = 64, width: int = 96) -> Tensor:
+    return torch.from_numpy(np.array(draw(word, height, width))).permute(2, 0, 1)
+
+
+def page(text: str, top: int) -> Tensor:
+    """256 x 256 pixels, white on black, the text's first line starting ``top`` pixels down."""
+    canvas = Image.new("RGB", (256, 256))
+    ImageDraw.Draw(canvas).multiline_text((20, top), text, font=ImageFont.load_default(40), spacing=20)
+    return torch.from_numpy(np.array(canvas)).permute(2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        'a sign "CAB"',
+        "a sign 'CAB'",
+        "a sign “CAB”",
+        "一块写着「你好」的牌子",
+        "a dog",
+        "the dog's bone and the cat's",
+        'a "b" “c” \'d\' 「e」 "f"',
+        "an unclosed “quote",
+    ],
+)
+def test_quotes_are_what_the_pipeline_gives_the_glyph_encoder(prompt: str) -> None:
+    pipeline = GlmImagePipeline.__new__(GlmImagePipeline)  # the method needs no parts
+    assert sorted(quoted_texts(prompt)) == sorted(pipeline.get_glyph_texts(prompt)[0])
+
+
+def test_quotes_keep_the_prompts_order_and_lose_empty_ones() -> None:
+    assert quoted_texts("first \"one\", '', then 'two' and “three”") == ["one", "two", "three"]
+
+
+def test_metadata_goes_before_quotes() -> None:
+    assert asked_text(record('a sign "CAB"', text="TAXI")) == "TAXI"
+    assert asked_text(record('a sign "CAB"', text="")) is None
+    assert asked_text(record('a sign "CAB" above "TAXI"')) == "CAB TAXI"
+    with pytest.raises(UserError, match=r"record 'r' has metadata text 7; expected a string"):
+        asked_text(record("a sign", text=7))
+
+
+@pytest.mark.parametrize(
+    ("read", "asked", "value"),
+    [
+        ("CAB", "CAB", 1),
+        (" c a\nb ", "CAB", 1),
+        ("ＣAB", "CAB", 1),  # full width
+        ("CAT", "CAB", 2 / 3),
+        ("CA", "CAB", 2 / 3),
+        ("CABS", "CAB", 2 / 3),
+        ("", "CAB", 0),
+        ("something else", "CAB", 0),
+        ("TAXI", "TAXI CAB", 4 / 7),
+    ],
+)
+def test_the_value_is_one_minus_edits_per_asked_character(read: str, asked: str, value: float) -> None:
+    assert closeness(read, asked) == pytest.approx(value)
+
+
+def test_drawn_words_are_read() -> None:
+    words = WORDS[::8]
+    scores = OcrReward(WHOLE)([record(prompt_of(word)) for word in words], [sign(word) for word in words])
+    assert scores.parts["accuracy"].mean() == 1
+    assert scores.values.mean() == 1
+
+
+def test_a_wrong_letter_costs_its_share_and_a_prompt_without_text_is_unscored() -> None:
+    prompts = [record('a "KAT"'), record('a "KAN"'), record("a cat"), record('a "HUS"')]
+    scores = OcrReward(WHOLE)(prompts, [sign("KAT")] * 4)
+    torch.testing.assert_close(scores.values, torch.tensor([1, 2 / 3, torch.nan, 0]), equal_nan=True, check_dtype=False)
+    torch.testing.assert_close(scores.parts["accuracy"], torch.tensor([1, 0, torch.nan, 0]), equal_nan=True)
+
+
+def test_images_of_several_sizes_keep_their_rows() -> None:
+    images = [sign("KAT"), sign("PEN", 128, 192), sign("LUZ"), sign("SON", 128, 192)]
+    prompts = [record(prompt_of(word)) for word in ("KAT", "PEN", "LUZ", "SON")]
+    assert OcrReward(WHOLE)(prompts, images).values.tolist() == [1, 1, 1, 1]
+
+
+def test_the_line_is_a_part_of_the_image() -> None:
+    image = torch.cat([sign("KAT"), sign("PEN")], 1)  # one above the other
+    for word, line in (("KAT", [0, 0, 0.5, 1]), ("PEN", [0.5, 0, 1, 1])):
+        assert OcrReward(line)([record(prompt_of(word))], [image]).values.item() == 1
+
+
+def test_without_a_line_text_is_found_anywhere_offline_and_in_silence(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    images = [page("KAT\nPEN", 20), page("KAT", 180), torch.zeros(3, 256, 256, dtype=torch.uint8)]
+    asked = [record('"KAT" over "PEN"'), record('"KAT"'), record('"KAT"')]
+    assert OcrReward()(asked, images).values.tolist() == [1, 1, 0]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_records_of_which_none_has_a_text_are_refused() -> None:
+    rewards = RewardSet({"ocr": (OcrReward(), 1.0)})
+    rewards.check_records([record("a dog"), record('a "CAB"')])
+    with pytest.raises(UserError, match="none of 2 records has one; the first is 'r': 'a dog'"):
+        rewards.check_records([record("a dog"), record("a cat")])
+
+
+@pytest.mark.parametrize("line", [[0, 0, 1], [0.5, 0, 0.5, 1], [0, 0, 1, 1.5], [-0.1, 0, 1, 1]])
+def test_an_impossible_line_is_refused(line: list[float]) -> None:
+    with pytest.raises(UserError, match=r"\[top, left, bottom, right\]"):
+        OcrReward(line)

@@ -1,0 +1,147 @@
+"""The words world: what is drawn, what its tokens say, and the whole starter with a handful of steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import GlmImagePipeline
+from PIL import Image
+from safetensors.torch import load_file
+
+from visual_grpo.config import DataConfig, StarterConfig
+from visual_grpo.starter import modules
+from visual_grpo.starter.build import build_starter, model_digest
+from visual_grpo.starter.job import Job
+from visual_grpo.starter.tokenizer import build_processor
+from visual_grpo.starter.words.codebook import tile_codebook
+from visual_grpo.starter.words.corpus import build_corpus, no_text_ids, text_ids
+from visual_grpo.starter.words.dataset import draw_words
+from visual_grpo.starter.words.draw import draw
+from visual_grpo.starter.words.parts import HALVES
+from visual_grpo.starter.words.world import WORDS, prompt_of
+
+HEIGHT, WIDTH, SEED = 32, 96, 3
+STEPS = {"vae_steps": 1, "dit_steps": 2, "ar_steps": 1}
+DATA = DataConfig(path="unused", height=HEIGHT, width=WIDTH)
+
+
+@contextmanager
+def no_progress(description: str, total: int) -> Iterator[Counter]:
+    yield Counter()
+
+
+class Counter:
+    def advance(self, n: int = 1, **fields: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
+    folder = tmp_path_factory.mktemp("starter")
+    config = StarterConfig(
+        world="words", dataset=str(folder / "words"), model=str(folder / "base"), records_per_prompt=2, **STEPS
+    )
+    build_starter(config, DATA, SEED, progress=no_progress)
+    return config
+
+
+def test_every_word_has_a_record_that_shows_it(built: StarterConfig) -> None:
+    lines = (Path(built.dataset) / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    assert len({record["id"] for record in records}) == len(records) == 2 * len(WORDS) == 512
+    for record in records[::50]:
+        word = record["metadata"]["text"]
+        assert record["prompt"] == prompt_of(word)
+        with Image.open(Path(built.dataset) / record["target_image"]) as image:
+            assert image.tobytes() == draw(word, HEIGHT, WIDTH).tobytes()
+
+
+def test_what_is_drawn_is_kept_until_its_size_changes(tmp_path: Path) -> None:
+    folder = tmp_path / "words"
+    first = draw_words(folder, 1, 32, 96)
+    (folder / "mark").touch()
+    assert draw_words(folder, 1, 32, 96) == first
+    assert (folder / "mark").exists()
+    assert draw_words(folder, 1, 64, 96) != first
+    assert not (folder / "mark").exists()
+
+
+@pytest.mark.parametrize("size", [(64, 96), (128, 96), (64, 192)])
+def test_tokens_tell_tiles_apart_and_words_not(size: tuple[int, int]) -> None:
+    corpus = build_corpus(*size, seed=0)
+    rows, columns = corpus.image_grid
+    image = corpus.generated_tokens()[:, -rows * columns - 1 : -1].unique(dim=0)
+    assert image.view(-1, columns).tolist() == [sorted([0, 1, 2] * (columns // 3))] * rows
+
+
+def test_the_tower_gives_a_drawn_sign_the_tokens_that_the_ar_module_learns() -> None:
+    processor = build_processor()
+    model = modules.build_ar(processor, tile_codebook(), seed=0)
+    inputs = processor.image_processor(draw("KUN", 64, 96), return_tensors="pt")
+    with torch.no_grad():
+        features = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output
+        tokens = model.model.get_image_tokens(features, inputs["image_grid_thw"])
+    assert tokens.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_ghost_takes_its_share_of_the_ink() -> None:
+    alone, ghost, both = (
+        np.asarray(draw(*arguments), np.float32)
+        for arguments in (("HAT", 64, 96), ("SUN", 64, 96), ("HAT", 64, 96, "SUN", 0.25))
+    )
+    background = np.asarray(draw("   ", 64, 96), np.float32)
+    expected = background + np.maximum(0.75 * (alone - background), 0.25 * (ghost - background))
+    assert np.abs(both - expected).max() < 3
+
+
+def test_the_decoder_learns_every_word_under_several_ghosts() -> None:
+    corpus = build_corpus(HEIGHT, WIDTH, seed=0)
+    again, other = build_corpus(HEIGHT, WIDTH, seed=0), build_corpus(HEIGHT, WIDTH, seed=1)
+    assert torch.equal(corpus.exposed, again.exposed)
+    assert not torch.equal(corpus.exposed, other.exposed)
+    assert len(torch.cat([corpus.clean[None], corpus.exposed])[:, 0].unique(dim=0)) == 5
+    own = (corpus.exposed[0].float() - corpus.clean.float()).square().mean((1, 2, 3))
+    others = (corpus.exposed[0].float() - corpus.clean.roll(100, 0).float()).square().mean((1, 2, 3))
+    assert own.mean() < others.mean()
+
+
+def test_glyphs_are_read_as_the_pipeline_reads_them(built: StarterConfig) -> None:
+    pipeline = GlmImagePipeline.from_pretrained(built.model)
+    with torch.no_grad():
+        for row in (0, 77):
+            expected, without = pipeline.encode_prompt(prompt_of(WORDS[row]))
+            torch.testing.assert_close(pipeline.text_encoder(text_ids()[[row]]).last_hidden_state, expected)
+            torch.testing.assert_close(pipeline.text_encoder(no_text_ids()).last_hidden_state, without)
+
+
+def test_the_glyph_encoder_is_trained_and_saved(built: StarterConfig) -> None:
+    trained = load_file(Path(built.model) / "text_encoder" / "model.safetensors")
+    untrained = modules.build_glyph_encoder(SEED).state_dict()
+    assert trained.keys() <= untrained.keys()
+    letters = text_ids().unique()
+    assert not torch.equal(trained["shared.weight"][letters], untrained["shared.weight"][letters])
+
+
+def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    job = Job(
+        folder=tmp_path, height=HEIGHT, width=WIDTH, seed=SEED, world="words", vae_steps=2, dit_steps=2, ar_steps=2
+    )
+    for half in HALVES.values():
+        half(job, lambda module, done: None)
+    files = list(tmp_path.rglob("*.safetensors"))
+    assert len(files) == 4
+    for weights in files:
+        here, there = load_file(weights), load_file(Path(built.model) / weights.relative_to(tmp_path))
+        assert all(torch.equal(here[name], there[name]) for name in here), weights
+
+
+def test_worlds_are_told_apart(built: StarterConfig) -> None:
+    shapes = built.model_copy(update={"world": "shapes"})
+    assert model_digest(built, DATA, SEED) != model_digest(shapes, DATA, SEED)
