@@ -215,7 +215,7 @@ def test_differing_guidance_is_warned_about_and_a_blind_reward_stops_the_run(
     pipeline_folder: Path, tmp_path: Path
 ) -> None:
     # What random weights draw is noise: no two rollouts' gradients agree on its brightness.
-    config = parameters(tmp_path, policy={"signal_check": {"rollouts": 3, "least_cosine": 0.5}})
+    config = parameters(tmp_path, policy={"signal_check": {"rollouts": 3, "least_cosine": 0.9}})
     notes: list[str] = []
     with pytest.raises(UserError, match=r"(?s)signal check stopped the run.*module 'ar'.*signal_check.rollouts=0"):
         make_run(config, pipeline_folder).run(Callbacks(on_step=ignore, note=notes.append))

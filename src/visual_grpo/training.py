@@ -17,7 +17,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.signal_check import check_signal, gradient_cosine
+from visual_grpo.grpo.signal_check import Signal, check_signal, measure_signal
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.policies.glm_image import GlmImage
 from visual_grpo.stopping import stop_request
@@ -37,8 +37,8 @@ class Progress:
     """Mean total reward of the best adapter on the eval prompts at the stock sampler."""
     best_step: int = 0
     best_adapter: dict[str, Tensor] = field(default_factory=dict)
-    signal: dict[str, float] = field(default_factory=dict)
-    """Module -> cosine of the signal check; empty where it is off or the run was resumed."""
+    signal: dict[str, Signal] = field(default_factory=dict)
+    """Module -> what the signal check measured; empty where it is off or the run was resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,13 +169,11 @@ class TrainingRun:
         check = self.config.policy.signal_check
         if not check.rollouts:
             return
-        modules = self.trainer.modules
-        for module, trainer in modules.items():
-            self.progress.signal[module] = gradient_cosine(trainer, self.train_prompts, check.rollouts)
-        shown = ", ".join(f"{module} {cosine:.2f}" for module, cosine in self.progress.signal.items())
+        for module, trainer in self.trainer.modules.items():
+            self.progress.signal[module] = measure_signal(trainer, self.train_prompts, check.rollouts)
+        shown = ", ".join(f"{module} {signal}" for module, signal in self.progress.signal.items())
         callbacks.note(f"Signal check (cosine between policy gradients of {check.rollouts} rollouts): {shown}")
-        samples = {module: t.config.prompts_per_step * t.config.group_size for module, t in modules.items()}
-        check_signal(self.progress.signal, check.least_cosine, samples)
+        check_signal(self.progress.signal, check.least_cosine)
 
     def _checkpoint(self) -> Path | None:
         return checkpoint.latest_checkpoint(self.folder) if self.config.resume == "auto" else None

@@ -10,7 +10,7 @@ import torch
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.metrics import reproducible
-from visual_grpo.grpo.signal_check import NoSignalError, check_signal, gradient_cosine
+from visual_grpo.grpo.signal_check import NoSignalError, Signal, check_signal, mean_of_pairs, measure_signal
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer, averaged, reweighted
 from visual_grpo.types import JointRollout, PromptRecord, Rollout, Scores
@@ -178,21 +178,43 @@ def blind(prompts: Sequence[PromptRecord], samples: Sequence[Any]) -> Scores:
 
 
 def test_the_signal_check_tells_a_reward_that_sees_from_one_that_does_not() -> None:
-    def cosine(scorer: Any) -> float:
+    def measured(scorer: Any) -> Signal:
         trainer = GRPOTrainer(ToyTokenPolicy(steps=12, vocabulary=8), scorer, config(32), seed=3)
         before = trainer.state()[0]
-        found = gradient_cosine(trainer, records(10), rollouts=6)
+        found = measure_signal(trainer, records(10), rollouts=6)
         after = trainer.state()[0]
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert trainer.parameters[0].grad is None
         return found
 
-    seeing, not_seeing = cosine(CountingScorer()), cosine(blind)
-    assert seeing > 0.4
-    assert abs(not_seeing) < 0.1
-    check_signal({"ar": seeing}, 0.1, {"ar": 64})
-    with pytest.raises(NoSignalError, match=r"(?s)module 'dit'.*at least 0.1.*measured: .*\(64 images.*flow.noise"):
-        check_signal({"ar": seeing, "dit": not_seeing}, 0.1, {"ar": 64, "dit": 64})
+    seeing, not_seeing = measured(CountingScorer()), measured(blind)
+    assert seeing.cosine > 0.4
+    assert abs(not_seeing.cosine) < 0.1
+    assert seeing.samples == 4 * 32
+    check_signal({"ar": seeing}, 0.3)
+    with pytest.raises(NoSignalError, match=r"(?s)module 'dit'.*at least 0.3.*measured: .*\(128 images.*flow.noise"):
+        check_signal({"ar": seeing, "dit": not_seeing}, 0.3)
+
+
+def test_a_few_rollouts_that_disagree_by_chance_do_not_stop_a_run() -> None:
+    check_signal({"ar": Signal(cosine=0.01, error=0.05, samples=64)}, 0.03)
+    with pytest.raises(NoSignalError):
+        check_signal({"ar": Signal(cosine=0.01, error=0.005, samples=64)}, 0.03)
+
+
+def test_the_error_of_the_mean_of_pairs_is_the_jackknifes() -> None:
+    vectors = torch.nn.functional.normalize(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)))
+    cosines = vectors @ vectors.t()
+
+    def mean(rows: list[int]) -> float:
+        pairs = [float(cosines[i, j]) for i in rows for j in rows if i < j]
+        return sum(pairs) / len(pairs)
+
+    left_out = [mean([i for i in range(5) if i != row]) for row in range(5)]
+    center = sum(left_out) / 5
+    error = math.sqrt(4 / 5 * sum((value - center) ** 2 for value in left_out))
+    assert mean_of_pairs(cosines) == pytest.approx((mean(list(range(5))), error), abs=1e-6)
+    assert mean_of_pairs(cosines[:2, :2]) == pytest.approx((float(cosines[0, 1]), 0.0))
 
 
 def test_a_constant_reward_has_no_signal() -> None:
@@ -201,4 +223,4 @@ def test_a_constant_reward_has_no_signal() -> None:
         return Scores(total=total, rewards={"one": total}, parts={}, weights={"one": 1.0})
 
     trainer = GRPOTrainer(ToyGaussianPolicy(), constant, config(4), seed=3)
-    assert gradient_cosine(trainer, records(10), rollouts=3) == 0
+    assert measure_signal(trainer, records(10), rollouts=3).cosine == 0

@@ -7,9 +7,11 @@ about 0, training is a random walk, and no learning rate mends that. Where there
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.order import PromptOrder
@@ -35,8 +37,23 @@ class NoSignalError(UserError):
     """A module's policy gradients are noise."""
 
 
-def gradient_cosine(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], rollouts: int) -> float:
-    """Mean cosine between the gradients of ``rollouts`` independent rollouts; 0 where a gradient vanishes.
+@dataclass(frozen=True, kw_only=True)
+class Signal:
+    """How far the gradients of independent rollouts agree."""
+
+    cosine: float
+    """Mean over all pairs of rollouts."""
+    error: float
+    """Its standard error (jackknife over the rollouts)."""
+    samples: int
+    """Images of one rollout."""
+
+    def __str__(self) -> str:
+        return f"{self.cosine:.2f} +- {self.error:.2f}"
+
+
+def measure_signal(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], rollouts: int) -> Signal:
+    """The cosine between the gradients of ``rollouts`` independent rollouts; 0 where a gradient vanishes.
 
     Changes neither the policy nor what the training will draw.
     """
@@ -48,21 +65,30 @@ def gradient_cosine(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], 
         gradient = trainer.policy_gradient(chosen, generator)
         gradients.append(gradient / gradient.norm().clamp(min=1e-30))
     stacked = torch.stack(gradients)
-    cosines = stacked @ stacked.t()
-    return float((cosines.sum() - cosines.trace()) / (rollouts * (rollouts - 1)))
+    cosine, error = mean_of_pairs(stacked @ stacked.t())
+    return Signal(cosine=cosine, error=error, samples=trainer.config.prompts_per_step * trainer.config.group_size)
 
 
-def check_signal(cosines: Mapping[str, float], least: float, samples: Mapping[str, int]) -> None:
-    """Raises NoSignalError for the first module whose cosine is below ``least``.
+def mean_of_pairs(cosines: Tensor) -> tuple[float, float]:
+    """Mean of the off-diagonal of a symmetric [K, K], and its jackknife standard error; 0 for two rollouts."""
+    count = len(cosines)
+    off_diagonal = cosines - cosines.diag().diag()
+    total = off_diagonal.sum()
+    mean = float(total) / (count * (count - 1))
+    if count < 3:
+        return mean, 0.0
+    without = (total - 2 * off_diagonal.sum(1)) / ((count - 1) * (count - 2))
+    return mean, float((without - without.mean()).square().sum() * (count - 1) / count) ** 0.5
 
-    ``samples``: how many images each of its rollouts had, for the message.
-    """
-    for module, cosine in cosines.items():
-        if cosine < least:
+
+def check_signal(signals: Mapping[str, Signal], least: float) -> None:
+    """Raises NoSignalError for the first module whose cosine is below ``least`` beyond two standard errors."""
+    for module, signal in signals.items():
+        if signal.cosine + 2 * signal.error < least:
             raise NoSignalError(
                 f"The signal check stopped the run before its first step: nothing to learn for the module {module!r}.\n"
                 f"  expected: a mean cosine of at least {least:g} between the gradients of independent rollouts\n"
-                f"  measured: {cosine:.3f} ({samples[module]} images a rollout)\n"
+                f"  measured: {signal} ({signal.samples} images a rollout)\n"
                 "Near 0 the reward cannot see what this module varies, and training would be a random walk.\n"
                 f"What to change: {_ADVICE.get(module, 'the reward, or what the policy varies')}.\n"
                 "To train all the same: --params=policy.signal_check.rollouts=0"
