@@ -26,8 +26,8 @@ class OcrReward:
 
     Args:
         line: where the image holds its one line of text, [top, left, bottom, right] as shares of height and
-            width. Without it text is searched for in the whole image, which takes 0.1 s (128 px) to 1 s (1024 px) an
-            image instead of 5 ms.
+            width. Without it text is searched for in the whole image, which takes from 0.1 s (128 px) to 1 s
+            (1024 px) an image instead of 5 ms.
     """
 
     needs_target = False
