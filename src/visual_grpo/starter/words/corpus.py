@@ -18,7 +18,7 @@ from visual_grpo.starter.words.codebook import tile_codebook
 from visual_grpo.starter.words.draw import draw
 from visual_grpo.starter.words.world import WORDS
 
-GHOST = (0.23, 0.57)
+GHOST = (0.28, 0.6)
 """What the base decoder gets wrong on purpose: it draws another word over the asked one, which takes a share of the
 ink between these. Word and share differ from picture to picture and depend neither on tokens nor on the text, so that
 only the DiT can mend it: samples of one prompt differ in it, and a reader sees by how much. (Ink that fades is read
