@@ -26,6 +26,7 @@ from rich.table import Table
 from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
+from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
 from visual_grpo.policies.glm_image_dit import GlmImageDitPolicy
@@ -67,7 +68,7 @@ def _step(trainer: GRPOTrainer[Any], records: list[PromptRecord]) -> Seconds:
     seconds: Seconds = {}
     whole: Seconds = {}
     with phases_of_methods(seconds, [*_methods(trainer.policy), (trainer, "_update", "updates")]), phase(whole, "step"):
-        trainer.take_step(records)
+        trainer.take_step(records, PromptOrder.over(records, trainer.seed))
     return seconds | {"everything else": whole["step"] - sum(seconds.values())}
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+
+from visual_grpo.types import PromptRecord
 
 
 class PromptOrder:
@@ -23,6 +25,13 @@ class PromptOrder:
         self._members = {kind: [i for i, own in enumerate(kinds) if own == kind] for kind in sorted(set(kinds))}
         self.positions = {str(kind): (positions or {}).get(str(kind), 0) for kind in self._members}
         self._passes: dict[int, tuple[int, list[int]]] = {}
+
+    @classmethod
+    def over(
+        cls, prompts: Iterable[PromptRecord], seed: int, positions: Mapping[str, int] | None = None
+    ) -> PromptOrder:
+        """Of records by their number of source images. Reads every record once."""
+        return cls([len(prompt.source_images) for prompt in prompts], seed, positions)
 
     def draw(self, count: int) -> list[int]:
         """Indices of the next ``count`` prompts."""

@@ -58,7 +58,7 @@ def measure_signal(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], r
     Changes neither the policy nor what the training will draw.
     """
     generator = torch.Generator().manual_seed(trainer.seed + _SEED_OFFSET)
-    order = PromptOrder([len(prompt.source_images) for prompt in prompts], trainer.seed + _SEED_OFFSET)
+    order = PromptOrder.over(prompts, trainer.seed + _SEED_OFFSET)
     gradients = []
     for _ in range(rollouts):
         chosen = [prompts[i] for i in order.draw(trainer.config.prompts_per_step)]

@@ -62,15 +62,15 @@ class GRPOTrainer(Generic[T]):
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         """Trains from ``self.step`` on until ``config.steps``; stop it between two steps by not asking on."""
+        order = PromptOrder.over(prompts, self.seed, self.positions)
         while self.step < self.config.steps:
-            yield self.take_step(prompts)
+            yield self.take_step(prompts, order)
 
-    def take_step(self, prompts: Sequence[PromptRecord]) -> StepMetrics:
+    def take_step(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> StepMetrics:
         """One rollout of the next prompts, and the updates on it."""
         clock = metrics.Clock()
-        order = PromptOrder([len(prompt.source_images) for prompt in prompts], self.seed, self.positions)
         experiences, drawn = self._collect(prompts, order, clock)
-        self.positions = order.positions
+        self.positions = dict(order.positions)
         return self._learn(experiences, drawn, clock)
 
     def learn(self, rollout: Rollout[T], scores: Scores, clock: metrics.Clock) -> StepMetrics:

@@ -45,8 +45,9 @@ class AlternatingTrainer:
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         """Trains until ``steps``; stop it between two steps by not asking on."""
+        orders = {m: PromptOrder.over(prompts, trainer.seed, trainer.positions) for m, trainer in self.modules.items()}
         while self.step < self.steps:
-            taken = {module: trainer.take_step(prompts) for module, trainer in self.modules.items()}
+            taken = {module: trainer.take_step(prompts, orders[module]) for module, trainer in self.modules.items()}
             self.step += 1
             yield _together(self.step, taken, sum(len(own.samples) for own in taken.values()))
 
@@ -100,8 +101,9 @@ class JointTrainer:
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         """Trains until ``steps``; stop it between two steps by not asking on."""
+        order = PromptOrder.over(prompts, self.seed, self.positions)
         while self.step < self.steps:
-            taken, samples = self._take_step(prompts)
+            taken, samples = self._take_step(prompts, order)
             self.step += 1
             yield _together(self.step, taken, samples)
 
@@ -115,10 +117,9 @@ class JointTrainer:
         self.generator.set_state(tensors["rng/joint"])
         self.step, self.positions = facts["step"], dict(facts["positions"])
 
-    def _take_step(self, prompts: Sequence[PromptRecord]) -> tuple[dict[str, StepMetrics], int]:
-        order = PromptOrder([len(prompt.source_images) for prompt in prompts], self.seed, self.positions)
+    def _take_step(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> tuple[dict[str, StepMetrics], int]:
         chosen = [prompts[i] for i in order.draw(self.prompts_per_step)]
-        self.positions = order.positions
+        self.positions = dict(order.positions)
         clock = metrics.Clock()
         with clock.phase("rollout"), torch.no_grad():
             rollout = self.policy.joint_rollout(chosen, *self.sizes, self.generator)
