@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from visual_grpo.errors import UserError
 from visual_grpo.rewards.shape_judge import color_distances, find_objects, found, nearness
 from visual_grpo.types import PromptRecord, RewardOutput, Sample
 
@@ -20,6 +21,15 @@ class PaletteReward:
 
     name = "palette"
     needs_target = False
+
+    def check_records(self, records: Iterable[PromptRecord]) -> None:
+        """Raises UserError for records that are no drawn shapes: the palette would mean nothing there."""
+        for record in records:
+            if "color" not in record.metadata:
+                raise UserError(
+                    f"reward 'palette' judges the starter's drawn shapes, and record {record.id!r} has no metadata"
+                    " color; for other data take it out: rewards.palette: null"
+                )
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         return RewardOutput(values=torch.stack([_closeness(sample) for sample in samples]))
