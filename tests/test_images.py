@@ -180,10 +180,26 @@ def test_unreadable_files_say_what_is_wrong(tmp_path):
         ("phone.heic", "phone.heic: not an image that Pillow can read"),
         ("cut.jpg", "cut.jpg: damaged or cut off"),
         ("none.png", "none.png: there is no such file"),
-        (".", "damaged or cut off"),
+        (".", r"the file cannot be opened \(Is a directory\)"),
     ]:
         with pytest.raises(ImageError, match=message):
             read_image(tmp_path / name)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged():
+    class Forbidden(io.BytesIO):
+        def read(self, *_):
+            raise PermissionError(13, "Permission denied")
+
+    with pytest.raises(ImageError, match=r"the file cannot be opened \(Permission denied\)"):
+        read_image(Forbidden())
+
+
+def test_an_error_of_our_own_is_not_called_damage(tmp_path, monkeypatch):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    monkeypatch.setattr("visual_grpo.images._upright", lambda image: image.no_such_attribute)
+    with pytest.raises(AttributeError):
+        read_image(tmp_path / "a.png")
 
 
 def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ def build_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Tra
     if config.policy.component == "both" and config.policy.both == "joint":
         return _joint_trainer(config, image, scorer)
     trainers: dict[str, GRPOTrainer[Any]] = {
-        module: _module_trainer(config, image, module, scorer) for module in modules
+        module: _module_trainer(config, _policy(config, image, module), module, scorer) for module in modules
     }
     if len(trainers) == 1:
         return trainers[modules[0]]
@@ -84,11 +84,11 @@ def _joint_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Tr
     from visual_grpo.policies.glm_image_both import GlmImageJointPolicy
 
     sizes = (config.grpo.group_size, config.grpo.of("dit").group_size)
-    policy = GlmImageJointPolicy(_ar_policy(config, image), _dit_policy(config, image))
+    ar, dit = _ar_policy(config, image), _dit_policy(config, image)
     return JointTrainer(
-        policy,
-        ("ar", _module_trainer(config, image, "ar", scorer) if sizes[0] > 1 else None),
-        ("dit", _module_trainer(config, image, "dit", scorer) if sizes[1] > 1 else None),
+        GlmImageJointPolicy(ar, dit),
+        ("ar", _module_trainer(config, ar, "ar", scorer) if sizes[0] > 1 else None),
+        ("dit", _module_trainer(config, dit, "dit", scorer) if sizes[1] > 1 else None),
         scorer,
         {"ar": config.weights("ar"), "dit": config.weights("dit")},
         steps=config.grpo.steps,
@@ -98,12 +98,15 @@ def _joint_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Tr
     )
 
 
-def _module_trainer(config: Parameters, image: GlmImage, module: Module, scorer: RewardSet) -> GRPOTrainer[Any]:
+def _module_trainer(config: Parameters, policy: Any, module: Module, scorer: RewardSet) -> GRPOTrainer[Any]:
     from visual_grpo.grpo.trainer import GRPOTrainer
 
-    policy: Any = _ar_policy(config, image) if module == "ar" else _dit_policy(config, image)
     own = scorer.weighted(config.weights(module))
     return GRPOTrainer(policy, own, config.grpo.of(module), seed=config.seed, dtype=config.model.dtype, module=module)
+
+
+def _policy(config: Parameters, image: GlmImage, module: Module) -> GlmImageArPolicy | GlmImageDitPolicy:
+    return _ar_policy(config, image) if module == "ar" else _dit_policy(config, image)
 
 
 def _ar_policy(config: Parameters, image: GlmImage) -> GlmImageArPolicy:

@@ -168,7 +168,7 @@ class SamplingConfig(Strict):
                 " biases the importance ratio"
             )
         if r.stochastic or self.stock.stochastic:
-            raise ValueError("leave stochastic out: policy.component decides it")
+            raise ValueError("leave stochastic out: the evaluation judges with and without it")
         return self
 
 

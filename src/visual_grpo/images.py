@@ -6,6 +6,7 @@ An image as a sample is a uint8 tensor [3, height, width] in RGB order.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,12 @@ MULTIPLE = 32
 """Sides of a GLM-Image picture are multiples of this many pixels (one AR token)."""
 
 _UINT16_MAX = 65535
+
+_DAMAGE = (
+    *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError),
+    *(struct.error, zlib.error),
+)
+"""What Pillow's decoders raise on damaged files; an error in our own code (AttributeError, NameError) is none of it."""
 
 _FIRST_TURNED = 5
 """EXIF orientations from this one on swap width and height."""
@@ -63,7 +70,7 @@ def is_intact_png(path: Path) -> bool:
     try:
         with Image.open(path, formats=["PNG"]) as image:
             image.verify()
-    except Exception:  # whatever the damage is
+    except (*_DAMAGE, Image.DecompressionBombError):
         return False
     return True
 
@@ -130,11 +137,13 @@ def _opened(file: str | Path | IO[bytes]) -> Iterator[Image]:
             yield image
     except FileNotFoundError as error:
         raise ImageError(f"{file}: there is no such file") from error
+    except (PermissionError, IsADirectoryError) as error:
+        raise ImageError(f"{_name(file)}: the file cannot be opened ({error.strerror or error})") from error
     except UnidentifiedImageError as error:
         raise ImageError(f"{_name(file)}: {_why_unidentified(file)}") from error
     except Image.DecompressionBombError as error:
         raise ImageError(f"{_name(file)}: too many pixels to be decoded safely ({error})") from error
-    except Exception as error:  # on damaged files Pillow's decoders raise almost anything
+    except _DAMAGE as error:
         raise ImageError(f"{_name(file)}: damaged or cut off ({error})") from error
 
 

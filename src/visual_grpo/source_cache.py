@@ -65,6 +65,11 @@ def write_sources(
     return SourceCache(keys=_joined(keys), values=_joined(values))
 
 
+def upsampled(tokens: Tensor) -> Tensor:
+    """Tokens as the DiT takes them, each twice as high and wide: [B, rows, columns] -> [B, 4 * rows * columns]."""
+    return tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)
+
+
 def _write(
     dit: GlmImageTransformer2DModel, latents: Tensor, tokens: Tensor, text_width: int
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,6 +81,24 @@ def test_rewards_that_need_no_target_do_not_read_the_records() -> None:
     records = iter(PROMPTS)
     RewardSet({"plain": (constant(1), 1.0)}).check_records(records)
     assert next(records) is PROMPTS[0]
+
+
+def test_every_reward_sees_the_records_even_of_an_iterator() -> None:
+    class Refusing:
+        needs_target = False
+
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def check_records(self, records: Any) -> None:
+            self.seen = [record.id for record in records]
+
+        def __call__(self, prompts: Any, samples: Any) -> list[float]:
+            return [0.0] * len(samples)
+
+    one, two = Refusing(), Refusing()
+    RewardSet({"one": (one, 1.0), "two": (two, 1.0)}).check_records(iter(PROMPTS))
+    assert one.seen == two.seen == [record.id for record in PROMPTS]
 
 
 def test_every_built_in_reward_loads_and_has_its_name() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visual_grpo.policies.flow_sde import ode_step
 from visual_grpo.policies.sources import SourceEncoder, distinct
-from visual_grpo.source_cache import SourceCache, write_sources
+from visual_grpo.source_cache import SourceCache, upsampled, write_sources
 from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
@@ -110,10 +110,10 @@ class Denoiser:
             glyphs=[self._glyphs(record.prompt) for record in firsts],
             no_glyphs=self._glyphs(""),
             prompt_of_row=prompt_of_row,
-            tokens=_upsampled(tokens),
+            tokens=upsampled(tokens),
             guidance_scale=guidance_scale,
             source_latents=[torch.stack([source.latents for source in column]) for column in columns],
-            source_tokens=[_upsampled(torch.stack([source.tokens for source in column])) for column in columns],
+            source_tokens=[upsampled(torch.stack([source.tokens for source in column])) for column in columns],
         )
 
     def start_noise(self, seeds: Sequence[int]) -> Tensor:
@@ -253,8 +253,3 @@ def _alike(conditions: Conditions, rows: Tensor) -> Iterator[Tensor]:
     lengths = torch.tensor([glyphs.shape[1] for glyphs in conditions.glyphs])[conditions.prompt_of_row[rows]]
     for length in lengths.unique():
         yield (lengths == length).nonzero()[:, 0]
-
-
-def _upsampled(tokens: Tensor) -> Tensor:
-    """[B, rows, columns] -> [B, 4 * rows * columns]: each token twice as high and wide, row by row."""
-    return tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)

@@ -50,9 +50,14 @@ class RewardSet:
 
     def check_records(self, records: Iterable[PromptRecord]) -> None:
         """Refuses records that a reward cannot judge, as those without the target it needs; before any rollout."""
-        for function in self.functions.values():
-            function.check_records(records)
+        checking = [function for function in self.functions.values() if function.checks_records]
         needing = [name for name, function in self.functions.items() if function.needs_target]
+        if not checking and not needing:
+            return
+        # Several rewards read them: an iterator would be empty for all but the first.
+        records = records if isinstance(records, Sequence) else list(records)
+        for function in checking:
+            function.check_records(records)
         if not needing:
             return
         missing = [record.id for record in records if record.target_image is None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class PaletteReward:
     name = "palette"
     needs_target = False
 
-    def check_records(self, records: Iterable[PromptRecord]) -> None:
+    def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Raises UserError for records that are no drawn shapes: the palette would mean nothing there."""
         for record in records:
             if "color" not in record.metadata:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,11 +49,15 @@ class FunctionReward:
             ) from error
         return checked_output(self.name, returned, prompts)
 
-    def check_records(self, records: Iterable[PromptRecord]) -> None:
-        """Lets the callable refuse records before any rollout, if it has a ``check_records`` of its own."""
-        check = getattr(self.function, "check_records", None)
-        if check is not None:
-            check(records)
+    @property
+    def checks_records(self) -> bool:
+        """Whether the callable has a ``check_records`` of its own."""
+        return hasattr(self.function, "check_records")
+
+    def check_records(self, records: Sequence[PromptRecord]) -> None:
+        """Lets the callable refuse records before any rollout, if it wants to."""
+        if self.checks_records:
+            self.function.check_records(records)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         return f"FunctionReward({self.name!r}, {self.function!r})"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.shapes_world import BACKGROUND, COMBINATIONS, EDITS, Combination
+from visual_grpo.source_cache import upsampled
 from visual_grpo.starter.codebook import CELLS, PATCH, fit_codebook, nearest_codes, patch_features
 from visual_grpo.starter.edits import draw_edit, random_edit
 from visual_grpo.starter.shapes import Jitter, draw_all, draw_scene, stacked
@@ -51,7 +52,7 @@ class Corpus:
 
     def upsampled_tokens(self) -> Tensor:
         """[C * K, 4 * rows * columns] int64, what the DiT gets: every token twice as high and wide."""
-        return _upsampled(self._tokens(self.image_grid), self.image_grid)
+        return upsampled(self._tokens(self.image_grid).view(-1, *self.image_grid))
 
     def _tokens(self, grid: Grid) -> Tensor:
         return nearest_codes(_pixels(self.images), grid, self.codebook)
@@ -120,7 +121,7 @@ def build_edit_corpus(codebook: Tensor, height: int, width: int, seed: int) -> E
     sources, targets = (stacked(side) for side in zip(*(draw_edit(e, height, width, rng) for e in edits), strict=True))
     grid = (height // PATCH, width // PATCH)
     own, asked = (
-        _upsampled(nearest_codes(images.float() / 255, grid, codebook), grid) for images in (sources, targets)
+        upsampled(nearest_codes(images.float() / 255, grid, codebook).view(-1, *grid)) for images in (sources, targets)
     )
     return EditCorpus(sources=sources, targets=targets, source_tokens=own, target_tokens=asked)
 
@@ -133,8 +134,3 @@ def preview_grid(height: int, width: int) -> Grid:
 
 def _pixels(images: Tensor) -> Tensor:
     return images.flatten(0, 1).float() / 255
-
-
-def _upsampled(tokens: Tensor, grid: Grid) -> Tensor:
-    """[N, rows * columns] -> [N, 4 * rows * columns]."""
-    return tokens.view(-1, *grid).repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)

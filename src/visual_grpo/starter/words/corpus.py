@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import ByT5Tokenizer
 
+from visual_grpo.source_cache import upsampled
 from visual_grpo.starter.codebook import PATCH, nearest_codes
 from visual_grpo.starter.corpus import preview_grid
 from visual_grpo.starter.tokenizer import IMAGE_END
@@ -53,8 +54,7 @@ class WordCorpus:
 
     def upsampled_tokens(self) -> Tensor:
         """[W, 4 * rows * columns] int64, what the DiT gets: every token twice as high and wide."""
-        tokens = self._tokens(self.image_grid).view(-1, *self.image_grid)
-        return tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)
+        return upsampled(self._tokens(self.image_grid).view(-1, *self.image_grid))
 
     def _tokens(self, grid: tuple[int, int]) -> Tensor:
         return nearest_codes(self.clean.float() / 255, grid, self.codebook)
