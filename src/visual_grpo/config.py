@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 Side = Annotated[int, Field(ge=32, le=4096, multiple_of=32, description="pixels, a multiple of 32")]
 Share = Annotated[float, Field(ge=0, lt=1)]
-World = Literal["shapes", "words"]
+World = Literal["shapes", "words", "scenes"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-Task = Literal["t2i", "i2i", "mixed"]
+Task = Literal["t2i", "i2i", "mixed", "segmentation"]
 
 
 class Strict(BaseModel):
@@ -30,7 +30,9 @@ class DataConfig(Strict):
     path: str = Field(description="folder with records, or a records.jsonl / prompts.txt / metadata file")
     layout: Literal["auto", "records", "prompts", "image_folder", "captions"] = "auto"
     task: Task = Field(
-        "t2i", description="t2i: prompts; i2i: edits, each record with a source image or several; mixed: both"
+        "t2i",
+        description="t2i: prompts; i2i: edits, each record with a source image or several; mixed: both;"
+        " segmentation: a query about one source image, and its mask as the target",
     )
     height: Side
     width: Side
@@ -50,7 +52,11 @@ class DataConfig(Strict):
 class StarterConfig(Strict):
     """The small GLM-Image that is built and pretrained on the spot when ``model.path`` is null."""
 
-    world: World = Field("shapes", description="what is drawn: coloured shapes, or signs with words (text in images)")
+    world: World = Field(
+        "shapes",
+        description="what is drawn: coloured shapes, signs with words (text in images), or scenes of objects with parts"
+        " (negative points)",
+    )
     dataset: str = Field("data/01_raw/shapes", description="folder that the drawn dataset is written to")
     model: str = Field("data/06_models/base", description="folder that the pretrained pipeline is written to")
     records_per_prompt: int = Field(
@@ -59,6 +65,7 @@ class StarterConfig(Strict):
     vae_steps: int = Field(ge=1)
     dit_steps: int = Field(ge=1)
     ar_steps: int = Field(ge=1, description="steps for each kind of record: data.task mixed takes twice as many")
+    vl_steps: int = Field(1000, ge=1, description="world scenes: steps of the small Qwen2.5-VL")
     processes: int = Field(2, ge=1, le=2, description="halves of the pretraining that run at a time, a core each")
 
 
@@ -79,8 +86,22 @@ class LoraParams(Strict):
     )
 
 
-Module = Literal["ar", "dit"]
-"""GLM-Image's two halves: the autoregressive token generator and the diffusion decoder."""
+Module = Literal["ar", "dit", "vl"]
+"""GLM-Image's two halves, the token generator and the diffusion decoder, or Qwen2.5-VL's language model."""
+
+
+class VlConfig(Strict):
+    """How Qwen2.5-VL is asked and how long it may answer."""
+
+    instruction: str = Field("{query}", description="what the model reads beside the image; {query} is the record's")
+    max_tokens: int = Field(32, ge=1, description="tokens of an answer, its end included, before it is cut off")
+
+    @field_validator("instruction")
+    @classmethod
+    def _names_the_query(cls, instruction: str) -> str:
+        if "{query}" not in instruction:
+            raise ValueError("it must contain {query}, where the record's query is put")
+        return instruction
 
 
 class FlowConfig(Strict):
@@ -121,8 +142,8 @@ class SignalCheckConfig(Strict):
 
 
 class PolicyConfig(Strict):
-    component: Literal["ar", "dit", "both"] = Field(
-        "ar", description="what is trained: the token generator, the decoder, or both"
+    component: Literal["ar", "dit", "both", "vl"] = Field(
+        "ar", description="what is trained: GLM-Image's token generator, its decoder, both, or Qwen2.5-VL (vl)"
     )
     both: Literal["alternating", "joint"] = Field(
         "alternating", description="both: a rollout for each module in turn, or one rollout that trains both"
@@ -130,6 +151,7 @@ class PolicyConfig(Strict):
     lora: LoraParams = LoraParams()
     dit_lora: LoraParams | None = Field(None, description="of the DiT; null = as lora, on the DiT's own matrices")
     flow: FlowConfig = FlowConfig()
+    vl: VlConfig = VlConfig()
     signal_check: SignalCheckConfig = SignalCheckConfig()
     gradient_checkpointing: bool = False
     share_prefix: bool = Field(True, description="run each prompt once per group; off under gradient checkpointing")
@@ -236,7 +258,7 @@ class GRPOConfig(Strict):
 
     def of(self, module: Module) -> GRPOConfig:
         """The settings of one module."""
-        if module == "ar":
+        if module != "dit":
             return self
         own = {name: value for name, value in self.dit.model_dump().items() if value is not None}
         return self.model_copy(update=own)
@@ -275,6 +297,21 @@ class Parameters(Strict):
     tracking: TrackingConfig
 
     @model_validator(mode="after")
+    def _records_fit_the_policy(self) -> Self:
+        segmentation, vl = self.data.task == "segmentation", self.policy.component == "vl"
+        if segmentation != vl:
+            raise ValueError(
+                "policy.component vl answers queries about images, so it and data.task segmentation go together;"
+                f" got policy.component {self.policy.component} with data.task {self.data.task}"
+            )
+        if self.model.path is None and segmentation != (self.starter.world == "scenes"):
+            raise ValueError(
+                "the starter's scenes are drawn for data.task segmentation and nothing else is;"
+                f" got starter.world {self.starter.world} with data.task {self.data.task}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _words_are_no_edits(self) -> Self:
         if self.starter.world == "words" and self.data.task != "t2i" and self.model.path is None:
             raise ValueError(f"starter.world words is drawn for data.task t2i only, got {self.data.task}")
@@ -311,6 +348,8 @@ class Parameters(Strict):
     def judged_samplers(self) -> dict[str, SamplerConfig]:
         """What the evaluation reports, by name: ``rollout`` and ``sde`` as the AR module and the DiT are trained."""
         rollout = self.sampling.rollout
+        if self.policy.component == "vl":
+            return {"rollout": rollout, "stock": self.sampling.stock}
         sde = {"sde": rollout.model_copy(update={"stochastic": True})} if self._window_fits else {}
         return {"rollout": rollout, **sde, "stock": self.sampling.stock}
 
@@ -318,7 +357,7 @@ class Parameters(Strict):
         """Each reward's weight for one module's training; None = for judging what ``policy.component`` trains."""
         modules = self.policy.modules if module is None else (module,)
         return {
-            name: sum(reward.weight if m == "ar" or reward.dit_weight is None else reward.dit_weight for m in modules)
+            name: sum(reward.weight if m != "dit" or reward.dit_weight is None else reward.dit_weight for m in modules)
             / len(modules)
             for name, reward in self.rewards.items()
         }

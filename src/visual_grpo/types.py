@@ -16,7 +16,20 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
 Sample = Any
-"""What a reward judges: for an image policy a uint8 tensor [3, height, width] in RGB order."""
+"""What a reward judges: of an image policy a uint8 tensor [3, height, width] in RGB order, of a language policy a
+`TextSample`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSample:
+    """What a language policy says of an image."""
+
+    text: str
+    """Without the tokens that end it."""
+    finished: bool
+    """False where it was cut off at the greatest number of tokens."""
+    frame: tuple[int, int]
+    """(height, width) in pixels of the image as the model saw it: coordinates in ``text`` are of this frame."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Points, masks and the models that turn one into the other."""
