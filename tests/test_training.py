@@ -145,7 +145,7 @@ def test_the_best_adapter_is_that_of_the_best_evaluation(pipeline_folder: Path, 
     kept: dict[int, dict[str, torch.Tensor]] = {}
 
     def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
-        kept[metrics.step] = run.image.adapter_state_dict()
+        kept[metrics.step] = run.model.adapter_state_dict()
 
     execute(run, tmp_path / "out", on_step)
     evaluated = {row["step"]: row["eval/total"] for row in run.progress.history if "eval/total" in row}
@@ -207,7 +207,7 @@ def test_every_component_resumes_bit_for_bit(
     execute(second, tmp_path / "parts" / "out")
     assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
     folders = {path.name for path in (tmp_path / "whole" / "out").iterdir()}
-    assert folders == {"best", "last", "training.json"} | set(second.image.adapters)
+    assert folders == {"best", "last", "training.json"} | set(second.config.policy.modules)
     assert len(second.progress.history) == 4
 
 
@@ -296,8 +296,8 @@ def test_the_released_models_configuration_trains_a_saved_small_pipeline(pipelin
     assert config.model.dtype == "bfloat16"
     assert config.policy.gradient_checkpointing
     run = make_run(config, pipeline_folder)
-    before = run.image.adapter_state_dict()
+    before = run.model.adapter_state_dict()
     execute(run, tmp_path / "out")
-    after = run.image.adapter_state_dict()
+    after = run.model.adapter_state_dict()
     assert [name for name in before if "lora_B" in name and torch.equal(before[name], after[name])] == []
     assert run.progress.history[0]["kl"] >= 0

@@ -119,12 +119,25 @@ def to_pil(tensor: Tensor) -> Image:
     Raises:
         ValueError: another shape or dtype.
     """
-    import torch
     from PIL import Image
 
-    if tensor.dtype != torch.uint8 or tensor.ndim != 3 or tensor.shape[0] != 3:
-        raise ValueError(f"expected a uint8 tensor [3, height, width], got {tensor.dtype} {list(tensor.shape)}")
+    if not is_image(tensor):
+        raise ValueError(f"expected a uint8 tensor [3, height, width], got {described(tensor)}")
     return Image.fromarray(tensor.detach().cpu().permute(1, 2, 0).contiguous().numpy())
+
+
+def is_image(sample: object) -> bool:
+    """Whether it is a uint8 tensor [3, height, width]."""
+    import torch
+
+    return isinstance(sample, torch.Tensor) and sample.dtype == torch.uint8 and sample.ndim == 3 and len(sample) == 3
+
+
+def described(value: object) -> str:
+    """Dtype and shape of a tensor, the type of anything else: what an error says it got."""
+    import torch
+
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 @contextmanager

@@ -19,9 +19,8 @@ from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.signal_check import Signal, check_signal, measure_signal
 from visual_grpo.grpo.two_stage import Trainer
-from visual_grpo.policies.glm_image import GlmImage
 from visual_grpo.stopping import stop_request
-from visual_grpo.types import PromptRecord, Scorer, StepMetrics
+from visual_grpo.types import AdaptedModel, PromptRecord, Scorer, StepMetrics
 
 # Changing these in a resumed run changes nothing of the steps already taken or still to come.
 FREE_ON_RESUME = {"resume", "tracking"}
@@ -56,7 +55,7 @@ class TrainingRun:
     def __init__(
         self,
         config: Parameters,
-        image: GlmImage,
+        model: AdaptedModel,
         scorer: Scorer,
         trainer: Trainer,
         *,
@@ -66,7 +65,7 @@ class TrainingRun:
         run_id: str | None,
     ) -> None:
         """``identity`` names what the run depends on beside the parameters: model and data digests."""
-        self.config, self.image, self.scorer, self.trainer = config, image, scorer, trainer
+        self.config, self.model, self.scorer, self.trainer = config, model, scorer, trainer
         self.train_prompts = train
         self.eval_prompts = distinct_prompts(evaluation, config.evaluation.prompts)
         self.identity, self.run_id = identity, run_id
@@ -124,13 +123,13 @@ class TrainingRun:
         )
 
     def write_adapters(self, folder: Path) -> None:
-        """A folder a trained module (``ar``, ``dit``), which evaluate uses; the same in ``best`` and ``last``; and
+        """A folder a trained module, which evaluate uses; the same in ``best`` and ``last``; and
         ``training.json``."""
-        last = self.image.adapter_state_dict()
-        self.image.save_adapters(folder / "last")
-        self.image.load_adapter_state_dict(self.progress.best_adapter or last)
-        self.image.save_adapters(folder / "best")
-        self.image.load_adapter_state_dict(last)
+        last = self.model.adapter_state_dict()
+        self.model.save_adapters(folder / "last")
+        self.model.load_adapter_state_dict(self.progress.best_adapter or last)
+        self.model.save_adapters(folder / "best")
+        self.model.load_adapter_state_dict(last)
         shutil.copytree(folder / self.config.evaluation.adapter, folder, dirs_exist_ok=True)
         facts = {
             "seed": self.config.seed,
@@ -156,6 +155,8 @@ class TrainingRun:
         _set_aside(self.folder)
 
     def _warn_of_another_guidance(self, callbacks: Callbacks) -> None:
+        if self.config.policy.component == "vl":  # A language model samples without guidance.
+            return
         rollout, stock = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.stock))
         if rollout != stock:
             callbacks.note(
@@ -202,17 +203,17 @@ class TrainingRun:
         total = self.evaluate()
         if total > self.progress.best_score:
             self.progress.best_score, self.progress.best_step = total, self.trainer.step
-            self.progress.best_adapter = self.image.adapter_state_dict()
+            self.progress.best_adapter = self.model.adapter_state_dict()
         return {"eval/total": total}
 
     def evaluate(self) -> float:
-        """Mean total reward over one image of each eval prompt, at the stock sampler and fixed seeds."""
+        """Mean total reward over one sample of each eval prompt, at the stock sampler and fixed seeds."""
         totals = []
         size = self.config.evaluation.batch_size
         for start in range(0, len(self.eval_prompts), size):
             records = self.eval_prompts[start : start + size]
             seeds = [image_seed(self.config.seed, record.id, 0) for record in records]
-            samples = self.image.generate(records, seeds, self.config.sampling.stock)
+            samples = self.model.generate(records, seeds, self.config.sampling.stock)
             totals.append(self.scorer(records, samples).total)
         scores = torch.cat(totals)
         return float(scores[~scores.isnan()].double().mean())

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
+    from visual_grpo.config import SamplerConfig
+
 Sample = Any
 """What a reward judges: of an image policy a uint8 tensor [3, height, width] in RGB order, of a language policy a
 `TextSample`."""
@@ -49,6 +51,10 @@ class PromptRecord:
     """Whatever else the dataset says of the record; rewards may read it."""
 
 
+Ratio = tuple["Tensor", "Tensor"]
+"""(numerator, denominator) of B samples, each [B] float32, the denominator >= 0; both NaN = unscored."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RewardOutput:
     """Scores of B samples. NaN means *unscored*: left out of every mean, never counted as 0."""
@@ -57,6 +63,9 @@ class RewardOutput:
     """[B] float32, higher is better."""
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     """Named components of the score, each [B] float32: reported, never optimised by themselves."""
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)
+    """Named scores whose mean is a ratio of sums, as the cumulative IoU of masks is the sum of their intersections over
+    the sum of their unions: reported, never optimised."""
 
 
 class RewardFunction(Protocol):
@@ -79,6 +88,8 @@ class Scores:
     """Each reward's own values, [B] float32, unweighted."""
     parts: Mapping[str, Tensor]
     """``reward/part`` -> [B] float32."""
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)
+    """``reward/ratio`` -> numerators and denominators."""
     weights: Mapping[str, float]
     """Weight of each reward; 0 = reported only."""
 
@@ -87,6 +98,38 @@ class Scorer(Protocol):
     """The weighted rewards as one callable (``rewards.combine.RewardSet``)."""
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores: ...
+
+
+class Judge(Scorer, Protocol):
+    """A scorer that can also show what it judges."""
+
+    def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:
+        """The sample as a uint8 image [3, h, w]; None for a text that no reward paints."""
+        ...
+
+
+class SampleGenerator(Protocol):
+    """A policy at inference."""
+
+    def generate(
+        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
+    ) -> Sequence[Sample]:
+        """One sample per record, each a function of its own record and seed only."""
+        ...
+
+
+class AdaptedModel(SampleGenerator, Protocol):
+    """A model with adapters on it, as a training run and the evaluation see it."""
+
+    def adapter_state_dict(self) -> dict[str, Tensor]:
+        """Every adapter's tensors, as ``module/name``; copies, which training does not change."""
+        ...
+
+    def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+    def save_adapters(self, folder: Path) -> None:
+        """One folder a module."""
+        ...
 
 
 T = TypeVar("T")

@@ -117,7 +117,7 @@ def test_no_prompts_to_evaluate_says_what_to_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("images", "complaint"),
     [
-        ([torch.zeros(3, 32, 32, dtype=torch.uint8)], "asked for 2 images and returned 1"),
+        ([torch.zeros(3, 32, 32, dtype=torch.uint8)], "asked for 2 samples and returned 1"),
         ([torch.zeros(3, 32, 32)] * 2, r"'eval-00-0'.*torch.float32 \[3, 32, 32\]"),
         ([torch.zeros(32, 32, 3, dtype=torch.uint8)] * 2, r"\[32, 32, 3\]"),
         ([None, None], "NoneType"),

@@ -95,7 +95,7 @@ def test_a_sentence_says_the_numbers_and_what_is_undefined() -> None:
     }  # fmt: skip
     assert sentence(entry) == (
         "total, held-out prompts, stock sampler: 0.500 before, 0.750 after training, difference +0.250"
-        " [+0.100, +0.400]; the trained image wins 62% of 8 pairs (4 prompts)."
+        " [+0.100, +0.400]; the trained sample wins 62% of 8 pairs (4 prompts)."
     )
     assert "[" not in sentence(entry | {"ci_low": None, "ci_high": None})
-    assert sentence(entry | {"difference": None}) == "total: no pair of images could be scored."
+    assert sentence(entry | {"difference": None}) == "total: no pair of samples could be scored."

@@ -38,8 +38,8 @@ def test_the_end_of_the_run_is_a_table_and_two_paths(
     capsys.readouterr()
     painted.run(evaluate.create_pipeline())
     shown = capsys.readouterr().out
-    assert "held-out: 3 prompts, 6 images per sampler" in shown
-    assert "eval: 2 prompts, 4 images per sampler" in shown
+    assert "held-out: 3 prompts, 6 samples per sampler" in shown
+    assert "eval: 2 prompts, 4 samples per sampler" in shown
     assert "total*" in shown
     assert "+0.200 [0.200, 0.200]" in shown
     plain = shown.replace("\n", "")

@@ -1,4 +1,4 @@
-"""Joins the baseline's and the trained policy's scores image by image and measures what changed."""
+"""Joins the baseline's and the trained policy's scores sample by sample and measures what changed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import pandas as pd
 
 from visual_grpo.errors import UserError
-from visual_grpo.evaluation.paired import paired_bootstrap
+from visual_grpo.evaluation.paired import paired_bootstrap, paired_ratio_bootstrap
 
 KEY = ["sampler", "split", "id", "index", "seed"]
+NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
 REMEDY = "Draw the baseline again with the present parameters: kedro run --pipeline=baseline"
 
 
@@ -40,11 +41,11 @@ def check_adapter(training: Mapping[str, Any], *, model: str) -> None:
 def compare(
     baseline: pd.DataFrame, trained: pd.DataFrame, *, bootstrap_samples: int, seed: int
 ) -> list[dict[str, Any]]:
-    """One entry per score (total, each reward, each part), split and sampler; None = undefined.
+    """One entry per score (total, each reward, each part and ratio), split and sampler; None = undefined.
 
-    ``difference`` is trained minus baseline over images of the same prompt and seed, with a 95%
+    ``difference`` is trained minus baseline over samples of the same prompt and seed, with a 95%
     interval over prompts (see ``paired``). Raises ``UserError`` unless both hold exactly the same
-    images and scores.
+    samples and scores.
     """
     pairs = join(baseline, trained)
     weights = trained.attrs["weights"]
@@ -57,8 +58,8 @@ def compare(
 
 
 def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
-    """One row per image: the key, ``prompt``, and every score and ``file`` once with each suffix
-    ``_baseline`` and ``_trained``.
+    """One row per sample: the key, ``prompt``, ``source`` (relative to the baseline's folder, if there is one), and
+    every score, ``file`` and ``answer`` once with each suffix ``_baseline`` and ``_trained``.
 
     The baseline's total is taken anew with the weights of the trained results: which module was trained decides
     them, and one baseline serves every module.
@@ -70,7 +71,10 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     keys = [list(frame[KEY].itertuples(index=False, name=None)) for frame in (baseline, trained)]
     _check_same("images (sampler, split, id, index, seed)", set(keys[0]), set(keys[1]))
     return baseline.merge(
-        trained.drop(columns="prompt"), on=KEY, suffixes=("_baseline", "_trained"), validate="one_to_one"
+        trained.drop(columns=["prompt", "source"], errors="ignore"),
+        on=KEY,
+        suffixes=("_baseline", "_trained"),
+        validate="one_to_one",
     )
 
 
@@ -82,18 +86,27 @@ def retotalled(scores: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFra
 
 
 def score_columns(scores: pd.DataFrame) -> dict[str, str]:
-    """Column of ``scores.parquet`` -> name in the evaluation: total, then each reward before its parts."""
+    """Column of ``scores.parquet`` -> name in the evaluation: total, then each reward before its parts and ratios.
+
+    A ratio has the column of its numerators.
+    """
     names = {
-        column: column.removeprefix("reward/").removeprefix("part/")
+        column: column.removeprefix("reward/").removeprefix("part/").removeprefix(NUMERATOR)
         for column in scores.columns
-        if column == "total" or column.startswith(("reward/", "part/"))
+        if column == "total" or column.startswith(("reward/", "part/", NUMERATOR))
     }
     rewards = list(names.values())
     return dict(sorted(names.items(), key=lambda item: rewards.index(item[1].split("/")[0])))
 
 
 def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[str, Any]:
-    measured = paired_bootstrap(rows[f"{column}_baseline"], rows[f"{column}_trained"], list(rows["id"]), samples, seed)
+    before, after = f"{column}_baseline", f"{column}_trained"
+    clusters = list(rows["id"])
+    if column.startswith(NUMERATOR):
+        first, second = ((rows[side], rows[side.replace(NUMERATOR, DENOMINATOR, 1)]) for side in (before, after))
+        measured = paired_ratio_bootstrap(first, second, clusters, samples, seed)
+    else:
+        measured = paired_bootstrap(rows[before], rows[after], clusters, samples, seed)
     # JSON knows no NaN
     return {key: None if math.isnan(value) else value for key, value in asdict(measured).items()}
 

@@ -1,60 +1,47 @@
-"""Draws images at fixed seeds, keeps them as PNG and scores exactly the pixels that were kept."""
+"""Draws samples at fixed seeds and scores them; keeps a picture of each, of an image the pixels that were scored."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pandas as pd
-import torch
 
 from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.seeds import image_seed
-from visual_grpo.images import to_pil
-from visual_grpo.types import PromptRecord, Scorer, Scores
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from visual_grpo.images import described, is_image
+from visual_grpo.types import Judge, PromptRecord, Sample, SampleGenerator, Scores, TextSample
 
 SCORES = "scores.parquet"
 SPLITS = ("held_out", "eval")
 
 
-class ImageGenerator(Protocol):
-    """A policy at inference."""
-
-    def generate(
-        self, prompts: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
-    ) -> Sequence[Tensor]:
-        """One uint8 [3, height, width] image per prompt, each a function of its own prompt and seed only."""
-        ...
-
-
 class Advance(Protocol):
-    """Called after every batch with the number of images done (``console.progress(...).advance``)."""
+    """Called after every batch with the number of samples done (``console.progress(...).advance``)."""
 
     def __call__(self, n: int = 1, **fields: float) -> object: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One image to draw."""
+    """One sample to draw."""
 
     split: str
     record: PromptRecord
     index: int
-    """Which image of this prompt: 0, 1, ..."""
+    """Which sample of this prompt: 0, 1, ..."""
     seed: int
 
 
 def conditions(config: Parameters, *, model: str, dataset: str) -> dict[str, Any]:
-    """Everything but the adapter that images and scores depend on: equal for two results that pair.
+    """Everything but the adapter that samples and scores depend on: equal for two results that pair.
 
     ``model`` and ``dataset`` are digests.
     """
@@ -65,7 +52,7 @@ def conditions(config: Parameters, *, model: str, dataset: str) -> dict[str, Any
         "dataset": dataset,
         "data": {side: tree["data"][side] for side in ("height", "width")},
         "sampling": {name: sampler.model_dump(mode="json") for name, sampler in config.judged_samplers.items()},
-        "flow": tree["policy"]["flow"],
+        **({"vl": tree["policy"]["vl"]} if config.policy.component == "vl" else {"flow": tree["policy"]["flow"]}),
         # Not their weights: a total can be taken anew, a score cannot.
         "rewards": {name: {"function": r.function, "options": r.options} for name, r in config.rewards.items()},
         "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
@@ -104,8 +91,8 @@ def distinct_prompts(records: Iterable[PromptRecord], limit: int | None) -> list
 
 
 def draw_and_score(
-    policy: ImageGenerator,
-    scorer: Scorer,
+    policy: SampleGenerator,
+    scorer: Judge,
     requests: Sequence[Request],
     samplers: Mapping[str, SamplerConfig],
     folder: Path,
@@ -116,13 +103,17 @@ def draw_and_score(
 ) -> pd.DataFrame:
     """Writes ``<sampler>/<id>_<index>.png`` and ``scores.parquet`` into ``folder``; returns the scores.
 
-    Columns: sampler, split, id, prompt, index, seed, file, total, reward/<name>, part/<reward>/<part>;
-    NaN = unscored. ``facts`` (what the images depend on) and the rewards' weights travel in
-    ``DataFrame.attrs``, which Parquet keeps. Images of different samplers share their seeds.
+    Columns: sampler, split, id, prompt, index, seed, file, total, reward/<name>, part/<reward>/<part>,
+    numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored. Where there are any: ``answer``, a
+    text sample's text, and ``source``, the images that were edited, relative to ``folder`` (a text's picture shows
+    its image already). ``facts`` (what the samples depend on) and the rewards' weights travel in
+    ``DataFrame.attrs``, which Parquet keeps. Samples of different samplers share their seeds.
     """
+    from visual_grpo.evaluation.pictures import of_sample
+
     if not requests:
         raise UserError(
-            "no eval and no held-out prompts to draw images for: raise data.eval_share or data.held_out_share"
+            "no eval and no held-out prompts to draw samples for: raise data.eval_share or data.held_out_share"
         )
     frames: list[pd.DataFrame] = []
     weights: dict[str, float] = {}
@@ -130,30 +121,31 @@ def draw_and_score(
         (folder / sampler).mkdir(parents=True, exist_ok=True)
         for batch in _batches(requests, batch_size):
             records = [request.record for request in batch]
-            images = policy.generate(records, [request.seed for request in batch], settings)
-            check_images(images, records)
-            scores = scorer(records, images)
+            samples = policy.generate(records, [request.seed for request in batch], settings)
+            check_samples(samples, records)
+            scores = scorer(records, samples)
             weights = dict(scores.weights)
-            frames.append(_rows(sampler, batch, scores))
-            for file, image in zip(frames[-1]["file"], images, strict=True):
-                to_pil(image).save(folder / file)
+            frames.append(_rows(sampler, batch, samples, scores, folder))
+            for file, record, sample in zip(frames[-1]["file"], records, samples, strict=True):
+                of_sample(record, sample, scorer).save(folder / file)
             if advance is not None:
                 advance(len(batch), reward=float(scores.total.nanmean()))
-    table = pd.concat(frames, ignore_index=True)
+    table = _without_unused(pd.concat(frames, ignore_index=True))
     table.attrs = {"facts": dict(facts), "weights": weights}
     table.to_parquet(folder / SCORES, index=False)
     return table
 
 
-def check_images(images: Sequence[Any], records: Sequence[PromptRecord]) -> None:
-    """Refuses anything but one uint8 [3, height, width] tensor per record."""
-    if len(images) != len(records):
-        raise ValueError(f"the policy was asked for {len(records)} images and returned {len(images)}")
-    for image, record in zip(images, records, strict=True):
-        tensor = isinstance(image, torch.Tensor)
-        if not tensor or image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3:
-            got = f"{image.dtype} {list(image.shape)}" if tensor else type(image).__name__
-            raise TypeError(f"record {record.id!r}: expected a uint8 tensor [3, height, width], got {got}")
+def check_samples(samples: Sequence[Sample], records: Sequence[PromptRecord]) -> None:
+    """Refuses anything but one uint8 [3, height, width] tensor or one ``TextSample`` per record."""
+    if len(samples) != len(records):
+        raise ValueError(f"the policy was asked for {len(records)} samples and returned {len(samples)}")
+    for sample, record in zip(samples, records, strict=True):
+        if not isinstance(sample, TextSample) and not is_image(sample):
+            raise TypeError(
+                f"record {record.id!r}: expected a uint8 tensor [3, height, width] or a TextSample,"
+                f" got {described(sample)}"
+            )
 
 
 def file_stem(record_id: str) -> str:
@@ -172,7 +164,9 @@ def read_scores(folder: Path) -> pd.DataFrame:
     return pd.read_parquet(folder / SCORES)
 
 
-def _rows(sampler: str, batch: Sequence[Request], scores: Scores) -> pd.DataFrame:
+def _rows(
+    sampler: str, batch: Sequence[Request], samples: Sequence[Sample], scores: Scores, folder: Path
+) -> pd.DataFrame:
     frame = pd.DataFrame(
         [
             {
@@ -183,14 +177,28 @@ def _rows(sampler: str, batch: Sequence[Request], scores: Scores) -> pd.DataFram
                 "index": request.index,
                 "seed": request.seed,
                 "file": f"{sampler}/{file_stem(request.record.id)}_{request.index}.png",
+                **_beside_the_picture(request.record, sample, folder),
             }
-            for request in batch
+            for request, sample in zip(batch, samples, strict=True)
         ]
     )
     columns = {"total": scores.total}
     columns |= {f"reward/{name}": values for name, values in scores.rewards.items()}
     columns |= {f"part/{name}": values for name, values in scores.parts.items()}
+    columns |= {f"numerator/{name}": above for name, (above, _) in scores.ratios.items()}
+    columns |= {f"denominator/{name}": below for name, (_, below) in scores.ratios.items()}
     return frame.assign(**{name: values.cpu().numpy() for name, values in columns.items()})
+
+
+def _beside_the_picture(record: PromptRecord, sample: Sample, folder: Path) -> dict[str, str | list[str] | None]:
+    if isinstance(sample, TextSample):
+        return {"answer": sample.text, "source": None}
+    # Relative: scores and prepared images may move, as long as they move together.
+    return {"answer": None, "source": [os.path.relpath(path, folder) for path in record.source_images] or None}
+
+
+def _without_unused(table: pd.DataFrame) -> pd.DataFrame:
+    return table.drop(columns=[column for column in ("answer", "source") if table[column].isna().all()])
 
 
 def _batches(requests: Sequence[Request], size: int) -> Iterator[list[Request]]:

@@ -1,6 +1,6 @@
-"""Paired differences with a bootstrap interval.
+"""Paired differences of means, or of ratios of sums, with a bootstrap interval.
 
-Images of one prompt resemble each other, so prompts (clusters), not images, are drawn with
+Samples of one prompt (images, answers) resemble each other, so prompts (clusters), not samples, are drawn with
 replacement: the interval answers "what if other prompts had been used". Percentile intervals and
 resampling of whole sampling units: Efron & Tibshirani, An Introduction to the Bootstrap (1993),
 chapters 8 and 13.
@@ -8,7 +8,7 @@ chapters 8 and 13.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,16 +17,18 @@ from numpy.typing import ArrayLike, NDArray
 CHUNK = 256
 """Bootstrap samples drawn at a time: bounds memory to CHUNK * clusters numbers."""
 
+Values = NDArray[np.float64]
+
 
 @dataclass(frozen=True, kw_only=True)
 class PairedDifference:
-    """Trained minus baseline over the pairs where both images were scored; NaN where undefined."""
+    """Trained minus baseline over the pairs where both samples were scored; NaN where undefined."""
 
     prompts: int
     images: int
     """Pairs that count."""
     unscored: int
-    """Pairs left out because one image or both could not be scored."""
+    """Pairs left out because one sample or both could not be scored."""
     baseline_mean: float
     trained_mean: float
     difference: float
@@ -34,13 +36,13 @@ class PairedDifference:
     """95% interval of ``difference``; NaN below two prompts, which say nothing of other prompts."""
     ci_high: float
     win_rate: float
-    """Share of pairs in which the trained image scores higher; a tie counts one half."""
+    """Share of pairs in which the trained sample scores higher; a tie counts one half."""
 
 
 def paired_bootstrap(
     baseline: ArrayLike, trained: ArrayLike, clusters: Sequence[str], samples: int, seed: int
 ) -> PairedDifference:
-    """Compares ``baseline[i]`` with ``trained[i]``, image ``i`` of prompt ``clusters[i]``.
+    """Compares ``baseline[i]`` with ``trained[i]``, sample ``i`` of prompt ``clusters[i]``.
 
     ``baseline``, ``trained``: [n] scores, NaN = unscored. ``samples``: bootstrap replications.
     """
@@ -52,8 +54,8 @@ def paired_bootstrap(
     scored = ~(np.isnan(before) | np.isnan(after))
     names, members = np.unique(np.asarray(clusters, dtype=object)[scored], return_inverse=True)
     before, after = before[scored], after[scored]
-    low, high = _interval(after - before, members, len(names), samples, seed)
-    wins = np.where(after == before, 0.5, after > before)
+    sums, counts = _sums(after - before, members), np.bincount(members)
+    low, high = _interval(lambda drawn: (drawn @ sums) / (drawn @ counts), len(names), samples, seed)
     return PairedDifference(
         prompts=len(names),
         images=len(before),
@@ -63,27 +65,86 @@ def paired_bootstrap(
         difference=_mean(after - before),
         ci_low=low,
         ci_high=high,
-        win_rate=_mean(wins),
+        win_rate=_win_rate(before, after),
+    )
+
+
+def paired_ratio_bootstrap(
+    baseline: tuple[ArrayLike, ArrayLike],
+    trained: tuple[ArrayLike, ArrayLike],
+    clusters: Sequence[str],
+    samples: int,
+    seed: int,
+) -> PairedDifference:
+    """Compares ratios of sums: sum of numerators over sum of denominators, as the cumulative IoU of masks.
+
+    ``baseline``, ``trained``: numerators [n] and denominators [n] >= 0, NaN = unscored. ``baseline_mean`` and
+    ``trained_mean`` are the two ratios, the interval is of their difference over resampled prompts. A pair's win is
+    decided by its own two ratios; pairs without one (0 / 0) decide nothing.
+    """
+    columns = np.asarray([*baseline, *trained], dtype=np.float64)
+    if columns.shape != (4, len(clusters)):
+        raise ValueError(f"expected 4 columns of {len(clusters)} numbers, one a cluster, got {list(columns.shape)}")
+    scored = ~np.isnan(columns).any(0)
+    names, members = np.unique(np.asarray(clusters, dtype=object)[scored], return_inverse=True)
+    columns = columns[:, scored]
+    by_cluster = np.stack([_sums(column, members) for column in columns])
+
+    def difference(drawn: NDArray[np.int64]) -> Values:
+        above, below, trained_above, trained_below = (drawn @ sums for sums in by_cluster)
+        return _quotient(trained_above, trained_below) - _quotient(above, below)
+
+    low, high = _interval(difference, len(names), samples, seed)
+    before, after = _quotient(columns[0], columns[1]), _quotient(columns[2], columns[3])
+    decided = ~(np.isnan(before) | np.isnan(after))
+    totals = columns.sum(1)
+    ratios = _quotient(totals[0::2], totals[1::2])
+    return PairedDifference(
+        prompts=len(names),
+        images=columns.shape[1],
+        unscored=int((~scored).sum()),
+        baseline_mean=float(ratios[0]),
+        trained_mean=float(ratios[1]),
+        difference=float(ratios[1] - ratios[0]),
+        ci_low=low,
+        ci_high=high,
+        win_rate=_win_rate(before[decided], after[decided]),
     )
 
 
 def _interval(
-    differences: NDArray[np.float64], members: NDArray[np.intp], clusters: int, samples: int, seed: int
+    statistic: Callable[[NDArray[np.int64]], Values], clusters: int, samples: int, seed: int
 ) -> tuple[float, float]:
-    """Percentile interval of the mean over images when whole clusters are drawn with replacement."""
+    """Percentile interval of a statistic when whole clusters are drawn with replacement.
+
+    ``statistic``: [k, clusters] times that each cluster was drawn -> [k]. NaN below two clusters, and where a
+    resample leaves the statistic undefined.
+    """
     if clusters < 2:
         return float("nan"), float("nan")
-    sums = np.bincount(members, weights=differences, minlength=clusters)
-    counts = np.bincount(members, minlength=clusters)
     generator = np.random.default_rng(seed)
-    means = np.empty(samples)
+    found = np.empty(samples)
     for start in range(0, samples, CHUNK):
         size = min(CHUNK, samples - start)
         drawn = generator.multinomial(clusters, np.full(clusters, 1 / clusters), size=size)
-        means[start : start + size] = (drawn @ sums) / (drawn @ counts)
-    low, high = np.quantile(means, [0.025, 0.975])
+        found[start : start + size] = statistic(drawn)
+    low, high = np.quantile(found, [0.025, 0.975])
     return float(low), float(high)
 
 
-def _mean(values: NDArray[np.float64]) -> float:
+def _sums(values: Values, members: NDArray[np.intp]) -> Values:
+    """[n] values of samples and the cluster of each -> [clusters]."""
+    return np.asarray(np.bincount(members, weights=values), dtype=np.float64)
+
+
+def _quotient(above: Values, below: Values) -> Values:
+    """``above / below``, NaN where ``below`` is 0."""
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below != 0)
+
+
+def _win_rate(before: Values, after: Values) -> float:
+    return _mean(np.where(after == before, 0.5, after > before))
+
+
+def _mean(values: Values) -> float:
     return float(values.mean()) if len(values) else float("nan")

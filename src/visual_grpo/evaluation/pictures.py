@@ -1,4 +1,4 @@
-"""Grids of images with their prompts and rewards under them, and baseline above trained."""
+"""Pictures of samples, in grids with their prompts and rewards under them, and baseline above trained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from visual_grpo.evaluation.fonts import Printable, printable
-from visual_grpo.images import to_pil
+from visual_grpo.images import read_image, to_pil
+from visual_grpo.types import Judge, PromptRecord, Sample
 
 WIDTH = 224
 """Pixels that every image is shown with."""
@@ -34,6 +35,24 @@ class Pair:
     trained: Image.Image | Tensor
     baseline_reward: float
     trained_reward: float
+    source: Image.Image | Tensor | None = None
+    """What both were made from, where they do not show it themselves."""
+
+
+def of_sample(record: PromptRecord, sample: Sample, judge: Judge) -> Image.Image:
+    """An image itself; of a text what a reward paints, else the image that it speaks of above it."""
+    painted = judge.picture(record, sample)
+    if painted is not None:
+        return to_pil(painted)
+    above = [_shown(read_image(path)) for path in record.source_images[:1]]
+    return _framed([*above, _text(sample.text, most=3 * MAX_LINES)])
+
+
+def beside(images: Sequence[Image.Image | Tensor]) -> Image.Image:
+    """One image as it is; several in a row."""
+    if len(images) == 1 and isinstance(images[0], Image.Image):
+        return images[0]
+    return _table([[_shown(image) for image in images]])
 
 
 def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], columns: int = 8) -> Image.Image:
@@ -50,7 +69,8 @@ def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], column
 
 
 def pairs(pairs: Sequence[Pair], columns: int = 6) -> Image.Image:
-    """Each pair as a column: the prompt, the baseline's image, the trained one's, and their rewards."""
+    """Each pair as a column: the prompt, the source if there is one, and the baseline's and the trained picture, each
+    with its reward."""
     if not pairs or columns < 1:
         raise ValueError(f"expected at least one pair and one column, got {len(pairs)} and {columns}")
     return _framed([_pairs_band(pairs[i : i + columns]) for i in _starts(pairs, columns)])
@@ -67,12 +87,22 @@ def _pairs_band(pairs: Sequence[Pair]) -> Image.Image:
     return _table(
         [
             [blank, *(_text(pair.prompt) for pair in pairs)],
+            *_source_row(pairs),
             [_sideways("baseline", before[0].height), *before],
             [blank, *(_text(f"reward {pair.baseline_reward:.2f}", MUTED) for pair in pairs)],
             [_sideways("trained", after[0].height), *after],
             [blank, *(_text(_gain(pair), _colour(pair)) for pair in pairs)],
         ]
     )
+
+
+def _source_row(pairs: Sequence[Pair]) -> list[list[Image.Image]]:
+    """The row of sources, or no row where no pair has one."""
+    sources = [None if pair.source is None else _shown(pair.source) for pair in pairs]
+    height = max((source.height for source in sources if source is not None), default=0)
+    if not height:
+        return []
+    return [[_sideways("source", height), *(source or _text("") for source in sources)]]
 
 
 def _gain(pair: Pair) -> str:
@@ -91,9 +121,9 @@ def _shown(image: Image.Image | Tensor) -> Image.Image:
     return picture.resize((WIDTH, height), Image.Resampling.LANCZOS)
 
 
-def _text(text: str, colour: str = INK, width: int = WIDTH) -> Image.Image:
+def _text(text: str, colour: str = INK, width: int = WIDTH, most: int = MAX_LINES) -> Image.Image:
     """Text as a picture of ``width`` pixels, as high as its lines."""
-    lines = [(line, shown.font) for shown in map(_printable, text.split("\n")) for line in wrap(shown, width)]
+    lines = [(line, shown.font) for shown in map(_printable, text.split("\n")) for line in wrap(shown, width, most)]
     step = round(TEXT_SIZE * 1.3)
     canvas = Image.new("RGB", (width, step * len(lines)), PAPER)
     brush = ImageDraw.Draw(canvas)
@@ -111,10 +141,10 @@ def _sideways(text: str, height: int) -> Image.Image:
     return line.transpose(Image.Transpose.ROTATE_90)
 
 
-def wrap(shown: Printable, width: int) -> list[str]:
+def wrap(shown: Printable, width: int, most: int = MAX_LINES) -> list[str]:
     """Lines of at most ``width`` pixels, broken between words or, in a long word, between characters.
 
-    At most MAX_LINES of them; the last one ends in an ellipsis where text was cut.
+    At most ``most`` of them; the last one ends in an ellipsis where text was cut.
     """
 
     def fits(line: str) -> bool:
@@ -135,12 +165,12 @@ def wrap(shown: Printable, width: int) -> list[str]:
                 lines[-1] += character
             else:
                 lines.append(character)
-    if len(lines) <= MAX_LINES:
+    if len(lines) <= most:
         return lines
-    last = lines[MAX_LINES - 1]
+    last = lines[most - 1]
     while last and not fits(last + "…"):
         last = last[:-1]
-    return [*lines[: MAX_LINES - 1], last + "…"]
+    return [*lines[: most - 1], last + "…"]
 
 
 def _table(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:

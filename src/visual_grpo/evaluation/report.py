@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from PIL.Image import Image
 
 from visual_grpo.evaluation import pictures, plots
 from visual_grpo.evaluation.compare import join
@@ -78,12 +79,12 @@ def choose(rows: pd.DataFrame, shown: int = SHOWN) -> dict[str, pd.DataFrame]:
 def sentence(entry: Mapping[str, Any]) -> str:
     """One evaluation entry in words."""
     if entry["difference"] is None:
-        return f"{entry['name']}: no pair of images could be scored."
+        return f"{entry['name']}: no pair of samples could be scored."
     interval = "" if entry["ci_low"] is None else f" [{entry['ci_low']:+.3f}, {entry['ci_high']:+.3f}]"
     return (
         f"{entry['name']}, {entry['split'].replace('_', '-')} prompts, {entry['sampler']} sampler:"
         f" {entry['baseline_mean']:.3f} before, {entry['trained_mean']:.3f} after training,"
-        f" difference {entry['difference']:+.3f}{interval}; the trained image wins {entry['win_rate']:.0%} of"
+        f" difference {entry['difference']:+.3f}{interval}; the trained sample wins {entry['win_rate']:.0%} of"
         f" {entry['images']} pairs ({entry['prompts']} prompts)."
     )
 
@@ -96,9 +97,15 @@ def _load(rows: pd.DataFrame, baseline: Path, trained: Path) -> list[pictures.Pa
             trained=read_image(trained / row["file_trained"]),
             baseline_reward=row["total_baseline"],
             trained_reward=row["total_trained"],
+            source=_source(baseline, row.get("source")),
         )
         for row in rows.to_dict("records")
     ]
+
+
+def _source(folder: Path, paths: Sequence[str] | None) -> Image | None:
+    """The images that were edited, whose ``paths`` are relative to ``folder``; None where there are none."""
+    return None if paths is None else pictures.beside([read_image(folder / path) for path in paths])
 
 
 def _page(evaluation: Mapping[str, Any], folder: Path, split: str, sampler: str) -> str:
@@ -115,7 +122,7 @@ def _page(evaluation: Mapping[str, Any], folder: Path, split: str, sampler: str)
         _figure(folder, "training", "Mean reward while training"),
         "<h2>All numbers</h2>",
         "<p>Pairs share prompt and seed. Intervals: 95%, percentile bootstrap over prompts. "
-        "Win rate: share of pairs that the trained image wins, ties count half.</p>",
+        "Win rate: share of pairs that the trained sample wins, ties count half.</p>",
         pd.DataFrame(entries).to_html(index=False, border=0, float_format="{:.4f}".format, na_rep=""),
         "<h2>Conditions</h2>",
         f"<pre>{html.escape(json.dumps(facts, indent=2, ensure_ascii=False))}</pre>",

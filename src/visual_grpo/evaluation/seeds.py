@@ -1,4 +1,4 @@
-"""One fixed seed per image, so that baseline and trained images pair."""
+"""One fixed seed per sample, so that baseline and trained samples pair."""
 
 from __future__ import annotations
 

@@ -77,6 +77,10 @@ def _reward_metrics(scores: list[Scores], group_size: int) -> dict[str, float]:
         values[f"reward/{name}_std"] = _mean(_group_std(own, group_size))
     for name in scores[0].parts:
         values[f"part/{name}"] = _mean(torch.cat([s.parts[name] for s in scores]))
+    for name in scores[0].ratios:
+        above, below = (torch.cat([s.ratios[name][side] for s in scores]) for side in (0, 1))
+        # Means over the same samples: their quotient is the ratio of the sums.
+        values[f"part/{name}"] = _mean(above) / _mean(below) if _mean(below) else 0.0
     return values
 
 

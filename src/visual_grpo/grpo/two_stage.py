@@ -7,6 +7,7 @@ Shapes: N prompts, A outer samples of each, D inner samples of each of those.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -142,7 +143,7 @@ def reweighted(scores: Scores, weights: Mapping[str, float]) -> Scores:
     for name, weight in weights.items():
         if weight:
             total = total + weight * scores.rewards[name]
-    return Scores(total=total, rewards=scores.rewards, parts=scores.parts, weights=weights)
+    return replace(scores, total=total, weights=weights)
 
 
 def averaged(scores: Scores, size: int) -> Scores:
@@ -157,6 +158,7 @@ def averaged(scores: Scores, size: int) -> Scores:
         total=mean(scores.total),
         rewards={name: mean(values) for name, values in scores.rewards.items()},
         parts={name: mean(values) for name, values in scores.parts.items()},
+        ratios={name: (mean(above), mean(below)) for name, (above, below) in scores.ratios.items()},
         weights=scores.weights,
     )
 

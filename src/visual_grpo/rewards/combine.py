@@ -6,14 +6,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from visual_grpo.errors import UserError
+from visual_grpo.images import is_image
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
 from visual_grpo.types import PromptRecord, RewardFunction, Sample, Scores
 
 
 class RewardSet:
-    """Named rewards with their weights, as a ``types.Scorer``.
+    """Named rewards with their weights, as a ``types.Judge``.
 
     ``rewards`` maps a name to (reward, weight); a reward is a ``types.RewardFunction`` or a plain
     function. Weight 0 means reported only, a negative weight means that lower is better.
@@ -41,8 +43,22 @@ class RewardSet:
             parts={
                 f"{name}/{part}": values for name, output in outputs.items() for part, values in output.parts.items()
             },
+            ratios={
+                f"{name}/{ratio}": pair for name, output in outputs.items() for ratio, pair in output.ratios.items()
+            },
             weights=self.weights,
         )
+
+    def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:
+        """An image itself (what is kept is what was scored); of a text what the first reward that paints makes of it.
+
+        A uint8 image [3, h, w]; None for a text that no reward paints.
+        """
+        if is_image(sample):
+            image: Tensor = sample
+            return image
+        painting = next((function for function in self.functions.values() if function.paints), None)
+        return None if painting is None else painting.picture(record, sample)
 
     def weighted(self, weights: Mapping[str, float]) -> RewardSet:
         """The same rewards with other weights."""
@@ -71,9 +87,12 @@ class RewardSet:
 
 
 def _named(name: str, function: RewardFunction | PlainReward) -> FunctionReward:
-    if isinstance(function, FunctionReward) and function.name == name:
+    if not isinstance(function, FunctionReward):
+        return FunctionReward(name, function)
+    if function.name == name:
         return function
-    return FunctionReward(name, function)
+    # Its callable, not itself: what a reward can do beside scoring is asked of the callable.
+    return FunctionReward(name, function.function, needs_target=function.needs_target)
 
 
 def _check(name: str, weight: float) -> None:

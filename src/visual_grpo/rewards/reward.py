@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.types import PromptRecord, RewardOutput, Sample
+from visual_grpo.images import described, is_image
+from visual_grpo.types import PromptRecord, Ratio, RewardOutput, Sample
 
 PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
 """Returns one score per sample: a sequence of floats (None or NaN = unscored), a tensor or NumPy
@@ -59,6 +60,28 @@ class FunctionReward:
         if self.checks_records:
             self.function.check_records(records)  # type: ignore[attr-defined]
 
+    @property
+    def paints(self) -> bool:
+        """Whether the callable has a ``picture`` of its own."""
+        return hasattr(self.function, "picture")
+
+    def picture(self, record: PromptRecord, sample: Sample) -> Tensor:
+        """What the callable shows of a sample, a uint8 image [3, h, w]; only where ``paints``."""
+        try:
+            painted = self.function.picture(record, sample)  # type: ignore[attr-defined]
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"reward {self.name!r} could not paint its picture of record {record.id!r}:\n{_own_traceback(error)}"
+            ) from error
+        if not is_image(painted):
+            raise UserError(
+                f"the picture that reward {self.name!r} paints of record {record.id!r} must be a uint8 tensor"
+                f" [3, height, width], got {described(painted)}"
+            )
+        return painted
+
     def __repr__(self) -> str:
         return f"FunctionReward({self.name!r}, {self.function!r})"
 
@@ -67,7 +90,10 @@ def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) ->
     """Turns what a reward returned for B samples into [B] float32 tensors on the CPU, or refuses it."""
     if isinstance(returned, RewardOutput):
         parts = {part: _scores(f"{name}/{part}", values, prompts) for part, values in returned.parts.items()}
-        return RewardOutput(values=_scores(name, returned.values, prompts), parts=parts)
+        ratios = {ratio: _ratio(f"{name}/{ratio}", pair, prompts) for ratio, pair in returned.ratios.items()}
+        if both := sorted(parts.keys() & ratios.keys()):
+            raise UserError(f"reward {name!r} has a part and a ratio of one name: {', '.join(both)}; rename one")
+        return RewardOutput(values=_scores(name, returned.values, prompts), parts=parts, ratios=ratios)
     return RewardOutput(values=_scores(name, returned, prompts))
 
 
@@ -125,6 +151,20 @@ def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor
             " scores are finite; return None or NaN for what cannot be scored"
         )
     return values
+
+
+def _ratio(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Ratio:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise UserError(f"ratio {name!r} must be a tuple (numerator, denominator), got {returned!r}")
+    above, below = (_scores(name, values, prompts) for values in returned)
+    wrong = ((above.isnan() != below.isnan()) | (below < 0)).nonzero().flatten().tolist()
+    if wrong:
+        row = wrong[0]
+        raise UserError(
+            f"ratio {name!r} is {above[row].item()} / {below[row].item()} for record {prompts[row].id!r}:"
+            " denominators are at least 0, and what cannot be scored is NaN in both"
+        )
+    return above, below
 
 
 def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The reference policy's images, against which training is judged."""
+"""The reference policy's samples, against which training is judged."""
 
 from visual_grpo.pipelines.baseline.pipeline import create_pipeline
 

@@ -1,4 +1,4 @@
-"""Draws the reference policy's images for the eval and held-out prompts and scores them."""
+"""Draws the reference policy's samples for the eval and held-out prompts and scores them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def draw_baseline(
     parameters: dict[str, Any], starter_report: dict[str, Any], records: RecordTable
 ) -> Callable[[Path], None]:
-    """What fills the baseline's folder: images and scores of the policy without an adapter."""
+    """What fills the baseline's folder: pictures and scores of the policy without an adapter."""
     config = Parameters.model_validate(parameters)
     return image_writer(config, starter_report, records, adapters=None, title="baseline")
 
@@ -28,9 +28,9 @@ def image_writer(
     adapters: Path | None,
     title: str,
 ) -> Callable[[Path], None]:
-    """Checks that the images can be drawn and scored; returns what draws them into a folder.
+    """Checks that the samples can be drawn and scored; returns what draws them into a folder.
 
-    The images depend on parameters, model, records and adapter only, so that baseline and trained ones pair.
+    They depend on parameters, model, records and adapter only, so that baseline and trained ones pair.
     """
     from visual_grpo import components
     from visual_grpo.evaluation import generate

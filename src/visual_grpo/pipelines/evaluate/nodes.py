@@ -22,7 +22,7 @@ def draw_trained(
     baseline: Path,
     adapters: Path,
 ) -> Callable[[Path], None]:
-    """What fills the folder of the trained policy's images; refuses a baseline that would not pair."""
+    """What fills the folder of the trained policy's samples; refuses a baseline that would not pair."""
     from visual_grpo.evaluation import compare, generate
     from visual_grpo.pipelines.baseline.nodes import image_writer
 
@@ -72,7 +72,7 @@ def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
         rows = [entry for entry in entries if entry["split"] == split]
         prompts, images = (max(entry[count] for entry in rows) for count in ("prompts", "images"))
         console.table(
-            f"{split.replace('_', '-')}: {prompts} prompts, {images} images per sampler (* optimised)",
+            f"{split.replace('_', '-')}: {prompts} prompts, {images} samples per sampler (* optimised)",
             ["reward", "sampler", "baseline", "trained", "difference [95%]", "wins"],
             [_cells(entry) for entry in sorted(rows, key=lambda entry: names.index(entry["name"]))],
         )

@@ -10,9 +10,11 @@ from visual_grpo.config import Parameters
 
 if TYPE_CHECKING:
     import pandas as pd
+    from PIL.Image import Image
 
     from visual_grpo.records.table import RecordTable
     from visual_grpo.training import Progress, TrainingRun
+    from visual_grpo.types import Judge, StepMetrics
 
 
 def train(
@@ -34,12 +36,12 @@ def train(
     train_records, eval_records = records.split("train"), records.split("eval")
     scorer.check_records(train_records)
     scorer.check_records(eval_records)
-    image = components.build_image_model(config, starter_report["model"])
+    model = components.build_image_model(config, starter_report["model"])
     run = TrainingRun(
         config,
-        image,
+        model,
         scorer,
-        components.build_trainer(config, image, scorer),
+        components.build_trainer(config, model, scorer),
         train=train_records,
         evaluation=eval_records,
         identity={
@@ -49,7 +51,7 @@ def train(
         },
         run_id=tracker.run_id,
     )
-    progress = _run(config, run, tracker)
+    progress = _run(config, run, scorer, tracker)
 
     def write(folder: Path) -> None:
         run.write_adapters(folder)
@@ -58,7 +60,7 @@ def train(
     return write, pd.DataFrame(progress.history)
 
 
-def _run(config: Parameters, run: TrainingRun, tracker: Any) -> Progress:
+def _run(config: Parameters, run: TrainingRun, judge: Judge, tracker: Any) -> Progress:
     from visual_grpo import console
     from visual_grpo.grpo.checkpoint import latest_checkpoint
     from visual_grpo.training import Callbacks
@@ -66,10 +68,10 @@ def _run(config: Parameters, run: TrainingRun, tracker: Any) -> Progress:
     done = run.completed_steps()
     with console.progress("train", config.grpo.steps, completed=done) as bar:
 
-        def on_step(metrics: Any, row: dict[str, float]) -> None:
+        def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
             tracker.metrics({k: v for k, v in row.items() if k != "step"}, metrics.step)
             if _due(metrics.step, config.tracking.images_every):
-                tracker.image(_grid(metrics, config.grpo.group_size), "samples", metrics.step)
+                tracker.image(_grid(metrics, judge, config.grpo.group_size), "samples", metrics.step)
             names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
             bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
 
@@ -88,14 +90,12 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and (step == 1 or step % every == 0)
 
 
-def _grid(metrics: Any, group_size: int) -> Any:
+def _grid(metrics: StepMetrics, judge: Judge, group_size: int) -> Image:
     """One row of samples for each of the first prompts of the step."""
-    from visual_grpo.evaluation.pictures import grid
-    from visual_grpo.images import to_pil
+    from visual_grpo.evaluation.pictures import grid, of_sample
 
     shown = min(4 * group_size, len(metrics.samples))
-    captions = [
-        f"{record.prompt}\nreward {reward:.2f}"
-        for record, reward in zip(metrics.prompts[:shown], metrics.rewards[:shown], strict=True)
-    ]
-    return grid([to_pil(sample) for sample in metrics.samples[:shown]], captions, columns=group_size)
+    records, samples, rewards = (side[:shown] for side in (metrics.prompts, metrics.samples, metrics.rewards))
+    captions = [f"{record.prompt}\nreward {reward:.2f}" for record, reward in zip(records, rewards, strict=True)]
+    pictures = [of_sample(record, sample, judge) for record, sample in zip(records, samples, strict=True)]
+    return grid(pictures, captions, columns=group_size)
