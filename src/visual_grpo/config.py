@@ -28,7 +28,7 @@ class DataConfig(Strict):
     """Where the records are and how they are prepared."""
 
     path: str = Field(description="folder with records, or a records.jsonl / prompts.txt / metadata file")
-    layout: Literal["auto", "records", "prompts", "image_folder", "captions"] = "auto"
+    layout: Literal["auto", "records", "prompts", "image_folder", "captions", "seg_zero"] = "auto"
     task: Task = Field(
         "t2i",
         description="t2i: prompts; i2i: edits, each record with a source image or several; mixed: both;"

@@ -1,6 +1,6 @@
-"""Images of every kind to RGB, fitted to a size without distortion, and to tensors and back.
+"""Images of every kind to RGB, fitted to a size or stretched to it, masks, and tensors and back.
 
-An image as a sample is a uint8 tensor [3, height, width] in RGB order.
+An image as a sample is a uint8 tensor [3, height, width] in RGB order, a mask a bool tensor [height, width].
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ MULTIPLE = 32
 """Sides of a GLM-Image picture are multiples of this many pixels (one AR token)."""
 
 _UINT16_MAX = 65535
+
+_MASK_RANGES = (1, 255, _UINT16_MAX)
+"""Greatest values that a mask's white may have."""
 
 _DAMAGE = (
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError),
@@ -61,6 +64,43 @@ def read_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
     with _opened(file) as image:
         turned = _orientation(image) >= _FIRST_TURNED
         return (image.height, image.width) if turned else (image.width, image.height)
+
+
+def read_mask(file: str | Path | IO[bytes]) -> Tensor:
+    """Reads a mask: bool tensor [height, width], True = foreground; `read_mask_image` says what is.
+
+    Raises:
+        ImageError: as for `read_mask_image`.
+    """
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.array(read_mask_image(file)) > 0)
+
+
+def read_mask_image(file: str | Path | IO[bytes]) -> Image:
+    """Reads a mask of any kind upright as mode L with 0 and 255 only.
+
+    Foreground is what is brighter than half of the range, by the brightest channel of a colour, a palette's
+    colours included. The range is the least of 0..1, 0..255 and 0..65535 that holds all values, so a mask of
+    zeros and ones works in any depth. Where transparency varies it is the mask instead: a cut-out object.
+
+    Raises:
+        ImageError: as for `read_image`, and values that are in none of the ranges.
+    """
+    import numpy as np
+    from PIL import Image
+
+    with _opened(file) as image:
+        image.load()
+        values = _mask_values(_upright(image))
+        white = next((bound for bound in _MASK_RANGES if values.min() >= 0 and values.max() <= bound), None)
+        if white is None:
+            raise ImageError(
+                f"{_name(file)}: a mask's values must lie within 0..1, 0..255 or 0..{_UINT16_MAX},"
+                f" got {values.min()} to {values.max()}"
+            )
+        return Image.fromarray((values > white / 2).astype(np.uint8) * 255)
 
 
 def is_intact_png(path: Path) -> bool:
@@ -103,6 +143,20 @@ def fit(image: Image, height: int, width: int) -> Image:
     if image.size == (width, height):
         return image
     return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
+
+
+def stretch(image: Image, height: int, width: int) -> Image:
+    """Scales an image (Lanczos) to height x width pixels whatever its proportions: nothing is cropped off."""
+    from PIL import Image
+
+    return image.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def stretch_mask(mask: Image, height: int, width: int) -> Image:
+    """As `stretch`, by the nearest pixel, so that no new values arise."""
+    from PIL import Image
+
+    return mask.resize((width, height), Image.Resampling.NEAREST)
 
 
 def to_tensor(image: Image) -> Tensor:
@@ -185,6 +239,20 @@ def _upright(image: Image) -> Image:
         8: turns.ROTATE_90,
     }.get(_orientation(image))
     return image if method is None else image.transpose(method)
+
+
+def _mask_values(image: Image) -> np.ndarray:
+    """[height, width]: what of each pixel says whether it is foreground."""
+    import numpy as np
+
+    if image.has_transparency_data:
+        alpha = np.asarray(image.convert("RGBA").getchannel("A"))
+        if alpha.min() < alpha.max():
+            return alpha
+        image = image.convert("RGBA").convert("RGB")
+    if image.mode in ("1", "L", "F") or image.mode.startswith("I"):
+        return np.asarray(image).astype(np.float64)
+    return np.asarray(to_rgb(image)).max(axis=2)
 
 
 def _over_white(image: Image) -> Image:

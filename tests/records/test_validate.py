@@ -37,7 +37,7 @@ def test_a_good_record(raw, tmp_path):
     )
     assert (checked.id, checked.prompt, checked.target_image) == ("7", "a cat", tmp_path / "a.png")
     assert len(checked.source_images) == 2
-    assert all(source.samefile(tmp_path / "a.png") for source in checked.source_images)
+    assert all((tmp_path / "a.png").samefile(str(source)) for source in checked.source_images)
     assert json.loads(checked.metadata) == {"a": "猫", "b": 1}
 
 

@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import DataConfig, Task
+from visual_grpo.records.aliases import with_query_names
 from visual_grpo.records.ids import with_ids
 from visual_grpo.records.layouts.detect import find_records
 from visual_grpo.records.manifest import write_manifest
 from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.ordered_map import ordered_map
 from visual_grpo.records.prepare import ImageStore, PreparedImage
-from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, Rejection
+from visual_grpo.records.queries import prepare_query
+from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, Rejection, given_id
 from visual_grpo.records.report import Report
 from visual_grpo.records.split import Splitter, held_out_by
-from visual_grpo.records.validate import CheckedRecord, check, check_task, given_id
+from visual_grpo.records.validate import CheckedRecord, check, check_task
 
 IMAGES = "images"
 """Folder of the prepared images, beside the manifest."""
@@ -83,7 +85,8 @@ class Preparation:
         """Prepares records in order; those that cannot be used go to the report."""
         total = self.count()
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
-        items = with_ids(self._found.items())
+        found = self._found.items()
+        items = with_ids(with_query_names(found) if self._is_segmentation else found)
         outcomes = ordered_map(lambda item: _prepare(item, store, self._config.task), items, threads)
         done = 0
         for outcome in outcomes:
@@ -107,7 +110,8 @@ class Preparation:
         for image in images:
             names.add(image.name)
         sums = [source.original_sha256 for source in sources]
-        split = self._splitter(record.id, held_out_by(record.prompt, record.group, sums))
+        prompt = None if self._is_segmentation else record.prompt
+        split = self._splitter(record.id, held_out_by(prompt, record.group, sums))
         report.accept(
             split=split,
             prompt=record.prompt,
@@ -128,6 +132,10 @@ class Preparation:
             "source_original_sha256": sums,
         }
 
+    @property
+    def _is_segmentation(self) -> bool:
+        return self._config.task == "segmentation"
+
     def _is_smaller(self, image: PreparedImage) -> bool:
         return image.original_width < self._config.width or image.original_height < self._config.height
 
@@ -146,8 +154,11 @@ def _prepare(item: Item, store: ImageStore, task: Task) -> PreparedRecord | Reje
     if not isinstance(item, RawRecord):
         return item
     try:
-        record = check(item)
+        record = check(item, task)
         check_task(record, task)
+        if task == "segmentation":
+            record, image, mask = prepare_query(store, record, item.extra)
+            return PreparedRecord(place=item.place, record=record, target=mask, sources=(image,))
         target = None
         if record.target_image is not None:
             target = store.prepare(record.target_image, record.id, "target")

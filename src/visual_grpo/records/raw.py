@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+_SHOWN = 80
+"""Characters of a wrong value that a message shows."""
 
 
 @dataclass(frozen=True)
@@ -14,10 +20,38 @@ class Place:
 
     file: str
     line: int | None = None
-    """1 for the first line."""
+    """1 for the first line; of a Parquet file the row."""
 
     def __str__(self) -> str:
-        return self.file if self.line is None else f"{self.file}, line {self.line}"
+        unit = "row" if self.file.endswith(".parquet") else "line"
+        return self.file if self.line is None else f"{self.file}, {unit} {self.line}"
+
+
+@dataclass(frozen=True)
+class EmbeddedImage:
+    """An image file that lies within another file, such as a Parquet table."""
+
+    name: str
+    """What messages call it."""
+    data: bytes
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+    def open(self) -> BytesIO:
+        """The file, named for messages."""
+        file = BytesIO(self.data)
+        file.name = self.name
+        return file
+
+    def __repr__(self) -> str:
+        """By its content alone: ids are made of this, and must not depend on where the record stands."""
+        return f"EmbeddedImage({self.sha256})"
+
+
+Original = Path | EmbeddedImage
+"""An image as it was found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +105,19 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not an error of the progra
 
     def at(self, place: Place, record_id: str | None = None) -> Rejection:
         return Rejection(place=place, id=record_id, reason=self.reason, message=self.message, remedy=self.remedy)
+
+
+def given_id(raw: RawRecord) -> str | None:
+    """The id for the report, even of a record that is rejected."""
+    return None if raw.id is None else shorten(str(raw.id))
+
+
+def wrong_type(key: str, expected: str, value: Any) -> Rejected:
+    return Rejected("wrong_type", f"{key} must be {expected}, got {shorten(repr(value))}", "Correct the value")
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def printable(text: str) -> str:

@@ -40,15 +40,16 @@ class Splitter:
         return "train"
 
 
-def held_out_by(prompt: str, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:
+def held_out_by(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:
     """What the records that must be held out together have in common.
 
     The ``group`` that they name; else their prompt, for an edit together with the content of its sources: a
-    few instructions serve many images, and holding out "make it red" as such would hold out a skill.
+    few instructions serve many images, and holding out "make it red" as such would hold out a skill. A prompt of
+    None leaves the sources alone: questions about one image are held out together, or it was seen in training.
     """
     if group is not None:
         return f"group\0{prompt_key(group)}"
-    return "\0".join([prompt_key(prompt), *source_sha256])
+    return "\0".join(["" if prompt is None else prompt_key(prompt), *source_sha256])
 
 
 def prompt_key(prompt: str) -> str:

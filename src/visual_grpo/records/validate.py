@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import Task
+from visual_grpo.records.aliases import QUERY_KEYS
 from visual_grpo.records.layouts.records_jsonl import KEYS
-from visual_grpo.records.raw import RawRecord, Rejected
+from visual_grpo.records.raw import EmbeddedImage, Original, RawRecord, Rejected, shorten, wrong_type
 from visual_grpo.records.text import check_utf8
 
-_SHOWN = 80
-"""Characters of a wrong value that a message shows."""
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """What a task's records call their parts, for messages."""
+
+    prompt: str = "prompt"
+    source: str = "source_image"
+    target: str = "target_image"
+    missing_target: str = "missing_target"
+    """The reason where the target is not there."""
+    keys: tuple[str, ...] = KEYS
+    """What a misspelt key is compared with."""
+
+
+_WORDS = Words()
+_QUERY_WORDS = Words(
+    prompt="query",
+    source="image",
+    target="mask",
+    missing_target="missing_mask",
+    keys=(*KEYS, *QUERY_KEYS),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +44,8 @@ class CheckedRecord:
 
     id: str
     prompt: str
-    target_image: Path | None
-    source_images: tuple[Path, ...]
+    target_image: Original | None
+    source_images: tuple[Original, ...]
     group: str | None
     """Records of one group are held out together."""
     metadata: str
@@ -34,21 +54,28 @@ class CheckedRecord:
     """(key, the known key that was probably meant)."""
 
 
-def check(raw: RawRecord) -> CheckedRecord:
+def check(raw: RawRecord, task: Task = "t2i") -> CheckedRecord:
     """Checks a record's values.
+
+    Args:
+        task: only says in which words messages speak of the record.
 
     Raises:
         Rejected: the first thing that is wrong with it.
     """
-    target = None if raw.target_image is None else _image(raw, "target_image", raw.target_image)
+    words = _QUERY_WORDS if task == "segmentation" else _WORDS
+    sources = _sources(raw.source_images)
+    target = None
+    if raw.target_image is not None:
+        target = _image(raw, words.target, raw.target_image, words.missing_target)
     return CheckedRecord(
-        prompt=_prompt(raw),
+        prompt=_prompt(raw, words.prompt),
         id=_id(raw),
         target_image=target,
-        source_images=tuple(_image(raw, "source_image", source) for source in _sources(raw.source_images)),
+        source_images=tuple(_image(raw, words.source, source, "missing_source") for source in sources),
         group=_group(raw),
         metadata=_metadata(raw),
-        unknown_keys=_unknown_keys(raw.extra),
+        unknown_keys=_unknown_keys(raw.extra, words.keys),
     )
 
 
@@ -56,8 +83,10 @@ def check_task(record: CheckedRecord, task: Task) -> None:
     """Checks that a record is one of those that ``data.task`` asks for.
 
     Raises:
-        Rejected: it has a source image and should not, or the other way round.
+        Rejected: it has a source image and should not, or the other way round; a query without image or mask.
     """
+    if task == "segmentation":
+        _check_query(record)
     if task == "t2i" and record.source_images:
         raise Rejected(
             "unexpected_source",
@@ -72,28 +101,44 @@ def check_task(record: CheckedRecord, task: Task) -> None:
         )
 
 
-def given_id(raw: RawRecord) -> str | None:
-    """The id for the report, even of a record that is rejected."""
-    return None if raw.id is None else _shorten(str(raw.id))
+def _check_query(record: CheckedRecord) -> None:
+    if not record.source_images:
+        raise Rejected(
+            "missing_source",
+            "there is no image, and data.task is segmentation",
+            "Name the image that the query asks about (key image)",
+        )
+    if len(record.source_images) > 1:
+        raise Rejected(
+            "several_sources",
+            f"there are {len(record.source_images)} images, and data.task is segmentation: a query asks about one",
+            "Make a record of each image, or leave the others out",
+        )
+    if record.target_image is None:
+        raise Rejected(
+            "missing_mask",
+            "there is no mask, and data.task is segmentation",
+            "Name the mask of what the query means (key mask): an image, bright where it is",
+        )
 
 
-def _prompt(raw: RawRecord) -> str:
+def _prompt(raw: RawRecord, key: str) -> str:
     value = raw.prompt
     if value is None:
         known = f"; the record has {', '.join(map(repr, raw.extra))}" if raw.extra else ""
-        raise Rejected("empty_prompt", f"there is no prompt{known}", "Add one or remove the record")
+        raise Rejected("empty_prompt", f"there is no {key}{known}", "Add one or remove the record")
     if not isinstance(value, str):
-        raise _wrong_type("prompt", "text", value)
-    check_utf8(value, "the prompt")
+        raise wrong_type(key, "text", value)
+    check_utf8(value, f"the {key}")
     if not value.strip():
-        raise Rejected("empty_prompt", "the prompt is empty", "Write one or remove the record")
+        raise Rejected("empty_prompt", f"the {key} is empty", "Write one or remove the record")
     return value.strip()
 
 
 def _id(raw: RawRecord) -> str:
     value = raw.id
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise _wrong_type("id", "text or a whole number", value)
+        raise wrong_type("id", "text or a whole number", value)
     check_utf8(str(value), "the id")
     if not str(value).strip():
         raise Rejected("wrong_type", "the id is empty", "Write one, or leave it out to get one made")
@@ -105,7 +150,7 @@ def _group(raw: RawRecord) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-        raise _wrong_type("group", "text or a whole number", value)
+        raise wrong_type("group", "text or a whole number", value)
     check_utf8(str(value), "the group")
     return str(value)
 
@@ -116,29 +161,27 @@ def _sources(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _image(raw: RawRecord, key: str, value: Any) -> Path:
+def _image(raw: RawRecord, key: str, value: Any, missing: str) -> Original:
+    if isinstance(value, EmbeddedImage):
+        return value
     if not isinstance(value, str) or not value:
-        raise _wrong_type(key, "the path of an image", value)
+        raise wrong_type(key, "the path of an image", value)
     path = raw.folder / value
     try:
         exists = path.is_file()
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise Rejected(
-            _missing(key),
-            f"{key} {_shorten(value)!r} cannot be opened ({error.strerror})",
+            missing,
+            f"{key} {shorten(value)!r} cannot be opened ({error.strerror})",
             "Correct the path",
         ) from error
     if not exists:
         raise Rejected(
-            _missing(key),
-            f"{key} {_shorten(value)!r} does not exist (looked for {path})",
+            missing,
+            f"{key} {shorten(value)!r} does not exist (looked for {path})",
             _path_hint(value) or "Correct the path or add the file",
         )
     return path
-
-
-def _missing(key: str) -> str:
-    return "missing_target" if key == "target_image" else "missing_source"
 
 
 def _path_hint(value: str) -> str | None:
@@ -154,21 +197,12 @@ def _path_hint(value: str) -> str | None:
 def _metadata(raw: RawRecord) -> str:
     value = {} if raw.metadata is None else raw.metadata
     if not isinstance(value, Mapping):
-        raise _wrong_type("metadata", "a JSON object", value)
+        raise wrong_type("metadata", "a JSON object", value)
     text = json.dumps({**raw.extra, **value}, ensure_ascii=False, sort_keys=True)
     check_utf8(text, "the metadata")
     return text
 
 
-def _unknown_keys(extra: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    matches = ((key, difflib.get_close_matches(key, KEYS, n=1, cutoff=0.8)) for key in extra)
+def _unknown_keys(extra: Mapping[str, Any], known: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    matches = ((key, difflib.get_close_matches(key, known, n=1, cutoff=0.8)) for key in extra)
     return tuple((key, match[0]) for key, match in matches if match)
-
-
-def _wrong_type(key: str, expected: str, value: Any) -> Rejected:
-    shown = _shorten(repr(value))
-    return Rejected("wrong_type", f"{key} must be {expected}, got {shown}", "Correct the value")
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,114 @@
+"""A segmentation record prepared: image and mask stretched to one size, box and points carried along."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from visual_grpo.images import read_mask
+from visual_grpo.records.coordinates import Size, box_from, points_from, stretched_box, stretched_points
+from visual_grpo.records.prepare import (
+    MASK,
+    STRETCHED,
+    ImageStore,
+    Kind,
+    PreparedImage,
+    open_original,
+    original_size,
+)
+from visual_grpo.records.raw import Original, Rejected
+from visual_grpo.records.validate import CheckedRecord
+from visual_grpo.segmentation.geometry import box_of, inner_points
+from visual_grpo.segmentation.segmenter import Box, Point
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_POINTS = 2
+"""Positive points that are derived from the mask where none are given, as many as Seg-Zero's records have."""
+
+
+def prepare_query(
+    store: ImageStore, record: CheckedRecord, extra: Mapping[str, Any]
+) -> tuple[CheckedRecord, PreparedImage, PreparedImage]:
+    """Stores image and mask and puts box and points, in pixels of the stored image, into the record's metadata.
+
+    Args:
+        record: with one source image, and the mask as its target.
+        extra: ``box`` and ``points`` in pixels of the upright original, each may be absent; ``img_width`` and
+            ``img_height``, the size that the image had before it was brought to the one it has.
+
+    Returns:
+        The record, its image and its mask.
+
+    Raises:
+        Rejected: a damaged image; a mask that is empty or of another size than the image; a malformed box or point.
+    """
+    (original,), original_mask = record.source_images, record.target_image
+    assert original_mask is not None  # check_task has seen to it
+    box = None if extra.get("box") is None else box_from(extra["box"])
+    points = None if extra.get("points") is None else points_from(extra["points"])
+    image = _stored(store, record, original, "image", STRETCHED)
+    _check_size(original_mask, image, extra)
+    prepared_mask = _stored(store, record, original_mask, "mask", MASK)
+    mask = read_mask(store.folder / prepared_mask.name)
+    if not mask.any():
+        raise _empty(original_mask, store)
+    size, to = (image.original_width, image.original_height), (store.width, store.height)
+    placed = {"box": _box(box, mask, size, to), "points": _points(points, mask, size, to)}
+    return replace(record, metadata=_with(record.metadata, placed, extra)), image, prepared_mask
+
+
+def _stored(store: ImageStore, record: CheckedRecord, original: Original, role: str, kind: Kind) -> PreparedImage:
+    try:
+        return store.prepare(original, record.id, role, kind)
+    except Rejected as rejected:
+        raise Rejected(rejected.reason, f"{role}: {rejected.message}", rejected.remedy) from rejected
+
+
+def _check_size(mask: Original, image: PreparedImage, extra: Mapping[str, Any]) -> None:
+    """A mask may also have the size that a stretched image had before: stretching it too brings both together."""
+    size, expected = original_size(mask), (image.original_width, image.original_height)
+    if size not in (expected, (extra.get("img_width"), extra.get("img_height"))):
+        raise Rejected(
+            "wrong_mask_size",
+            f"the mask is {size[0]}x{size[1]} pixels, the upright image {expected[0]}x{expected[1]}",
+            "Give the mask the image's size, upright as the image is seen",
+        )
+
+
+def _empty(original: Original, store: ImageStore) -> Rejected:
+    if open_original(read_mask, original).any():
+        return Rejected(
+            "empty_mask",
+            f"nothing is left of the mask at {store.width}x{store.height} pixels: what it marks is too small",
+            "Raise data.height and data.width, or remove the record",
+        )
+    return Rejected(
+        "empty_mask",
+        "the mask is empty: none of its pixels is brighter than half of its range",
+        "Paint what is meant in white, the rest black, or remove the record",
+    )
+
+
+def _box(box: Box | None, mask: Tensor, size: Size, to: Size) -> Box:
+    return box_of(mask) if box is None else stretched_box(box, size, to)
+
+
+def _points(points: tuple[Point, ...] | None, mask: Tensor, size: Size, to: Size) -> list[Point]:
+    return inner_points(mask, _POINTS) if points is None else stretched_points(points, size, to)
+
+
+def _with(metadata: str, placed: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
+    """The record's metadata as JSON, with ``placed`` instead of the box and points that came from ``extra``."""
+    given = json.loads(metadata)
+    for key in placed:
+        if given.get(key) != extra.get(key):
+            raise Rejected(
+                "ambiguous_key",
+                f"the metadata have a {key} of their own, where the prepared {key} is put",
+                f"Move {key} out of the metadata to the record's keys, or rename it",
+            )
+    return json.dumps({**given, **placed}, ensure_ascii=False, sort_keys=True)
