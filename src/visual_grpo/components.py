@@ -24,7 +24,8 @@ STOCK = SamplerConfig(steps=50, guidance_scale=1.5)
 
 def check(config: Parameters) -> None:
     """Raises UserError where a reward, the device or the model's folder does not exist; loads no model."""
-    from visual_grpo.policies.pipeline import check_model_path, resolve_device
+    from visual_grpo.policies.pipeline import check_model_path
+    from visual_grpo.pretrained import resolve_device
 
     for module in config.policy.modules:
         build_scorer(config, module)

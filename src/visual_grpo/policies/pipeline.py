@@ -11,6 +11,7 @@ import torch
 from visual_grpo.bars import hidden_bars
 from visual_grpo.config import ModelConfig
 from visual_grpo.errors import UserError
+from visual_grpo.pretrained import is_whole, resolve_device
 
 if TYPE_CHECKING:
     from diffusers import GlmImagePipeline
@@ -45,23 +46,9 @@ def load_pipeline(path: str, config: ModelConfig) -> GlmImagePipeline:
     return pipeline.to(resolve_device(config.device))
 
 
-def resolve_device(name: str) -> torch.device:
-    """``auto`` is the first accelerator if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"model.device is {name!r}; expected auto, cpu, cuda or cuda:N.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"model.device is {name!r}, but torch finds no CUDA device; use auto or cpu.")
-    return device
-
-
 def check_model_path(path: str) -> None:
     """Raises UserError if ``path`` is a folder, or can be nothing else, and holds no pipeline."""
-    is_hub_id = path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
-    if not is_hub_id and not (Path(path) / "model_index.json").is_file():
+    if not is_whole(path, "model_index.json"):
         raise UserError(
             f"model.path is {path}, which holds no model_index.json; expected a folder saved by"
             " GlmImagePipeline.save_pretrained, a hub id, or null for the starter's model."

@@ -1,7 +1,9 @@
-"""A mask as a box and as points."""
+"""Masks as boxes, points and overlaps."""
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from visual_grpo.errors import UserError
@@ -9,43 +11,59 @@ from visual_grpo.segmentation.segmenter import Box, Point
 
 
 def box_of(mask: Tensor) -> Box:
-    """The least box around a mask, both corners inside it.
-
-    Args:
-        mask: bool [H, W].
+    """The least box around a mask (bool [H, W]), both corners inside it.
 
     Raises:
         UserError: the mask is empty.
     """
-    _check_not_empty(mask)
-    rows, columns = mask.any(dim=1).nonzero(), mask.any(dim=0).nonzero()
+    _refuse_empty(mask)
+    columns, rows = mask.any(0).nonzero(), mask.any(1).nonzero()
     return float(columns[0]), float(rows[0]), float(columns[-1]), float(rows[-1])
 
 
 def inner_points(mask: Tensor, count: int) -> list[Point]:
-    """Pixels deep inside a mask: the deepest by Euclidean distance to the outside, then those deep and far from it.
-
-    Args:
-        mask: bool [H, W]; what lies beyond the image counts as outside.
-        count: fewer points come back where the mask has fewer pixels.
+    """The deepest pixel of a mask (bool [H, W]), then each time the one farthest from those before it, of all that are
+    at least half as deep. Beyond the image is outside the mask. Fewer points where it has fewer such pixels.
 
     Raises:
         UserError: the mask is empty.
     """
-    import numpy as np
-    from scipy.ndimage import distance_transform_edt
-
-    _check_not_empty(mask)
-    depth = distance_transform_edt(np.pad(mask.numpy(), 1))[1:-1, 1:-1]
-    y, x = np.indices(depth.shape)
+    _refuse_empty(mask)
+    depth = distances_to_false(np.pad(mask.cpu().numpy(), 1))[1:-1, 1:-1]
+    apart = np.full(depth.shape, np.inf)
     points: list[Point] = []
-    while len(points) < count and depth.max() > 0:
-        row, column = np.unravel_index(int(depth.argmax()), depth.shape)
-        points.append((float(column), float(row)))
-        depth = np.minimum(depth, np.hypot(y - row, x - column))
+    while len(points) < count:
+        deep = depth >= depth.max() / (2 if points else 1)
+        left = np.where(deep, apart, 0)
+        if not left.any():
+            break
+        y, x = np.unravel_index(left.argmax(), left.shape)
+        points.append((float(x), float(y)))
+        apart = np.minimum(apart, np.hypot(*np.ogrid[-y : depth.shape[0] - y, -x : depth.shape[1] - x]))
     return points
 
 
-def _check_not_empty(mask: Tensor) -> None:
+def ious(masks: Tensor, truth: Tensor) -> Tensor:
+    """[K] float32: intersection over union of each of ``masks`` (bool [K, H, W]) with ``truth`` (bool [H, W]).
+
+    Raises:
+        UserError: the truth is empty; nothing overlaps with it.
+    """
+    _refuse_empty(truth)
+    shared = (masks & truth).sum((1, 2))
+    return shared / (masks | truth).sum((1, 2))
+
+
+def distances_to_false(mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """[H, W]: each pixel's Euclidean distance to the nearest False one; 0 where it is False itself."""
+    from scipy.ndimage import distance_transform_edt
+
+    return distance_transform_edt(mask)
+
+
+def _refuse_empty(mask: Tensor) -> None:
     if not mask.any():
-        raise UserError(f"the mask of {mask.shape[1]}x{mask.shape[0]} pixels is empty: it has neither box nor points")
+        raise UserError(
+            f"expected a mask with an object, got one of {mask.shape[-1]} x {mask.shape[-2]} pixels that shows none;"
+            " take its record out of the data"
+        )

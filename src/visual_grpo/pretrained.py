@@ -1,0 +1,28 @@
+"""What loading any pretrained model needs: where it may lie and the device it goes to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from visual_grpo.errors import UserError
+
+
+def resolve_device(name: str, setting: str = "model.device") -> torch.device:
+    """``auto`` is the first accelerator if there is one; ``setting`` is what an error calls the parameter."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"{setting} is {name!r}; expected auto, cpu, cuda or cuda:N.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"{setting} is {name!r}, but torch finds no CUDA device; use auto or cpu.")
+    return device
+
+
+def is_whole(path: str, file: str) -> bool:
+    """True for a folder that holds ``file``, and for what can be the id of a model on the hub."""
+    can_be_id = path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
+    return can_be_id or (Path(path) / file).is_file()

@@ -1,0 +1,158 @@
+"""SAM 2 (Ravi et al., 2024, arXiv 2408.00714) as a segmenter, by transformers' own classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from visual_grpo.bars import hidden_bars
+from visual_grpo.config import Dtype
+from visual_grpo.errors import UserError
+from visual_grpo.pretrained import is_whole, resolve_device
+from visual_grpo.segmentation.segmenter import Point, PointPrompt
+
+if TYPE_CHECKING:
+    from transformers import Sam2Model, Sam2Processor
+
+NEGATIVE, POSITIVE, TOP_LEFT, BOTTOM_RIGHT = range(4)
+"""SAM's labels of points; the corners of a box are points as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sam2Embedding:
+    """What SAM 2's encoder says of an image, on the model's device."""
+
+    features: list[Tensor]
+    """[1, C, h, w] each, from fine to coarse."""
+    size: tuple[int, int]
+    """(height, width) of the image."""
+
+
+class Sam2Segmenter:
+    """The mask that SAM 2 gives for points and, where a prompt has one, a box.
+
+    Args:
+        path: folder or hub id that `Sam2Model` and `Sam2Processor` load, for example facebook/sam2.1-hiera-large.
+        device: auto, cpu, cuda or cuda:N.
+        dtype: of the weights; below float32 points are placed more coarsely.
+        batch: prompts decoded at a time.
+
+    Raises:
+        UserError: there is no SAM 2 at ``path``, or no such device or dtype.
+    """
+
+    def __init__(self, path: str, *, device: str = "auto", dtype: Dtype = "float32", batch: int = 64) -> None:
+        if dtype not in get_args(Dtype):
+            raise UserError(f"segmenter sam2: dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise UserError(f"segmenter sam2: batch must be a whole number of prompts, at least 1, got {batch!r}")
+        self.device = resolve_device(device, "segmenter sam2: device")
+        self.batch = batch
+        self.model, self.processor = _load(path, getattr(torch, dtype))
+        self.model.to(self.device)
+
+    @torch.inference_mode()
+    def embed(self, image: Tensor) -> Sam2Embedding:
+        """``image``: uint8 [3, H, W], RGB; its sides are scaled to the model's square, each by itself."""
+        if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
+            raise ValueError(f"expected a uint8 tensor [3, height, width], got {image.dtype} {list(image.shape)}")
+        seen = self.processor(images=image.cpu(), input_data_format="channels_first", return_tensors="pt")
+        pixels = seen["pixel_values"].to(self.device, self.model.dtype)
+        features = self.model.get_image_embeddings(pixels)
+        return Sam2Embedding(features=features, size=(image.shape[1], image.shape[2]))
+
+    @torch.inference_mode()
+    def masks(self, embedding: Sam2Embedding, prompts: Sequence[PointPrompt]) -> Tensor:
+        """Bool [K, H, W] on the CPU: where the logit of the one mask that SAM 2 settles for is above 0."""
+        found = torch.zeros(len(prompts), *embedding.size, dtype=torch.bool)
+        for rows in self._batches(prompts):
+            logits, _ = self._decode(embedding, [prompts[row] for row in rows], multimask=False)
+            found[rows] = (logits[:, 0] > 0).cpu()
+        return found
+
+    @torch.inference_mode()
+    def multimasks(self, embedding: Sam2Embedding, prompt: PointPrompt) -> tuple[Tensor, Tensor]:
+        """All three readings of one ambiguous prompt, bool [3, H, W], and the IoU [3] that the model expects of each."""
+        logits, scores = self._decode(embedding, [prompt], multimask=True)
+        return (logits[0] > 0).cpu(), scores[0].float().cpu()
+
+    def _batches(self, prompts: Sequence[PointPrompt]) -> Iterator[list[int]]:
+        """Rows of prompts with equally many points.
+
+        Padding (label -10) would put all of them into one call, but the decoder does not mask padded points: they take
+        part in its attention, and a mask would depend on the prompts beside its own.
+        """
+        rows_of: dict[int, list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            rows_of.setdefault(len(_points(prompt)), []).append(row)
+        for rows in rows_of.values():
+            yield from (rows[start : start + self.batch] for start in range(0, len(rows), self.batch))
+
+    def _decode(
+        self, embedding: Sam2Embedding, prompts: Sequence[PointPrompt], *, multimask: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Logits, float32 [k, 1 or 3, H, W], and scores, [k, 1 or 3], of prompts with equally many points."""
+        height, width = embedding.size
+        labelled = [_points(prompt) for prompt in prompts]
+        points = torch.tensor([[point for point, _ in row] for row in labelled], dtype=torch.float32)
+        labels = torch.tensor([[label for _, label in row] for row in labelled])
+        # As Sam2Processor has it, to which the model adds half a pixel of its own frame.
+        scale = self.processor.target_size / torch.tensor([width, height])
+        output = self.model(
+            image_embeddings=list(embedding.features),
+            input_points=(points * scale)[None].to(self.device),
+            input_labels=labels[None].to(self.device),
+            multimask_output=multimask,
+        )
+        # Between logits, not between masks: the edge falls where the model puts it, not on its coarse pixels.
+        logits = F.interpolate(output.pred_masks[0].float(), embedding.size, mode="bilinear", align_corners=False)
+        return logits, output.iou_scores[0]
+
+
+def _points(prompt: PointPrompt) -> list[tuple[Point, int]]:
+    """A prompt's points with their labels."""
+    corners = [] if prompt.box is None else [(prompt.box[:2], TOP_LEFT), (prompt.box[2:], BOTTOM_RIGHT)]
+    return [
+        *corners,
+        *((point, POSITIVE) for point in prompt.positives),
+        *((point, NEGATIVE) for point in prompt.negatives),
+    ]
+
+
+def _load(path: str, dtype: torch.dtype) -> tuple[Sam2Model, Sam2Processor]:
+    """Plain ``from_pretrained``, frozen and in evaluation mode."""
+    from transformers import Sam2Model, Sam2Processor
+
+    if not is_whole(path, "config.json"):
+        raise UserError(
+            f"segmenter sam2: {path} holds no config.json; expected a folder saved by Sam2Model.save_pretrained and"
+            " Sam2Processor.save_pretrained, or a hub id."
+        )
+    # A folder loads in a moment; a download keeps its bars.
+    with hidden_bars() if Path(path).exists() else nullcontext():
+        try:
+            model, report = Sam2Model.from_pretrained(path, dtype=dtype, output_loading_info=True)
+            processor = Sam2Processor.from_pretrained(path)
+        except (OSError, ValueError) as error:  # What the hub's client and the library raise for what they lack.
+            raise UserError(
+                f"segmenter sam2: {path!r} cannot be loaded: {error}\n"
+                "A hub id needs a network or a download made before; a folder must be whole."
+            ) from error
+    _refuse_invented_weights(path, report["missing_keys"])
+    return model.eval().requires_grad_(False), processor
+
+
+def _refuse_invented_weights(path: str, missing: set[str]) -> None:
+    """``from_pretrained`` draws weights that it does not find: another model's folder loads, as noise."""
+    if missing:
+        raise UserError(
+            f"segmenter sam2: {path!r} is no whole SAM 2: {len(missing)} of its weights are missing, for example"
+            f" {min(missing)}."
+        )

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.segmentation.small_sam2 import SIDE, build_sam2, save_sam2
+from visual_grpo.errors import UserError
+from visual_grpo.segmentation.sam2 import Sam2Embedding, Sam2Segmenter
+from visual_grpo.segmentation.segmenter import PointPrompt
+
+HEIGHT, WIDTH = 48, 80
+POINTS = PointPrompt(positives=((10, 20), (60.5, 7)), negatives=((33, 41),))
+BOXED = PointPrompt(positives=((30, 20),), box=(12, 5, 70, 40))
+PROMPTS = [POINTS, BOXED, POINTS.without_negatives(), PointPrompt(positives=((3, 3),), negatives=((70, 30),) * 3)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return save_sam2(tmp_path_factory.mktemp("sam2"))
+
+
+@pytest.fixture(scope="module")
+def segmenter(folder: Path) -> Sam2Segmenter:
+    return Sam2Segmenter(str(folder), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def image() -> Tensor:
+    blocks = torch.randint(256, (3, HEIGHT // 8, WIDTH // 8), generator=torch.Generator().manual_seed(0))
+    return blocks.repeat_interleave(8, 1).repeat_interleave(8, 2).to(torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def embedding(segmenter: Sam2Segmenter, image: Tensor) -> Sam2Embedding:
+    return segmenter.embed(image)
+
+
+def stock_logits(segmenter: Sam2Segmenter, image: Tensor, prompt: PointPrompt, multimask: bool = False) -> Tensor:
+    """float32 [1 or 3, h, w]: the model's own, from pixels, with boxes as boxes and Sam2Processor's coordinates."""
+    points = [list(point) for point in (*prompt.positives, *prompt.negatives)]
+    labels = [1] * len(prompt.positives) + [0] * len(prompt.negatives)
+    inputs = segmenter.processor(
+        images=image,
+        input_points=[[points]],
+        input_labels=[[labels]],
+        input_boxes=None if prompt.box is None else [[list(prompt.box)]],
+        return_tensors="pt",
+    )
+    del inputs["original_sizes"]
+    with torch.inference_mode():
+        return segmenter.model(**inputs, multimask_output=multimask).pred_masks[0, 0]
+
+
+def test_the_weights_are_those_that_were_saved(segmenter: Sam2Segmenter) -> None:
+    saved = build_sam2().state_dict()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in segmenter.model.state_dict().items())
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_logits_are_the_stock_models_for_pixels_boxes_and_the_processors_coordinates(
+    segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding, prompt: PointPrompt
+) -> None:
+    with torch.inference_mode():
+        logits, _ = segmenter._decode(embedding, [prompt], multimask=False)
+    stock = stock_logits(segmenter, image, prompt)
+    resized = F.interpolate(stock[None], (HEIGHT, WIDTH), mode="bilinear", align_corners=False)[0]
+    torch.testing.assert_close(logits[0], resized, atol=1e-4, rtol=1e-4)
+
+
+def test_masks_are_the_processors_own(segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding) -> None:
+    masks = segmenter.masks(embedding, PROMPTS)
+    stock = torch.stack([stock_logits(segmenter, image, prompt) for prompt in PROMPTS])
+    [expected] = segmenter.processor.post_process_masks([stock], [(HEIGHT, WIDTH)])
+    assert torch.equal(masks, expected[:, 0])
+    assert (masks.shape, masks.dtype) == ((4, HEIGHT, WIDTH), torch.bool)
+    assert len({mask.numpy().tobytes() for mask in masks}) == 4, "the prompts must give different masks"
+
+
+def test_a_mask_does_not_depend_on_the_prompts_beside_it(
+    segmenter: Sam2Segmenter, folder: Path, embedding: Sam2Embedding
+) -> None:
+    many = PROMPTS * 3
+    together = segmenter.masks(embedding, many)
+    alone = torch.cat([segmenter.masks(embedding, [prompt]) for prompt in many])
+    assert torch.equal(together, alone)
+    assert torch.equal(together, Sam2Segmenter(str(folder), device="cpu", batch=2).masks(embedding, many))
+
+
+def test_the_models_padding_would_change_a_mask(segmenter: Sam2Segmenter, image: Tensor) -> None:
+    """Why prompts are grouped by their number of points; once this fails, one padded call will do."""
+    arguments = {"images": image, "input_points": [[[[10, 20]]]], "input_labels": [[[1]]], "return_tensors": "pt"}
+    inputs = segmenter.processor(**arguments)
+    del inputs["original_sizes"]
+    with torch.inference_mode():
+        short = segmenter.model(**inputs).pred_masks
+        inputs["input_points"] = F.pad(inputs["input_points"], (0, 0, 0, 3), value=-10)
+        inputs["input_labels"] = F.pad(inputs["input_labels"], (0, 3), value=-10)
+        padded = segmenter.model(**inputs).pred_masks
+    assert (short - padded).abs().max() > 0.01 * short.std()
+
+
+def test_three_readings_with_their_scores(segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding) -> None:
+    masks, scores = segmenter.multimasks(embedding, BOXED)
+    stock = stock_logits(segmenter, image, BOXED, multimask=True)
+    [expected] = segmenter.processor.post_process_masks([stock[None]], [(HEIGHT, WIDTH)])
+    assert torch.equal(masks, expected[0])
+    assert masks.shape == (3, HEIGHT, WIDTH)
+    assert scores.shape == (3,)
+    assert ((scores > 0) & (scores < 1)).all()
+
+
+def test_no_prompts_no_masks(segmenter: Sam2Segmenter, embedding: Sam2Embedding) -> None:
+    masks = segmenter.masks(embedding, [])
+    assert (masks.shape, masks.dtype) == ((0, HEIGHT, WIDTH), torch.bool)
+
+
+def test_half_precision_gives_nearly_the_same_masks(folder: Path, segmenter: Sam2Segmenter, image: Tensor) -> None:
+    half = Sam2Segmenter(str(folder), device="cpu", dtype="bfloat16")
+    masks = half.masks(half.embed(image), PROMPTS)
+    same = masks == segmenter.masks(segmenter.embed(image), PROMPTS)
+    assert same.float().mean() > 0.9
+
+
+def test_what_is_no_sam2_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no config.json; expected a folder saved by Sam2Model"):
+        Sam2Segmenter(str(tmp_path))
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(UserError, match="cannot be loaded"):
+        Sam2Segmenter(str(tmp_path))
+
+
+def test_weights_that_would_be_drawn_are_refused(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_sam2(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {name: tensor for name, tensor in weights.items() if not name.startswith("mask_decoder.iou_token")},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    with pytest.raises(UserError, match=r"1 of its weights are missing, for example mask_decoder.iou_token.weight"):
+        Sam2Segmenter(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float8"}, "dtype must be one of float32, bfloat16, float16, got 'float8'"),
+        ({"batch": 0}, "batch must be a whole number of prompts, at least 1, got 0"),
+        ({"device": "gpu"}, "segmenter sam2: device is 'gpu'; expected auto, cpu"),
+    ],
+)
+def test_impossible_options_are_refused(folder: Path, options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Sam2Segmenter(str(folder), **options)
+
+
+def test_an_image_of_another_kind_is_refused(segmenter: Sam2Segmenter) -> None:
+    with pytest.raises(ValueError, match=r"expected a uint8 tensor \[3, height, width\]"):
+        segmenter.embed(torch.zeros(SIDE, SIDE, 3, dtype=torch.uint8))

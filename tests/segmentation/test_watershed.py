@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.segmentation.scenes import draw_scene, minimax
+from visual_grpo.errors import UserError
+from visual_grpo.segmentation.geometry import inner_points, ious
+from visual_grpo.segmentation.segmenter import Point, PointPrompt
+from visual_grpo.segmentation.watershed import WatershedSegmenter
+
+
+def pick(mask: Tensor, generator: torch.Generator) -> Point:
+    """A random pixel of a mask."""
+    y, x = mask.nonzero()[torch.randint(int(mask.sum()), (), generator=generator)].tolist()
+    return x, y
+
+
+def slow_mask(image: Tensor, prompt: PointPrompt, edge: float) -> Tensor:
+    def nearest(points: tuple[Point, ...]) -> Tensor:
+        far = torch.full(image.shape[1:], 10**9)
+        return torch.stack([far, *(minimax(image, int(x), int(y)) for x, y in points)]).amin(0)
+
+    to_positive = nearest(prompt.positives)
+    return (to_positive < nearest(prompt.negatives)) & (to_positive.sqrt() / 255 < edge)
+
+
+@pytest.mark.parametrize("levels", [2, 4, 256], ids=["flat regions", "many ties", "few ties"])
+def test_it_is_the_watershed_to_the_pixel(levels: int) -> None:
+    generator = torch.Generator().manual_seed(levels)
+    segmenter = WatershedSegmenter(edge=0.6)
+    shares = []
+    for _ in range(12):
+        image = (torch.randint(levels, (3, 9, 14), generator=generator) * (255 // (levels - 1))).to(torch.uint8)
+        anywhere = torch.ones(9, 14, dtype=torch.bool)
+        points = [pick(anywhere, generator) for _ in range(5)]
+        prompts = [
+            PointPrompt(positives=(points[0],)),
+            PointPrompt(positives=(points[0],), negatives=(points[1],)),
+            PointPrompt(positives=(points[1],), negatives=(points[0],)),
+            PointPrompt(positives=(points[0], points[2]), negatives=(points[1], points[3], points[4])),
+        ]
+        masks = segmenter.masks(segmenter.embed(image), prompts)
+        for mask, prompt in zip(masks, prompts, strict=True):
+            assert torch.equal(mask, slow_mask(image, prompt, 0.6))
+            shares.append(mask.float().mean().item())
+    assert len(set(shares)) > 3, "the prompts must give different masks"
+
+
+def test_two_points_in_one_flat_region_tie_and_ties_are_background() -> None:
+    image = torch.zeros(3, 6, 8, dtype=torch.uint8)
+    segmenter = WatershedSegmenter()
+    both = PointPrompt(positives=((1, 1),), negatives=((6, 4),))
+    assert segmenter.masks(segmenter.embed(image), [both, both.without_negatives()]).sum((1, 2)).tolist() == [0, 48]
+
+
+def test_a_negative_helps_where_it_is_right_and_hurts_in_the_object() -> None:
+    """The guide's four-way ordering: on the other part > anywhere >= none > inside the truth."""
+    generator = torch.Generator().manual_seed(0)
+    segmenter = WatershedSegmenter()
+    found = []
+    for _ in range(48):
+        image, target, other = draw_scene(generator)
+        inside = tuple(inner_points(target, 1))
+        anywhere = torch.ones_like(target)
+        negatives: dict[str, list[list[Point]]] = {
+            "right": [inner_points(other, 1)],
+            "random": [[pick(anywhere, generator)] for _ in range(32)],
+            "none": [[]],
+            "wrong": [[pick(target, generator)] for _ in range(8)],
+        }
+        prompts = [PointPrompt(positives=inside, negatives=tuple(n)) for some in negatives.values() for n in some]
+        overlaps = ious(segmenter.masks(segmenter.embed(image), prompts), target)
+        found.append([part.mean().item() for part in overlaps.split([len(some) for some in negatives.values()])])
+    right, random, none, wrong = torch.tensor(found).mean(0).tolist()
+    assert right > random + 0.25
+    assert random > none
+    assert none > wrong + 0.2
+
+
+def test_an_edge_as_large_as_the_limit_is_not_crossed() -> None:
+    image = torch.zeros(3, 1, 2, dtype=torch.uint8)
+    image[0, 0, 1] = 51
+    prompt = PointPrompt(positives=((0, 0),))
+    widths = [int(s.masks(s.embed(image), [prompt]).sum()) for s in map(WatershedSegmenter, (0.2, 0.2001))]
+    assert widths == [1, 2]
+
+
+def test_points_are_rounded_and_kept_inside_an_image_that_is_no_square() -> None:
+    generator = torch.Generator().manual_seed(3)
+    image = torch.randint(256, (3, 5, 9), generator=generator, dtype=torch.uint8)
+    segmenter = WatershedSegmenter(edge=0.01)  # Every pixel is an object of its own.
+    points = [(8.0, 4.0), (7.6, 3.7), (20.0, 99.0), (-4.0, 2.2)]
+    masks = segmenter.masks(segmenter.embed(image), [PointPrompt(positives=(point,)) for point in points])
+    assert [mask.nonzero().tolist() for mask in masks] == [[[4, 8]], [[4, 8]], [[4, 8]], [[2, 0]]]
+
+
+def test_no_prompts_no_masks() -> None:
+    segmenter = WatershedSegmenter()
+    masks = segmenter.masks(segmenter.embed(torch.zeros(3, 4, 6, dtype=torch.uint8)), [])
+    assert (masks.shape, masks.dtype) == ((0, 4, 6), torch.bool)
+
+
+@pytest.mark.parametrize("edge", [0, -1.0, float("nan"), "0.3", True])
+def test_an_impossible_edge_is_refused(edge: float) -> None:
+    with pytest.raises(UserError, match="edge must be a number above 0"):
+        WatershedSegmenter(edge=edge)
+
+
+def test_an_image_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected a uint8 tensor \[3, height, width\], got torch.float32"):
+        WatershedSegmenter().embed(torch.zeros(3, 4, 4))
