@@ -22,6 +22,7 @@ from visual_grpo.policies.flow_sde import log_prob, ode_step, transition
 from visual_grpo.policies.glm_image import GlmImage
 from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
 from visual_grpo.policies.glm_image_dit import FlowTrajectory, GlmImageDitPolicy
+from visual_grpo.policies.prefix import hidden_whole
 from visual_grpo.policies.token_model import TokenTrajectory
 from visual_grpo.types import PromptRecord, Rollout
 
@@ -188,7 +189,8 @@ def _update_ar(policy: GlmImageArPolicy, rollout: Rollout[TokenTrajectory], refe
 def _whole_log_probs(policy: GlmImageArPolicy, trajectory: TokenTrajectory) -> Tensor:
     """[B, T] by one forward of every row's prompt and tokens."""
     model = policy.image.tokens
-    hidden = model._hidden_whole(trajectory.encoded, trajectory.prompt_of_row, trajectory.tokens)
+    prompts = model._prompts(trajectory.encoded)
+    hidden = hidden_whole(model.model, prompts, trajectory.prompt_of_row, trajectory.tokens)
     return (hidden @ model.head.t()).log_softmax(-1).gather(2, trajectory.tokens[..., None])[..., 0]
 
 

@@ -40,7 +40,7 @@ CONF = Path(__file__).parents[1] / "conf" / "base" / "parameters.yml"
 def main() -> None:
     arguments = _arguments()
     config = _config(arguments.module, arguments.model)
-    image = components.build_image_model(config, arguments.model)
+    image = components.build_model(config, arguments.model)
     trainer = components.build_trainer(config, image, RewardSet({"brightness": (_brightness, 1.0)}))
     console = Console(width=120)
     for module, own in trainer.modules.items():

@@ -66,7 +66,7 @@ def brightness(prompts: Any, images: Any) -> list[float]:
 
 def make_run(config: Parameters, pipeline_folder: Path, data: str = "data") -> TrainingRun:
     random.seed(0)
-    image = components.build_image_model(config, str(pipeline_folder))
+    image = components.build_model(config, str(pipeline_folder))
     scorer = RewardSet({"brightness": (brightness, 1.0)})
     return TrainingRun(
         config,
@@ -226,7 +226,7 @@ def test_differing_guidance_is_warned_about_and_a_blind_reward_stops_the_run(
 
 def test_another_model_than_the_starters_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.path is other/model.*--pipeline=starter"):
-        components.build_image_model(parameters(tmp_path, model={"path": "other/model"}), str(pipeline_folder))
+        components.build_model(parameters(tmp_path, model={"path": "other/model"}), str(pipeline_folder))
 
 
 def test_a_checkpoint_of_another_version_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:

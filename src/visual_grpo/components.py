@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from visual_grpo.policies.glm_image import GlmImage
     from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
     from visual_grpo.policies.glm_image_dit import GlmImageDitPolicy
+    from visual_grpo.policies.qwen2_5_vl import QwenVl, QwenVlPolicy
     from visual_grpo.rewards.combine import RewardSet
 
 ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_scale=1.5)
@@ -25,17 +26,18 @@ STOCK = SamplerConfig(steps=50, guidance_scale=1.5)
 def check(config: Parameters) -> None:
     """Raises UserError where a reward, the device or the model's folder does not exist; loads no model."""
     from visual_grpo.policies.pipeline import check_model_path
+    from visual_grpo.policies.qwen2_5_vl import check_qwen_path
     from visual_grpo.pretrained import resolve_device
 
     for module in config.policy.modules:
         build_scorer(config, module)
     resolve_device(config.model.device)
     if config.model.path is not None:
-        check_model_path(config.model.path)
+        (check_qwen_path if config.policy.component == "vl" else check_model_path)(config.model.path)
 
 
-def build_image_model(config: Parameters, model: str, adapters: Path | None = None) -> GlmImage:
-    """The pipeline ``model`` (folder or hub id), without any adapter or with the saved ones of ``policy.component``.
+def build_model(config: Parameters, model: str, adapters: Path | None = None) -> GlmImage | QwenVl:
+    """The ``model`` (folder or hub id), without any adapter or with the saved ones of ``policy.component``.
 
     Raises UserError where ``config.model.path`` asks for another model than the starter reported.
     """
@@ -46,10 +48,25 @@ def build_image_model(config: Parameters, model: str, adapters: Path | None = No
         )
     import torch
 
+    torch.set_num_threads(config.model.threads)
+    if config.policy.component == "vl":
+        return _build_qwen(config, model, adapters)
+    return _build_image_model(config, model, adapters)
+
+
+def _build_qwen(config: Parameters, model: str, adapters: Path | None) -> QwenVl:
+    from visual_grpo.policies.qwen2_5_vl import QwenVl, load_qwen
+
+    qwen = QwenVl(*load_qwen(model, config.model), config.policy)
+    if adapters is not None:
+        qwen.load(adapters)
+    return qwen
+
+
+def _build_image_model(config: Parameters, model: str, adapters: Path | None) -> GlmImage:
     from visual_grpo.policies.glm_image import GlmImage
     from visual_grpo.policies.pipeline import load_pipeline
 
-    torch.set_num_threads(config.model.threads)
     pipeline = load_pipeline(model, config.model)
     image = GlmImage(pipeline, config.policy, (config.data.height, config.data.width))
     if adapters is not None:
@@ -64,8 +81,23 @@ def build_scorer(config: Parameters, module: Module | None = None) -> RewardSet:
     return build_reward_set(config.rewards, config.weights(module))
 
 
-def build_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Trainer:
-    """The trainer of ``policy.component``, with fresh adapters on ``image``."""
+def build_trainer(config: Parameters, model: GlmImage | QwenVl, scorer: RewardSet) -> Trainer:
+    """The trainer of ``policy.component``, with fresh adapters on ``model``."""
+    from visual_grpo.policies.glm_image import GlmImage
+
+    if isinstance(model, GlmImage):
+        return _image_trainer(config, model, scorer)
+    model.attach(config.seed)
+    return _module_trainer(config, _vl_policy(config, model), "vl", scorer)
+
+
+def _vl_policy(config: Parameters, model: QwenVl) -> QwenVlPolicy:
+    from visual_grpo.policies.qwen2_5_vl import QwenVlPolicy
+
+    return QwenVlPolicy(model, config.sampling.rollout, kl_reference=config.grpo.kl_weight > 0)
+
+
+def _image_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Trainer:
     from visual_grpo.grpo.two_stage import AlternatingTrainer
 
     modules = config.policy.modules
@@ -182,6 +214,25 @@ def load_policy(
     if module == "ar":
         return GlmImageArPolicy(image, rollout, kl_reference=kl_reference)
     return GlmImageDitPolicy(image, rollout, STOCK, kl_reference=kl_reference)
+
+
+def load_vl_policy(
+    model: str,
+    *,
+    policy: PolicyConfig | None = None,
+    rollout: SamplerConfig = ROLLOUT,
+    kl_reference: bool = False,
+    dtype: Dtype = "float32",
+    device: str = "auto",
+    seed: int = 0,
+) -> QwenVlPolicy:
+    """A Qwen2.5-VL (folder or hub id) with a fresh adapter, without any Kedro configuration; else as `load_policy`."""
+    from visual_grpo.policies.qwen2_5_vl import QwenVl, QwenVlPolicy, load_qwen
+
+    config = policy or PolicyConfig(component="vl")
+    qwen = QwenVl(*load_qwen(model, ModelConfig(path=model, dtype=dtype, device=device)), config)
+    qwen.attach(seed)
+    return QwenVlPolicy(qwen, rollout, kl_reference=kl_reference)
 
 
 def load_image_model(

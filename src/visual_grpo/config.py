@@ -50,7 +50,7 @@ class DataConfig(Strict):
 
 
 class StarterConfig(Strict):
-    """The small GLM-Image that is built and pretrained on the spot when ``model.path`` is null."""
+    """The small model that is built and pretrained on the spot when ``model.path`` is null."""
 
     world: World = Field(
         "shapes",
@@ -59,9 +59,7 @@ class StarterConfig(Strict):
     )
     dataset: str = Field("data/01_raw/shapes", description="folder that the drawn dataset is written to")
     model: str = Field("data/06_models/base", description="folder that the pretrained pipeline is written to")
-    records_per_prompt: int = Field(
-        ge=1, description="records drawn of each of 150 objects: target images of its prompt, edits of it, or both"
-    )
+    records_per_prompt: int = Field(ge=1, description="records drawn of each of 150 objects, 256 words or 8 queries")
     vae_steps: int = Field(ge=1)
     dit_steps: int = Field(ge=1)
     ar_steps: int = Field(ge=1, description="steps for each kind of record: data.task mixed takes twice as many")

@@ -35,7 +35,7 @@ class Project:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.policies: list[tuple[str, Path | None]] = []
-        monkeypatch.setattr(components, "build_image_model", self._build_image_model)
+        monkeypatch.setattr(components, "build_model", self._build_model)
         found = [*records("held_out", 3), *records("eval", 2, per_prompt=2), *records("train", 1)]
         rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found]
         RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
@@ -64,6 +64,6 @@ class Project:
         facts = {"steps": 12, "best_step": 10, "adapter": "best", "model_digest": digest}
         (adapter.parent / "training.json").write_text(json.dumps(facts), encoding="utf-8")
 
-    def _build_image_model(self, config: object, model: str, adapters: Path | None = None) -> Painter:
+    def _build_model(self, config: object, model: str, adapters: Path | None = None) -> Painter:
         self.policies.append((model, adapters))
         return Painter(gain=0.0 if adapters is None else GAIN)

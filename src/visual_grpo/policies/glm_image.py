@@ -15,7 +15,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.policies import lora
 from visual_grpo.policies.denoiser import Conditions, Denoiser, Schedule
 from visual_grpo.policies.flow_sde import noises, transition
-from visual_grpo.policies.lora import Adapter, ArAdapter, DitAdapter
+from visual_grpo.policies.lora import Adapter, DitAdapter, PeftAdapter
 from visual_grpo.policies.sources import SourceEncoder, source_count
 from visual_grpo.policies.token_model import SampledTokens, TokenModel
 from visual_grpo.types import PromptRecord, Sample
@@ -87,7 +87,9 @@ class GlmImage:
         params = {"ar": self.config.lora, "dit": self.config.dit_lora or self.config.lora}
         for module in modules:
             if module == "ar":
-                self.adapters["ar"] = ArAdapter.attach(self.pipeline.vision_language_encoder, params["ar"], seed)
+                self.adapters["ar"] = PeftAdapter.attach(
+                    self.pipeline.vision_language_encoder, params["ar"], lora.AR_TARGETS, seed
+                )
             else:
                 self.adapters["dit"] = DitAdapter.attach(self.pipeline.transformer, params["dit"], seed)
 
@@ -95,7 +97,7 @@ class GlmImage:
         """Saved adapters, one folder a module, for sampling only."""
         for module in modules:
             if module == "ar":
-                self.adapters["ar"] = ArAdapter.load(self.pipeline.vision_language_encoder, folder / "ar")
+                self.adapters["ar"] = PeftAdapter.load(self.pipeline.vision_language_encoder, folder / "ar")
             else:
                 self.adapters["dit"] = DitAdapter.load(self.pipeline.transformer, folder / "dit")
 

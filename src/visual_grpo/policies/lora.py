@@ -1,7 +1,7 @@
 """LoRA adapters through peft: attach, switch off for the reference, merge for sampling, save, load.
 
-The AR module's adapter is peft's own (``PeftModel``), the DiT's is injected by diffusers: so each loads by the plain
-call of the library that its module comes from.
+The adapters of transformers' models are peft's own (``PeftModel``), the DiT's is injected by diffusers: so each loads
+by the plain call of the library that its module comes from.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from visual_grpo.errors import UserError
 if TYPE_CHECKING:
     from diffusers import GlmImageTransformer2DModel
     from peft import LoraConfig, PeftModel
-    from transformers import GlmImageForConditionalGeneration
+    from transformers import PreTrainedModel
 
 AR_TARGETS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_up_proj|down_proj)"
+VL_TARGETS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 DIT_TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
 _DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 _DIFFUSERS_CONFIG = "lora_adapter_metadata"
@@ -51,26 +52,27 @@ class Adapter(Protocol):
     def save(self, folder: Path | str) -> None: ...
 
 
-class ArAdapter:
-    """On the language model of GLM-Image's AR module; saved as ``PeftModel.from_pretrained`` reads it."""
+class PeftAdapter:
+    """On a transformers model; saved as ``PeftModel.from_pretrained`` reads it."""
 
     def __init__(self, model: PeftModel) -> None:
         self.model = model
 
     @classmethod
-    def attach(cls, base: GlmImageForConditionalGeneration, params: LoraParams, seed: int) -> ArAdapter:
+    def attach(cls, base: PreTrainedModel, params: LoraParams, targets: str, seed: int) -> PeftAdapter:
         """Freezes ``base`` and adds a LoRA of zero effect (B = 0; arXiv 2106.09685), without dropout.
 
-        A's initial values come from ``seed``; torch's own generator is left as it was.
+        ``targets`` are the modules that get one where ``params`` does not name them. A's initial values come from
+        ``seed``; torch's own generator is left as it was.
         """
         from peft import get_peft_model
 
         base.requires_grad_(False)
         with _seeded(seed):
-            return cls(get_peft_model(base, _config(params, AR_TARGETS)))
+            return cls(get_peft_model(base, _config(params, targets)))
 
     @classmethod
-    def load(cls, base: GlmImageForConditionalGeneration, folder: Path) -> ArAdapter:
+    def load(cls, base: PreTrainedModel, folder: Path) -> PeftAdapter:
         """A saved adapter on a plain model, for sampling only."""
         from peft import PeftModel
 
@@ -104,7 +106,7 @@ class DitAdapter:
 
     @classmethod
     def attach(cls, base: GlmImageTransformer2DModel, params: LoraParams, seed: int) -> DitAdapter:
-        """As `ArAdapter.attach`."""
+        """As `PeftAdapter.attach`."""
         base.requires_grad_(False)
         with _seeded(seed):
             base.add_adapter(_config(params, DIT_TARGETS))

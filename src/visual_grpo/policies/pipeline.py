@@ -46,10 +46,12 @@ def load_pipeline(path: str, config: ModelConfig) -> GlmImagePipeline:
     return pipeline.to(resolve_device(config.device))
 
 
-def check_model_path(path: str) -> None:
-    """Raises UserError if ``path`` is a folder, or can be nothing else, and holds no pipeline."""
-    if not is_whole(path, "model_index.json"):
+def check_model_path(
+    path: str, file: str = "model_index.json", saved_by: str = "GlmImagePipeline.save_pretrained"
+) -> None:
+    """Raises UserError if ``path`` is a folder, or can be nothing else, and holds no ``file``."""
+    if not is_whole(path, file):
         raise UserError(
-            f"model.path is {path}, which holds no model_index.json; expected a folder saved by"
-            " GlmImagePipeline.save_pretrained, a hub id, or null for the starter's model."
+            f"model.path is {path}, which holds no {file}; expected a folder saved by"
+            f" {saved_by}, a hub id, or null for the starter's model."
         )

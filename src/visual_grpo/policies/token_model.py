@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from visual_grpo.policies.prefix import Prompts, forward, hidden_shared, hidden_whole, prefill
 from visual_grpo.policies.sources import SourceEncoder, distinct, source_count
 from visual_grpo.policies.tokens import TokenSampler, chosen_log_probs, draw, entropy, row_uniforms
 from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
-    from transformers import BatchFeature, DynamicCache, GlmImageForConditionalGeneration
+    from transformers import BatchFeature, GlmImageForConditionalGeneration
 
     from visual_grpo.policies.processing import PreviewProcessor
 
@@ -201,8 +202,8 @@ class TokenModel:
     def log_probs(self, trajectory: TokenTrajectory, rows: Tensor, temperature: float) -> Tensor:
         """[b, T] float32 of the stored tokens of ``rows`` ([b]), on the CPU, under the weights as they are now."""
         tokens = trajectory.tokens[rows]
-        hidden_of = self._hidden_shared if self.share_prefix else self._hidden_whole
-        hidden = hidden_of(trajectory.encoded, trajectory.prompt_of_row[rows], tokens)
+        hidden_of = hidden_shared if self.share_prefix else hidden_whole
+        hidden = hidden_of(self.model, self._prompts(trajectory.encoded), trajectory.prompt_of_row[rows], tokens)
         return chosen_log_probs(hidden, self.head, tokens, temperature).cpu()
 
     @property
@@ -215,8 +216,8 @@ class TokenModel:
         self, encoded: EncodedPrompts, prompt_of_row: Tensor, uniforms: Tensor, sampler: TokenSampler
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Decodes token by token from one prefill per prompt, its cache repeated for every row."""
-        hidden, cache, own = self._prefill(encoded, prompt_of_row)
-        mask = encoded.mask[own]
+        prefix = prefill(self.model, self._prompts(encoded), prompt_of_row)
+        hidden, mask, embed = prefix.hidden, prefix.mask, self.model.model.get_input_embeddings()
         columns: list[tuple[Tensor, Tensor, Tensor]] = []
         for step in range(encoded.grid.count):
             logits = hidden[:, -1] @ self.head.t()
@@ -226,45 +227,15 @@ class TokenModel:
             columns.append((token, plain.gather(1, token[:, None])[:, 0], entropy(plain)))
             if step + 1 < encoded.grid.count:
                 mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-                positions = encoded.token_positions[:, own, step : step + 1]
-                hidden = self._forward(token[:, None], mask, positions, cache)
+                positions = prefix.token_positions[..., step : step + 1]
+                hidden = forward(self.model, embed(token[:, None]), mask, positions, prefix.cache)
         tokens, log_probs, entropies = (torch.stack(column, 1) for column in zip(*columns, strict=False))
         return tokens, log_probs, entropies
 
-    def _hidden_shared(self, encoded: EncodedPrompts, prompt_of_row: Tensor, tokens: Tensor) -> Tensor:
-        """[b, T, H]: each prompt runs once, its cache serves all its rows, and gradient flows through it."""
-        last, cache, own = self._prefill(encoded, prompt_of_row)
-        mask = torch.cat([encoded.mask[own], torch.ones_like(tokens[:, :-1])], 1)
-        positions = encoded.token_positions[:, own, :-1]
-        rest = self._forward(tokens[:, :-1], mask, positions, cache)
-        return torch.cat([last[:, -1:], rest], 1)
-
-    def _hidden_whole(self, encoded: EncodedPrompts, prompt_of_row: Tensor, tokens: Tensor) -> Tensor:
-        """[b, T, H] by one forward of prompt and tokens: gradient checkpointing excludes a cache."""
-        own = prompt_of_row
-        ids = torch.cat([encoded.ids[own], tokens[:, :-1]], 1)
-        mask = torch.cat([encoded.mask[own], torch.ones_like(tokens[:, :-1])], 1)
-        positions = torch.cat([encoded.positions[:, own], encoded.token_positions[:, own, :-1]], 2)
-        return self._forward(ids, mask, positions, None)[:, -tokens.shape[1] :]
-
-    def _prefill(self, encoded: EncodedPrompts, prompt_of_row: Tensor) -> tuple[Tensor, DynamicCache, Tensor]:
-        """Last hidden state [b, 1, H] and cache of every row from one forward per distinct prompt."""
-        from transformers import DynamicCache
-
-        used, inverse = prompt_of_row.unique(return_inverse=True)
-        cache = DynamicCache(config=self.model.config.get_text_config())
-        hidden = self._forward(encoded.ids[used], encoded.mask[used], encoded.positions[:, used], cache)
-        cache.batch_select_indices(inverse.to(hidden.device))
-        return hidden[inverse, -1:], cache, prompt_of_row
-
-    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None) -> Tensor:
-        """Hidden states [b, L, H] of the language model for ids [b, L] after what ``cache`` holds."""
-        output = self.model.model.language_model(
-            inputs_embeds=self.model.model.get_input_embeddings()(ids),
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=cache is not None,
+    def _prompts(self, encoded: EncodedPrompts) -> Prompts:
+        return Prompts(
+            embeds=self.model.model.get_input_embeddings()(encoded.ids),
+            mask=encoded.mask,
+            positions=encoded.positions,
+            token_positions=encoded.token_positions,
         )
-        hidden: Tensor = output.last_hidden_state
-        return hidden

@@ -65,12 +65,15 @@ class _ChosenLogProbs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, tokens: Tensor, temperature: float, bias: Tensor | None
+    ) -> Tensor:
         values = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
-            log_probs = ((hidden[part] @ head.t()).float() / temperature).log_softmax(-1)
+            logits = (hidden[part] @ head.t()).float()
+            log_probs = ((logits if bias is None else logits + bias) / temperature).log_softmax(-1)
             values[part] = log_probs.gather(1, tokens[part, None])[:, 0]
             if gradient is not None:
                 expected = log_probs.exp().to(head.dtype) @ head
@@ -80,18 +83,21 @@ class _ChosenLogProbs(torch.autograd.Function):
         return values
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return outputs[0][:, None].to(gradient.dtype) * gradient, None, None, None
+        return outputs[0][:, None].to(gradient.dtype) * gradient, None, None, None, None
 
 
-def chosen_log_probs(hidden: Tensor, head: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+def chosen_log_probs(
+    hidden: Tensor, head: Tensor, tokens: Tensor, temperature: float, bias: Tensor | None = None
+) -> Tensor:
     """Log-probability of each chosen token, [B, T, H] and [B, T] int64 -> [B, T] float32.
 
-    ``head`` [V, H] holds the rows of the ids that may be sampled and is frozen: no gradient reaches it.
+    ``head`` [V, H] is frozen: no gradient reaches it. ``bias`` [V] float32 is added to its logits: 0, or -inf for an id
+    that may not be sampled and is not among ``tokens``.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
-    values: Tensor = _ChosenLogProbs.apply(flat, head.detach(), tokens.reshape(-1), temperature)
+    values: Tensor = _ChosenLogProbs.apply(flat, head.detach(), tokens.reshape(-1), temperature, bias)
     return values.view(tokens.shape)
 
 

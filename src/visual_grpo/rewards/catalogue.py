@@ -17,6 +17,7 @@ BUILT_IN = {
     "psnr": "visual_grpo.rewards.target:PsnrReward",
     "ssim": "visual_grpo.rewards.target:SsimReward",
     "ocr": "visual_grpo.rewards.ocr:OcrReward",
+    "negative_points": "visual_grpo.rewards.negative_points:NegativePointsReward",
     "jpeg_size": "visual_grpo.rewards.compressibility:JpegSizeReward",
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",
     "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",

@@ -14,6 +14,8 @@ from visual_grpo.bars import hidden_bars
 from visual_grpo.config import DataConfig, StarterConfig, Task, World
 from visual_grpo.starter.dataset import draw_dataset
 from visual_grpo.starter.job import Advance, Job
+from visual_grpo.starter.scenes.dataset import draw_scene_records
+from visual_grpo.starter.scenes.world import VERSION as SCENES_VERSION
 from visual_grpo.starter.side_by_side import run_side_by_side
 from visual_grpo.starter.whole_folder import digest_of, is_current, whole_folder
 from visual_grpo.starter.words.dataset import draw_words
@@ -46,7 +48,10 @@ def build_starter(config: StarterConfig, data: DataConfig, seed: int, progress: 
     folder, digest = Path(config.model), model_digest(config, data, seed)
     if not is_current(folder, digest):
         with whole_folder(folder, digest) as fresh:
-            _pretrain(fresh, config, data, seed, at_once=config.processes, progress=progress)
+            if config.world == "scenes":
+                _pretrain_vl(fresh, config, data, seed, progress)
+            else:
+                _pretrain(fresh, config, data, seed, at_once=config.processes, progress=progress)
     return {"dataset": config.dataset, "model": config.model, "digest": digest}
 
 
@@ -55,6 +60,8 @@ def draw_world(config: StarterConfig, data: DataConfig, seed: int) -> None:
     folder = Path(config.dataset)
     if config.world == "words":
         draw_words(folder, config.records_per_prompt, data.height, data.width)
+    elif config.world == "scenes":
+        draw_scene_records(folder, config.records_per_prompt, data.height, data.width, seed)
     else:
         draw_dataset(folder, config.records_per_prompt, data.height, data.width, seed, task=data.task)
 
@@ -62,6 +69,8 @@ def draw_world(config: StarterConfig, data: DataConfig, seed: int) -> None:
 def model_digest(config: StarterConfig, data: DataConfig, seed: int) -> str:
     """What the base model's weights depend on."""
     size = {"height": data.height, "width": data.width}
+    if config.world == "scenes":
+        return digest_of({"scenes": SCENES_VERSION, "steps": config.vl_steps, "seed": seed, **size})
     if config.world == "words":
         return digest_of({"words": WORDS_VERSION, "steps": _steps(config, data.task), "seed": seed, **size})
     task = {} if data.task == "t2i" else {"task": data.task}  # an older text-to-image model stays current
@@ -94,6 +103,21 @@ def _pretrain(
         run_side_by_side(halves, at_once, advance)
     with hidden_bars():
         _assemble(job, folder)
+
+
+def _pretrain_vl(folder: Path, config: StarterConfig, data: DataConfig, seed: int, progress: Progress) -> None:
+    reached = 0
+    with progress("Pretraining the base model", config.vl_steps) as bar:
+
+        def advance(module: str, done: int) -> None:
+            nonlocal reached
+            bar.advance(done - reached)
+            reached = done
+
+        from visual_grpo.starter.scenes.pretraining import pretrain_vl
+
+        size = (data.height, data.width)
+        run_side_by_side({"vl": partial(pretrain_vl, folder, size, config.vl_steps, seed)}, 1, advance)
 
 
 def _steps(config: StarterConfig, task: Task) -> dict[str, int]:

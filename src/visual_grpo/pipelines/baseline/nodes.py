@@ -51,7 +51,7 @@ def image_writer(
         from visual_grpo import console
 
         samplers = config.judged_samplers
-        policy = components.build_image_model(config, starter_report["model"], adapters)
+        policy = components.build_model(config, starter_report["model"], adapters)
         with console.progress(title, len(requests) * len(samplers)) as bar:
             generate.draw_and_score(
                 policy,

@@ -36,7 +36,7 @@ def train(
     train_records, eval_records = records.split("train"), records.split("eval")
     scorer.check_records(train_records)
     scorer.check_records(eval_records)
-    model = components.build_image_model(config, starter_report["model"])
+    model = components.build_model(config, starter_report["model"])
     run = TrainingRun(
         config,
         model,

@@ -1,0 +1,90 @@
+"""Pictures of an answer: what was pointed at, and the masks without and with the negative points."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from visual_grpo.images import to_pil, to_tensor
+from visual_grpo.segmentation.answer import Answer
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_SIDE = 192
+"""Pixels of a panel's longer side, at least."""
+_TRUTH, _POSITIVE, _NEGATIVE, _BOX = (255, 255, 255), (60, 220, 90), (255, 70, 70), (250, 200, 60)
+_TINT = (70, 150, 255)
+_GAP = 4
+
+
+def draw_answer(image: Tensor, truth: Tensor, answer: Answer | None, fault: str | None, masks: Tensor) -> Tensor:
+    """uint8 [3, h, w]: three panels side by side.
+
+    The image with the truth's outline (white), the box (yellow), positive (green) and negative points (red crosses);
+    the mask without the negatives; the mask with them. An answer that cannot be used has its fault written instead.
+
+    Args:
+        image: uint8 [3, H, W].
+        truth: bool [H, W].
+        masks: bool [2, H, W], without and with.
+    """
+    from PIL import Image
+
+    scale = max(1, round(_SIDE / max(truth.shape)))
+    panels = [_outlined(_enlarged(image, scale), truth, scale), *(_tinted(image, mask, scale) for mask in masks)]
+    if answer is None:
+        _write(panels[0], fault or "")
+    else:
+        for panel in panels:
+            _mark(panel, answer, scale)
+    canvas = Image.new("RGB", (sum(p.width for p in panels) + _GAP * (len(panels) - 1), panels[0].height), "white")
+    for number, panel in enumerate(panels):
+        canvas.paste(panel, (number * (panel.width + _GAP), 0))
+    return to_tensor(canvas)
+
+
+def _enlarged(image: Tensor, scale: int) -> Image:
+    from PIL import Image
+
+    picture = to_pil(image)
+    return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+
+
+def _outlined(picture: Image, truth: Tensor, scale: int) -> Image:
+    grown = torch.nn.functional.max_pool2d(truth[None].float(), 3, 1, 1)[0] > 0
+    return _painted(picture, grown & ~truth, scale, _TRUTH, 0.6)
+
+
+def _tinted(image: Tensor, mask: Tensor, scale: int) -> Image:
+    return _painted(_enlarged(image, scale), mask, scale, _TINT, 0.6)
+
+
+def _painted(picture: Image, mask: Tensor, scale: int, colour: tuple[int, int, int], opacity: float) -> Image:
+    from PIL import Image
+
+    alpha = (mask.float() * opacity * 255).round().to(torch.uint8)
+    stencil = Image.fromarray(alpha.numpy()).resize(picture.size, Image.Resampling.NEAREST)
+    picture.paste(Image.new("RGB", picture.size, colour), (0, 0), stencil)
+    return picture
+
+
+def _mark(picture: Image, answer: Answer, scale: int) -> None:
+    from PIL import ImageDraw
+
+    brush, radius = ImageDraw.Draw(picture), max(3, _SIDE // 40)
+    corners = [(value + 0.5) * scale for value in answer.box]
+    brush.rectangle(corners, outline=_BOX)
+    for x, y in ((((p[0] + 0.5) * scale), (p[1] + 0.5) * scale) for p in answer.points):
+        brush.ellipse((x - radius, y - radius, x + radius, y + radius), fill=_POSITIVE, outline="black")
+    for x, y in ((((p[0] + 0.5) * scale), (p[1] + 0.5) * scale) for p in answer.negatives):
+        for sign in (1, -1):
+            brush.line((x - radius, y - sign * radius, x + radius, y + sign * radius), fill=_NEGATIVE, width=3)
+
+
+def _write(picture: Image, text: str) -> None:
+    from PIL import ImageDraw
+
+    ImageDraw.Draw(picture).text((4, 4), f"no answer: {text.replace('_', ' ')}", fill=_NEGATIVE)

@@ -1,0 +1,111 @@
+"""What a language policy's answer says: a box, positive and negative points, as JSON between ``<answer>`` tags.
+
+``<answer>{"bbox":[x1,y1,x2,y2],"points":[[x,y],...],"negative_points":[[x,y],...]}</answer>``, after any reasoning
+(Seg-Zero's format, arXiv 2503.06520, with negative points). Coordinates are absolute pixels of the image as the model
+saw it (``TextSample.frame``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from visual_grpo.segmentation.segmenter import Box, Point, PointPrompt
+from visual_grpo.types import TextSample
+
+KEYS = ("bbox", "points", "negative_points")
+Fault = Literal["truncated", "no_answer", "not_json", "wrong_keys", "wrong_numbers", "outside"]
+FAULTS: tuple[Fault, ...] = ("truncated", "no_answer", "not_json", "wrong_keys", "wrong_numbers", "outside")
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_THOUGHT = re.compile(r"\s*<think>.+?</think>\s*", re.DOTALL)
+_POINT, _BOX = 2, 4
+
+
+class AnswerError(ValueError):
+    """An answer that cannot be used; ``fault`` names the kind, the message says what was found."""
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A usable answer in pixels of some image."""
+
+    box: Box
+    points: tuple[Point, ...]
+    """At least one."""
+    negatives: tuple[Point, ...]
+    thought: bool
+    """Whether ``<think>...</think>``, and nothing else, stands before the answer."""
+
+    @property
+    def prompt(self) -> PointPrompt:
+        return PointPrompt(positives=self.points, negatives=self.negatives, box=self.box)
+
+
+def parse_answer(sample: TextSample, size: tuple[int, int]) -> Answer:
+    """The answer in pixels of an image of ``size`` = (height, width), which the model saw as ``sample.frame``.
+
+    Raises:
+        AnswerError: cut off, not in the format, or pointing outside the image.
+    """
+    if not sample.finished:
+        raise AnswerError("truncated", f"cut off after {len(sample.text)} characters")
+    found = _ANSWER.findall(sample.text)
+    if len(found) != 1:
+        raise AnswerError("no_answer", f"{len(found)} <answer>...</answer>, expected one")
+    content = _object(found[0])
+    (box,) = _rows([content["bbox"]], _BOX, "bbox")
+    points = _rows(content["points"], _POINT, "points")
+    negatives = _rows(content["negative_points"], _POINT, "negative_points")
+    if not points or box[0] > box[2] or box[1] > box[3]:
+        raise AnswerError("wrong_numbers", f"needs a point, and x1 <= x2, y1 <= y2 in bbox {box}")
+    height, width = sample.frame
+    for x, y in [box[:2], box[2:], *points, *negatives]:
+        if not (0 <= x < width and 0 <= y < height):
+            raise AnswerError("outside", f"({x}, {y}) is outside the image of {width} x {height} pixels")
+    scale = (size[1] / width, size[0] / height)
+    (x1, y1), (x2, y2) = (_rescaled(corner, scale) for corner in (box[:2], box[2:]))
+    return Answer(
+        box=(x1, y1, x2, y2),
+        points=tuple(_rescaled(point, scale) for point in points),
+        negatives=tuple(_rescaled(point, scale) for point in negatives),
+        thought=_THOUGHT.fullmatch(sample.text[: sample.text.index("<answer>")]) is not None,
+    )
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise AnswerError("not_json", str(error)) from error
+    if not isinstance(content, dict) or set(content) != set(KEYS):
+        found = sorted(content) if isinstance(content, dict) else type(content).__name__
+        raise AnswerError("wrong_keys", f"expected an object with {', '.join(KEYS)}, got {found}")
+    return content
+
+
+def _rows(value: Any, length: int, key: str) -> list[tuple[float, ...]]:
+    """A list of ``length`` numbers each."""
+    if not isinstance(value, list) or not all(_is_row(row, length) for row in value):
+        raise AnswerError("wrong_numbers", f"{key} must be {length} numbers each, got {value!r:.80}")
+    return [tuple(map(float, row)) for row in value]
+
+
+def _is_row(row: Any, length: int) -> bool:
+    return isinstance(row, list) and len(row) == length and all(map(_is_number, row))
+
+
+def _is_number(value: Any) -> bool:
+    # A whole number may be too large for a float; no image is.
+    return type(value) in (int, float) and abs(value) < 2**31 and math.isfinite(value)
+
+
+def _rescaled(point: tuple[float, ...], scale: tuple[float, float]) -> Point:
+    """Between two pixel grids over the same image; a pixel's centre is a whole number in both."""
+    return ((point[0] + 0.5) * scale[0] - 0.5, (point[1] + 0.5) * scale[1] - 0.5)

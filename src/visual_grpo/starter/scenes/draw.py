@@ -1,0 +1,128 @@
+"""Draws many scenes at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import distance_transform_edt
+
+from visual_grpo.starter.scenes.world import COLORS, LIGHTER, PARTS
+
+_PLACEMENTS = 60
+"""Random placements of an object, of which the first that fits is taken."""
+_RADII = (0.12, 0.17)
+"""Of a part, as shares of the shorter side."""
+_OVERLAP = 0.92
+"""Distance of the parts' centres, as a share of the sum of their radii: below 1 they touch."""
+_STRETCH = (0.9, 1.1)
+_SQUARE = 0.87
+"""Half a square's side, as a share of its radius."""
+_GROUND = 0.12
+_TINT = 0.03
+_NOISE = 0.004
+_SMALLEST = 0.015
+"""A part that shows less of itself than this share of the image is not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenes:
+    """n scenes with one query each. Coordinates are (x, y) in pixels."""
+
+    images: NDArray[np.uint8]
+    """[n, H, W, 3] RGB."""
+    parts: NDArray[np.int8]
+    """[n, H, W]: index into PARTS, -1 = ground."""
+    colors: NDArray[np.int64]
+    """[n] index into COLORS."""
+    asked: NDArray[np.int64]
+    """[n] index into PARTS of the part that the query means."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def truths(self) -> NDArray[np.bool_]:
+        """[n, H, W] masks of what the queries mean."""
+        return self.parts == self.asked[:, None, None]
+
+    @property
+    def queries(self) -> list[tuple[str, str]]:
+        """(colour, part) by name."""
+        colors = tuple(COLORS)
+        return [(colors[c], PARTS[p]) for c, p in zip(self.colors, self.asked, strict=True)]
+
+
+def draw_scenes(count: int, height: int, width: int, rng: np.random.Generator) -> Scenes:
+    """``count`` scenes of random colour, shape, place and query; sizes in pixels."""
+    drawn: list[Scenes] = []
+    while sum(map(len, drawn)) < count:
+        drawn.append(_attempt(min(256, count), height, width, rng))
+    fields = ("images", "parts", "colors", "asked")
+    return Scenes(**{name: np.concatenate([getattr(s, name) for s in drawn])[:count] for name in fields})
+
+
+def _attempt(count: int, height: int, width: int, rng: np.random.Generator) -> Scenes:
+    """At most ``count`` scenes: those whose parts have room and can be seen."""
+    centers, radii, fits = _place(count, height, width, rng)
+    base = np.array(list(COLORS.values()))[colors := rng.integers(len(COLORS), size=count)]
+    base = base + rng.uniform(-_TINT, _TINT, (count, 3))
+    lighter = rng.integers(2, size=count)  # which of the two blobs is the light part
+    images = np.broadcast_to(rng.uniform(0, _GROUND, (count, 1, 1, 3)), (count, height, width, 3)).copy()
+    parts = np.full((count, height, width), -1, np.int8)
+    for blob in range(2):
+        shown = _blob(centers[:, blob], radii[:, blob], height, width, rng) & (parts < 0)
+        part = (lighter == blob).astype(np.int8)
+        color = np.clip(base + LIGHTER * part[:, None], 0, 1)
+        images = np.where(shown[..., None], color[:, None, None], images)
+        parts = np.where(shown, part[:, None, None], parts)
+    images = np.clip(images + rng.normal(0, _NOISE, images.shape), 0, 1)
+    areas = np.stack([(parts == part).sum((1, 2)) for part in range(2)], 1)
+    kept = fits & (areas > _SMALLEST * height * width).all(1)
+    asked = rng.integers(2, size=count)
+    return Scenes(
+        images=(images * 255).round().astype(np.uint8)[kept], parts=parts[kept], colors=colors[kept], asked=asked[kept]
+    )
+
+
+def _place(
+    count: int, height: int, width: int, rng: np.random.Generator
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Centres [n, 2, (x, y)] and radii [n, 2] of both blobs, and whether they fit inside the image."""
+    radii = rng.uniform(*_RADII, (count, _PLACEMENTS, 2)) * min(height, width)
+    angle = rng.uniform(0, 2 * np.pi, (count, _PLACEMENTS))
+    first = rng.uniform(0.1, 0.9, (count, _PLACEMENTS, 2)) * (width, height)
+    apart = (radii.sum(-1) * _OVERLAP)[..., None] * np.stack([np.cos(angle), np.sin(angle)], -1)
+    centers = np.stack([first, first + apart], 2)
+    room = radii[..., None]
+    inside: NDArray[np.bool_] = np.all((centers > room) & (centers < np.array([width, height]) - room), axis=(2, 3))
+    rows, chosen = np.arange(count), inside.argmax(1)
+    fits: NDArray[np.bool_] = inside[rows, chosen]
+    return centers[rows, chosen], radii[rows, chosen], fits
+
+
+def _blob(
+    centers: NDArray[np.float64], radii: NDArray[np.float64], height: int, width: int, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """[n, H, W]: ellipses and rectangles, half of each."""
+    y, x = np.mgrid[:height, :width].astype(float)
+    stretch = rng.uniform(*_STRETCH, len(radii))[:, None, None]
+    dx = (x - centers[:, 0, None, None]) / (radii[:, None, None] * stretch)
+    dy = (y - centers[:, 1, None, None]) / (radii[:, None, None] / stretch)
+    round_ones = rng.integers(2, size=len(radii))[:, None, None] == 0
+    return np.where(round_ones, dx**2 + dy**2 <= 1, np.maximum(abs(dx), abs(dy)) <= _SQUARE)
+
+
+def boxes(truths: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """[n, 4] inclusive (x1, y1, x2, y2) of masks [n, H, W]."""
+    columns, rows = truths.any(1), truths.any(2)
+    last = lambda hit: hit.shape[1] - 1 - hit[:, ::-1].argmax(1)  # noqa: E731
+    return np.stack([columns.argmax(1), rows.argmax(1), last(columns), last(rows)], 1)
+
+
+def centers(truths: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """[n, 2] (x, y): each mask's innermost pixel."""
+    depth = [distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1] for mask in truths]
+    flat = np.array([d.argmax() for d in depth])
+    return np.stack([flat % truths.shape[2], flat // truths.shape[2]], 1)

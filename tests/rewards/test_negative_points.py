@@ -1,0 +1,187 @@
+"""A drawn object of two touching parts: the watershed takes both unless a negative point lies in the wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from visual_grpo.errors import UserError
+from visual_grpo.rewards.negative_points import NegativePointsReward
+from visual_grpo.types import PromptRecord, RewardOutput, TextSample
+
+SIDE = 40
+LEFT, RIGHT, GROUND = (10, 20), (28, 20), (20, 3)
+"""(x, y) inside the part that is meant, inside the other one, and beside both."""
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> PromptRecord:
+    image = np.full((SIDE, SIDE, 3), 10, np.uint8)
+    image[10:30, 5:20] = (200, 40, 40)
+    image[10:30, 20:35] = (225, 65, 65)
+    mask = np.zeros((SIDE, SIDE), np.uint8)
+    mask[10:30, 5:20] = 255
+    return save(tmp_path, "a", image, mask, box=[5, 10, 19, 29])
+
+
+def save(folder: Path, name: str, image: Any, mask: Any, box: list[int]) -> PromptRecord:
+    paths = folder / f"{name}.png", folder / f"{name}_mask.png"
+    for array, path in zip((image, mask), paths, strict=True):
+        Image.fromarray(array).save(path)
+    metadata = {"box": box, "points": [list(LEFT)]}
+    return PromptRecord(id=name, prompt="dark red", source_images=paths[:1], target_image=paths[1], metadata=metadata)
+
+
+def said(
+    negatives: Sequence[tuple[int, int]] = (), point: tuple[int, int] = LEFT, box: Sequence[int] = (5, 10, 19, 29)
+) -> TextSample:
+    text = f'{{"bbox":{list(box)},"points":[{list(point)}],"negative_points":{[list(n) for n in negatives]}}}'
+    return TextSample(text=f"<answer>{text}</answer>", finished=True, frame=(SIDE, SIDE))
+
+
+NONSENSE = TextSample(text="there", finished=True, frame=(SIDE, SIDE))
+CUT = TextSample(text=said().text, finished=False, frame=(SIDE, SIDE))
+
+
+def judge(record: PromptRecord, *samples: TextSample, **options: Any) -> RewardOutput:
+    return NegativePointsReward(**options)([record] * len(samples), samples)
+
+
+def test_masks_with_and_without_negatives(record: PromptRecord) -> None:
+    got = judge(record, said([RIGHT]), said(), said([GROUND]), said([LEFT]), said(point=RIGHT))
+    assert got.parts["gIoU"].tolist() == [1, 0.5, 0.5, 0, 0.5]
+    assert got.parts["gIoU_without"].tolist() == [0.5] * 5
+    assert got.parts["contrast"].tolist() == [0.5, 0, 0, -0.5, 0]
+    assert got.parts["placement"].tolist() == [1, 0, 0, -1, 0]
+
+
+def test_a_policy_cannot_earn_contrast_by_confusing_the_segmenter_first(record: PromptRecord) -> None:
+    """A negative that undoes the policy's own wrong positive changes nothing of the truth's own points."""
+    got = judge(record, said([RIGHT], point=RIGHT), said([GROUND], point=GROUND))
+    assert got.parts["gIoU"].tolist() == [0, 0]
+    assert got.parts["contrast"].tolist() == [0.5, 0]
+
+
+def test_the_reward_is_the_weighted_sum_of_its_terms(record: PromptRecord) -> None:
+    weights = {
+        "iou": 3.0,
+        "contrast": 0.7,
+        "placement": 0.11,
+        "number": 0.13,
+        "format": 0.17,
+        "box": 0.19,
+        "points": 0.23,
+    }
+    got = judge(record, said([RIGHT, RIGHT], box=(5, 10, 19, 28)), weights=weights)
+    # IoU 1, contrast .5, both negatives well placed but one of two too close, format, box and point right
+    expected = 3.0 + 0.7 * 0.5 + 0.11 - 0.13 * 0.5 + 0.17 + 0.19 * 1 + 0.23
+    assert got.values.tolist() == pytest.approx([expected])
+    assert got.parts["box"].tolist() == [1]
+
+
+def test_what_cannot_be_used_is_counted_and_worse_than_anything_else(record: PromptRecord) -> None:
+    crowd = [LEFT, (11, 20), (10, 21), (11, 21)]
+    got = judge(record, NONSENSE, CUT, said(crowd, point=GROUND, box=(0, 0, 1, 1)))
+    assert got.parts["malformed"].tolist() == [1, 0, 0]
+    assert got.parts["truncated"].tolist() == [0, 1, 0]
+    assert got.parts["format"].tolist() == [0, 0, 1]
+    assert got.parts["gIoU"].tolist() == [0, 0, 0]
+    assert got.values[0] == got.values[1] < got.values[2]
+    assert got.values[0] == pytest.approx(-(0.5 + 0.2 + 0.05))
+
+
+def test_reasoning_is_asked_for_where_the_format_has_it(record: PromptRecord) -> None:
+    thought = TextSample(text=f"<think>so</think>{said().text}", finished=True, frame=(SIDE, SIDE))
+    assert judge(record, said(), thought, think=True).parts["format"].tolist() == [0, 1]
+    assert judge(record, said(), thought).parts["format"].tolist() == [1, 1]
+
+
+def test_c_iou_is_made_of_pixels(record: PromptRecord) -> None:
+    got = judge(record, said([RIGHT]), said(), NONSENSE)
+    part, whole = 20 * 15, 20 * 30
+    for name, counts in {
+        "cIoU": [(part, part), (part, whole), (0, part)],
+        "cIoU_without": [(part, whole), (part, whole), (0, part)],
+    }.items():
+        intersections, unions = got.ratios[name]
+        assert list(zip(intersections.tolist(), unions.tolist(), strict=True)) == counts
+
+
+def test_negatives_beyond_the_cap_are_not_used(record: PromptRecord) -> None:
+    far = [GROUND, (3, 3), (36, 3)]
+    got = judge(record, said([*far, RIGHT]), said([*far, RIGHT]), cap=3)
+    assert got.parts["gIoU"].tolist() == [0.5, 0.5]
+    assert got.parts["number"].tolist() == [-0.25, -0.25]
+    assert judge(record, said([*far, RIGHT]), cap=4).parts["gIoU"].tolist() == [1]
+
+
+def test_rows_are_judged_by_their_own_record(record: PromptRecord, tmp_path: Path) -> None:
+    image = np.full((SIDE, SIDE, 3), 10, np.uint8)
+    image[10:30, 5:20] = (40, 200, 40)
+    mask = (image[..., 1] > 100).astype(np.uint8) * 255
+    other = save(tmp_path, "b", image, mask, box=[5, 10, 19, 29])
+    got = NegativePointsReward()([record, other, record], [said(), said(), said([RIGHT])])
+    assert got.parts["gIoU"].tolist() == [0.5, 1, 1]
+    assert got.parts["placement"].tolist() == [0, 1, 1]
+
+
+class Counting:
+    """The watershed, and how often it was asked; `tests/segmentation` counts the encodings of a real SAM2."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.embedded, self.batches = inner, 0, 0
+
+    def embed(self, image: Tensor) -> Any:
+        self.embedded += 1
+        return self.inner.embed(image)
+
+    def masks(self, embedding: Any, prompts: Any) -> Tensor:
+        self.batches += 1
+        return self.inner.masks(embedding, prompts)
+
+
+def test_an_image_is_embedded_once_and_a_groups_prompts_are_one_batch(record: PromptRecord) -> None:
+    reward = NegativePointsReward()
+    reward.segmenter = counting = Counting(reward.segmenter)
+    for _ in range(3):
+        reward([record] * 4, [said(), said([RIGHT]), NONSENSE, said([LEFT])])
+    assert counting.embedded == 1
+    assert counting.batches == 1 + 3  # the truth's own mask, then one a group
+
+
+def test_the_picture_shows_three_panels(record: PromptRecord) -> None:
+    reward = NegativePointsReward()
+    picture = reward.picture(record, said([RIGHT]))
+    assert picture.dtype == torch.uint8
+    height = picture.shape[1]
+    assert picture.shape == (3, height, 3 * height + 2 * 4)
+    inner = height // 4
+    _, without, with_ = (picture[:, :, n * (height + 4) : n * (height + 4) + height] for n in range(3))
+    # Above the negative's cross the other part is painted in the second panel and bare in the third.
+    spot = (slice(None), round((15 + 0.5) * height / SIDE), round((28 + 0.5) * height / SIDE))
+    assert without[spot].tolist() != with_[spot].tolist() == [225, 65, 65]
+    assert reward.picture(record, NONSENSE).shape == picture.shape
+    assert inner > 0
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(UserError, match="contrst"):
+        NegativePointsReward(weights={"contrst": 1.0})
+    with pytest.raises(UserError, match="cap"):
+        NegativePointsReward(cap=0)
+    with pytest.raises(UserError, match="watersed"):
+        NegativePointsReward(segmenter={"kind": "watersed"})
+
+
+def test_records_that_were_not_prepared_for_it_are_refused(record: PromptRecord) -> None:
+    reward = NegativePointsReward()
+    reward.check_records([record])
+    with pytest.raises(UserError, match=r"record 'x' has 0 source images and lacks \['box', 'points'\]"):
+        reward.check_records([PromptRecord(id="x", prompt="y")])
