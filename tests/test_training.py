@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from tests.conftest import SIZE
+from tests.toys import CountingScorer, ToyTokenPolicy
 from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.metrics import reproducible
+from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import Callbacks, TrainingRun, check_resumable
 from visual_grpo.types import PromptRecord, StepMetrics
@@ -222,6 +224,38 @@ def test_differing_guidance_is_warned_about_and_a_blind_reward_stops_the_run(
     assert any("guidance 1, the stock sampler has 1.5" in note for note in notes)
     assert any("Signal check (cosine between policy gradients of 3 rollouts): ar " in note for note in notes)
     assert not (tmp_path / "checkpoints").exists()
+
+
+class TokenModel(ToyTokenPolicy):
+    """A model that is no GLM-Image: it draws token rows."""
+
+    def generate(self, records: Any, seeds: Any, sampler: Any) -> list[torch.Tensor]:
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return [self.rollout([r], 1, g).samples[0] for r, g in zip(records, generators, strict=True)]
+
+    def save_adapters(self, folder: Path) -> None:
+        (folder / "vl").mkdir(parents=True)
+        torch.save(self.adapter_state_dict(), folder / "vl" / "table.pt")
+
+
+def test_a_run_trains_any_model_with_adapters_and_guidance_means_nothing_to_a_language_model(tmp_path: Path) -> None:
+    config = parameters(
+        tmp_path,
+        data={"task": "segmentation"},
+        starter={"world": "scenes"},
+        policy={"component": "vl", "signal_check": {"rollouts": 0}},
+    )
+    assert config.sampling.rollout.guidance_scale != config.sampling.stock.guidance_scale
+    model, scorer = TokenModel(), CountingScorer()
+    trainer = GRPOTrainer(model, scorer, config.grpo)
+    run = TrainingRun(
+        config, model, scorer, trainer, train=RECORDS[:6], evaluation=RECORDS[6:], identity={}, run_id=None
+    )
+    assert execute(run, tmp_path / "out") == []
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"best", "last", "training.json", "vl"}
+    last = torch.load(tmp_path / "out" / "last" / "vl" / "table.pt")["table"]
+    assert torch.equal(last, model.table)
+    assert last.any()
 
 
 def test_another_model_than_the_starters_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:

@@ -145,6 +145,34 @@ def test_ids_that_clean_to_the_same_name_stay_apart() -> None:
     assert file_stem("eval-00.1_x") == "eval-00.1_x"
 
 
+def test_the_sources_of_an_edit_are_named_relative_to_the_scores(tmp_path: Path) -> None:
+    names = ["prepared/a.png", "prepared/b.png"]
+    found = [
+        PromptRecord(id="both", prompt="mix them", source_images=tuple(tmp_path / name for name in names)),
+        PromptRecord(id="none", prompt="a cat"),
+    ]
+    plan = plan_images({"eval": found}, seed=0, images_per_prompt=1, max_prompts=None)
+    folder = tmp_path / "scores"
+    draw_and_score(Painter(), scorer(), plan, {"stock": STOCK}, folder, batch_size=1, facts={})
+    both, none = read_scores(folder)["source"]
+    assert [(folder / path).resolve() for path in both] == [(tmp_path / name).resolve() for name in names]
+    assert none is None
+
+
+def test_images_from_prompts_have_no_columns_of_sources_and_answers(tmp_path: Path) -> None:
+    assert not {"source", "answer"} & set(draw(tmp_path))
+
+
+def test_a_language_policys_answers_depend_on_how_it_is_asked() -> None:
+    changes = {"data": {"task": "segmentation"}, "starter": {"world": "scenes"}}
+
+    def asked(**values: object) -> dict:
+        return conditions(parameters(**changes, policy={"component": "vl"} | values), model="m", dataset="d")
+
+    assert asked(vl={"max_tokens": 5}) != asked()
+    assert asked(flow={"noise": 0.5}) == asked()
+
+
 def test_conditions_hold_what_images_and_scores_depend_on_and_no_more() -> None:
     base = conditions(parameters(), model="m", dataset="d")
     assert conditions(parameters(grpo={"learning_rate": 1.0}), model="m", dataset="d") == base

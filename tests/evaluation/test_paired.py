@@ -1,9 +1,10 @@
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
-from visual_grpo.evaluation.paired import CHUNK, paired_bootstrap
+from visual_grpo.evaluation.paired import CHUNK, paired_bootstrap, paired_ratio_bootstrap
 
 NAN = float("nan")
 
@@ -94,3 +95,65 @@ def test_coverage_on_data_with_known_difference() -> None:
 def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match=r"\(2,\), \(3,\) and 3"):
         paired_bootstrap([1, 2], [1, 2, 3], ["a", "b", "c"], samples=200, seed=0)
+
+
+def test_a_ratio_is_the_sum_of_numerators_over_the_sum_of_denominators() -> None:
+    # IoU of three masks of two prompts; the large one decides.
+    before = ([1, 1, 2], [2, 4, 10])
+    after = ([2, 1, 8], [2, 5, 10])
+    found = paired_ratio_bootstrap(before, after, ["a", "a", "b"], samples=200, seed=0)
+    assert (found.prompts, found.images, found.unscored) == (2, 3, 0)
+    assert found.baseline_mean == 4 / 16
+    assert found.trained_mean == 11 / 17
+    assert found.difference == 11 / 17 - 4 / 16
+    assert found.win_rate == pytest.approx(2 / 3)  # 1/2 < 2/2, 1/4 > 1/5, 2/10 < 8/10
+    # Resamples of two prompts: a twice, both, b twice.
+    assert found.ci_low == pytest.approx(3 / 7 - 2 / 6)
+    assert found.ci_high == pytest.approx(8 / 10 - 2 / 10)
+
+
+def test_a_ratios_interval_is_that_of_a_direct_resampling() -> None:
+    rng = np.random.default_rng(5)
+    clusters = np.repeat(np.arange(25), rng.integers(1, 5, size=25))
+    below = rng.integers(5, 100, size=(2, len(clusters))).astype(float)
+    above = below * rng.uniform(0.2, 0.9, size=below.shape)
+    below[0, 3] = above[0, 3] = NAN
+    found = paired_ratio_bootstrap(
+        (above[0], below[0]), (above[1], below[1]), clusters.astype(str).tolist(), samples=20000, seed=0
+    )
+    kept = np.arange(len(clusters)) != 3
+    members = [np.flatnonzero(kept & (clusters == cluster)) for cluster in range(25)]
+    members = [rows for rows in members if len(rows)]
+    differences = []
+    for _ in range(20000):
+        rows = np.concatenate([members[i] for i in rng.integers(len(members), size=len(members))])
+        ratios = above[:, rows].sum(1) / below[:, rows].sum(1)
+        differences.append(ratios[1] - ratios[0])
+    low, high = np.quantile(differences, [0.025, 0.975])
+    assert (found.images, found.unscored) == (len(clusters) - 1, 1)
+    assert found.ci_low == pytest.approx(low, abs=0.03 * (high - low))
+    assert found.ci_high == pytest.approx(high, abs=0.03 * (high - low))
+
+
+def test_a_ratio_with_denominators_of_one_is_the_mean() -> None:
+    rng = np.random.default_rng(6)
+    before, after = rng.uniform(size=(2, 30))
+    clusters = [str(i // 3) for i in range(30)]
+    mean = paired_bootstrap(before, after, clusters, samples=500, seed=2)
+    ratio = paired_ratio_bootstrap((before, np.ones(30)), (after, np.ones(30)), clusters, samples=500, seed=2)
+    assert asdict(ratio) == pytest.approx(asdict(mean))
+
+
+def test_a_pair_without_a_ratio_of_its_own_decides_no_win() -> None:
+    found = paired_ratio_bootstrap(([0, 1], [0, 2]), ([0, 2], [0, 2]), ["a", "b"], samples=200, seed=0)
+    assert (found.images, found.baseline_mean, found.trained_mean, found.win_rate) == (2, 0.5, 1.0, 1.0)
+    assert math.isnan(found.ci_low)  # Prompt a alone has no ratio: what other prompts would give is unknown.
+    nothing = paired_ratio_bootstrap(([NAN], [NAN]), ([1], [2]), ["a"], samples=200, seed=0)
+    assert (nothing.images, nothing.unscored) == (0, 1)
+    assert math.isnan(nothing.difference)
+    assert math.isnan(nothing.win_rate)
+
+
+def test_columns_of_a_ratio_must_agree() -> None:
+    with pytest.raises(ValueError, match=r"4 columns of 1 numbers.*\[4, 2\]"):
+        paired_ratio_bootstrap(([1, 1], [1, 1]), ([1, 1], [1, 1]), ["a"], samples=200, seed=0)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,25 @@ from matplotlib import font_manager
 from PIL import Image
 
 from visual_grpo.evaluation import fonts, pictures
-from visual_grpo.evaluation.pictures import BETTER, GAP, MUTED, PAPER, WIDTH, WORSE, Pair, grid, pairs, wrap
+from visual_grpo.evaluation.pictures import (
+    BETTER,
+    GAP,
+    INK,
+    MUTED,
+    PAPER,
+    WIDTH,
+    WORSE,
+    Pair,
+    beside,
+    grid,
+    of_sample,
+    pairs,
+    wrap,
+)
+from visual_grpo.images import to_tensor
+from visual_grpo.types import PromptRecord, TextSample
+
+ANSWER = TextSample(text="on the left", finished=True, frame=(64, 64))
 
 
 def flat(colour: str, width: int = 64, height: int = 64) -> Image.Image:
@@ -127,3 +147,53 @@ def test_paper_is_white_around() -> None:
     shown = grid([flat("red")], ["x"])
     assert PAPER == "white"
     assert shown.getpixel((0, 0)) == (255, 255, 255)
+
+
+class Judge:
+    """Paints what it is given, or nothing."""
+
+    def __init__(self, painted: torch.Tensor | None) -> None:
+        self.painted = painted
+
+    def __call__(self, prompts, samples):
+        raise NotImplementedError
+
+    def picture(self, record, sample):
+        return self.painted
+
+
+def test_a_text_is_shown_as_it_is_painted(tmp_path) -> None:
+    red = to_tensor(flat("red", 40, 20))
+    shown = of_sample(PromptRecord(id="a", prompt="where?"), ANSWER, Judge(red))
+    assert (shown.size, shown.getpixel((0, 0))) == ((40, 20), (255, 0, 0))
+
+
+def test_a_text_that_nobody_paints_stands_under_the_image_it_speaks_of(tmp_path) -> None:
+    flat("blue").save(tmp_path / "source.png")
+    record = PromptRecord(id="a", prompt="where?", source_images=(tmp_path / "source.png",))
+    shown = np.asarray(of_sample(record, ANSWER, Judge(None)))
+    blue = np.flatnonzero((shown == (0, 0, 255)).all(-1).any(1))
+    ink = np.flatnonzero((shown == (0x1F, 0x23, 0x28)).all(-1).any(1))
+    assert blue.max() < ink.min()
+    longer = replace(ANSWER, text="many more words " * 6)
+    assert of_sample(record, longer, Judge(None)).height > shown.shape[0]
+    assert has(of_sample(PromptRecord(id="a", prompt="no image"), ANSWER, Judge(None)), INK)
+
+
+def test_sources_are_above_the_pairs_that_have_one() -> None:
+    edit = replace(pair(0, 1), source=flat("red", 64, 32))
+    shown = np.asarray(pairs([pair(0, 1), edit]))
+    red = (shown == (255, 0, 0)).all(-1)
+    assert red.sum() == WIDTH * WIDTH // 2
+    assert np.flatnonzero(red.any(1)).max() < np.flatnonzero((shown == (0, 0, 255)).all(-1).any(1)).min()
+    assert np.flatnonzero(red.any(0)).min() > shown.shape[1] // 2
+    without = pairs([pair(0, 1)] * 2)
+    assert shown.shape[0] > without.height
+    assert not has(without, "red")
+
+
+def test_several_sources_stand_beside_each_other() -> None:
+    assert beside([flat("red")]).size == (64, 64)
+    shown = beside([flat("red"), flat("lime")])
+    assert shown.getpixel((WIDTH // 2, WIDTH // 2)) == (255, 0, 0)
+    assert shown.getpixel((WIDTH + GAP + WIDTH // 2, WIDTH // 2)) == (0, 255, 0)

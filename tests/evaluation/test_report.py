@@ -1,33 +1,38 @@
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from tests.evaluation.painter import ROLLOUT, STOCK, Painter, brightness, records
 from visual_grpo.evaluation.compare import compare
 from visual_grpo.evaluation.generate import draw_and_score, plan_images
+from visual_grpo.evaluation.pictures import WIDTH
 from visual_grpo.evaluation.report import choose, main_view, sentence, write_report
+from visual_grpo.images import read_image
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.types import PromptRecord
 
 HISTORY = pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]})
 
 
-def drawn(folder: Path, gain: float) -> pd.DataFrame:
-    plan = plan_images(
-        {"held_out": records("held_out", 4), "eval": records("eval", 2)},
-        seed=0,
-        images_per_prompt=2,
-        max_prompts=None,
-    )
+SPLITS = {"held_out": records("held_out", 4), "eval": records("eval", 2)}
+
+
+def drawn(folder: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]] = SPLITS) -> pd.DataFrame:
+    plan = plan_images(splits, seed=0, images_per_prompt=2, max_prompts=None)
     scorer = RewardSet({"brightness": (brightness, 1.0)})
     samplers = {"rollout": ROLLOUT, "stock": STOCK}
     return draw_and_score(Painter(gain), scorer, plan, samplers, folder, batch_size=8, facts={"seed": 0})
 
 
-def reported(tmp_path: Path, gain: float) -> Path:
-    before, after = drawn(tmp_path / "baseline", 0.0), drawn(tmp_path / "trained", gain)
+def reported(tmp_path: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]] = SPLITS) -> Path:
+    before, after = drawn(tmp_path / "baseline", 0.0, splits), drawn(tmp_path / "trained", gain, splits)
     entries = compare(before, after, bootstrap_samples=100, seed=0)
     (tmp_path / "report").mkdir()
     evaluation = {"seed": 0, "adapter": "<an adapter>", "rewards": entries}
@@ -99,3 +104,13 @@ def test_a_sentence_says_the_numbers_and_what_is_undefined() -> None:
     )
     assert "[" not in sentence(entry | {"ci_low": None, "ci_high": None})
     assert sentence(entry | {"difference": None}) == "total: no pair of samples could be scored."
+
+
+def test_an_edit_is_shown_with_its_source(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "images" / "source.png")
+    edits = [replace(r, source_images=(tmp_path / "images" / "source.png",)) for r in records("held_out", 3)]
+    reported(tmp_path, gain=0.2, splits={"held_out": edits})
+    for name in ("samples", "gains"):
+        shown = np.asarray(read_image(tmp_path / "report" / f"{name}.png"))
+        assert (shown == (255, 0, 0)).all(-1).sum() == 3 * WIDTH * WIDTH

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from visual_grpo.config import GRPOConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.advantages import group_advantages
 from visual_grpo.grpo.losses import LOSSES
-from visual_grpo.grpo.metrics import reproducible
+from visual_grpo.grpo.metrics import _reward_metrics, reproducible
 from visual_grpo.grpo.self_check import RatioCheckError
 from visual_grpo.grpo.trainer import GRPOTrainer, NonFiniteLossError
 from visual_grpo.types import Scores
@@ -103,6 +104,26 @@ def test_unscored_rows_neither_teach_nor_count() -> None:
     assert metrics[0].values["reward/unscored_share"] == pytest.approx(2 / 24)
     with pytest.raises(UserError, match="No sample of step 1 could be scored"):
         trained(ToyTokenPolicy(), CountingScorer(unscored=tuple(range(24))), steps=1)
+
+
+class Counted(CountingScorer):
+    """With a ratio whose denominators differ, the first row's unscored, and one of nothing over nothing."""
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        scores = super().__call__(prompts, samples)
+        above, below = scores.total.clone(), 1 + torch.arange(len(samples), dtype=torch.float32)
+        above[0] = below[0] = torch.nan
+        return replace(scores, ratios={"count/share": (above, below), "count/none": (above * 0, below * 0)})
+
+
+def test_a_ratio_is_reported_as_the_sum_over_the_sum() -> None:
+    policy = ToyTokenPolicy()
+    rollout = policy.rollout(records(4), 6, torch.Generator().manual_seed(0))
+    scores = Counted()(rollout.prompts, rollout.samples)
+    values = _reward_metrics([scores, scores], 6)
+    above, below = scores.ratios["count/share"]
+    assert values["part/count/share"] == pytest.approx(float(above.nansum() / below.nansum()))
+    assert values["part/count/none"] == 0  # A metric must be a number.
 
 
 class EveryThirdGroupVaries(CountingScorer):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -167,6 +168,9 @@ def test_means_leave_the_unscored_out() -> None:
         assert got[:2].tolist() == [1.0, 4.0]
         assert got[2].isnan()
     assert reweighted(scores, {"a": 0.5}).total[3] == 2.5
+    ratio = replace(scores, ratios={"a/r": (values, 2 * values)})
+    above, below = averaged(reweighted(ratio, {"a": 0.5}), 2).ratios["a/r"]
+    assert (above[:2].tolist(), below[:2].tolist()) == ([1.0, 4.0], [2.0, 8.0])
     only_reported = Scores(total=values, rewards={"a": values, "b": torch.ones(6)}, parts={}, weights={})
     assert reweighted(only_reported, {"a": 0.0, "b": 2.0}).total.tolist() == [2.0] * 6
 

@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import numpy as np
 import pytest
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.runner import SequentialRunner
 
+from tests.evaluation import answerer
+from tests.evaluation.painter import STOCK
 from tests.test_training import STEPS, parameters
 from visual_grpo.datasets import FolderDataset, RecordsDataset
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.train import create_pipeline
+from visual_grpo.pipelines.train.nodes import _grid
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.types import StepMetrics
 
 
 class Project:
@@ -100,3 +106,12 @@ def stopping(prompts: Any, images: Any) -> list[float]:
     if len(calls) == int(os.environ["STOP_AT"]):
         os.kill(os.getpid(), signal.SIGINT)
     return [float(image.float().mean()) for image in images]
+
+
+def test_a_grid_shows_texts_by_their_rewards_picture(tmp_path: Path) -> None:
+    found = [record for record in answerer.records(tmp_path, "train", 2) for _ in range(2)]
+    samples = answerer.Answerer().generate(found, [0, 1, 2, 3], STOCK)
+    metrics = StepMetrics(step=1, values={}, prompts=found, samples=samples, rewards=[0.0, 0.1, 0.2, 0.3])
+    shown = np.asarray(_grid(metrics, RewardSet({"overlap": (answerer.Overlap(), 1.0)}), group_size=2))
+    red = (shown == (255, 0, 0)).all(-1)
+    assert [part.any() for half in np.array_split(red, 2) for part in np.array_split(half, 2, axis=1)] == [True] * 4

@@ -9,7 +9,8 @@ from visual_grpo.errors import UserError
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward, build_reward_set
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.compressibility import JpegSizeReward
-from visual_grpo.types import PromptRecord, RewardOutput
+from visual_grpo.rewards.reward import FunctionReward
+from visual_grpo.types import PromptRecord, RewardOutput, TextSample
 
 PROMPTS = [PromptRecord(id=i, prompt=i) for i in ("a", "b", "c")]
 SAMPLES = [torch.zeros(3, 32, 32, dtype=torch.uint8)] * 3
@@ -124,3 +125,38 @@ def test_configuration_gives_order_weights_options_and_own_functions() -> None:
     scores = rewards([PROMPTS[0]], [white])
     assert scores.total.tolist() == [0.5]
     assert scores.rewards["jpeg_size"].tolist() == JpegSizeReward(quality=50)([PROMPTS[0]], [white]).tolist()
+
+
+def painting(level: int) -> Any:
+    """A reward that paints every sample in one grey."""
+
+    class Painting:
+        def __call__(self, prompts: Any, samples: Any) -> list[float]:
+            return [0.0] * len(samples)
+
+        def picture(self, record: PromptRecord, sample: Any) -> torch.Tensor:
+            return torch.full((3, 8, 8), level, dtype=torch.uint8)
+
+    return Painting()
+
+
+def test_a_text_is_painted_by_the_first_reward_that_paints() -> None:
+    text = TextSample(text="left", finished=True, frame=(8, 8))
+    plain = FunctionReward("another name", constant(1))
+    judge = RewardSet({"plain": (plain, 1.0), "one": (painting(1), 0.0), "two": (painting(2), 1.0)})
+    painted = judge.picture(PROMPTS[0], text)
+    assert painted is not None
+    assert painted.unique().tolist() == [1]
+    assert RewardSet({"plain": (plain, 1.0)}).picture(PROMPTS[0], text) is None
+
+
+def test_an_image_is_its_own_picture_whoever_paints() -> None:
+    assert RewardSet({"one": (painting(1), 1.0)}).picture(PROMPTS[0], SAMPLES[0]) is SAMPLES[0]
+
+
+def test_ratios_have_their_rewards_name() -> None:
+    pair = (torch.ones(3), torch.full((3,), 2.0))
+    rewards = RewardSet({"x": (lambda p, s: RewardOutput(values=torch.zeros(3), ratios={"half": pair}), 1.0)})
+    scores = rewards(PROMPTS, SAMPLES)
+    assert list(scores.ratios) == ["x/half"]
+    assert scores.ratios["x/half"][1].tolist() == [2, 2, 2]

@@ -65,6 +65,65 @@ def test_anything_else_is_refused_by_name(returned: object, complaint: str) -> N
         call(returned)
 
 
+def test_ratios_become_float32_pairs() -> None:
+    scored = (torch.tensor([1, 2, torch.nan]), torch.tensor([2, 0, torch.nan], dtype=torch.float64))
+    above, below = call(RewardOutput(values=torch.zeros(3), ratios={"share": scored})).ratios["share"]
+    assert above.dtype == below.dtype == torch.float32
+    assert (above[:2].tolist(), below[:2].tolist()) == ([1, 2], [2, 0])
+
+
+@pytest.mark.parametrize(
+    ("parts", "ratio", "complaint"),
+    [
+        ({}, torch.zeros(2, 3), "'mine/share' must be a tuple"),
+        ({}, (torch.zeros(3),), "'mine/share' must be a tuple"),
+        ({}, (torch.zeros(2), torch.ones(3)), "'mine/share'.*each of 3"),
+        ({}, (torch.zeros(3), torch.tensor([1.0, 1.0, torch.nan])), "'mine/share' is 0.0 / nan for record 'c'"),
+        ({}, (torch.ones(3), torch.tensor([1.0, -1.0, 1.0])), r"'mine/share' is 1.0 / -1.0 for record 'b'.*at least 0"),
+        ({"share": torch.zeros(3)}, (torch.zeros(3), torch.ones(3)), "a part and a ratio of one name: share"),
+    ],
+)
+def test_a_ratio_of_another_shape_or_sign_is_refused(parts, ratio, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        call(RewardOutput(values=torch.zeros(3), parts=parts, ratios={"share": ratio}))
+
+
+class Painting:
+    """Scores nothing and paints whatever it was made with."""
+
+    def __init__(self, painted: object) -> None:
+        self.painted = painted
+
+    def __call__(self, prompts, samples):
+        return [None] * len(samples)
+
+    def picture(self, record, sample):
+        if isinstance(self.painted, Exception):
+            raise self.painted
+        return self.painted
+
+
+def test_a_callables_picture_is_shown() -> None:
+    reward = FunctionReward("mine", Painting(SAMPLES[1]))
+    assert reward.paints
+    assert reward.picture(PROMPTS[0], "a text") is SAMPLES[1]
+    assert not FunctionReward("mine", lambda prompts, samples: []).paints
+
+
+@pytest.mark.parametrize(
+    ("painted", "complaint"),
+    [
+        (torch.zeros(3, 4, 4), r"picture that reward 'mine' paints of record 'b'.*got torch.float32 \[3, 4, 4\]"),
+        (None, "'mine' paints of record 'b'.*got NoneType"),
+        (KeyError("left"), r"(?s)'mine' could not paint its picture of record 'b'.*in picture.*KeyError: 'left'"),
+        (UserError("no image"), "^no image$"),
+    ],
+)
+def test_a_picture_that_is_none_names_reward_and_record(painted: object, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        FunctionReward("mine", Painting(painted)).picture(PROMPTS[1], "a text")
+
+
 def test_an_error_inside_names_reward_records_and_the_rewards_own_lines() -> None:
     def broken(prompts: object, samples: object) -> list[float]:
         return [1 / 0]

@@ -44,8 +44,8 @@ def of_sample(record: PromptRecord, sample: Sample, judge: Judge) -> Image.Image
     painted = judge.picture(record, sample)
     if painted is not None:
         return to_pil(painted)
-    above = [_shown(read_image(path)) for path in record.source_images[:1]]
-    return _framed([*above, _text(sample.text, most=3 * MAX_LINES)])
+    above = [[_shown(read_image(path))] for path in record.source_images[:1]]
+    return _table([*above, [_text(sample.text, most=3 * MAX_LINES)]])
 
 
 def beside(images: Sequence[Image.Image | Tensor]) -> Image.Image:
