@@ -14,7 +14,10 @@ from visual_grpo.images import (
     fit,
     is_intact_png,
     read_image,
+    read_mask,
     read_size,
+    stretch,
+    stretch_mask,
     to_pil,
     to_rgb,
     to_tensor,
@@ -260,3 +263,79 @@ def test_tensors_are_channels_height_width_and_come_back():
 def test_to_pil_refuses_other_tensors(tensor):
     with pytest.raises(ValueError, match=r"expected a uint8 tensor \[3, height, width\]"):
         to_pil(tensor)
+
+
+def grey(values, dtype=np.uint8):
+    return Image.fromarray(np.array([values], dtype))
+
+
+def black_and_white_palette():
+    """White is the palette's first colour, as some encoders write it."""
+    image = Image.fromarray(np.array([[1, 0]], np.uint8))
+    image.putpalette([255, 255, 255, 0, 0, 0])
+    return image
+
+
+def label_palette():
+    image = Image.fromarray(np.array([[0, 1]], np.uint8))
+    image.putpalette([0, 0, 0, 128, 0, 0])
+    return image
+
+
+def cut_out(mode, *pixels):
+    image = Image.new(mode, (2, 1))
+    image.putdata(pixels)
+    return image
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        grey([False, True], bool),
+        grey([0, 1]),
+        grey([127, 128]),
+        grey([0, 1], np.uint16),
+        grey([100, 255], np.uint16),
+        grey([32767, 32768], np.uint16),
+        grey([0, 65535], np.int32),
+        grey([0.4, 0.6], np.float32),
+        black_and_white_palette(),
+        label_palette(),
+        cut_out("RGB", (0, 0, 0), (0, 0, 200)),
+        cut_out("RGBA", (255, 255, 255, 0), (9, 9, 9, 255)),
+        cut_out("RGBA", (9, 9, 9, 255), (255, 255, 255, 255)),
+        cut_out("LA", (255, 100), (0, 200)),
+    ],
+)
+def test_the_right_pixel_of_every_kind_of_mask_is_foreground(image, tmp_path):
+    image.save(tmp_path / "m.tif" if image.mode in ("F", "I") else tmp_path / "m.png")
+    (path,) = tmp_path.iterdir()
+    mask = read_mask(path)
+    assert mask.dtype == torch.bool
+    assert mask.tolist() == [[False, True]]
+
+
+def test_an_upright_mask(tmp_path):
+    image = grey([0, 255, 255])
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "m.png", exif=exif)
+    assert read_mask(tmp_path / "m.png").tolist() == [[False], [True], [True]]
+
+
+@pytest.mark.parametrize("values", [[-1.0, 1.0], [0.0, 70000.0], [0.0, np.nan]])
+def test_a_mask_of_other_values_is_refused(values, tmp_path):
+    grey(values, np.float32).save(tmp_path / "m.tif")
+    with pytest.raises(ImageError, match=r"m.tif: a mask's values must lie within 0\.\.1"):
+        read_mask(tmp_path / "m.tif")
+
+
+def test_stretching_crops_nothing_and_keeps_a_mask_two_valued():
+    image = Image.new("RGB", (40, 20), "red")
+    image.paste("blue", (0, 0, 10, 20))
+    wide = np.asarray(stretch(image, height=32, width=160))
+    assert wide.shape == (32, 160, 3)
+    assert (wide[:, :24] == (0, 0, 255)).all()
+    assert (wide[:, 56:] == (255, 0, 0)).all()
+    narrow = np.asarray(stretch_mask(grey([0, 0, 255, 255]), height=2, width=3))
+    assert narrow.tolist() == [[0, 255, 255]] * 2

@@ -62,3 +62,8 @@ def test_a_group_takes_the_place_of_prompt_and_sources():
     assert held_out_by("a", "g", ["1"]) == held_out_by("b", "G ", ["2"])
     assert held_out_by("a", "g") != held_out_by("a", "h")
     assert held_out_by("a", "a") != held_out_by("a")
+
+
+def test_queries_of_one_image_are_held_out_by_it_alone():
+    assert held_out_by(None, source_sha256=["1"]) != held_out_by(None, source_sha256=["2"])
+    assert held_out_by(None, "g", ["1"]) == held_out_by("b", "g", ["2"])

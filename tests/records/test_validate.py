@@ -125,6 +125,34 @@ def test_a_record_of_the_other_task_is_rejected_by_the_key(raw, task, sources, r
 
 
 @pytest.mark.parametrize(
+    ("sources", "target", "reason"),
+    [
+        (None, "a.png", "missing_source"),
+        (["a.png", "a.png"], "a.png", "several_sources"),
+        ("a.png", None, "missing_mask"),
+    ],
+)
+def test_a_query_needs_one_image_and_a_mask(raw, sources, target, reason):
+    record = check(replace(raw, source_images=sources, target_image=target), "segmentation")
+    with pytest.raises(Rejected, match=r"data\.task is segmentation") as rejected:
+        check_task(record, "segmentation")
+    assert rejected.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": None}, "there is no query"),
+        ({"source_images": "b.png"}, "image 'b.png' does not exist"),
+        ({"target_image": "b.png"}, "mask 'b.png' does not exist"),
+    ],
+)
+def test_of_a_query_messages_speak_in_its_words(raw, change, message):
+    with pytest.raises(Rejected, match=message):
+        check(replace(raw, **change), "segmentation")
+
+
+@pytest.mark.parametrize(
     ("task", "sources"), [("t2i", None), ("i2i", ["a.png", "a.png"]), ("mixed", None), ("mixed", "a.png")]
 )
 def test_a_record_of_the_task_is_not(raw, task, sources):

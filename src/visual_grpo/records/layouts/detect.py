@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from visual_grpo.errors import UserError
-from visual_grpo.records.layouts import captions, image_folder, prompts_txt, records_jsonl
+from visual_grpo.records.layouts import captions, image_folder, prompts_txt, records_jsonl, seg_zero
 from visual_grpo.records.raw import Item
 
 
@@ -29,6 +29,7 @@ LAYOUTS = {
         ("prompts", prompts_txt),
         ("image_folder", image_folder),
         ("captions", captions),
+        ("seg_zero", seg_zero),
     )
 }
 """In the order in which ``auto`` tries them."""

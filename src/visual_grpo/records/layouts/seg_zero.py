@@ -1,0 +1,246 @@
+"""The Parquet tables of Seg-Zero (arXiv 2503.06520) and VisionReasoner (arXiv 2505.12081) on the Hugging Face hub.
+
+A folder with ``*.parquet``, or with such in ``data``, of the columns
+
+- ``image``: bytes, a path, or the hub's struct of both;
+- ``problem`` or ``text``: the query;
+- ``mask``: rows of pixels (bool, or numbers that are 0 outside) or an image like ``image``. Where there is none,
+  ``masks/<id>.png`` beside the tables or, for tables in ``data``, beside that folder;
+- ``solution``, which may be absent where there is a column ``mask``:
+  ``<box>(x1,y1),(x2,y2)</box><points>(x1,y1),(x2,y2)</points>``, or JSON
+  ``[{"bbox_2d": [x1, y1, x2, y2], "point_2d": [x, y]}, ...]``: of several objects the box around all and every point.
+  In pixels of the image as it lies in the table, Seg-Zero's 840 x 840;
+- ``id``, which may be absent, and ``img_height``, ``img_width``: the size before the image was brought to its
+  present one; a mask may have that size too.
+
+Other columns of text and numbers become metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visual_grpo.errors import UserError
+from visual_grpo.records.coordinates import box_from
+from visual_grpo.records.raw import EmbeddedImage, Item, Place, RawRecord, Rejected, wrong_type
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+LOOKS_FOR = "*.parquet (also in data) with image, problem or text, and solution or mask, as Seg-Zero's datasets have"
+
+_QUERIES = ("problem", "text")
+_OWN = frozenset({"id", "image", "mask", "solution", *_QUERIES})
+_ROWS = 16
+"""Rows that are read at a time: an image is some hundred kilobytes, a mask of pixels as much."""
+
+_READ_AHEAD = 1 << 20
+"""Bytes of each column that are read from the file at a time."""
+
+_PAIR = r"\(\s*([^,()]+)\s*,\s*([^,()]+)\s*\)"
+
+
+def find(path: Path) -> Path | None:
+    """A table, or a folder with at least one; None if its first one has other columns."""
+    file = next((file for file, _ in _tables(path)), None)
+    if file is None:
+        return None
+    with _opened(file) as table:
+        columns = set(table.schema_arrow.names)
+    fits = "image" in columns and columns & set(_QUERIES) and columns & {"solution", "mask"}
+    return path if fits else None
+
+
+def count(path: Path) -> int:
+    total = 0
+    for file, _ in _tables(path):
+        with _opened(file) as table:
+            total += table.metadata.num_rows
+    return total
+
+
+def read(path: Path) -> Iterator[Item]:
+    """Yields one item for each row of every table, a few rows in memory at a time."""
+    for file, name in _tables(path):
+        number = 0
+        with _opened(file) as table:
+            for batch in table.iter_batches(batch_size=_ROWS):
+                for row in range(batch.num_rows):
+                    number += 1
+                    yield _item({key: batch[key][row] for key in batch.schema.names}, file, Place(name, number))
+
+
+def solution_of(text: str) -> tuple[list[float] | None, list[Any] | None]:
+    """Box and points of a solution in either of its two forms; None for what it does not give.
+
+    Raises:
+        Rejected: it is in neither.
+    """
+    try:
+        found = _from_json(text) if text.lstrip().startswith(("[", "{")) else _from_tags(text)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        found = None
+    if found is None:
+        raise wrong_type(
+            "solution",
+            "<box>(x1,y1),(x2,y2)</box><points>(x,y),...</points> or a JSON list of objects with bbox_2d and point_2d",
+            text,
+        )
+    return found
+
+
+def _tables(path: Path) -> Iterator[tuple[Path, str]]:
+    """Yields (file, its path relative to the data's folder)."""
+    if path.is_file() and path.suffix.lower() == ".parquet":
+        yield path, path.name
+    for folder in (path, path / "data"):
+        if folder.is_dir():
+            for file in sorted(folder.glob("[!.]*.parquet")):
+                yield file, file.relative_to(path).as_posix()
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[pq.ParquetFile]:
+    """Opens a table; what its reader complains of, here or in the body, names the file.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file, buffer_size=_READ_AHEAD, pre_buffer=False) as table:
+            yield table
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file}: cannot be read as Parquet ({error}). Fetch the file again.") from error
+
+
+def _item(row: Mapping[str, pa.Scalar], file: Path, place: Place) -> Item:
+    """``row``: the values by column."""
+    record_id = _value(row, "id")
+    try:
+        box, points = _solution(_value(row, "solution"))
+        image = _image(_value(row, "image"), f"{place}, column image")
+        mask = _mask(row, record_id, file, place)
+    except Rejected as rejected:
+        return rejected.at(place, None if record_id is None else str(record_id))
+    others = {key: _value(row, key) for key in row if key not in _OWN}
+    return RawRecord(
+        place=place,
+        folder=file.parent,
+        id=record_id,
+        prompt=next((query for key in _QUERIES if (query := _value(row, key)) is not None), None),
+        source_images=image,
+        target_image=mask,
+        extra={
+            **{key: value for key, value in others.items() if _is_plain(value)},
+            **({} if box is None else {"box": box}),
+            **({} if points is None else {"points": points}),
+        },
+    )
+
+
+def _value(row: Mapping[str, pa.Scalar], key: str) -> Any:
+    return row[key].as_py() if key in row else None
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _image(value: Any, name: str) -> Any:
+    """An image's bytes as an image, its path as it is."""
+    if isinstance(value, Mapping):
+        value = value.get("path") if value.get("bytes") is None else value["bytes"]
+    return EmbeddedImage(name, value) if isinstance(value, bytes) else value
+
+
+def _mask(row: Mapping[str, pa.Scalar], record_id: Any, file: Path, place: Place) -> Any:
+    import pyarrow as pa
+
+    mask, name = row.get("mask"), f"{place}, column mask"
+    if mask is not None and mask.is_valid:
+        is_list = pa.types.is_list(mask.type) or pa.types.is_large_list(mask.type)
+        return EmbeddedImage(name, _png(_pixels(mask))) if is_list else _image(mask.as_py(), name)
+    if record_id is None:
+        return None
+    beside = f"masks/{record_id}.png"
+    outside = f"../{beside}"
+    return outside if file.parent.name == "data" and (file.parent / outside).is_file() else beside
+
+
+def _pixels(mask: pa.ListScalar) -> np.ndarray:
+    """bool [height, width] of rows of pixels, without a detour over Python's numbers.
+
+    Raises:
+        Rejected: the rows are of different lengths, or no rows of numbers at all.
+    """
+    import pyarrow as pa
+
+    rows = mask.values
+    if not (pa.types.is_list(rows.type) or pa.types.is_large_list(rows.type)):
+        raise Rejected("corrupt_image", f"mask must be rows of pixels, got {mask.type}", "Store it as an image")
+    widths, pixels = rows.value_lengths().unique().to_pylist(), rows.flatten()
+    if len(widths) != 1 or not widths[0] or pixels.null_count or not _is_number(pixels.type):
+        raise Rejected(
+            "corrupt_image",
+            f"mask must be rows of equally many bools or numbers, got {pixels.type} in rows of {widths[:5]}",
+            "Mend the mask or store it as an image",
+        )
+    return pixels.to_numpy(zero_copy_only=False).reshape(len(rows), widths[0]) != 0
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    from PIL import Image
+
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def _solution(value: Any) -> tuple[list[float] | None, list[Any] | None]:
+    if value is None or value == "":
+        return None, None
+    if not isinstance(value, str):
+        raise wrong_type("solution", "text", value)
+    return solution_of(value)
+
+
+def _from_tags(text: str) -> tuple[list[float] | None, list[Any] | None] | None:
+    """``<box>`` and ``<points>``, each once or not at all; None if there is neither, or anything else in them."""
+    tags = dict(re.findall(r"<(box|points)>(.*?)</\1>", text, re.DOTALL))
+    if not tags or any(re.sub(rf"{_PAIR}|[\s,]", "", body) for body in tags.values()):
+        return None
+    pairs = {tag: [[float(x), float(y)] for x, y in re.findall(_PAIR, body)] for tag, body in tags.items()}
+    box, points = pairs.get("box"), pairs.get("points")
+    return None if box is None else [number for pair in box for number in pair], points
+
+
+def _from_json(text: str) -> tuple[list[float] | None, list[Any] | None]:
+    found = json.loads(text)
+    objects = found if isinstance(found, list) else [found]
+    boxes = [box_from(part["bbox_2d"]) for part in objects]
+    points = [part["point_2d"] for part in objects if part.get("point_2d") is not None]
+    return _around(boxes) if boxes else None, points or None
+
+
+def _around(boxes: list[tuple[float, float, float, float]]) -> list[float]:
+    """The least box with all boxes in it."""
+    lefts, tops, rights, bottoms = zip(*boxes, strict=True)
+    return [min(lefts), min(tops), max(rights), max(bottoms)]
