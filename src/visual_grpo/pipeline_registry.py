@@ -9,10 +9,14 @@ from kedro.pipeline import Pipeline
 
 from visual_grpo import pipelines
 
+ON_DEMAND = {"labels"}
+"""Run by name only: nothing depends on what they leave."""
+
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """Each pipeline by name, and all of them, ordered by their data, as ``__default__``."""
+    """Each pipeline by name, and all but those on demand, ordered by their data, as ``__default__``."""
     names = [module.name for module in iter_modules(pipelines.__path__)]
     found = find_pipelines(raise_errors=True, pipelines_to_find=names)
-    found["__default__"] = sum(found.values(), start=Pipeline([]))
+    flow = (pipeline for name, pipeline in found.items() if name not in ON_DEMAND)
+    found["__default__"] = sum(flow, start=Pipeline([]))
     return found

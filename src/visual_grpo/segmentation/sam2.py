@@ -79,7 +79,7 @@ class Sam2Segmenter:
 
     @torch.inference_mode()
     def multimasks(self, embedding: Sam2Embedding, prompt: PointPrompt) -> tuple[Tensor, Tensor]:
-        """All three readings of one ambiguous prompt, bool [3, H, W], and the IoU [3] that the model expects of each."""
+        """Three readings of one ambiguous prompt, bool [3, H, W], and the IoU [3] that the model expects of each."""
         logits, scores = self._decode(embedding, [prompt], multimask=True)
         return (logits[0] > 0).cpu(), scores[0].float().cpu()
 
@@ -130,7 +130,7 @@ def _load(path: str, dtype: torch.dtype) -> tuple[Sam2Model, Sam2Processor]:
     """Plain ``from_pretrained``, frozen and in evaluation mode."""
     from transformers import Sam2Model, Sam2Processor
 
-    if not is_whole(path, "config.json"):
+    if not isinstance(path, str) or not is_whole(path, "config.json"):
         raise UserError(
             f"segmenter sam2: {path} holds no config.json; expected a folder saved by Sam2Model.save_pretrained and"
             " Sam2Processor.save_pretrained, or a hub id."

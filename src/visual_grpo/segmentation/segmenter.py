@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -37,4 +37,13 @@ class Segmenter(Protocol[E]):
 
     def masks(self, embedding: E, prompts: Sequence[PointPrompt]) -> Tensor:
         """Bool [K, H, W]: each prompt's most likely object, at the size of the image; K = 0 gives [0, H, W]."""
+        ...
+
+
+@runtime_checkable
+class MultimaskSegmenter(Segmenter[E], Protocol[E]):
+    """One that can say what else a prompt might mean."""
+
+    def multimasks(self, embedding: E, prompt: PointPrompt) -> tuple[Tensor, Tensor]:
+        """Bool [M, H, W], and [M] how good the segmenter thinks each of them is."""
         ...

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.segmentation.small_sam2 import save_sam2
+from visual_grpo.errors import UserError
+from visual_grpo.segmentation.build import build_segmenter
+from visual_grpo.segmentation.sam2 import Sam2Segmenter
+from visual_grpo.segmentation.watershed import WatershedSegmenter
+
+
+def test_options_are_the_arguments_of_the_kind(tmp_path: Path) -> None:
+    watershed = build_segmenter({"kind": "watershed", "edge": 0.2})
+    assert isinstance(watershed, WatershedSegmenter)
+    assert watershed.edge == 0.2
+    sam2 = build_segmenter({"kind": "sam2", "path": str(save_sam2(tmp_path)), "device": "cpu", "batch": 3})
+    assert isinstance(sam2, Sam2Segmenter)
+    assert sam2.batch == 3
+
+
+def test_without_options_it_is_the_watershed() -> None:
+    assert isinstance(build_segmenter(), WatershedSegmenter)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "watersheds"}, r"there is no kind 'watersheds'. Nearest: watershed$"),
+        ({"edge": 0.3}, r"there is no kind None. There are: watershed, sam2$"),
+        ({"kind": ["sam2"]}, r"there is no kind \['sam2'\]"),
+        ({"kind": "watershed", "egde": 0.3}, r"segmenter watershed: there is no option 'egde'. Nearest: edge$"),
+        ({"kind": "sam2"}, r"segmenter sam2: the option 'path' is missing$"),
+        ("sam2", r"expected options such as \{'kind': 'watershed'\}, got 'sam2'"),
+    ],
+)
+def test_what_does_not_exist_is_refused_with_the_nearest_that_does(options: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_segmenter(options)
