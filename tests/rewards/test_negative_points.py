@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
+from tests.segmentation.small_sam2 import save_sam2
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.negative_points import NegativePointsReward
+from visual_grpo.segmentation.sam2 import Sam2Segmenter
 from visual_grpo.types import PromptRecord, RewardOutput, TextSample
 
 SIDE = 40
@@ -132,28 +134,22 @@ def test_rows_are_judged_by_their_own_record(record: PromptRecord, tmp_path: Pat
     assert got.parts["placement"].tolist() == [0, 1, 1]
 
 
-class Counting:
-    """The watershed, and how often it was asked; `tests/segmentation` counts the encodings of a real SAM2."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.embedded, self.batches = inner, 0, 0
-
-    def embed(self, image: Tensor) -> Any:
-        self.embedded += 1
-        return self.inner.embed(image)
-
-    def masks(self, embedding: Any, prompts: Any) -> Tensor:
-        self.batches += 1
-        return self.inner.masks(embedding, prompts)
-
-
-def test_an_image_is_embedded_once_and_a_groups_prompts_are_one_batch(record: PromptRecord) -> None:
-    reward = NegativePointsReward()
-    reward.segmenter = counting = Counting(reward.segmenter)
+def test_sam2_encodes_an_image_once_whatever_is_asked_of_it(record: PromptRecord, tmp_path: Path) -> None:
+    save_sam2(tmp_path / "sam2")
+    reward = NegativePointsReward(segmenter={"kind": "sam2", "path": str(tmp_path / "sam2"), "device": "cpu"})
+    assert isinstance(reward.segmenter, Sam2Segmenter)
+    encoded: list[int] = []
+    reward.segmenter.model.vision_encoder.register_forward_hook(lambda *_: encoded.append(1))
+    copies = [tmp_path / "copy.png", tmp_path / "copy_mask.png"]
+    for name, copy in zip(("a.png", "a_mask.png"), copies, strict=True):
+        copy.write_bytes((tmp_path / name).read_bytes())  # a record's prepared files are its own
+            (tmp_path / name).read_bytes()
+        )  # another record about the same image has a prepared file of its own
+    other = replace(record, id="b", source_images=(copies[0],), target_image=copies[1])
     for _ in range(3):
-        reward([record] * 4, [said(), said([RIGHT]), NONSENSE, said([LEFT])])
-    assert counting.embedded == 1
-    assert counting.batches == 1 + 3  # the truth's own mask, then one a group
+        reward([record] * 4 + [other], [said(), said([RIGHT]), NONSENSE, said([LEFT]), said()])
+        reward.picture(record, said())
+    assert len(encoded) == 1
 
 
 def test_the_picture_shows_three_panels(record: PromptRecord) -> None:

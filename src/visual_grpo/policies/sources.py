@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.images import fit, read_image
+from visual_grpo.kept import Kept
 from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SourceEncoder:
     def __init__(self, pipeline: GlmImagePipeline, size: tuple[int, int]) -> None:
         """``size``: (height, width) in pixels that every source is brought to; prepared ones have it already."""
         self.pipeline, self.size = pipeline, size
-        self._kept: OrderedDict[Path, Source] = OrderedDict()
+        self._kept: Kept[Path, Source] = Kept(_KEPT)
 
     def of(self, records: Sequence[PromptRecord]) -> list[tuple[Source, ...]]:
         """The sources of each record. Raises UserError unless all have equally many."""
@@ -48,12 +48,7 @@ class SourceEncoder:
         return [tuple(self._source(path) for path in record.source_images) for record in records]
 
     def _source(self, path: Path) -> Source:
-        if path not in self._kept:
-            self._kept[path] = self._encode(fit(read_image(path), *self.size))
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(path)
-        return self._kept[path]
+        return self._kept.get(path, lambda: self._encode(fit(read_image(path), *self.size)))
 
     @torch.no_grad()
     def _encode(self, image: Image) -> Source:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+import hashlib
+import io
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.images import read_image, read_mask, to_tensor
+from visual_grpo.kept import Kept
 from visual_grpo.rewards import point_terms
 from visual_grpo.rewards.point_pictures import draw_answer
 from visual_grpo.segmentation.answer import FAULTS, Answer, AnswerError, parse_answer
@@ -38,12 +42,18 @@ class Weights(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
-    """A record's image as the segmenter knows it, with its truth."""
+class Seen:
+    """An image as the segmenter knows it."""
 
     image: Tensor
     """uint8 [3, H, W]."""
     embedding: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What a record means by its query."""
+
     truth: Tensor
     """Bool [H, W]."""
     box: Box
@@ -79,8 +89,8 @@ class NegativePointsReward:
     The contrast is measured from the truth's own points, so that a policy cannot earn it by pointing at the wrong thing
     first. An answer that cannot be used gets less than any other can, and no mask. Parts: ``gIoU`` and
     ``gIoU_without`` (mean IoU with and without the negatives), every term, and ``truncated`` and ``malformed``;
-    ``cIoU`` and ``cIoU_without`` are sums of intersections over sums of unions. Every image is embedded once while it
-    is among the ``cache`` last used, and all its prompts are answered in one batch.
+    ``cIoU`` and ``cIoU_without`` are sums of intersections over sums of unions. An image is embedded once while it is
+    among the ``cache`` last used, however many records ask about it, and a record's prompts are answered in one batch.
     """
 
     needs_target = True
@@ -93,7 +103,7 @@ class NegativePointsReward:
         cap: int = 4,
         spacing: float = 0.05,
         think: bool = False,
-        cache: int = 4096,
+        cache: int = 256,
     ) -> None:
         """
         Args:
@@ -102,7 +112,7 @@ class NegativePointsReward:
             cap: negatives that are used; further ones only cost.
             spacing: least distance between two negatives, as a share of the image's shorter side.
             think: an answer in the right format has its reasoning in ``<think>`` tags before it.
-            cache: images whose embeddings are kept.
+            cache: images whose embeddings are kept; SAM2's take about 16 MB each, the watershed's 24 bytes a pixel.
         """
         if cap < 1 or not 0 <= spacing < 1 or cache < 1:
             raise UserError(
@@ -111,8 +121,9 @@ class NegativePointsReward:
             )
         self.segmenter = build_segmenter(segmenter or {"kind": "watershed"})
         self.weights = _checked_weights(weights or {})
-        self.cap, self.spacing, self.think, self.cache = cap, spacing, think, cache
-        self._scenes: OrderedDict[tuple[Any, ...], Scene] = OrderedDict()
+        self.cap, self.spacing, self.think = cap, spacing, think
+        self._seen: Kept[str, Seen] = Kept(cache)
+        self._scenes: Kept[tuple[Path, Path | None], Scene] = Kept(cache)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[TextSample]) -> RewardOutput:
         judged: dict[int, Judgement] = {}
@@ -121,8 +132,8 @@ class NegativePointsReward:
             rows_of[record.id].append(row)
         truths: dict[int, Tensor] = {}
         for rows in rows_of.values():
-            scene = self.scene(prompts[rows[0]])
-            judged |= zip(rows, self.judge(scene, [samples[row] for row in rows]), strict=True)
+            seen, scene = self._look(prompts[rows[0]])
+            judged |= zip(rows, self._judge(seen, scene, [samples[row] for row in rows]), strict=True)
             truths |= dict.fromkeys(rows, scene.truth)
         order = range(len(prompts))
         return self._output([judged[row] for row in order], [truths[row] for row in order])
@@ -140,27 +151,35 @@ class NegativePointsReward:
 
     def picture(self, record: PromptRecord, sample: TextSample) -> Tensor:
         """uint8 [3, h, w]: the image with the truth and the answer, the mask without and with the negatives."""
-        scene = self.scene(record)
-        (judgement,) = self.judge(scene, [sample])
-        return draw_answer(scene.image, scene.truth, judgement.answer, judgement.fault, judgement.masks)
+        seen, scene = self._look(record)
+        (judgement,) = self._judge(seen, scene, [sample])
+        return draw_answer(seen.image, scene.truth, judgement.answer, judgement.fault, judgement.masks)
 
-    def scene(self, record: PromptRecord) -> Scene:
-        """The record's image, embedded unless it is still known."""
+    def _look(self, record: PromptRecord) -> tuple[Seen, Scene]:
+        """The record's image by its content, since several records may show the same, and what its query means."""
+        content = record.source_images[0].read_bytes()
+        seen = self._seen.get(hashlib.sha256(content).hexdigest(), lambda: self._see(content))
         key = (record.source_images[0], record.target_image)
-        if key not in self._scenes:
-            self._scenes[key] = self._see(record)
-            while len(self._scenes) > self.cache:
-                self._scenes.popitem(last=False)
-        self._scenes.move_to_end(key)
-        return self._scenes[key]
+        return seen, self._scenes.get(key, lambda: self._understand(record, seen))
 
-    def judge(self, scene: Scene, samples: Sequence[TextSample]) -> list[Judgement]:
+    def _see(self, content: bytes) -> Seen:
+        image = to_tensor(read_image(io.BytesIO(content)))
+        return Seen(image=image, embedding=self.segmenter.embed(image))
+
+    def _understand(self, record: PromptRecord, seen: Seen) -> Scene:
+        assert record.target_image is not None
+        x1, y1, x2, y2 = record.metadata["box"]
+        points = tuple((float(x), float(y)) for x, y in record.metadata["points"])
+        alone = self.segmenter.masks(seen.embedding, [PointPrompt(positives=points, box=(x1, y1, x2, y2))])[0]
+        return Scene(truth=read_mask(record.target_image), box=(x1, y1, x2, y2), points=points, alone=alone)
+
+    def _judge(self, seen: Seen, scene: Scene, samples: Sequence[TextSample]) -> list[Judgement]:
         """Each answer's terms; one batch of prompts for all of them."""
         parsed = [self._parse(sample, scene) for sample in samples]
         usable = [answer for answer in parsed if isinstance(answer, Answer)]
         kept = [self._kept(answer, scene) for answer in usable]
         prompts = [prompt for answer, own in zip(usable, kept, strict=True) for prompt in _prompts(answer, own, scene)]
-        masks = iter(self.segmenter.masks(scene.embedding, prompts).view(len(usable), 3, *scene.size))
+        masks = iter(self.segmenter.masks(seen.embedding, prompts).view(len(usable), 3, *scene.size))
         negatives = iter(kept)
         return [
             self._judged(scene, answer, next(negatives), next(masks))
@@ -168,16 +187,6 @@ class NegativePointsReward:
             else Judgement(answer=None, fault=answer.fault, masks=torch.zeros(2, *scene.size, dtype=torch.bool))
             for answer in parsed
         ]
-
-    def _see(self, record: PromptRecord) -> Scene:
-        assert record.target_image is not None
-        image = to_tensor(read_image(record.source_images[0]))
-        truth = read_mask(record.target_image)
-        embedding = self.segmenter.embed(image)
-        x1, y1, x2, y2 = record.metadata["box"]
-        points = tuple((float(x), float(y)) for x, y in record.metadata["points"])
-        alone = self.segmenter.masks(embedding, [PointPrompt(positives=points, box=(x1, y1, x2, y2))])[0]
-        return Scene(image=image, embedding=embedding, truth=truth, box=(x1, y1, x2, y2), points=points, alone=alone)
 
     def _parse(self, sample: TextSample, scene: Scene) -> Answer | AnswerError:
         try:
