@@ -48,7 +48,8 @@ def test_a_ring_is_the_grown_box_without_the_object() -> None:
 
 
 def test_a_ring_ends_with_the_image() -> None:
-    assert filled(ring(TRUTH, box_of(TRUTH), MANY, seeded(), margin=500, spacing=0)).sum() == (~TRUTH).sum()
+    truth = TRUTH[15:45, 25:55]
+    assert len(ring(truth, box_of(truth), MANY, seeded(), margin=500, spacing=0)) == (~truth).sum()
 
 
 def test_an_edge_is_as_wide_as_asked_and_follows_the_object() -> None:
