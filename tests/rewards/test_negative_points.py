@@ -140,11 +140,10 @@ def test_sam2_encodes_an_image_once_whatever_is_asked_of_it(record: PromptRecord
     assert isinstance(reward.segmenter, Sam2Segmenter)
     encoded: list[int] = []
     reward.segmenter.model.vision_encoder.register_forward_hook(lambda *_: encoded.append(1))
+    # Another record about the same image has a prepared file of its own.
     copies = [tmp_path / "copy.png", tmp_path / "copy_mask.png"]
     for name, copy in zip(("a.png", "a_mask.png"), copies, strict=True):
-        copy.write_bytes((tmp_path / name).read_bytes())  # a record's prepared files are its own
-            (tmp_path / name).read_bytes()
-        )  # another record about the same image has a prepared file of its own
+        copy.write_bytes((tmp_path / name).read_bytes())
     other = replace(record, id="b", source_images=(copies[0],), target_image=copies[1])
     for _ in range(3):
         reward([record] * 4 + [other], [said(), said([RIGHT]), NONSENSE, said([LEFT]), said()])
