@@ -1,4 +1,6 @@
-"""Teaches the small Qwen2.5-VL to find the part that a query means, and nothing of where a negative point helps.
+"""Teaches the small Qwen2.5-VL to find the part that a query means, and of negative points that they lie around it.
+
+Anywhere around it: where one helps is what GRPO has to find out.
 
 Two short-lived heads make it quick: one reads the parts off the vision tower's output, one reads each image token's
 row and column off the first layer. Without them the loss stays flat for minutes.
@@ -14,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
+from visual_grpo.segmentation.negative_labels import ring
 from visual_grpo.starter.optimise import Report, minimise
 from visual_grpo.starter.scenes import answers
-from visual_grpo.starter.scenes.draw import boxes, centers, draw_scenes
+from visual_grpo.starter.scenes.draw import Scenes, boxes, centers, draw_scenes
 from visual_grpo.starter.scenes.model import MERGE, PATCH
 from visual_grpo.starter.scenes.world import COLORS, PARTS, query_of
 
@@ -29,6 +32,9 @@ _VISION_SHARE = 0.12
 _HEADS_WEIGHT = 0.5
 _SOFTNESS = 2.0
 """Standard deviation in pixels of the soft target of a coordinate: near misses are nearly right."""
+_NEGATIVES = 4
+_MARGIN = 0.5
+"""How far around the box negative points lie, as a share of the image's shorter side."""
 _FINE = 4
 """Pixels a side of the cells that the vision tower's head labels."""
 
@@ -45,6 +51,8 @@ class Pool:
     """[n, P] int64: the prompt's tokens."""
     numbers: Tensor
     """[n, 6] int64: box and positive point."""
+    negatives: Tensor
+    """[n, k, 2] int64: points around what is meant, of which one at a time is taught."""
     types: Tensor
     """[P] int64: 1 where the prompt has an image token."""
     grid: Tensor
@@ -66,9 +74,21 @@ def build_pool(processor: Qwen2_5_VLProcessor, height: int, width: int, seed: in
         labels=torch.from_numpy(label.astype(np.int64)),
         queries=one["input_ids"][[row[query] for query in scenes.queries]],
         numbers=torch.from_numpy(np.concatenate([boxes(scenes.truths), centers(scenes.truths)], 1)),
+        negatives=_negatives(scenes, torch.Generator().manual_seed(seed)),
         types=one["mm_token_type_ids"][0],
         grid=one["image_grid_thw"][:1],
     )
+
+
+def _negatives(scenes: Scenes, generator: torch.Generator) -> Tensor:
+    """[n, k, 2]."""
+    truths = scenes.truths
+    margin = _MARGIN * min(truths.shape[1:])
+    points = [
+        ring(torch.from_numpy(truth), tuple(box), _NEGATIVES, generator, margin=margin, spacing=0)
+        for truth, box in zip(truths, boxes(truths).tolist(), strict=True)
+    ]
+    return torch.tensor(points)
 
 
 def prompt_of(processor: Qwen2_5_VLProcessor, text: str) -> str:
@@ -156,14 +176,15 @@ class _Lesson:
         """Images, labels [b, H, W], all eight numbers [b, 8] and queries; half are mirrored in x, half in y."""
         pool, draw = self.pool, self.generator
         rows = torch.randint(len(pool.images), (_BATCH,), generator=draw)
-        images, labels, numbers = pool.images[rows], pool.labels[rows], pool.numbers[rows]
+        images, labels = pool.images[rows], pool.labels[rows]
+        chosen = torch.randint(pool.negatives.shape[1], (_BATCH,), generator=draw)
+        numbers = torch.cat([pool.numbers[rows], pool.negatives[rows, chosen]], 1)
         for axis in (0, 1):  # x, y
             turned = torch.rand(_BATCH, generator=draw) < 0.5
             images = torch.where(turned[:, None, None, None], images.flip(3 - axis), images)
             labels = torch.where(turned[:, None, None], labels.flip(2 - axis), labels)
             numbers = torch.where(turned[:, None], _mirrored(numbers, axis, self.size[1 - axis]), numbers)
-        negatives = torch.stack([torch.randint(side, (_BATCH,), generator=draw) for side in self.size[::-1]], 1)
-        return images, labels, torch.cat([numbers, negatives], 1), pool.queries[rows]
+        return images, labels, numbers, pool.queries[rows]
 
     def _look(self, images: Tensor) -> Tensor:
         """[b, tokens, width]."""
@@ -222,8 +243,8 @@ class _Lesson:
 
 
 def _mirrored(numbers: Tensor, axis: int, side: int) -> Tensor:
-    """Boxes and points [b, 6] in an image mirrored along ``axis`` (0 = x), which is ``side`` pixels long."""
-    low, high, point = axis, axis + 2, axis + 4
+    """Boxes and two points [b, 8] in an image mirrored along ``axis`` (0 = x), which is ``side`` pixels long."""
+    low, high, points = axis, axis + 2, [axis + 4, axis + 6]
     mirrored = numbers.clone()
-    mirrored[:, [low, high, point]] = side - 1 - numbers[:, [high, low, point]]
+    mirrored[:, [low, high, *points]] = side - 1 - numbers[:, [high, low, *points]]
     return mirrored

@@ -1,0 +1,207 @@
+"""The scenes world: what is drawn, what the small Qwen2.5-VL is taught, and the whole starter with a few steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from scipy.ndimage import distance_transform_edt
+from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+import visual_grpo.starter.scenes.pretrain as pretraining
+from visual_grpo.config import DataConfig, StarterConfig
+from visual_grpo.policies.answer_model import AnswerModel, AnswerTrajectory
+from visual_grpo.segmentation.answer import parse_answer
+from visual_grpo.segmentation.segmenter import PointPrompt
+from visual_grpo.segmentation.watershed import WatershedSegmenter
+from visual_grpo.starter.build import build_starter, model_digest
+from visual_grpo.starter.scenes import answers
+from visual_grpo.starter.scenes.dataset import draw_scene_records
+from visual_grpo.starter.scenes.draw import Scenes, boxes, centers, draw_scenes
+from visual_grpo.starter.scenes.model import build_model, build_processor
+from visual_grpo.starter.scenes.world import query_of
+from visual_grpo.types import PromptRecord, TextSample
+
+SIZE = (48, 64)
+
+
+@pytest.fixture(scope="module")
+def scenes() -> Scenes:
+    return draw_scenes(48, *SIZE, np.random.default_rng(1))
+
+
+@pytest.fixture
+def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "POOL", 60)
+    monkeypatch.setattr(pretraining, "_BATCH", 6)
+
+
+def test_a_scene_is_one_object_of_two_touching_parts(scenes: Scenes) -> None:
+    gaps = []
+    for image, parts, asked, truth in zip(scenes.images, scenes.parts, scenes.asked, scenes.truths, strict=True):
+        assert set(np.unique(parts)) == {-1, 0, 1}
+        assert np.array_equal(truth, parts == asked)
+        apart = distance_transform_edt(parts != 0)[parts == 1].min()
+        gaps.append(apart)
+        light, plain, ground = (image[parts == part].mean(0) for part in (1, 0, -1))
+        assert (light - plain).min() > 25
+        assert plain.max() - ground.max() > 60
+    assert np.mean(np.array(gaps) == 1) > 0.8
+    assert max(gaps) < 4
+
+
+def test_only_the_right_negative_point_helps(scenes: Scenes) -> None:
+    """The world's reason: right negative > random >= none > inside the truth."""
+    segmenter, rng = WatershedSegmenter(), np.random.default_rng(0)
+    found: dict[str, list[float]] = {"right": [], "random": [], "none": [], "inside": []}
+    others = scenes.parts == 1 - scenes.asked[:, None, None]
+    for image, truth, other in zip(scenes.images, scenes.truths, others, strict=True):
+        embedding = segmenter.embed(torch.from_numpy(image).permute(2, 0, 1))
+        (point,), (right,) = centers(truth[None]).tolist(), centers(other[None]).tolist()
+        inside = rng.permutation(np.argwhere(truth))[0][::-1].tolist()
+        somewhere = rng.permutation(np.argwhere(~truth))[0][::-1].tolist()
+        negatives = {"right": [right], "random": [somewhere], "none": [], "inside": [inside]}
+        prompts = [PointPrompt(positives=(tuple(point),), negatives=tuple(map(tuple, n))) for n in negatives.values()]
+        for name, mask in zip(negatives, segmenter.masks(embedding, prompts).numpy(), strict=True):
+            found[name].append((mask & truth).sum() / (mask | truth).sum())
+    means = {name: float(np.mean(values)) for name, values in found.items()}
+    assert means["right"] > 0.95
+    assert means["right"] - 0.3 > means["random"] >= means["none"] > means["inside"] + 0.1
+
+
+def test_boxes_and_centres_are_those_of_the_masks(scenes: Scenes) -> None:
+    for truth, box, (x, y) in zip(scenes.truths, boxes(scenes.truths), centers(scenes.truths), strict=True):
+        rows, columns = np.nonzero(truth)
+        assert box.tolist() == [columns.min(), rows.min(), columns.max(), rows.max()]
+        assert truth[max(y - 2, 0) : y + 3, max(x - 2, 0) : x + 3].all()
+
+
+def test_the_dataset_says_what_is_drawn(tmp_path: Path) -> None:
+    digest = draw_scene_records(tmp_path / "a", 2, *SIZE, seed=3)
+    records = [json.loads(line) for line in (tmp_path / "a" / "records.jsonl").read_text().splitlines()]
+    assert len(records) == len({record["id"] for record in records}) == 16
+    for record in records:
+        mask = np.asarray(Image.open(tmp_path / "a" / record["mask"])) > 0
+        image = np.asarray(Image.open(tmp_path / "a" / record["image"])).astype(int)
+        ((x, y),), color = record["points"], record["query"].split()[1]
+        assert mask[y, x]
+        assert boxes(mask[None])[0].tolist() == record["box"]
+        strongest = {"red": [0], "green": [1], "blue": [2], "yellow": [0, 1]}[color]
+        assert image[mask].mean(0)[strongest].min() > 2 * np.delete(image[mask].mean(0), strongest).max() * 0.6
+    kept = (tmp_path / "a" / "records.jsonl").stat().st_mtime_ns
+    assert draw_scene_records(tmp_path / "a", 2, *SIZE, seed=3) == digest
+    assert (tmp_path / "a" / "records.jsonl").stat().st_mtime_ns == kept
+    assert draw_scene_records(tmp_path / "a", 2, *SIZE, seed=4) != digest
+
+
+def test_an_answer_is_a_token_for_each_piece_and_reads_back() -> None:
+    tokenizer = build_processor(*SIZE).tokenizer
+    numbers = torch.tensor([[1, 22, 33, 44, 5, 40, 0, 12]])
+    ids = torch.tensor(answers.number_ids(tokenizer, 64))
+    said = answers.tokens(torch.tensor(answers.frame(tokenizer)), numbers, ids)[0].tolist()
+    assert len(said) == answers.LENGTH == len(answers.layout()) == 18
+    text = tokenizer.decode(said[:-1])
+    assert tokenizer(text)["input_ids"] == said[:-1]
+    got = parse_answer(TextSample(text=text, finished=said[-1] == tokenizer.eos_token_id, frame=SIZE), SIZE)
+    assert (got.box, got.points, got.negatives) == ((1, 22, 33, 44), ((5, 40),), ((0, 12),))
+
+
+def test_mirrored_numbers_are_those_of_the_mirrored_mask(scenes: Scenes) -> None:
+    truths = scenes.truths
+    points = np.argwhere(truths)[np.unique(np.argwhere(truths)[:, 0], return_index=True)[1]][:, :0:-1]
+    numbers = torch.from_numpy(np.concatenate([boxes(truths), points, points], 1))
+    for axis, flipped in enumerate([truths[:, :, ::-1], truths[:, ::-1]]):
+        got = pretraining._mirrored(numbers, axis, SIZE[1 - axis])
+        assert got[:, :4].tolist() == boxes(flipped).tolist()
+        for mask, (x, y, *other) in zip(flipped, got[:, 4:].tolist(), strict=True):
+            assert mask[y, x]
+            assert other == [x, y]
+
+
+@torch.no_grad()
+def test_what_is_taught_is_what_the_policy_says(small_pool: None, tmp_path: Path) -> None:
+    """The pretraining's own forward gives the log-probs of the sampler and scorer that GRPO uses."""
+    processor = build_processor(*SIZE)
+    model = build_model(processor, seed=0)
+    pool = pretraining.build_pool(processor, *SIZE, seed=0)
+    lesson = pretraining._Lesson(model, processor, pool, SIZE, torch.Generator().manual_seed(0))
+    images, _, numbers, queries = lesson._batch()
+    taught, targets = lesson._speak(queries, lesson._look(images), numbers)
+    lesson.close()
+    records = []
+    for row, (image, query) in enumerate(zip(images, queries, strict=True)):
+        path = tmp_path / f"{row}.png"
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+        words = processor.tokenizer.decode(query).split("<|vision_end|>")[1].split("<|im_end|>")[0]
+        records.append(PromptRecord(id=str(row), prompt=words, source_images=(path,)))
+    said = AnswerModel(model, processor, instruction="{query}", max_tokens=answers.LENGTH, batch=64, share_prefix=True)
+    said.bias = torch.zeros_like(said.bias)  # Nothing is banned while it is taught.
+    trajectory = AnswerTrajectory(
+        encoded=said.encode(records),
+        prompt_of_row=torch.arange(len(records)),
+        tokens=targets,
+        mask=torch.ones_like(targets, dtype=torch.bool),
+    )
+    scored = said.log_probs(trajectory, torch.arange(len(records)), 1.0)
+    torch.testing.assert_close(taught.gather(2, targets[..., None])[..., 0], scored, rtol=0, atol=1e-5)
+
+
+def test_what_is_taught_of_a_scene_is_true(small_pool: None) -> None:
+    """Boxes, points and labels agree after mirroring; negatives are outside what is meant."""
+    processor = build_processor(*SIZE)
+    pool = pretraining.build_pool(processor, *SIZE, seed=0)
+    lesson = pretraining._Lesson(build_model(processor, 0), processor, pool, SIZE, torch.Generator().manual_seed(0))
+    for _ in range(5):
+        images, labels, numbers, _ = lesson._batch()
+        for image, label, (x1, y1, x2, y2, x, y, nx, ny) in zip(images, labels, numbers.tolist(), strict=True):
+            meant = label == label[y, x]
+            assert label[y, x] > 0
+            assert boxes(meant[None].numpy())[0].tolist() == [x1, y1, x2, y2]
+            assert not meant[ny, nx]
+            inside, other = (image[:, mask].float().mean(1) for mask in (label > 0, label == 0))
+            assert inside.max() > 2 * other.max()
+    lesson.close()
+
+
+class _Bar:
+    def advance(self, n: int = 1, **fields: float | int | str) -> None: ...
+
+
+@contextmanager
+def no_bar(description: str, total: int) -> Iterator[_Bar]:
+    yield _Bar()
+
+
+def starter_config(folder: Path, **changes: Any) -> StarterConfig:
+    steps = {"vae_steps": 1, "dit_steps": 1, "ar_steps": 1, "vl_steps": 2}
+    values = {"world": "scenes", "dataset": str(folder / "data"), "model": str(folder / "model"), **steps}
+    return StarterConfig.model_validate({**values, "records_per_prompt": 1} | changes)
+
+
+def test_the_same_seed_gives_the_same_weights_bit_for_bit(tmp_path: Path) -> None:
+    data = DataConfig(path="unused", task="segmentation", height=SIZE[0] // 16 * 16 + 16, width=SIZE[1])
+    reports = [build_starter(starter_config(tmp_path / name), data, 3, no_bar) for name in "ab"]
+    first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in "ab")
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert reports[0]["digest"] == reports[1]["digest"] != model_digest(starter_config(tmp_path), data, 4)
+    assert reports[0]["digest"] != model_digest(starter_config(tmp_path, vl_steps=3), data, 3)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "a" / "model")
+    untrained = dict(build_model(build_processor(data.height, data.width), 3).named_parameters())
+    assert all(not torch.equal(untrained[name], value) for name, value in model.named_parameters())
+    processor = AutoProcessor.from_pretrained(tmp_path / "a" / "model")
+    prompt = processor.apply_chat_template(
+        [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": query_of("red", "light")}]}],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    inputs = processor(text=[prompt], images=[Image.new("RGB", (64, 64))], return_tensors="pt")
+    assert model(**inputs).logits.isfinite().all()
