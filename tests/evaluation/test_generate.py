@@ -156,6 +156,7 @@ def test_the_sources_of_an_edit_are_named_relative_to_the_scores(tmp_path: Path)
     draw_and_score(Painter(), scorer(), plan, {"stock": STOCK}, folder, batch_size=1, facts={})
     both, none = read_scores(folder)["source"]
     assert [(folder / path).resolve() for path in both] == [(tmp_path / name).resolve() for name in names]
+    assert not any(Path(path).is_absolute() for path in both)
     assert none is None
 
 

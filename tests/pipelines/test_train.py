@@ -19,6 +19,7 @@ from tests.evaluation.painter import STOCK
 from tests.test_training import STEPS, parameters
 from visual_grpo.datasets import FolderDataset, RecordsDataset
 from visual_grpo.errors import UserError
+from visual_grpo.evaluation.pictures import GAP, WIDTH
 from visual_grpo.pipelines.train import create_pipeline
 from visual_grpo.pipelines.train.nodes import _grid
 from visual_grpo.rewards.combine import RewardSet
@@ -114,4 +115,8 @@ def test_a_grid_shows_texts_by_their_rewards_picture(tmp_path: Path) -> None:
     metrics = StepMetrics(step=1, values={}, prompts=found, samples=samples, rewards=[0.0, 0.1, 0.2, 0.3])
     shown = np.asarray(_grid(metrics, RewardSet({"overlap": (answerer.Overlap(), 1.0)}), group_size=2))
     red = (shown == (255, 0, 0)).all(-1)
-    assert [part.any() for half in np.array_split(red, 2) for part in np.array_split(half, 2, axis=1)] == [True] * 4
+    scale = WIDTH / answerer.SIDE
+    for number, sample in enumerate(samples):
+        row, column = np.array_split(red, 2)[number // 2], GAP + number % 2 * (WIDTH + GAP)
+        first = int(row[:, column : column + WIDTH].any(0).argmax())
+        assert first == pytest.approx(scale * int(sample.text), abs=scale / 2)

@@ -78,6 +78,12 @@ def test_records_without_targets_are_named_before_anything_runs() -> None:
     assert "plain" not in str(caught.value)
 
 
+def test_a_reward_under_another_name_still_needs_its_target() -> None:
+    rewards = RewardSet({"mine": (FunctionReward("another name", constant(1), needs_target=True), 1.0)})
+    with pytest.raises(UserError, match="reward mine compares"):
+        rewards.check_records(PROMPTS)
+
+
 def test_rewards_that_need_no_target_do_not_read_the_records() -> None:
     records = iter(PROMPTS)
     RewardSet({"plain": (constant(1), 1.0)}).check_records(records)
