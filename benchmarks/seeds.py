@@ -6,6 +6,7 @@ clone holds already is not run again, so an interrupted call can be repeated.
     python benchmarks/seeds.py 0 1 2 --folder /somewhere
     python benchmarks/seeds.py 0 1 2 --folder /somewhere --components ar@130 dit both    # ar with 130 steps
     python benchmarks/seeds.py 0 1 2 --folder /elsewhere --params data.task=i2i --jobs 2
+    python benchmarks/seeds.py 0 1 2 --folder /third --env negative_points --components vl
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main() -> None:
     clones = {seed: arguments.folder.resolve() / f"seed-{seed}" for seed in arguments.seeds}
     with ThreadPoolExecutor(arguments.jobs) as pool:
         list(pool.map(lambda seed: _seed(seed, clones[seed], arguments), arguments.seeds))
-    print(markdown(clones, arguments.components))
+    print(masks(clones) if arguments.components == ["vl"] else markdown(clones, arguments.components))
     for other in arguments.components:
         if other.startswith("ar") and "both" in arguments.components:
             print(f"\nboth minus {other}, held-out prompts\n")
@@ -108,6 +109,27 @@ def markdown(clones: dict[int, Path], components: list[str], split: str = "held_
                     str(result["training"]["samples"]),
                 ]
                 lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def masks(clones: dict[int, Path], split: str = "held_out") -> str:
+    """One row a seed and sampler of the negative points: gIoU, cIoU and contrast before and after, with intervals."""
+    scores = ("gIoU", "cIoU", "contrast")
+    heads = [head for name in scores for head in (f"{name}: base", "trained", "difference [95%]")]
+    columns = ["seed", "sampler", *heads, "train CPU s", "samples"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for seed, clone in clones.items():
+        folder = clone / "results" / "vl"
+        result = json.loads((folder / "evaluation.json").read_text())
+        cpu = pd.read_csv(folder / "training.csv")["seconds/cpu"].sum()
+        for sampler in ("rollout", "stock"):
+            chosen = {
+                entry["name"].rpartition("/")[2]: entry
+                for entry in result["rewards"]
+                if (entry["split"], entry["sampler"]) == (split, sampler)
+            }
+            cells = [cell for name in scores for cell in _cells({"total": chosen[name]})[:3]]
+            lines.append(f"| {seed} | {sampler} | {' | '.join(cells)} | {cpu:.0f} | {result['training']['samples']} |")
     return "\n".join(lines)
 
 

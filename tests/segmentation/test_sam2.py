@@ -130,8 +130,9 @@ def test_what_is_no_sam2_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no config.json; expected a folder saved by Sam2Model"):
         Sam2Segmenter(str(tmp_path))
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    segmenter = Sam2Segmenter(str(tmp_path))  # Only a first use reads weights.
     with pytest.raises(UserError, match="cannot be loaded"):
-        Sam2Segmenter(str(tmp_path))
+        segmenter.embed(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
 
 
 def test_weights_that_would_be_drawn_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_weights_that_would_be_drawn_are_refused(folder: Path, tmp_path: Path) -
         metadata={"format": "pt"},
     )
     with pytest.raises(UserError, match=r"1 of its weights are missing, for example mask_decoder.iou_token.weight"):
-        Sam2Segmenter(str(tmp_path), device="cpu")
+        Sam2Segmenter(str(tmp_path), device="cpu").embed(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize(

@@ -204,5 +204,5 @@ def _metadata(raw: RawRecord) -> str:
 
 
 def _unknown_keys(extra: Mapping[str, Any], known: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    matches = ((key, difflib.get_close_matches(key, known, n=1, cutoff=0.8)) for key in extra)
+    matches = ((key, difflib.get_close_matches(key, known, n=1, cutoff=0.8)) for key in extra if key not in known)
     return tuple((key, match[0]) for key, match in matches if match)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -36,7 +37,7 @@ class Sam2Embedding:
 
 
 class Sam2Segmenter:
-    """The mask that SAM 2 gives for points and, where a prompt has one, a box.
+    """The mask that SAM 2 gives for points and, where a prompt has one, a box. Its weights are loaded when first used.
 
     Args:
         path: folder or hub id that `Sam2Model` and `Sam2Processor` load, for example facebook/sam2.1-hiera-large.
@@ -53,10 +54,27 @@ class Sam2Segmenter:
             raise UserError(f"segmenter sam2: dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
             raise UserError(f"segmenter sam2: batch must be a whole number of prompts, at least 1, got {batch!r}")
+        if not isinstance(path, str) or not is_whole(path, "config.json"):
+            raise UserError(
+                f"segmenter sam2: {path} holds no config.json; expected a folder saved by Sam2Model.save_pretrained and"
+                " Sam2Processor.save_pretrained, or a hub id."
+            )
+        self.path, self.dtype, self.batch = path, dtype, batch
         self.device = resolve_device(device, "segmenter sam2: device")
-        self.batch = batch
-        self.model, self.processor = _load(path, getattr(torch, dtype))
-        self.model.to(self.device)
+
+    @property
+    def model(self) -> Sam2Model:
+        return self._loaded[0]
+
+    @property
+    def processor(self) -> Sam2Processor:
+        return self._loaded[1]
+
+    @cached_property
+    def _loaded(self) -> tuple[Sam2Model, Sam2Processor]:
+        """Not before they are needed: checking a configuration must not take a download."""
+        model, processor = _load(self.path, getattr(torch, self.dtype))
+        return model.to(self.device), processor
 
     @torch.inference_mode()
     def embed(self, image: Tensor) -> Sam2Embedding:
@@ -130,11 +148,6 @@ def _load(path: str, dtype: torch.dtype) -> tuple[Sam2Model, Sam2Processor]:
     """Plain ``from_pretrained``, frozen and in evaluation mode."""
     from transformers import Sam2Model, Sam2Processor
 
-    if not isinstance(path, str) or not is_whole(path, "config.json"):
-        raise UserError(
-            f"segmenter sam2: {path} holds no config.json; expected a folder saved by Sam2Model.save_pretrained and"
-            " Sam2Processor.save_pretrained, or a hub id."
-        )
     # A folder loads in a moment; a download keeps its bars.
     with hidden_bars() if Path(path).exists() else nullcontext():
         try:
