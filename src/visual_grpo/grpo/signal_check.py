@@ -88,7 +88,7 @@ def check_signal(signals: Mapping[str, Signal], least: float) -> None:
             raise NoSignalError(
                 f"The signal check stopped the run before its first step: nothing to learn for the module {module!r}.\n"
                 f"  expected: a mean cosine of at least {least:g} between the gradients of independent rollouts\n"
-                f"  measured: {signal} ({signal.samples} images a rollout)\n"
+                f"  measured: {signal} ({signal.samples} samples a rollout)\n"
                 "Near 0 the reward cannot see what this module varies, and training would be a random walk.\n"
                 f"What to change: {_ADVICE.get(module, 'the reward, or what the policy varies')}.\n"
                 "To train all the same: --params=policy.signal_check.rollouts=0"
