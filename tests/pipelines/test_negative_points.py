@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,13 +24,20 @@ import visual_grpo.pipelines.data_preparation as data_preparation
 import visual_grpo.pipelines.evaluate as evaluate
 import visual_grpo.pipelines.starter as starter
 import visual_grpo.pipelines.train as train
+from tests.segmentation.small_sam2 import save_sam2
+from visual_grpo import components
+from visual_grpo.config import Parameters
 from visual_grpo.datasets import FolderDataset, RecordsDataset
 from visual_grpo.images import read_size
 from visual_grpo.parameters import validate
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter.scenes import answers, model
+from visual_grpo.starter.scenes.dataset import draw_scene_records
+from visual_grpo.training import Callbacks, TrainingRun
+from visual_grpo.types import PromptRecord, StepMetrics, TextSample
 
 ROOT = Path(__file__).parents[2]
+SILENT = {"signal_check": {"rollouts": 0}}  # Random weights have nothing to learn.
 MADE_BY = {"baseline": "baseline", "adapters": "train", "trained": "evaluate", "evaluation_report": "evaluate"}
 
 
@@ -35,13 +47,11 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
     changes = {
         "starter": {"records_per_prompt": 4, "vl_steps": 2},
         "grpo": {"steps": 2, "prompts_per_step": 2, "group_size": 3},
-        "policy": {"signal_check": {"rollouts": 0}},
         "evaluation": {"prompts": 2, "max_prompts": 4, "bootstrap_samples": 100},
         "tracking": {"images_every": 1},
         "data": {"held_out_share": 0.3, "eval_share": 0.2},
     }
-    loader = OmegaConfigLoader(str(ROOT / "conf"), env="negative_points", runtime_params=changes, **CONFIG_LOADER_ARGS)
-    tree = validate(loader["parameters"]).model_dump(mode="json")
+    tree = loaded("negative_points", **changes).model_dump(mode="json")
     reports = ("starter_report", "data_report", "evaluation")
     return DataCatalog(
         {"parameters": MemoryDataset(tree), "records": RecordsDataset(filepath=str(tmp_path / "records.parquet"))}
@@ -73,6 +83,98 @@ def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> N
     assert saved
     for name, value in saved.items():
         torch.testing.assert_close(loaded[name.replace(".weight", ".default.weight")], value, rtol=0, atol=0)
+
+
+def loaded(environment: str, **changes: Any) -> Parameters:
+    loader = OmegaConfigLoader(
+        str(ROOT / "conf"), env=environment, runtime_params={"policy": SILENT, **changes}, **CONFIG_LOADER_ARGS
+    )
+    return validate(loader["parameters"])
+
+
+def make_run(config: Parameters, folder: Path) -> TrainingRun:
+    """On a small random Qwen2.5-VL and drawn scenes, both left in ``folder`` for the next call."""
+    if not (folder / "model").exists():
+        processor = model.build_processor(config.data.height, config.data.width)
+        model.build_model(processor, seed=0).save_pretrained(folder / "model")
+        processor.save_pretrained(folder / "model")
+        draw_scene_records(folder / "data", 2, config.data.height, config.data.width, seed=0)
+    rows = [json.loads(line) for line in (folder / "data" / "records.jsonl").read_text().splitlines()]
+    records = [
+        PromptRecord(
+            id=row["id"],
+            prompt=row["query"],
+            source_images=(folder / "data" / row["image"],),
+            target_image=folder / "data" / row["mask"],
+            metadata={"box": row["box"], "points": row["points"]},
+        )
+        for row in rows
+    ]
+    qwen, scorer = components.build_model(config, str(folder / "model")), components.build_scorer(config)
+    trainer = components.build_trainer(config, qwen, scorer)
+    return TrainingRun(
+        config, qwen, scorer, trainer, train=records[:12], evaluation=records[12:], identity={}, run_id=None
+    )
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    def config(name: str, resume: str) -> Parameters:
+        return loaded(
+            "negative_points",
+            resume=resume,
+            # Answers that no reward can read differ by their length alone; a reward that is never 0 for all.
+            rewards={"negative_points": None, "length": {"function": "tests.pipelines.test_negative_points:length"}},
+            grpo={"steps": 4, "prompts_per_step": 2, "group_size": 3},
+            evaluation={"every": 2, "prompts": 2},
+            tracking={"checkpoint_every": 1, "checkpoints": str(tmp_path / name)},
+        )
+
+    def stop(metrics: StepMetrics, row: dict[str, float]) -> None:
+        if metrics.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    whole, first = (make_run(config(name, "never"), tmp_path) for name in ("whole", "parts"))
+    whole.run(Callbacks(on_step=lambda metrics, row: None, note=print))
+    first.run(Callbacks(on_step=stop, note=print))
+    assert first.stopped
+    second = make_run(config("parts", "auto"), tmp_path)
+    second.run(Callbacks(on_step=lambda metrics, row: None, note=print))
+    expected, got = whole.model.adapter_state_dict(), second.model.adapter_state_dict()
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+    assert not all(torch.equal(expected[name], value) for name, value in first.model.adapter_state_dict().items())
+    assert second.progress.best_step == whole.progress.best_step
+
+
+def length(prompts: Sequence[PromptRecord], samples: Sequence[TextSample]) -> list[float]:
+    return [float(len(sample.text)) for sample in samples]
+
+
+def test_the_released_models_configuration_trains_small_ones(tmp_path: Path) -> None:
+    """conf/qwen2_5_vl as it stands (bf16, gradient checkpointing, SAM2) but for size and length."""
+    save_sam2(tmp_path / "sam2")
+    segmenter = {"kind": "sam2", "path": str(tmp_path / "sam2"), "device": "cpu"}
+    config = loaded(
+        "qwen2_5_vl",
+        data={"height": 64, "width": 64},
+        model={"path": str(tmp_path / "model"), "device": "cpu"},
+        policy=SILENT | {"vl": {"max_tokens": 6}},
+        rewards={
+            "negative_points": {"options": {"segmenter": segmenter}},
+            "length": {"function": "tests.pipelines.test_negative_points:length"},
+        },
+        grpo={"steps": 2, "warmup_steps": 0, "prompts_per_step": 2, "group_size": 3},
+        evaluation={"prompts": 1},
+        tracking={"checkpoints": str(tmp_path / "checkpoints")},
+    )
+    assert config.model.dtype == "bfloat16"
+    assert config.policy.gradient_checkpointing
+    run = make_run(config, tmp_path)
+    before = run.model.adapter_state_dict()
+    run.run(Callbacks(on_step=lambda metrics, row: None, note=print))
+    after = run.model.adapter_state_dict()
+    assert [name for name in before if "lora_B" in name and torch.equal(before[name], after[name])] == []
+    assert run.progress.history[0]["part/negative_points/truncated"] > 0.5
 
 
 def test_the_configuration_leaves_room_for_an_answer(catalog: DataCatalog) -> None:
