@@ -73,7 +73,7 @@ def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> N
             assert (sampler, "held_out", f"negative_points/{name}") in entries
     assert not any(sampler == "sde" for sampler, _, _ in entries)
     (picture, *_) = sorted((tmp_path / "trained" / "stock").glob("*.png"))
-    assert read_size(picture) == (3 * 192 + 2 * 4, 192)
+    assert read_size(picture) == (192, 3 * 192 + 2 * 4)
     assert (tmp_path / "evaluation_report" / "evaluation.html").is_file()
 
     facts = catalog.load("starter_report")

@@ -21,7 +21,7 @@ _GAP = 4
 
 
 def draw_answer(image: Tensor, truth: Tensor, answer: Answer | None, fault: str | None, masks: Tensor) -> Tensor:
-    """uint8 [3, h, w]: three panels side by side.
+    """uint8 [3, h, w]: three panels below each other.
 
     The image with the truth's outline (white), the box (yellow), positive (green) and negative points (red crosses);
     the mask without the negatives; the mask with them. An answer that cannot be used has its fault written instead.
@@ -40,9 +40,9 @@ def draw_answer(image: Tensor, truth: Tensor, answer: Answer | None, fault: str 
     else:
         for panel in panels:
             _mark(panel, answer, scale)
-    canvas = Image.new("RGB", (sum(p.width for p in panels) + _GAP * (len(panels) - 1), panels[0].height), "white")
+    canvas = Image.new("RGB", (panels[0].width, sum(p.height for p in panels) + _GAP * (len(panels) - 1)), "white")
     for number, panel in enumerate(panels):
-        canvas.paste(panel, (number * (panel.width + _GAP), 0))
+        canvas.paste(panel, (0, number * (panel.height + _GAP)))
     return to_tensor(canvas)
 
 
