@@ -196,7 +196,7 @@ def test_the_signal_check_tells_a_reward_that_sees_from_one_that_does_not() -> N
     assert abs(not_seeing.cosine) < 0.1
     assert seeing.samples == 4 * 32
     check_signal({"ar": seeing}, 0.3)
-    with pytest.raises(NoSignalError, match=r"(?s)module 'dit'.*at least 0.3.*measured: .*\(128 images.*flow.noise"):
+    with pytest.raises(NoSignalError, match=r"(?s)module 'dit'.*at least 0.3.*measured: .*\(128 samples.*flow.noise"):
         check_signal({"ar": seeing, "dit": not_seeing}, 0.3)
 
 
