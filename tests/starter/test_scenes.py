@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,12 @@ from visual_grpo.policies.answer_model import AnswerModel, AnswerTrajectory
 from visual_grpo.segmentation.answer import parse_answer
 from visual_grpo.segmentation.segmenter import PointPrompt
 from visual_grpo.segmentation.watershed import WatershedSegmenter
-from visual_grpo.starter.build import build_starter, model_digest
+from visual_grpo.starter.build import model_digest
 from visual_grpo.starter.scenes import answers
 from visual_grpo.starter.scenes.dataset import draw_scene_records
 from visual_grpo.starter.scenes.draw import Scenes, boxes, centers, draw_scenes
 from visual_grpo.starter.scenes.model import build_model, build_processor
+from visual_grpo.starter.scenes.pretraining import pretrain_vl
 from visual_grpo.starter.scenes.world import query_of
 from visual_grpo.types import PromptRecord, TextSample
 
@@ -39,8 +38,7 @@ def scenes() -> Scenes:
 
 
 @pytest.fixture
-def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretraining, "POOL", 60)
+def small_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretraining, "_BATCH", 6)
 
 
@@ -127,11 +125,11 @@ def test_mirrored_numbers_are_those_of_the_mirrored_mask(scenes: Scenes) -> None
 
 
 @torch.no_grad()
-def test_what_is_taught_is_what_the_policy_says(small_pool: None, tmp_path: Path) -> None:
+def test_what_is_taught_is_what_the_policy_says(small_batch: None, tmp_path: Path) -> None:
     """The pretraining's own forward gives the log-probs of the sampler and scorer that GRPO uses."""
     processor = build_processor(*SIZE)
     model = build_model(processor, seed=0)
-    pool = pretraining.build_pool(processor, *SIZE, seed=0)
+    pool = pretraining.build_pool(processor, *SIZE, seed=0, count=60)
     lesson = pretraining._Lesson(model, processor, pool, SIZE, torch.Generator().manual_seed(0))
     images, _, numbers, queries = lesson._batch()
     taught, targets = lesson._speak(queries, lesson._look(images), numbers)
@@ -154,10 +152,10 @@ def test_what_is_taught_is_what_the_policy_says(small_pool: None, tmp_path: Path
     torch.testing.assert_close(taught.gather(2, targets[..., None])[..., 0], scored, rtol=0, atol=1e-5)
 
 
-def test_what_is_taught_of_a_scene_is_true(small_pool: None) -> None:
+def test_what_is_taught_of_a_scene_is_true(small_batch: None) -> None:
     """Boxes, points and labels agree after mirroring; negatives are outside what is meant."""
     processor = build_processor(*SIZE)
-    pool = pretraining.build_pool(processor, *SIZE, seed=0)
+    pool = pretraining.build_pool(processor, *SIZE, seed=0, count=60)
     lesson = pretraining._Lesson(build_model(processor, 0), processor, pool, SIZE, torch.Generator().manual_seed(0))
     for _ in range(5):
         images, labels, numbers, _ = lesson._batch()
@@ -171,15 +169,6 @@ def test_what_is_taught_of_a_scene_is_true(small_pool: None) -> None:
     lesson.close()
 
 
-class _Bar:
-    def advance(self, n: int = 1, **fields: float | int | str) -> None: ...
-
-
-@contextmanager
-def no_bar(description: str, total: int) -> Iterator[_Bar]:
-    yield _Bar()
-
-
 def starter_config(folder: Path, **changes: Any) -> StarterConfig:
     steps = {"vae_steps": 1, "dit_steps": 1, "ar_steps": 1, "vl_steps": 2}
     values = {"world": "scenes", "dataset": str(folder / "data"), "model": str(folder / "model"), **steps}
@@ -188,16 +177,19 @@ def starter_config(folder: Path, **changes: Any) -> StarterConfig:
 
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(tmp_path: Path) -> None:
     data = DataConfig(path="unused", task="segmentation", height=SIZE[0] // 16 * 16 + 16, width=SIZE[1])
-    reports = [build_starter(starter_config(tmp_path / name), data, 3, no_bar) for name in "ab"]
-    first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in "ab")
+    size = (data.height, data.width)
+    for name in "ab":
+        pretrain_vl(tmp_path / name, size, 2, 3, lambda module, done: None)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert reports[0]["digest"] == reports[1]["digest"] != model_digest(starter_config(tmp_path), data, 4)
-    assert reports[0]["digest"] != model_digest(starter_config(tmp_path, vl_steps=3), data, 3)
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "a" / "model")
+    digest = model_digest(starter_config(tmp_path), data, 3)
+    assert digest != model_digest(starter_config(tmp_path), data, 4)
+    assert digest != model_digest(starter_config(tmp_path, vl_steps=3), data, 3)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "a")
     untrained = dict(build_model(build_processor(data.height, data.width), 3).named_parameters())
     assert all(not torch.equal(untrained[name], value) for name, value in model.named_parameters())
-    processor = AutoProcessor.from_pretrained(tmp_path / "a" / "model")
+    processor = AutoProcessor.from_pretrained(tmp_path / "a")
     prompt = processor.apply_chat_template(
         [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": query_of("red", "light")}]}],
         tokenize=False,

@@ -59,9 +59,9 @@ class Pool:
     """[1, 3] int64: the processor's image_grid_thw."""
 
 
-def build_pool(processor: Qwen2_5_VLProcessor, height: int, width: int, seed: int) -> Pool:
-    """Scenes of another random stream than the dataset's: none of those is seen before the training."""
-    scenes = draw_scenes(POOL, height, width, np.random.default_rng([seed, 1]))
+def build_pool(processor: Qwen2_5_VLProcessor, height: int, width: int, seed: int, count: int) -> Pool:
+    """``count`` scenes of another random stream than the dataset's: none of those is seen before the training."""
+    scenes = draw_scenes(count, height, width, np.random.default_rng([seed, 1]))
     label = np.where(scenes.parts < 0, 0, 1 + len(PARTS) * scenes.colors[:, None, None] + scenes.parts)
     one = processor(
         text=[prompt_of(processor, query_of(*query)) for query in dict.fromkeys(scenes.queries)],
@@ -108,7 +108,7 @@ def pretrain(
 ) -> None:
     """Trains all weights; ``size`` = (height, width) in pixels."""
     torch.manual_seed(seed)
-    pool = build_pool(processor, *size, seed)
+    pool = build_pool(processor, *size, seed, min(POOL, steps * _BATCH))  # no more than can be looked at
     lesson = _Lesson(model, processor, pool, size, torch.Generator().manual_seed(seed))
     looking = round(steps * _VISION_SHARE)
     done = 0
