@@ -149,6 +149,7 @@ def test_one_step_moves_every_lora_matrix_of_the_language_model_and_nothing_else
     config = GRPOConfig(steps=1, prompts_per_step=3, group_size=4, learning_rate=1e-2)
     assert len(list(GRPOTrainer(policy, rewards, config).fit(records))) == 1
     moved = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    assert moved == {name for name, value in model.named_parameters() if value.requires_grad}
     projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     assert moved == {
         f"model.language_model.layers.{layer}.{'mlp' if name in projections[4:] else 'self_attn'}.{name}"
