@@ -25,15 +25,21 @@ STOCK = SamplerConfig(steps=50, guidance_scale=1.5)
 
 def check(config: Parameters) -> None:
     """Raises UserError where a reward, the device or the model's folder does not exist; loads no model."""
-    from visual_grpo.policies.pipeline import check_model_path
-    from visual_grpo.policies.qwen2_5_vl import check_qwen_path
     from visual_grpo.pretrained import resolve_device
 
     for module in config.policy.modules:
         build_scorer(config, module)
     resolve_device(config.model.device)
-    if config.model.path is not None:
-        (check_qwen_path if config.policy.component == "vl" else check_model_path)(config.model.path)
+    if config.model.path is None:
+        return
+    if config.policy.component == "vl":
+        from visual_grpo.policies.qwen2_5_vl import check_qwen_path
+
+        check_qwen_path(config.model.path)
+    else:
+        from visual_grpo.policies.pipeline import check_model_path
+
+        check_model_path(config.model.path)
 
 
 def build_model(config: Parameters, model: str, adapters: Path | None = None) -> GlmImage | QwenVl:

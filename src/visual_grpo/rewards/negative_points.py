@@ -20,7 +20,7 @@ from visual_grpo.kept import Kept
 from visual_grpo.rewards import point_terms
 from visual_grpo.rewards.point_pictures import draw_answer
 from visual_grpo.segmentation.answer import FAULTS, Answer, AnswerError, parse_answer
-from visual_grpo.segmentation.build import build_segmenter
+from visual_grpo.segmentation.build import DEFAULT, build_segmenter
 from visual_grpo.segmentation.segmenter import Box, Point, PointPrompt
 from visual_grpo.types import PromptRecord, RewardOutput, TextSample
 
@@ -119,7 +119,7 @@ class NegativePointsReward:
                 f"reward negative_points: cap and cache must be at least 1 and spacing a share below 1,"
                 f" got cap {cap}, cache {cache}, spacing {spacing}"
             )
-        self.segmenter = build_segmenter(segmenter or {"kind": "watershed"})
+        self.segmenter = build_segmenter(DEFAULT if segmenter is None else segmenter)
         self.weights = _checked_weights(weights or {})
         self.cap, self.spacing, self.think = cap, spacing, think
         self._seen: Kept[str, Seen] = Kept(cache)

@@ -12,7 +12,7 @@ from visual_grpo.segmentation.segmenter import Box, Point
 _CANVAS = 840
 """Side in pixels of Seg-Zero's images, which its thresholds are of."""
 _BOX_IOU, _BOX_L1, _POINT_L1 = 0.5, 10 / _CANVAS, 100 / _CANVAS
-"""Seg-Zero's thresholds (arXiv 2503.06520, section 3.3), distances as shares of an image's side."""
+"""Seg-Zero's thresholds (arXiv 2503.06520), distances as shares of an image's side."""
 
 
 def placement(negatives: Sequence[Point], confused: Tensor, truth: Tensor) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,14 +41,8 @@ class FunctionReward:
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         if len(prompts) != len(samples):
             raise UserError(f"reward {self.name!r} was given {len(prompts)} prompts but {len(samples)} samples")
-        try:
+        with _blaming(f"reward {self.name!r} failed on the records {_some_ids(prompts)}"):
             returned = self.function(prompts, samples)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"reward {self.name!r} failed on the records {_some_ids(prompts)}:\n{_own_traceback(error)}"
-            ) from error
         return checked_output(self.name, returned, prompts)
 
     @property
@@ -67,14 +62,8 @@ class FunctionReward:
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor:
         """What the callable shows of a sample, a uint8 image [3, h, w]; only where ``paints``."""
-        try:
+        with _blaming(f"reward {self.name!r} could not paint its picture of record {record.id!r}"):
             painted = self.function.picture(record, sample)  # type: ignore[attr-defined]
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"reward {self.name!r} could not paint its picture of record {record.id!r}:\n{_own_traceback(error)}"
-            ) from error
         if not is_image(painted):
             raise UserError(
                 f"the picture that reward {self.name!r} paints of record {record.id!r} must be a uint8 tensor"
@@ -213,9 +202,20 @@ def _nearest(name: str, candidates: Sequence[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+@contextmanager
+def _blaming(what: str) -> Iterator[None]:
+    """Whoever wrote the reward sees ``what`` went wrong and where; any kind of error may come out of such code."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}:\n{_own_traceback(error)}") from error
+
+
 def _own_traceback(error: Exception) -> str:
     """Where the reward's own code failed: whoever wrote it needs the line, and nothing of what called it."""
-    frames = traceback.format_tb(error.__traceback__)[1:]
+    frames = traceback.format_tb(error.__traceback__)[2:]  # after `_blaming` and its caller
     return "".join([*frames, *traceback.format_exception_only(error)]).rstrip()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from scipy.ndimage import distance_transform_edt
 
+from visual_grpo.segmentation.geometry import box_of, inner_points
 from visual_grpo.starter.scenes.world import COLORS, LIGHTER, PARTS
 
 _PLACEMENTS = 60
@@ -116,13 +117,9 @@ def _blob(
 
 def boxes(truths: NDArray[np.bool_]) -> NDArray[np.int64]:
     """[n, 4] inclusive (x1, y1, x2, y2) of masks [n, H, W]."""
-    columns, rows = truths.any(1), truths.any(2)
-    last = lambda hit: hit.shape[1] - 1 - hit[:, ::-1].argmax(1)  # noqa: E731
-    return np.stack([columns.argmax(1), rows.argmax(1), last(columns), last(rows)], 1)
+    return np.array([box_of(torch.from_numpy(mask.copy())) for mask in truths], dtype=np.int64)
 
 
 def centers(truths: NDArray[np.bool_]) -> NDArray[np.int64]:
     """[n, 2] (x, y): each mask's innermost pixel."""
-    depth = [distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1] for mask in truths]
-    flat = np.array([d.argmax() for d in depth])
-    return np.stack([flat % truths.shape[2], flat // truths.shape[2]], 1)
+    return np.array([inner_points(torch.from_numpy(mask.copy()), 1)[0] for mask in truths], dtype=np.int64)

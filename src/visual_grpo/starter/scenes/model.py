@@ -35,7 +35,7 @@ _CHAT_TEMPLATE = (
 _HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _INTERMEDIATE = 96, 3, 4, 2, 256
 _VISION_HIDDEN, _VISION_LAYERS, _VISION_HEADS, _VISION_INTERMEDIATE = 64, 2, 4, 128
 _SPREAD = 3.0
-"""All matrices start so many times larger than transformers draws them: at this width they would learn slowly."""
+"""All matrices start so many times larger than transformers draws them, which suits large models."""
 
 
 def build_processor(height: int, width: int) -> Qwen2_5_VLProcessor:

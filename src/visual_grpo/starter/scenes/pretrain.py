@@ -2,8 +2,8 @@
 
 Anywhere around it: where one helps is what GRPO has to find out.
 
-Two short-lived heads make it quick: one reads the parts off the vision tower's output, one reads each image token's
-row and column off the first layer. Without them the loss stays flat for minutes.
+Two short-lived heads help: one reads the parts off the vision tower's output, one reads each image token's row and
+column off the first layer.
 """
 
 from __future__ import annotations
