@@ -19,6 +19,8 @@ from visual_grpo.starter.tokenizer import build_processor
 
 _FADED_COPIES = 2
 """Fadings of each picture: with one the DiT could learn a picture's own fading by heart."""
+_WHOLE_SHARE = 0.4
+"""Of the VAE's steps; see `pretrain_vae`."""
 
 
 def pretrain_language_half(job: Job, advance: Advance) -> None:
@@ -49,6 +51,7 @@ def pretrain_decoder_half(job: Job, advance: Advance) -> None:
         vae,
         torch.cat([plain, faded]),
         steps=job.vae_steps,
+        whole_share=_WHOLE_SHARE,
         seed=job.seed,
         report=lambda done: advance("vae", done),
     )

@@ -29,7 +29,15 @@ def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     corpus = build_corpus(job.height, job.width, job.seed)
     vae = modules.build_vae(*corpus.size, job.seed)
     # Clean ink alone: decoded ghosts then break letters up instead of lying over them in grey.
-    pretrain_vae(vae, corpus.clean, steps=job.vae_steps, seed=job.seed, report=lambda done: advance("vae", done))
+    # A crop of tiles and letters looks like the whole, to the group norms too.
+    pretrain_vae(
+        vae,
+        corpus.clean,
+        steps=job.vae_steps,
+        whole_share=0.0,
+        seed=job.seed,
+        report=lambda done: advance("vae", done),
+    )
     latents = encode_normalised(vae, corpus.exposed.flatten(0, 1))
     dit, glyph_encoder = modules.build_dit(corpus.codebook, job.seed), modules.build_glyph_encoder(job.seed)
     pretrain_dit_and_glyphs(
