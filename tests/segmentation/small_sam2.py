@@ -2,56 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from transformers import Sam2Model, Sam2Processor
+    from transformers import Sam2Config, Sam2Model, Sam2Processor
 
 SIDE = 64
 
 
-def build_sam2(seed: int = 0) -> Sam2Model:
-    from transformers import Sam2Config, Sam2Model
+def sam2_config(side: int, stride: int, stages: Sequence[int], width: int) -> Sam2Config:
+    """For square images of ``side`` pixels, ``stride`` of which are a patch; ``stages``: the encoder's four widths."""
+    from transformers import Sam2Config
 
-    widths, features = [8, 12, 16, 24], SIDE // 2
+    features = side // stride
     backbone = {
         "model_type": "sam2_hiera_det_model",
-        "hidden_size": widths[0],
+        "hidden_size": stages[0],
         "num_attention_heads": 1,
-        "image_size": [SIDE, SIDE],
+        "image_size": [side, side],
         "patch_kernel_size": [3, 3],
-        "patch_stride": [2, 2],
+        "patch_stride": [stride, stride],
         "patch_padding": [1, 1],
         "query_stride": [2, 2],
         "window_positional_embedding_background_size": [4, 4],
         "num_query_pool_stages": 3,
         "blocks_per_stage": [1, 1, 2, 1],
-        "embed_dim_per_stage": widths,
+        "embed_dim_per_stage": list(stages),
         "num_attention_heads_per_stage": [1, 2, 2, 4],
         "window_size_per_stage": [8, 4, 8, 4],
         "global_attention_blocks": [3],
     }
-    config = Sam2Config(
+    return Sam2Config(
         vision_config={
             "backbone_config": backbone,
-            "backbone_channel_list": widths[::-1],
+            "backbone_channel_list": list(stages)[::-1],
             "backbone_feature_sizes": [[features // 2**k] * 2 for k in range(3)],
-            "fpn_hidden_size": 16,
+            "fpn_hidden_size": width,
         },
-        prompt_encoder_config={"hidden_size": 16, "image_size": SIDE, "patch_size": 8, "mask_input_channels": 4},
+        prompt_encoder_config={
+            "hidden_size": width,
+            "image_size": side,
+            "patch_size": 4 * stride,
+            "mask_input_channels": 4,
+        },
         mask_decoder_config={
-            "hidden_size": 16,
-            "mlp_dim": 16,
+            "hidden_size": width,
+            "mlp_dim": width,
             "num_attention_heads": 4,
-            "iou_head_hidden_dim": 16,
+            "iou_head_hidden_dim": width,
             "dynamic_multimask_via_stability": False,
         },
     )
+
+
+def build_sam2(seed: int = 0) -> Sam2Model:
+    from transformers import Sam2Model
+
     torch.manual_seed(seed)
-    model = Sam2Model(config).float().eval()
+    model = Sam2Model(sam2_config(SIDE, stride=2, stages=(8, 12, 16, 24), width=16)).float().eval()
     with torch.no_grad():
         # Fresh weights are so small that every prompt gives the same mask.
         for name, parameter in model.named_parameters():
@@ -60,18 +72,21 @@ def build_sam2(seed: int = 0) -> Sam2Model:
                 parameter.normal_(std=1.0 if is_code else 2 / parameter[0].numel() ** 0.5)
             else:
                 parameter.add_(0.2 * torch.randn(parameter.shape))
-        # A pretrained model has one code for places in the image and in the prompt; fresh ones are drawn apart.
-        model.prompt_encoder.shared_embedding.positional_embedding.copy_(
-            model.shared_image_embedding.positional_embedding
-        )
+    tie_places(model)
     return model
 
 
-def build_processor() -> Sam2Processor:
+@torch.no_grad()
+def tie_places(model: Sam2Model) -> None:
+    """A pretrained model has one code for places in the image and in the prompt; fresh ones are drawn apart."""
+    model.prompt_encoder.shared_embedding.positional_embedding.copy_(model.shared_image_embedding.positional_embedding)
+
+
+def build_processor(side: int = SIDE) -> Sam2Processor:
     from transformers import Sam2ImageProcessor, Sam2Processor
 
-    size = {"height": SIDE, "width": SIDE}
-    return Sam2Processor(image_processor=Sam2ImageProcessor(size=size, mask_size=size), target_size=SIDE)
+    size = {"height": side, "width": side}
+    return Sam2Processor(image_processor=Sam2ImageProcessor(size=size, mask_size=size), target_size=side)
 
 
 def save_sam2(folder: Path) -> Path:
