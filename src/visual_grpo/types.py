@@ -49,6 +49,8 @@ class PromptRecord:
     """Images to edit (image-to-image); empty for text-to-image."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the dataset says of the record; rewards may read it."""
+    held_with: str | None = None
+    """Equal for records that are held out together, as those of one image or one prompt are; None = with no other."""
 
 
 Ratio = tuple["Tensor", "Tensor"]

@@ -49,6 +49,21 @@ def test_entries_by_hand() -> None:
     assert (guard["difference"], guard["win_rate"]) == (0, 0.5)
 
 
+def test_what_is_held_out_together_is_drawn_together() -> None:
+    before, after = scores([0, 1, 2, 3, 4, 5]), scores([1, 2, 2, 5, 4, 4])
+    apart = compare(before, after, bootstrap_samples=2000, seed=0)[0]
+    assert apart == compare(*(f.assign(unit=f["prompt"]) for f in (before, after)), bootstrap_samples=2000, seed=0)[0]
+    # Of p0, p1 and p2 the last two are queries about one image, whichever of its names sorts first.
+    units = {"p0": "z", "p1": "y", "p2": "y"}
+    together = compare(
+        *(frame.assign(unit=frame["id"].map(units)) for frame in (before, after)), bootstrap_samples=2000, seed=0
+    )[0]
+    assert (apart["prompts"], together["prompts"]) == (3, 2)
+    assert together["difference"] == apart["difference"]
+    # Means of the three: 1, 1, -0.5. Drawn apart, three times the last may come; together it never comes alone.
+    assert (apart["ci_low"], together["ci_low"]) == (-0.5, 0.25)
+
+
 def test_totals_of_both_sides_have_the_weights_of_the_trained_module() -> None:
     before, after = scores([0, 1, 2, 3]), scores([1, 1, 3, 2])
     before["reward/guard"], after["reward/guard"] = 0.25, [0.5, np.nan, 0.5, 0.5]

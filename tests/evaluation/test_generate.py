@@ -145,6 +145,17 @@ def test_ids_that_clean_to_the_same_name_stay_apart() -> None:
     assert file_stem("eval-00.1_x") == "eval-00.1_x"
 
 
+def test_records_that_are_held_out_together_are_one_unit(tmp_path: Path) -> None:
+    found = [
+        PromptRecord(id="a", prompt="left wing", held_with="bird"),
+        PromptRecord(id="b", prompt="right wing", held_with="bird"),
+        PromptRecord(id="c", prompt="a cat"),
+    ]
+    plan = plan_images({"eval": found}, seed=0, images_per_prompt=1, max_prompts=None)
+    draw_and_score(Painter(), scorer(), plan, {"stock": STOCK}, tmp_path, batch_size=1, facts={})
+    assert read_scores(tmp_path).set_index("id")["unit"].to_dict() == {"a": "bird", "b": "bird", "c": "c"}
+
+
 def test_the_sources_of_an_edit_are_named_relative_to_the_scores(tmp_path: Path) -> None:
     names = ["prepared/a.png", "prepared/b.png"]
     found = [

@@ -197,9 +197,12 @@ def test_a_group_or_one_instruction_with_one_source_is_held_out_as_a_whole(tmp_p
         rows.append({"prompt": "make it red", "source_image": name, "of": name, "k": number})
     jsonl(tmp_path / "data/records.jsonl", rows)
     splits: dict[str, set[str]] = {}
+    units: dict[str, set[str | None]] = {}
     for record in prepare(tmp_path, eval_share=0, held_out_share=0.5, task="i2i"):
         splits.setdefault(record.metadata["of"], set()).add(record.split)
-    assert len(splits) == 20
+        units.setdefault(record.metadata["of"], set()).add(record.held_with)
+    assert len(splits) == len(units) == 20
+    assert len(set.union(*units.values())) == 20, "each unit names itself, and another than the others"
     assert all(len(own) == 1 for own in splits.values())
     assert {split for of, own in splits.items() if of.endswith("png") for split in own} == {"train", "held_out"}
     assert {split for of, own in splits.items() if of.startswith("g") for split in own} == {"train", "held_out"}

@@ -44,8 +44,8 @@ def compare(
     """One entry per score (total, each reward, each part and ratio), split and sampler; None = undefined.
 
     ``difference`` is trained minus baseline over samples of the same prompt and seed, with a 95%
-    interval over prompts (see ``paired``). Raises ``UserError`` unless both hold exactly the same
-    samples and scores.
+    interval over what is held out together: a prompt, an image, a group (see ``paired``). Raises
+    ``UserError`` unless both hold exactly the same samples and scores.
     """
     pairs = join(baseline, trained)
     weights = trained.attrs["weights"]
@@ -58,8 +58,8 @@ def compare(
 
 
 def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
-    """One row per sample: the key, ``prompt``, ``source`` (relative to the baseline's folder, if there is one), and
-    every score, ``file`` and ``answer`` once with each suffix ``_baseline`` and ``_trained``.
+    """One row per sample: the key, ``prompt``, ``unit``, ``source`` (relative to the baseline's folder, if there is
+    one), and every score, ``file`` and ``answer`` once with each suffix ``_baseline`` and ``_trained``.
 
     The baseline's total is taken anew with the weights of the trained results: which module was trained decides
     them, and one baseline serves every module.
@@ -71,7 +71,7 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     keys = [list(frame[KEY].itertuples(index=False, name=None)) for frame in (baseline, trained)]
     _check_same("images (sampler, split, id, index, seed)", set(keys[0]), set(keys[1]))
     return baseline.merge(
-        trained.drop(columns=["prompt", "source"], errors="ignore"),
+        trained.drop(columns=["prompt", "unit", "source"], errors="ignore"),
         on=KEY,
         suffixes=("_baseline", "_trained"),
         validate="one_to_one",
@@ -101,7 +101,7 @@ def score_columns(scores: pd.DataFrame) -> dict[str, str]:
 
 def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[str, Any]:
     before, after = f"{column}_baseline", f"{column}_trained"
-    clusters = list(rows["id"])
+    clusters = _independent(rows)
     if column.startswith(NUMERATOR):
         first, second = ((rows[side], rows[side.replace(NUMERATOR, DENOMINATOR, 1)]) for side in (before, after))
         measured = paired_ratio_bootstrap(first, second, clusters, samples, seed)
@@ -109,6 +109,12 @@ def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[s
         measured = paired_bootstrap(rows[before], rows[after], clusters, samples, seed)
     # JSON knows no NaN
     return {key: None if math.isnan(value) else value for key, value in asdict(measured).items()}
+
+
+def _independent(rows: pd.DataFrame) -> list[str]:
+    """[n] the first id among the records that are held out together: queries about one image, edits of one kind."""
+    units = rows["unit"] if "unit" in rows else rows["id"]  # Scores of an older version have none.
+    return list(rows["id"].groupby(units).transform("min"))
 
 
 def _optimised(name: str, weights: Mapping[str, float]) -> bool:

@@ -103,11 +103,11 @@ def draw_and_score(
 ) -> pd.DataFrame:
     """Writes ``<sampler>/<id>_<index>.png`` and ``scores.parquet`` into ``folder``; returns the scores.
 
-    Columns: sampler, split, id, prompt, index, seed, file, total, reward/<name>, part/<reward>/<part>,
-    numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored. Where there are any: ``answer``, a
-    text sample's text, and ``source``, the images that were edited, relative to ``folder`` (a text's picture shows
-    its image already). ``facts`` (what the samples depend on) and the rewards' weights travel in
-    ``DataFrame.attrs``, which Parquet keeps. Samples of different samplers share their seeds.
+    Columns: sampler, split, id, prompt, unit (equal for records that are held out together), index, seed, file, total,
+    reward/<name>, part/<reward>/<part>, numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored.
+    Where there are any: ``answer``, a text sample's text, and ``source``, the images that were edited, relative to
+    ``folder`` (a text's picture shows its image already). ``facts`` (what the samples depend on) and the rewards'
+    weights travel in ``DataFrame.attrs``, which Parquet keeps. Samples of different samplers share their seeds.
     """
     from visual_grpo.evaluation.pictures import of_sample
 
@@ -174,6 +174,7 @@ def _rows(
                 "split": request.split,
                 "id": request.record.id,
                 "prompt": request.record.prompt,
+                "unit": request.record.held_with or request.record.id,
                 "index": request.index,
                 "seed": request.seed,
                 "file": f"{sampler}/{file_stem(request.record.id)}_{request.index}.png",

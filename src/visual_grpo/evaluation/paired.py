@@ -1,9 +1,9 @@
 """Paired differences of means, or of ratios of sums, with a bootstrap interval.
 
-Samples of one prompt (images, answers) resemble each other, so prompts (clusters), not samples, are drawn with
-replacement: the interval answers "what if other prompts had been used". Percentile intervals and
-resampling of whole sampling units: Efron & Tibshirani, An Introduction to the Bootstrap (1993),
-chapters 8 and 13.
+Samples of one prompt (images, answers) resemble each other, and so do prompts that are held out together, as queries
+about one image are. So clusters of them, not samples, are drawn with replacement: the interval answers "what if other
+prompts had been used". Percentile intervals and resampling of whole sampling units: Efron & Tibshirani, An
+Introduction to the Bootstrap (1993), chapters 8 and 13.
 """
 
 from __future__ import annotations

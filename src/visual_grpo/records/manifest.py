@@ -22,6 +22,8 @@ REPORT_KEY = b"visual_grpo.data_report"
 def schema() -> pa.Schema:
     """The columns; paths are relative to the manifest's folder, sha256 sums are 64 hex digits.
 
+    ``held_with`` is the sha256 of what a record is held out by, see `split.held_out_by`.
+
     ``width`` and ``height`` are those of the prepared images, ``original_*`` those of the target as it
     was found, upright; both are null without a target.
     """
@@ -33,6 +35,7 @@ def schema() -> pa.Schema:
             pa.field("id", text, nullable=False),
             pa.field("prompt", text, nullable=False),
             pa.field("split", text, nullable=False),
+            pa.field("held_with", text),
             pa.field("target_image", text),
             pa.field("source_images", texts),
             pa.field("metadata", text),

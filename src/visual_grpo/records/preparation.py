@@ -6,6 +6,7 @@ the ids seen so far are 16-byte digests in a temporary SQLite file (`on_disk`).
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -111,7 +112,8 @@ class Preparation:
             names.add(image.name)
         sums = [source.original_sha256 for source in sources]
         prompt = None if self._is_segmentation else record.prompt
-        split = self._splitter(record.id, held_out_by(prompt, record.group, sums))
+        shared = held_out_by(prompt, record.group, sums)
+        split = self._splitter(record.id, shared)
         report.accept(
             split=split,
             prompt=record.prompt,
@@ -123,6 +125,7 @@ class Preparation:
             "id": record.id,
             "prompt": record.prompt,
             "split": split,
+            "held_with": hashlib.sha256(shared.encode()).hexdigest(),
             "metadata": record.metadata,
             **({} if target is None else _target_columns(target)),
             "width": self._config.width if images else None,

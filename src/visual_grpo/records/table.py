@@ -134,4 +134,5 @@ class RecordTable(Sequence[PromptRecord]):
             target_image=None if target is None else folder / target,
             source_images=tuple(folder / source for source in row["source_images"] or ()),
             metadata=json.loads(row["metadata"] or "{}"),
+            held_with=row.get("held_with"),  # A manifest of an older version has none.
         )
