@@ -6,21 +6,19 @@ The samples are decoded from those very tokens by the DiT as it is. Shapes: B ro
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
 from visual_grpo.config import SamplerConfig
-from visual_grpo.grpo.losses import k3_kl
+from visual_grpo.policies.adapted import TokenPolicy
 from visual_grpo.policies.glm_image import SEED_RANGE, GlmImage
 from visual_grpo.policies.token_model import SampledTokens, TokenTrajectory
-from visual_grpo.types import PromptRecord, ReplayChunk, Rollout, Sample
+from visual_grpo.types import PromptRecord, Rollout, Sample
 
 
-class GlmImageArPolicy:
+class GlmImageArPolicy(TokenPolicy[TokenTrajectory]):
     """Satisfies ``types.Policy[TokenTrajectory]``."""
 
     def __init__(self, image: GlmImage, sampler: SamplerConfig, *, kl_reference: bool = False) -> None:
@@ -30,14 +28,10 @@ class GlmImageArPolicy:
             sampler: how training samples are drawn; no top-p or top-k.
             kl_reference: keep the reference's log-probs with every rollout, for a KL penalty.
         """
-        self.image, self.sampler, self.kl_reference = image, sampler, kl_reference
-        self.adapter = image.adapters["ar"]
-        self.checkpointing = image.config.gradient_checkpointing
-        if self.checkpointing:
-            # use_reentrant=False: a reentrant checkpoint drops the gradient when its input needs none.
-            image.pipeline.vision_language_encoder.activation_checkpointing_enable(
-                activation_checkpointing_kwargs={"use_reentrant": False}
-            )
+        super().__init__(
+            image.pipeline.vision_language_encoder, image.adapters["ar"], image.tokens, sampler, image.config
+        )
+        self.image, self.kl_reference = image, kl_reference
 
     @torch.no_grad()
     def rollout(
@@ -84,37 +78,3 @@ class GlmImageArPolicy:
             mask=torch.ones(tokens.shape, dtype=torch.bool),
             stats={"entropy": float(sampled.entropy.mean()), "speed/tokens_per_second": speed, **stats},
         )
-
-    def replay(self, trajectory: TokenTrajectory, rows: Tensor) -> Iterator[ReplayChunk]:
-        """One chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
-        log_probs = self._log_probs(trajectory, rows)
-        kl = None
-        if trajectory.reference_log_probs is not None:
-            kl = k3_kl(log_probs, trajectory.reference_log_probs[rows])
-        yield ReplayChunk(steps=slice(0, log_probs.shape[1]), log_probs=log_probs, kl=kl)
-
-    def trainable_parameters(self) -> list[nn.Parameter]:
-        return self.adapter.parameters()
-
-    def adapter_state_dict(self) -> dict[str, Tensor]:
-        return self.adapter.state()
-
-    def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.adapter.load_state(state)
-
-    def save_adapter(self, folder: Path | str) -> None:
-        """In the format that ``PeftModel.from_pretrained`` reads."""
-        self.adapter.save(folder)
-
-    @torch.no_grad()
-    def reference_log_probs(self, trajectory: TokenTrajectory) -> Tensor:
-        """[B, T] float32 with the adapter switched off."""
-        with self.adapter.disabled():
-            batches = torch.arange(len(trajectory.tokens)).split(self.image.config.rollout_batch)
-            return torch.cat([self._log_probs(trajectory, rows) for rows in batches])
-
-    def _log_probs(self, trajectory: TokenTrajectory, rows: Tensor) -> Tensor:
-        # No module has dropout, so the mode changes nothing else: checkpointing is active only in training mode.
-        self.image.pipeline.vision_language_encoder.train(self.checkpointing)
-        temperature = self.sampler.temperature
-        return self.image.tokens.log_probs(trajectory, rows, 1.0 if temperature is None else temperature)

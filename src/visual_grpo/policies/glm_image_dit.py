@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from visual_grpo.config import SamplerConfig
 from visual_grpo.errors import UserError
+from visual_grpo.policies.adapted import AdapterPolicy
 from visual_grpo.policies.denoiser import Conditions, Schedule
 from visual_grpo.policies.flow_sde import log_prob, normalised_log_ratio, transition_kl
 from visual_grpo.policies.glm_image import SEED_RANGE, GlmImage, Twins
@@ -48,7 +48,7 @@ class FlowTrajectory:
     """[B, S, C, h, w] under the adapter-disabled model; None without a KL penalty."""
 
 
-class GlmImageDitPolicy:
+class GlmImageDitPolicy(AdapterPolicy):
     """Satisfies ``types.Policy[FlowTrajectory]``."""
 
     def __init__(
@@ -66,8 +66,8 @@ class GlmImageDitPolicy:
             token_sampler: how the AR module draws the tokens of each prompt, once per group.
             kl_reference: keep the reference's transitions with every rollout, for a KL penalty.
         """
+        super().__init__(image.adapters["dit"])
         self.image, self.sampler, self.token_sampler, self.kl_reference = image, sampler, token_sampler, kl_reference
-        self.adapter = image.adapters["dit"]
         if image.config.gradient_checkpointing:
             image.pipeline.transformer.enable_gradient_checkpointing()
 
@@ -148,19 +148,6 @@ class GlmImageDitPolicy:
             if trajectory.reference_means is not None:
                 kl = transition_kl(mean, trajectory.reference_means[rows, column], std)[:, None].cpu()
             yield ReplayChunk(steps=slice(column, column + 1), log_probs=log_probs[:, None].cpu(), kl=kl)
-
-    def trainable_parameters(self) -> list[nn.Parameter]:
-        return self.adapter.parameters()
-
-    def adapter_state_dict(self) -> dict[str, Tensor]:
-        return self.adapter.state()
-
-    def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.adapter.load_state(state)
-
-    def save_adapter(self, folder: Path | str) -> None:
-        """In the format that ``transformer.load_lora_adapter(folder, prefix=None)`` reads."""
-        self.adapter.save(folder)
 
     @torch.no_grad()
     def reference_means(self, trajectory: FlowTrajectory) -> Tensor:

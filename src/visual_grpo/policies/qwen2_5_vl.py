@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from visual_grpo.bars import hidden_bars
 from visual_grpo.config import ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
-from visual_grpo.grpo.losses import k3_kl
 from visual_grpo.policies import lora
+from visual_grpo.policies.adapted import TokenPolicy
 from visual_grpo.policies.answer_model import AnswerModel, AnswerTrajectory, SampledAnswers
 from visual_grpo.policies.glm_image import SEED_RANGE
 from visual_grpo.policies.lora import Adapter, PeftAdapter
 from visual_grpo.policies.pipeline import check_model_path
 from visual_grpo.policies.tokens import TokenSampler
 from visual_grpo.pretrained import resolve_device
-from visual_grpo.types import PromptRecord, ReplayChunk, Rollout, Sample
+from visual_grpo.types import PromptRecord, Rollout, Sample
 
 if TYPE_CHECKING:
     from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
@@ -123,7 +123,7 @@ class QwenVl:
         return TokenSampler(temperature=temperature or 1.0, top_p=top_p or 1.0, top_k=top_k)
 
 
-class QwenVlPolicy:
+class QwenVlPolicy(TokenPolicy[AnswerTrajectory]):
     """Satisfies ``types.Policy[AnswerTrajectory]``."""
 
     def __init__(self, qwen: QwenVl, sampler: SamplerConfig, *, kl_reference: bool = False) -> None:
@@ -133,12 +133,8 @@ class QwenVlPolicy:
             sampler: how training samples are drawn; no top-p or top-k.
             kl_reference: keep the reference's log-probs with every rollout, for a KL penalty.
         """
-        self.qwen, self.sampler, self.kl_reference = qwen, sampler, kl_reference
-        self.adapter = qwen.attached
-        self.checkpointing = qwen.config.gradient_checkpointing
-        if self.checkpointing:
-            # use_reentrant=False: a reentrant checkpoint drops the gradient when its input needs none.
-            qwen.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        super().__init__(qwen.model, qwen.attached, qwen.answers, sampler, qwen.config)
+        self.qwen, self.kl_reference = qwen, kl_reference
 
     @torch.no_grad()
     def rollout(
@@ -167,36 +163,3 @@ class QwenVlPolicy:
                 "speed/tokens_per_second": float(counted / seconds),
             },
         )
-
-    def replay(self, trajectory: AnswerTrajectory, rows: Tensor) -> Iterator[ReplayChunk]:
-        """One chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
-        log_probs = self._log_probs(trajectory, rows)
-        kl = None
-        if trajectory.reference_log_probs is not None:
-            kl = k3_kl(log_probs, trajectory.reference_log_probs[rows])
-        yield ReplayChunk(steps=slice(0, log_probs.shape[1]), log_probs=log_probs, kl=kl)
-
-    def trainable_parameters(self) -> list[nn.Parameter]:
-        return self.adapter.parameters()
-
-    def adapter_state_dict(self) -> dict[str, Tensor]:
-        return self.adapter.state()
-
-    def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.adapter.load_state(state)
-
-    def save_adapter(self, folder: Path | str) -> None:
-        """In the format that ``PeftModel.from_pretrained`` reads."""
-        self.adapter.save(folder)
-
-    @torch.no_grad()
-    def reference_log_probs(self, trajectory: AnswerTrajectory) -> Tensor:
-        """[B, T] float32 with the adapter switched off."""
-        with self.adapter.disabled():
-            batches = torch.arange(len(trajectory.tokens)).split(self.qwen.config.rollout_batch)
-            return torch.cat([self._log_probs(trajectory, rows) for rows in batches])
-
-    def _log_probs(self, trajectory: AnswerTrajectory, rows: Tensor) -> Tensor:
-        # No module has dropout, so the mode changes nothing else: checkpointing is active only in training mode.
-        self.qwen.model.train(self.checkpointing)
-        return self.qwen.answers.log_probs(trajectory, rows, self.sampler.temperature or 1.0)
