@@ -58,7 +58,7 @@ def test_what_is_held_out_together_is_drawn_together() -> None:
     together = compare(
         *(frame.assign(unit=frame["id"].map(units)) for frame in (before, after)), bootstrap_samples=2000, seed=0
     )[0]
-    assert (apart["prompts"], together["prompts"]) == (3, 2)
+    assert [(entry["prompts"], entry["units"]) for entry in (apart, together)] == [(3, 3), (3, 2)]
     assert together["difference"] == apart["difference"]
     # Means of the three: 1, 1, -0.5. Drawn apart, three times the last may come; together it never comes alone.
     assert (apart["ci_low"], together["ci_low"]) == (-0.5, 0.25)

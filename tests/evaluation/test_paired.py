@@ -11,7 +11,7 @@ NAN = float("nan")
 
 def test_means_difference_and_win_rate_by_hand() -> None:
     found = paired_bootstrap([1, 2, 3, 4], [2, 2, 2, 6], ["a", "a", "b", "c"], samples=200, seed=0)
-    assert (found.prompts, found.images, found.unscored) == (3, 4, 0)
+    assert (found.units, found.images, found.unscored) == (3, 4, 0)
     assert (found.baseline_mean, found.trained_mean, found.difference) == (2.5, 3.0, 0.5)
     assert found.win_rate == (1 + 0.5 + 0 + 1) / 4
 
@@ -23,7 +23,7 @@ def test_ties_count_half_and_a_constant_difference_has_no_width() -> None:
 
 def test_a_pair_counts_only_if_both_images_are_scored() -> None:
     found = paired_bootstrap([1, NAN, 5, 2], [2, 9, NAN, 2], ["a", "b", "c", "d"], samples=200, seed=0)
-    assert (found.prompts, found.images, found.unscored) == (2, 2, 2)
+    assert (found.units, found.images, found.unscored) == (2, 2, 2)
     assert (found.baseline_mean, found.trained_mean, found.difference) == (1.5, 2.0, 0.5)
 
 
@@ -102,7 +102,7 @@ def test_a_ratio_is_the_sum_of_numerators_over_the_sum_of_denominators() -> None
     before = ([1, 1, 2], [2, 4, 10])
     after = ([2, 1, 8], [2, 5, 10])
     found = paired_ratio_bootstrap(before, after, ["a", "a", "b"], samples=200, seed=0)
-    assert (found.prompts, found.images, found.unscored) == (2, 3, 0)
+    assert (found.units, found.images, found.unscored) == (2, 3, 0)
     assert found.baseline_mean == 4 / 16
     assert found.trained_mean == 11 / 17
     assert found.difference == 11 / 17 - 4 / 16

@@ -96,12 +96,13 @@ def test_the_main_view_is_held_out_at_the_stock_sampler() -> None:
 def test_a_sentence_says_the_numbers_and_what_is_undefined() -> None:
     entry = {
         "name": "total", "split": "held_out", "sampler": "stock", "baseline_mean": 0.5, "trained_mean": 0.75,
-        "difference": 0.25, "ci_low": 0.1, "ci_high": 0.4, "win_rate": 0.625, "images": 8, "prompts": 4,
+        "difference": 0.25, "ci_low": 0.1, "ci_high": 0.4, "win_rate": 0.625, "images": 8, "prompts": 4, "units": 4,
     }  # fmt: skip
     assert sentence(entry) == (
         "total, held-out prompts, stock sampler: 0.500 before, 0.750 after training, difference +0.250"
         " [+0.100, +0.400]; the trained sample wins 62% of 8 pairs (4 prompts)."
     )
+    assert sentence(entry | {"units": 3}).endswith("of 8 pairs (4 prompts in 3 groups).")
     assert "[" not in sentence(entry | {"ci_low": None, "ci_high": None})
     assert sentence(entry | {"difference": None}) == "total: no pair of samples could be scored."
 

@@ -107,8 +107,9 @@ def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[s
         measured = paired_ratio_bootstrap(first, second, clusters, samples, seed)
     else:
         measured = paired_bootstrap(rows[before], rows[after], clusters, samples, seed)
+    prompts = rows["id"][rows[[before, after]].notna().all(axis=1)].nunique()
     # JSON knows no NaN
-    return {key: None if math.isnan(value) else value for key, value in asdict(measured).items()}
+    return {"prompts": prompts} | {key: None if math.isnan(value) else value for key, value in asdict(measured).items()}
 
 
 def _independent(rows: pd.DataFrame) -> list[str]:

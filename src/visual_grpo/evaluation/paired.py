@@ -24,7 +24,8 @@ Values = NDArray[np.float64]
 class PairedDifference:
     """Trained minus baseline over the pairs where both samples were scored; NaN where undefined."""
 
-    prompts: int
+    units: int
+    """Clusters that count."""
     images: int
     """Pairs that count."""
     unscored: int
@@ -33,7 +34,7 @@ class PairedDifference:
     trained_mean: float
     difference: float
     ci_low: float
-    """95% interval of ``difference``; NaN below two prompts, which say nothing of other prompts."""
+    """95% interval of ``difference``; NaN below two units: one says nothing of others."""
     ci_high: float
     win_rate: float
     """Share of pairs in which the trained sample scores higher; a tie counts one half."""
@@ -42,7 +43,7 @@ class PairedDifference:
 def paired_bootstrap(
     baseline: ArrayLike, trained: ArrayLike, clusters: Sequence[str], samples: int, seed: int
 ) -> PairedDifference:
-    """Compares ``baseline[i]`` with ``trained[i]``, sample ``i`` of prompt ``clusters[i]``.
+    """Compares ``baseline[i]`` with ``trained[i]``, sample ``i`` of unit ``clusters[i]``.
 
     ``baseline``, ``trained``: [n] scores, NaN = unscored. ``samples``: bootstrap replications.
     """
@@ -57,7 +58,7 @@ def paired_bootstrap(
     sums, counts = _sums(after - before, members), np.bincount(members)
     low, high = _interval(lambda drawn: (drawn @ sums) / (drawn @ counts), len(names), samples, seed)
     return PairedDifference(
-        prompts=len(names),
+        units=len(names),
         images=len(before),
         unscored=int((~scored).sum()),
         baseline_mean=_mean(before),
@@ -79,7 +80,7 @@ def paired_ratio_bootstrap(
     """Compares ratios of sums: sum of numerators over sum of denominators, as the cumulative IoU of masks.
 
     ``baseline``, ``trained``: numerators [n] and denominators [n] >= 0, NaN = unscored. ``baseline_mean`` and
-    ``trained_mean`` are the two ratios, the interval is of their difference over resampled prompts. A pair's win is
+    ``trained_mean`` are the two ratios, the interval is of their difference over resampled units. A pair's win is
     decided by its own two ratios; pairs without one (0 / 0) decide nothing.
     """
     columns = np.asarray([*baseline, *trained], dtype=np.float64)
@@ -100,7 +101,7 @@ def paired_ratio_bootstrap(
     totals = columns.sum(1)
     ratios = _quotient(totals[0::2], totals[1::2])
     return PairedDifference(
-        prompts=len(names),
+        units=len(names),
         images=columns.shape[1],
         unscored=int((~scored).sum()),
         baseline_mean=float(ratios[0]),

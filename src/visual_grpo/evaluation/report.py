@@ -85,8 +85,14 @@ def sentence(entry: Mapping[str, Any]) -> str:
         f"{entry['name']}, {entry['split'].replace('_', '-')} prompts, {entry['sampler']} sampler:"
         f" {entry['baseline_mean']:.3f} before, {entry['trained_mean']:.3f} after training,"
         f" difference {entry['difference']:+.3f}{interval}; the trained sample wins {entry['win_rate']:.0%} of"
-        f" {entry['images']} pairs ({entry['prompts']} prompts)."
+        f" {entry['images']} pairs ({extent(entry)})."
     )
+
+
+def extent(entry: Mapping[str, Any]) -> str:
+    """How many prompts an entry is made of, and how many independent units where those are fewer."""
+    prompts = f"{entry['prompts']} prompts"
+    return prompts if entry["units"] == entry["prompts"] else f"{prompts} in {entry['units']} groups"
 
 
 def _load(rows: pd.DataFrame, baseline: Path, trained: Path) -> list[pictures.Pair]:

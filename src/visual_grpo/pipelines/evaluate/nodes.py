@@ -61,6 +61,7 @@ def write_report(
 def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
     """Logs the evaluation to MLflow and prints baseline against trained."""
     from visual_grpo import console
+    from visual_grpo.evaluation.report import extent
     from visual_grpo.tracking import Tracker
 
     entries = evaluation["rewards"]
@@ -70,9 +71,11 @@ def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
     tracker.metrics(_metrics(entries), step=evaluation["training"]["steps"])
     for split in dict.fromkeys(entry["split"] for entry in entries):
         rows = [entry for entry in entries if entry["split"] == split]
-        prompts, images = (max(entry[count] for entry in rows) for count in ("prompts", "images"))
+        images = max(entry["images"] for entry in rows)
+        # What could not be scored leaves a score with fewer.
+        prompts = extent(max(rows, key=lambda entry: entry["prompts"]))
         console.table(
-            f"{split.replace('_', '-')}: {prompts} prompts, {images} samples per sampler (* optimised)",
+            f"{split.replace('_', '-')}: {prompts}, {images} samples per sampler (* optimised)",
             ["reward", "sampler", "baseline", "trained", "difference [95%]", "wins"],
             [_cells(entry) for entry in sorted(rows, key=lambda entry: names.index(entry["name"]))],
         )
