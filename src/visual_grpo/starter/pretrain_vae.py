@@ -13,7 +13,7 @@ from visual_grpo.starter.optimise import Report, minimise
 _CROPS = 8
 _CROP = 64
 _WHOLE_IMAGES = 3
-"""As many a step cost about what the crops of a step do."""
+"""A step: half again as many pixels of a 128 px image as its crops have."""
 _LATENT_PIXELS = 8
 """Pixels a side that one latent stands for; crops start at multiples of it."""
 _LATENT_NOISE = 0.08

@@ -29,7 +29,7 @@ def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     corpus = build_corpus(job.height, job.width, job.seed)
     vae = modules.build_vae(*corpus.size, job.seed)
     # Clean ink alone: decoded ghosts then break letters up instead of lying over them in grey.
-    # A crop of tiles and letters looks like the whole, to the group norms too.
+    # Crops alone: letters are judged here, not colours.
     pretrain_vae(
         vae,
         corpus.clean,
