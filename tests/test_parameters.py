@@ -63,7 +63,7 @@ def test_the_defaults_are_typed(defaults):
         ("policy.flow", {"sampler": "cps", "noise": 1.2}, "noise of the cps sampler is at most 1"),
         ("policy", {"component": "dit", "flow": {"window_start": 3}}, "must end before the last of"),
         ("policy", {"component": "both", "flow": {"window_steps": 4}}, "at most 3 steps, 0 to 2"),
-        ("policy.signal_check.rollouts", 1, "one rollout has nothing to be compared with"),
+        ("policy.signal_check.rollouts", 2, "at least 3, since fewer have no standard error"),
         ("sampling.stock.guidance_scale", 0.5, "should be greater than or equal to 1 (classifier-free guidance"),
         ("sampling.rollout.top_p", 0.9, "sampling.rollout must set temperature, top_p: 1"),
     ],

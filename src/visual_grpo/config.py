@@ -128,14 +128,14 @@ class FlowConfig(Strict):
 class SignalCheckConfig(Strict):
     """Whether the policy gradients of independent rollouts agree, before anything is trained."""
 
-    rollouts: int = Field(4, ge=0, description="independent rollouts a module; 0 = off")
+    rollouts: int = Field(4, ge=0, description="independent rollouts a module, at least 3; 0 = off")
     least_cosine: float = Field(0.03, description="mean cosine between their gradients below which the run stops")
 
     @field_validator("rollouts")
     @classmethod
-    def _a_pair_at_least(cls, rollouts: int) -> int:
-        if rollouts == 1:
-            raise ValueError("one rollout has nothing to be compared with; 0 switches the check off")
+    def _enough_for_an_error(cls, rollouts: int) -> int:
+        if rollouts in (1, 2):
+            raise ValueError("at least 3, since fewer have no standard error and chance would stop the run; 0 = off")
         return rollouts
 
 

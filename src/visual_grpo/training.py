@@ -17,7 +17,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.signal_check import Signal, check_signal, measure_signal
+from visual_grpo.grpo.signal_check import Signal, check_signal, describe, measure_signal
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.stopping import stop_request
 from visual_grpo.types import AdaptedModel, PromptRecord, Scorer, StepMetrics
@@ -172,7 +172,7 @@ class TrainingRun:
             return
         for module, trainer in self.trainer.modules.items():
             self.progress.signal[module] = measure_signal(trainer, self.train_prompts, check.rollouts)
-        shown = ", ".join(f"{module} {signal}" for module, signal in self.progress.signal.items())
+        shown = describe(self.progress.signal, check.least_cosine)
         callbacks.note(f"Signal check (cosine between policy gradients of {check.rollouts} rollouts): {shown}")
         check_signal(self.progress.signal, check.least_cosine)
 

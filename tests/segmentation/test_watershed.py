@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.segmentation.ordering import Case, assert_ordered
 from tests.segmentation.scenes import draw_scene, minimax
 from visual_grpo.errors import UserError
-from visual_grpo.segmentation.geometry import inner_points, ious
+from visual_grpo.segmentation.geometry import inner_points
 from visual_grpo.segmentation.segmenter import Point, PointPrompt
 from visual_grpo.segmentation.watershed import WatershedSegmenter
 
@@ -56,27 +57,19 @@ def test_two_points_in_one_flat_region_tie_and_ties_are_background() -> None:
 
 
 def test_a_negative_helps_where_it_is_right_and_hurts_in_the_object() -> None:
-    """The guide's four-way ordering: on the other part > anywhere >= none > inside the truth."""
     generator = torch.Generator().manual_seed(0)
-    segmenter = WatershedSegmenter()
-    found = []
-    for _ in range(48):
-        image, target, other = draw_scene(generator)
-        inside = tuple(inner_points(target, 1))
-        anywhere = torch.ones_like(target)
-        negatives: dict[str, list[list[Point]]] = {
-            "right": [inner_points(other, 1)],
-            "random": [[pick(anywhere, generator)] for _ in range(32)],
-            "none": [[]],
-            "wrong": [[pick(target, generator)] for _ in range(8)],
-        }
-        prompts = [PointPrompt(positives=inside, negatives=tuple(n)) for some in negatives.values() for n in some]
-        overlaps = ious(segmenter.masks(segmenter.embed(image), prompts), target)
-        found.append([part.mean().item() for part in overlaps.split([len(some) for some in negatives.values()])])
-    right, random, none, wrong = torch.tensor(found).mean(0).tolist()
-    assert right > random + 0.25
-    assert random > none
-    assert none > wrong + 0.2
+    cases = [
+        Case(
+            image,
+            target,
+            positives=tuple(inner_points(target, 1)),
+            right=inner_points(other, 1),
+            random=[pick(torch.ones_like(target), generator) for _ in range(32)],
+            wrong=[pick(target, generator) for _ in range(8)],
+        )
+        for image, target, other in (draw_scene(generator) for _ in range(48))
+    ]
+    assert_ordered(WatershedSegmenter(), cases)
 
 
 def test_an_edge_as_large_as_the_limit_is_not_crossed() -> None:

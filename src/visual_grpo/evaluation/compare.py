@@ -49,10 +49,11 @@ def compare(
     """
     pairs = join(baseline, trained)
     weights = trained.attrs["weights"]
+    groups = [(key, rows, _independent(rows)) for key, rows in pairs.groupby(["sampler", "split"], sort=False)]
     return [
         {"name": name, "split": split, "sampler": sampler, "optimised": _optimised(name, weights)}
-        | _measure(rows, column, bootstrap_samples, seed)
-        for (sampler, split), rows in pairs.groupby(["sampler", "split"], sort=False)
+        | _measure(rows, column, clusters, bootstrap_samples, seed)
+        for (sampler, split), rows, clusters in groups
         for column, name in score_columns(trained).items()
     ]
 
@@ -99,9 +100,8 @@ def score_columns(scores: pd.DataFrame) -> dict[str, str]:
     return dict(sorted(names.items(), key=lambda item: rewards.index(item[1].split("/")[0])))
 
 
-def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[str, Any]:
+def _measure(rows: pd.DataFrame, column: str, clusters: list[str], samples: int, seed: int) -> dict[str, Any]:
     before, after = f"{column}_baseline", f"{column}_trained"
-    clusters = _independent(rows)
     if column.startswith(NUMERATOR):
         first, second = ((rows[side], rows[side.replace(NUMERATOR, DENOMINATOR, 1)]) for side in (before, after))
         measured = paired_ratio_bootstrap(first, second, clusters, samples, seed)

@@ -48,6 +48,14 @@ class Signal:
     samples: int
     """Images of one rollout."""
 
+    def below(self, least: float) -> bool:
+        """Whether the cosine is less than ``least`` beyond two standard errors."""
+        return self.cosine + 2 * self.error < least
+
+    def above(self, least: float) -> bool:
+        """Whether the cosine is more than ``least`` beyond two standard errors."""
+        return self.cosine - 2 * self.error > least
+
     def __str__(self) -> str:
         return f"{self.cosine:.2f} +- {self.error:.2f}"
 
@@ -70,21 +78,28 @@ def measure_signal(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], r
 
 
 def mean_of_pairs(cosines: Tensor) -> tuple[float, float]:
-    """Mean of the off-diagonal of a symmetric [K, K], and its jackknife standard error; 0 for two rollouts."""
+    """Mean of the off-diagonal of a symmetric [K, K], K > 2, and its jackknife standard error."""
     count = len(cosines)
     off_diagonal = cosines - cosines.diag().diag()
     total = off_diagonal.sum()
     mean = float(total) / (count * (count - 1))
-    if count < 3:
-        return mean, 0.0
     without = (total - 2 * off_diagonal.sum(1)) / ((count - 1) * (count - 2))
     return mean, float((without - without.mean()).square().sum() * (count - 1) / count) ** 0.5
+
+
+def describe(signals: Mapping[str, Signal], least: float) -> str:
+    """One line: each module's cosine, and where so few rollouts cannot tell whether there is something to learn."""
+    shown = ", ".join(f"{module} {signal}" for module, signal in signals.items())
+    unclear = [module for module, s in signals.items() if not s.below(least) and not s.above(least)]
+    if unclear:
+        shown += f" (too few to tell for {', '.join(unclear)}: raise policy.signal_check.rollouts)"
+    return shown
 
 
 def check_signal(signals: Mapping[str, Signal], least: float) -> None:
     """Raises NoSignalError for the first module whose cosine is below ``least`` beyond two standard errors."""
     for module, signal in signals.items():
-        if signal.cosine + 2 * signal.error < least:
+        if signal.below(least):
             raise NoSignalError(
                 f"The signal check stopped the run before its first step: nothing to learn for the module {module!r}.\n"
                 f"  expected: a mean cosine of at least {least:g} between the gradients of independent rollouts\n"

@@ -73,13 +73,15 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """One answer's terms, and the counts that gIoU and cIoU are made of."""
+    """One answer's masks and terms."""
 
     answer: Answer | None
     """None = it cannot be used."""
     fault: str | None
     masks: Tensor
     """Bool [2, H, W]: without and with the negatives; empty masks for an answer that cannot be used."""
+    counts: tuple[tuple[int, int], tuple[int, int]]
+    """Pixels in the intersection and the union of either mask with the truth: gIoU and cIoU are made of them."""
     terms: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -130,13 +132,10 @@ class NegativePointsReward:
         rows_of: defaultdict[str, list[int]] = defaultdict(list)
         for row, record in enumerate(prompts):
             rows_of[record.id].append(row)
-        truths: dict[int, Tensor] = {}
         for rows in rows_of.values():
             seen, scene = self._look(prompts[rows[0]])
             judged |= zip(rows, self._judge(seen, scene, [samples[row] for row in rows]), strict=True)
-            truths |= dict.fromkeys(rows, scene.truth)
-        order = range(len(prompts))
-        return self._output([judged[row] for row in order], [truths[row] for row in order])
+        return self._output([judged[row] for row in range(len(prompts))])
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Refuses records without an image, box or points, which ``data.task=segmentation`` prepares."""
@@ -184,7 +183,7 @@ class NegativePointsReward:
         return [
             self._judged(scene, answer, next(negatives), next(masks))
             if isinstance(answer, Answer)
-            else Judgement(answer=None, fault=answer.fault, masks=torch.zeros(2, *scene.size, dtype=torch.bool))
+            else _unusable(answer, scene)
             for answer in parsed
         ]
 
@@ -202,31 +201,30 @@ class NegativePointsReward:
 
     def _judged(self, scene: Scene, answer: Answer, kept: tuple[Point, ...], masks: Tensor) -> Judgement:
         """``masks``: bool [3, H, W] of the answer without and with its negatives, of the truth's points with them."""
+        without, with_ = _counts(masks[0], scene.truth), _counts(masks[1], scene.truth)
         terms = {
-            "iou": _iou(masks[1], scene.truth),
-            "contrast": _iou(masks[2], scene.truth) - _iou(scene.alone, scene.truth),
+            "iou": _share(with_),
+            "contrast": _share(_counts(masks[2], scene.truth)) - _share(_counts(scene.alone, scene.truth)),
             "placement": point_terms.placement(answer.negatives, scene.confused, scene.truth),
             "number": point_terms.number(answer.negatives, kept),
             "format": 1.0,
             "box": point_terms.box_term(answer.box, scene.box, scene.size),
             "points": point_terms.points_term(answer.points, scene.points, scene.box, scene.size),
         }
-        return Judgement(answer=answer, fault=None, masks=masks[:2], terms=terms)
+        return Judgement(answer=answer, fault=None, masks=masks[:2], counts=(without, with_), terms=terms)
 
-    def _output(self, judged: Sequence[Judgement], truths: Sequence[Tensor]) -> RewardOutput:
+    def _output(self, judged: Sequence[Judgement]) -> RewardOutput:
         weights = self.weights.model_dump()
         # No usable answer can do worse than all its terms at their lowest.
         floor = -(weights["contrast"] + weights["placement"] + weights["number"])
         totals = [sum(weights[t] * j.terms[t] for t in TERMS) if j.answer else floor for j in judged]
         terms = {term: _column(j.terms.get(term, 0.0) for j in judged) for term in TERMS if term != "iou"}
-        without, with_ = (
-            [_counts(j.masks[side], truth) for j, truth in zip(judged, truths, strict=True)] for side in (0, 1)
-        )
+        without, with_ = ([judgement.counts[side] for judgement in judged] for side in (0, 1))
         return RewardOutput(
             values=_column(totals),
             parts={
-                "gIoU": _column(i / u for i, u in with_),
-                "gIoU_without": _column(i / u for i, u in without),
+                "gIoU": _column(map(_share, with_)),
+                "gIoU_without": _column(map(_share, without)),
                 **terms,
                 "truncated": _column(j.fault == "truncated" for j in judged),
                 "malformed": _column(j.fault in FAULTS[1:] for j in judged),
@@ -236,6 +234,12 @@ class NegativePointsReward:
                 "cIoU_without": (_column(i for i, _ in without), _column(u for _, u in without)),
             },
         )
+
+
+def _unusable(error: AnswerError, scene: Scene) -> Judgement:
+    empty = torch.zeros(2, *scene.size, dtype=torch.bool)
+    nothing = _counts(empty[0], scene.truth)
+    return Judgement(answer=None, fault=error.fault, masks=empty, counts=(nothing, nothing))
 
 
 def _prompts(answer: Answer, kept: tuple[Point, ...], scene: Scene) -> tuple[PointPrompt, PointPrompt, PointPrompt]:
@@ -249,9 +253,8 @@ def _counts(mask: Tensor, truth: Tensor) -> tuple[int, int]:
     return int((mask & truth).sum()), int((mask | truth).sum())
 
 
-def _iou(mask: Tensor, truth: Tensor) -> float:
-    both, either = _counts(mask, truth)
-    return both / either
+def _share(counts: tuple[int, int]) -> float:
+    return counts[0] / counts[1]
 
 
 def _column(values: Any) -> Tensor:
