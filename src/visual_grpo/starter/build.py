@@ -21,7 +21,7 @@ from visual_grpo.starter.whole_folder import digest_of, is_current, whole_folder
 from visual_grpo.starter.words.dataset import draw_words
 from visual_grpo.starter.words.world import VERSION as WORDS_VERSION
 
-_VERSION = 4
+_VERSION = 5
 """Raised when the same configuration gives other weights."""
 _SIDE_FACTS = "visual_grpo.json"
 

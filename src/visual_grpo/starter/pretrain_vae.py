@@ -21,6 +21,8 @@ _OBJECT_WEIGHT = 3.0
 """Most of a crop is background: without it colours come last, and a dull decoder caps what training can reach."""
 _TIE = 0.3
 _ENCODE_BATCH = 32
+_JUDGED = 64
+"""Images that a finished VAE is judged by."""
 
 
 def pretrain_vae(
@@ -56,6 +58,22 @@ def pretrain_vae(
     vae.eval().requires_grad_(False)
 
 
+@torch.no_grad()
+def colour_error(vae: AutoencoderKL, images: Tensor) -> float:
+    """Distance in RGB, 0..1, between the mean colours of the objects and of their reconstructions.
+
+    The mean over the worst fifth of some of ``images``, uint8 [N, 3, H, W], since it is one colour that comes out
+    dull. A pixel counts by its distance from the background.
+    """
+    pixels = to_model_range(images[:: -(-len(images) // _JUDGED)])
+    decoded = torch.cat(
+        [vae.decode(vae.encode(some).latent_dist.mode()).sample for some in pixels.split(_ENCODE_BATCH)]
+    )
+    weight = _from_background(pixels)
+    off = (weight * (decoded - pixels)).sum((2, 3)) / weight.sum((2, 3)).clamp(min=1e-6)
+    return float(off.norm(dim=1).topk(-(-len(pixels) // 5)).values.mean()) / 2
+
+
 def encode_normalised(vae: AutoencoderKL, images: Tensor) -> Tensor:
     """Latents of uint8 [N, 3, H, W] as float32 [N, channels, H/8, W/8] of mean 0 and std 1 per channel.
 
@@ -86,9 +104,14 @@ def to_model_range(images: Tensor) -> Tensor:
 
 def _object_weight(pixels: Tensor) -> Tensor:
     """[B, 1, h, w] of mean 1: the farther a pixel's colour is from the background's, the more it counts."""
-    background = (torch.tensor(BACKGROUND) / 127.5 - 1).view(1, 3, 1, 1)
-    weight = 1 + _OBJECT_WEIGHT * (pixels - background).square().sum(1, keepdim=True).sqrt()
+    weight = 1 + _OBJECT_WEIGHT * _from_background(pixels)
     return weight / weight.mean()
+
+
+def _from_background(pixels: Tensor) -> Tensor:
+    """[B, 1, h, w]: how far each pixel's colour is from the background's."""
+    background = (torch.tensor(BACKGROUND) / 127.5 - 1).view(1, 3, 1, 1)
+    return (pixels - background).square().sum(1, keepdim=True).sqrt()
 
 
 def _random_images(images: Tensor, generator: torch.Generator) -> Tensor:
