@@ -40,6 +40,9 @@ class Counter:
     def advance(self, n: int = 1, **fields: object) -> None:
         pass
 
+    def note(self, text: str) -> None:
+        raise AssertionError(text)
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:

@@ -31,6 +31,8 @@ class Bar(Protocol):
 
     def advance(self, n: int = 1, **fields: float | int | str) -> None: ...
 
+    def note(self, text: str) -> None: ...
+
 
 Progress = Callable[[str, int], AbstractContextManager[Bar]]
 """Opens a progress display with a description and the total number of steps."""
@@ -96,6 +98,8 @@ def _pretrain(
     with progress("Pretraining the base model", sum(steps.values())) as bar:
 
         def advance(module: str, done: int) -> None:
+            if done <= reached[module]:  # Only the VAE starts again, where its result is not good enough.
+                bar.note("The VAE dulls a colour: it is pretrained once more, from other weights")
             bar.advance(done - reached[module], **{module: f"{done / steps[module]:.0%}"})
             reached[module] = done
 
