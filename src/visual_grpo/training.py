@@ -17,7 +17,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.signal_check import Signal, check_signal, describe, measure_signal
+from visual_grpo.grpo.signal_check import Signal, check_signal, describe, least_cosine, measure_signal
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.stopping import stop_request
 from visual_grpo.types import AdaptedModel, PromptRecord, Scorer, StepMetrics
@@ -172,9 +172,10 @@ class TrainingRun:
             return
         for module, trainer in self.trainer.modules.items():
             self.progress.signal[module] = measure_signal(trainer, self.train_prompts, check.rollouts)
-        shown = describe(self.progress.signal, check.least_cosine)
+        least = least_cosine(self.config.grpo.steps) if check.least_cosine is None else check.least_cosine
+        shown = describe(self.progress.signal, least)
         callbacks.note(f"Signal check (cosine between policy gradients of {check.rollouts} rollouts): {shown}")
-        check_signal(self.progress.signal, check.least_cosine)
+        check_signal(self.progress.signal, least)
 
     def _checkpoint(self) -> Path | None:
         return checkpoint.latest_checkpoint(self.folder) if self.config.resume == "auto" else None

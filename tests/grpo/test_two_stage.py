@@ -11,7 +11,15 @@ import torch
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.metrics import reproducible
-from visual_grpo.grpo.signal_check import NoSignalError, Signal, check_signal, describe, mean_of_pairs, measure_signal
+from visual_grpo.grpo.signal_check import (
+    NoSignalError,
+    Signal,
+    check_signal,
+    describe,
+    least_cosine,
+    mean_of_pairs,
+    measure_signal,
+)
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer, averaged, reweighted
 from visual_grpo.types import JointRollout, PromptRecord, Rollout, Scores
@@ -206,10 +214,21 @@ def test_a_few_rollouts_that_disagree_by_chance_do_not_stop_a_run() -> None:
         check_signal({"ar": Signal(cosine=0.01, error=0.005, samples=64)}, 0.03)
 
 
+def test_at_the_least_cosine_half_of_all_steps_sum_is_signal() -> None:
+    steps, width = 60, 20_000
+    generator = torch.Generator().manual_seed(0)
+    common = torch.nn.functional.normalize(torch.randn(width, generator=generator), dim=0)
+    noise = torch.nn.functional.normalize(torch.randn(steps, width, generator=generator))
+    cosine = least_cosine(steps)
+    total = (math.sqrt(cosine) * common + math.sqrt(1 - cosine) * noise).sum(0)
+    share = float(total @ common) ** 2 / float(total @ total)
+    assert share == pytest.approx(0.5, abs=0.02)
+
+
 def test_what_too_few_rollouts_cannot_tell_is_said() -> None:
     sure, unsure = Signal(cosine=0.14, error=0.05, samples=64), Signal(cosine=0.12, error=0.05, samples=64)
-    assert describe({"ar": sure}, 0.03) == "ar 0.14 +- 0.05"
-    said = "ar 0.14 +- 0.05, dit 0.12 +- 0.05 (too few to tell for dit: raise policy.signal_check.rollouts)"
+    assert describe({"ar": sure}, 0.03) == "ar 0.140 +- 0.050"
+    said = "ar 0.140 +- 0.050, dit 0.120 +- 0.050 (too few to tell for dit: raise policy.signal_check.rollouts)"
     assert describe({"ar": sure, "dit": unsure}, 0.03) == said
 
 

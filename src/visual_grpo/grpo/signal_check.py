@@ -57,7 +57,7 @@ class Signal:
         return self.cosine - 2 * self.error > least
 
     def __str__(self) -> str:
-        return f"{self.cosine:.2f} +- {self.error:.2f}"
+        return f"{self.cosine:.3f} +- {self.error:.3f}"
 
 
 def measure_signal(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], rollouts: int) -> Signal:
@@ -87,6 +87,15 @@ def mean_of_pairs(cosines: Tensor) -> tuple[float, float]:
     return mean, float((without - without.mean()).square().sum() * (count - 1) / count) ** 0.5
 
 
+def least_cosine(steps: int) -> float:
+    """The cosine c below which even the sum of all steps' gradients is more noise than signal.
+
+    Of the squared norm of n gradients' sum the part they have in common is n c / (1 + (n - 1) c), a half at
+    c = 1 / (n + 1). So a long run learns from less: .01 was enough for 360 steps.
+    """
+    return 1 / (steps + 1)
+
+
 def describe(signals: Mapping[str, Signal], least: float) -> str:
     """One line: each module's cosine, and where so few rollouts cannot tell whether there is something to learn."""
     shown = ", ".join(f"{module} {signal}" for module, signal in signals.items())
@@ -102,7 +111,7 @@ def check_signal(signals: Mapping[str, Signal], least: float) -> None:
         if signal.below(least):
             raise NoSignalError(
                 f"The signal check stopped the run before its first step: nothing to learn for the module {module!r}.\n"
-                f"  expected: a mean cosine of at least {least:g} between the gradients of independent rollouts\n"
+                f"  expected: a mean cosine of at least {least:.2g} between the gradients of independent rollouts\n"
                 f"  measured: {signal} ({signal.samples} samples a rollout)\n"
                 "Near 0 the reward cannot see what this module varies, and training would be a random walk.\n"
                 f"What to change: {_ADVICE.get(module, 'the reward, or what the policy varies')}.\n"
