@@ -91,7 +91,7 @@ def least_cosine(steps: int) -> float:
     """The cosine c below which even the sum of all steps' gradients is more noise than signal.
 
     Of the squared norm of n gradients' sum the part they have in common is n c / (1 + (n - 1) c), a half at
-    c = 1 / (n + 1). So a long run learns from less: .01 was enough for 360 steps.
+    c = 1 / (n + 1). So a long run learns from less: .01 was enough for the 360 steps of the negative points.
     """
     return 1 / (steps + 1)
 
