@@ -23,7 +23,7 @@ from phases import Seconds, medians, phase, phases_of_methods
 from rich.console import Console
 from rich.table import Table
 
-from visual_grpo import components
+from visual_grpo import components, quiet
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.order import PromptOrder
@@ -38,6 +38,7 @@ CONF = Path(__file__).parents[1] / "conf" / "base" / "parameters.yml"
 
 
 def main() -> None:
+    quiet.install()
     arguments = _arguments()
     config = _config(arguments.module, arguments.model)
     image = components.build_model(config, arguments.model)
