@@ -28,7 +28,9 @@ class DataConfig(Strict):
     """Where the records are and how they are prepared."""
 
     path: str = Field(description="folder with records, or a records.jsonl / prompts.txt / metadata file")
-    layout: Literal["auto", "records", "prompts", "image_folder", "captions", "seg_zero"] = "auto"
+    layout: Literal["auto", "records", "prompts", "image_folder", "captions", "seg_zero"] = Field(
+        "auto", description="how path is read; auto = the first that fits"
+    )
     task: Task = Field(
         "t2i",
         description="t2i: prompts; i2i: edits, each record with a source image or several; mixed: both;"
@@ -60,9 +62,9 @@ class StarterConfig(Strict):
     dataset: str = Field("data/01_raw/shapes", description="folder that the drawn dataset is written to")
     model: str = Field("data/06_models/base", description="folder that the pretrained pipeline is written to")
     records_per_prompt: int = Field(ge=1, description="records drawn of each of 150 objects, 256 words or 8 queries")
-    vae_steps: int = Field(ge=1)
-    dit_steps: int = Field(ge=1)
-    ar_steps: int = Field(ge=1, description="steps for each kind of record: data.task mixed takes twice as many")
+    vae_steps: int = Field(ge=1, description="optimiser steps of the VAE, of each attempt")
+    dit_steps: int = Field(ge=1, description="optimiser steps of the DiT")
+    ar_steps: int = Field(ge=1, description="optimiser steps for each kind of record: mixed takes twice as many")
     vl_steps: int = Field(1000, ge=1, description="world scenes: steps of the small Qwen2.5-VL")
     processes: int = Field(2, ge=1, le=2, description="halves of the pretraining that run at a time, a core each")
 
@@ -71,14 +73,14 @@ class ModelConfig(Strict):
     """Which GLM-Image pipeline, and how it is held in memory."""
 
     path: str | None = Field(None, description="folder or hub id of a GlmImagePipeline; null = the starter's")
-    dtype: Dtype = "float32"
+    dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     threads: int = Field(1, ge=1, description="CPU threads of torch; another number rounds differently")
 
 
 class LoraParams(Strict):
-    rank: int = Field(8, ge=1)
-    alpha: int = Field(16, ge=1)
+    rank: int = Field(8, ge=1, description="of the two matrices added to each target")
+    alpha: int = Field(16, ge=1, description="their product is scaled by alpha / rank")
     target_modules: str | list[str] | None = Field(
         None, description="peft's target_modules; null = the attention and MLP matrices of the policy's module"
     )
@@ -153,7 +155,7 @@ class PolicyConfig(Strict):
     flow: FlowConfig = FlowConfig()
     vl: VlConfig = VlConfig()
     signal_check: SignalCheckConfig = SignalCheckConfig()
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = Field(False, description="recompute activations backward: less memory, more time")
     share_prefix: bool = Field(True, description="run each prompt once per group; off under gradient checkpointing")
     share_start_noise: bool = Field(True, description="one start noise of the decoder per prompt")
     denoise_batch: int = Field(64, ge=1, description="images denoised by the DiT at a time")
@@ -223,18 +225,24 @@ class DitGRPOConfig(Strict):
 class GRPOConfig(Strict):
     """The algorithm. Token clips are about 0.2 in units of the probability ratio."""
 
-    loss: Literal["grpo", "dr_grpo", "dapo", "gspo"] = "grpo"
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo"] = Field(
+        "grpo", description="ratio, aggregation and default clips; see grpo/losses.py"
+    )
     steps: int = Field(ge=1, description="rollouts; each is followed by updates_per_rollout updates")
-    prompts_per_step: int = Field(ge=1)
+    prompts_per_step: int = Field(ge=1, description="prompts of a rollout, a group of samples each")
     group_size: int = Field(ge=1, description="samples of each prompt")
-    updates_per_rollout: int = Field(1, ge=1)
+    updates_per_rollout: int = Field(1, ge=1, description="optimiser updates on the same samples; 1 = on-policy")
     micro_batch_size: int | None = Field(None, ge=1, description="rows per backward pass; null = all at once")
-    learning_rate: float = Field(gt=0)
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
-    weight_decay: float = Field(0.0, ge=0)
+    learning_rate: float = Field(gt=0, description="of AdamW, before warm-up and schedule")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.99), description="of AdamW"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     warmup_steps: int = Field(0, ge=0, description="optimiser updates of linear warm-up")
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    max_grad_norm: float = Field(1.0, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="learning rate after warm-up; linear and cosine fall to 0"
+    )
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
     clip_low: float | None = Field(
         None, gt=0, lt=1, description="ratio is clipped below at 1 - clip_low; null = the loss's own (grpo 0.2)"
     )
@@ -248,7 +256,7 @@ class GRPOConfig(Strict):
         None, description="what advantages are divided by; null = the loss's own (dr_grpo none, else group)"
     )
     advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
-    advantage_clip: float = Field(5.0, gt=0)
+    advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")
     combine: Literal["sum", "gdpo"] = Field("sum", description="gdpo: normalise each reward before the weighted sum")
     max_refills: int = Field(0, ge=0, description="dapo: further rollouts to replace zero-variance groups")
     ratio_tolerance: float | None = Field(
@@ -270,22 +278,26 @@ class EvaluationConfig(Strict):
     images_per_prompt: int = Field(ge=1, description="images of each eval and held-out prompt in baseline and evaluate")
     max_prompts: int | None = Field(None, ge=1, description="at most so many prompts of each split; null = all")
     batch_size: int = Field(32, ge=1, description="images generated at a time")
-    bootstrap_samples: int = Field(5000, ge=100)
-    adapter: Literal["best", "last"] = "best"
+    bootstrap_samples: int = Field(5000, ge=100, description="resamples of the prompts behind each interval")
+    adapter: Literal["best", "last"] = Field(
+        "best", description="the adapter of a run: best on eval prompts while training, or that of the last step"
+    )
 
 
 class TrackingConfig(Strict):
     checkpoints: str = Field("data/06_models/checkpoints", description="folder of the checkpoints")
     checkpoint_every: int = Field(10, ge=1, description="training steps between checkpoints")
     images_every: int = Field(10, ge=0, description="training steps between sample grids; 0 = none")
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(2, ge=1, description="the newest ones; older ones are deleted")
 
 
 class Parameters(Strict):
     """The whole parameter tree."""
 
-    seed: int = Field(ge=0, lt=2**31)
-    resume: Literal["auto", "never"] = "never"
+    seed: int = Field(ge=0, lt=2**31, description="of every draw: starter, split, rollouts, intervals")
+    resume: Literal["auto", "never"] = Field(
+        "never", description="auto: go on from the newest checkpoint, in its MLflow run; never: start at step 1"
+    )
     data: DataConfig
     starter: StarterConfig
     model: ModelConfig
