@@ -2,6 +2,9 @@
 
 Where a reward cannot see what a policy varies, each rollout's gradient is noise: the cosine between two of them is
 about 0, training is a random walk, and no learning rate mends that. Where there is something to learn it is well above.
+
+The cosine is taken of the gradients as AdamW scales them. Without that a few elements decide it: of the gradient of the
+small token generator on edits, half the energy can be in 5 of 55,296 elements, whose sign is that of chance.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from visual_grpo.types import PromptRecord
 
 _SEED_OFFSET = 7_919
 """The check's rollouts are other ones than the training's."""
+_ADAM_EPSILON = 1e-8
+"""AdamW's: it hardly moves an element whose gradient is smaller."""
 
 _ADVICE = {
     "ar": (
@@ -70,11 +75,20 @@ def measure_signal(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], r
     gradients = []
     for _ in range(rollouts):
         chosen = [prompts[i] for i in order.draw(trainer.config.prompts_per_step)]
-        gradient = trainer.policy_gradient(chosen, generator)
-        gradients.append(gradient / gradient.norm().clamp(min=1e-30))
-    stacked = torch.stack(gradients)
-    cosine, error = mean_of_pairs(stacked @ stacked.t())
+        gradients.append(trainer.policy_gradient(chosen, generator))
+    cosine, error = mean_of_pairs(update_cosines(torch.stack(gradients)))
     return Signal(cosine=cosine, error=error, samples=trainer.config.prompts_per_step * trainer.config.group_size)
+
+
+def update_cosines(gradients: Tensor) -> Tensor:
+    """[K, K] cosines between K gradients, [K, N], with every element in units of its root mean square over the K.
+
+    So AdamW scales its updates (arXiv 1412.6980, algorithm 1). The expected cosine of noise stays 0: where an element
+    is as likely as its negative, so is the scaled one. The cosine with a gradient that vanishes is 0.
+    """
+    scaled = gradients / (gradients.square().mean(0).sqrt() + _ADAM_EPSILON)
+    directions = scaled / scaled.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    return directions @ directions.t()
 
 
 def mean_of_pairs(cosines: Tensor) -> tuple[float, float]:
@@ -88,10 +102,10 @@ def mean_of_pairs(cosines: Tensor) -> tuple[float, float]:
 
 
 def least_cosine(steps: int) -> float:
-    """The cosine c below which even the sum of all steps' gradients is more noise than signal.
+    """The cosine c below which even the sum of all steps' updates is more noise than signal.
 
-    Of the squared norm of n gradients' sum the part they have in common is n c / (1 + (n - 1) c), a half at
-    c = 1 / (n + 1). So a long run learns from less: .01 was enough for the 360 steps of the negative points.
+    Of the squared norm of n updates' sum the part they have in common is n c / (1 + (n - 1) c), a half at
+    c = 1 / (n + 1). So a long run learns from less: .008 was enough for the 360 steps of the negative points.
     """
     return 1 / (steps + 1)
 
