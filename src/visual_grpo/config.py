@@ -130,7 +130,9 @@ class FlowConfig(Strict):
 class SignalCheckConfig(Strict):
     """Whether the policy gradients of independent rollouts agree, before anything is trained."""
 
-    rollouts: int = Field(4, ge=0, description="independent rollouts a module, at least 3; 0 = off")
+    rollouts: int = Field(
+        48, ge=0, description="independent rollouts a module at most, drawn until they can tell; at least 3; 0 = off"
+    )
     least_cosine: float | None = Field(
         None, description="mean cosine between their gradients below which the run stops; null = 1 / (grpo.steps + 1)"
     )

@@ -36,8 +36,6 @@ class Progress:
     """Mean total reward of the best adapter on the eval prompts at the stock sampler."""
     best_step: int = 0
     best_adapter: dict[str, Tensor] = field(default_factory=dict)
-    signal: dict[str, Signal] = field(default_factory=dict)
-    """Module -> what the signal check measured; empty where it is off or the run was resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +168,18 @@ class TrainingRun:
         check = self.config.policy.signal_check
         if not check.rollouts:
             return
-        for module, trainer in self.trainer.modules.items():
-            self.progress.signal[module] = measure_signal(trainer, self.train_prompts, check.rollouts)
         least = least_cosine(self.config.grpo.steps) if check.least_cosine is None else check.least_cosine
-        shown = describe(self.progress.signal, least)
-        callbacks.note(f"Signal check (cosine between policy gradients of {check.rollouts} rollouts): {shown}")
-        check_signal(self.progress.signal, least)
+        signals: dict[str, Signal] = {}
+        for module, trainer in self.trainer.modules.items():
+
+            def unclear(signal: Signal, module: str = module) -> None:
+                callbacks.note(f"Signal check: {module} {signal} cannot tell yet; drawing more")
+
+            signals[module] = measure_signal(
+                trainer, self.train_prompts, most=check.rollouts, least=least, unclear=unclear
+            )
+        callbacks.note(f"Signal check (cosine between policy gradients): {describe(signals, least)}")
+        check_signal(signals, least)
 
     def _checkpoint(self) -> Path | None:
         return checkpoint.latest_checkpoint(self.folder) if self.config.resume == "auto" else None

@@ -194,7 +194,7 @@ def test_the_signal_check_tells_a_reward_that_sees_from_one_that_does_not() -> N
     def measured(scorer: Any) -> Signal:
         trainer = GRPOTrainer(ToyTokenPolicy(steps=12, vocabulary=8), scorer, config(32), seed=3)
         before = trainer.state()[0]
-        found = measure_signal(trainer, records(10), rollouts=10)
+        found = measure_signal(trainer, records(10), most=48, least=0.1)
         after = trainer.state()[0]
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert trainer.parameters[0].grad is None
@@ -204,15 +204,35 @@ def test_the_signal_check_tells_a_reward_that_sees_from_one_that_does_not() -> N
     assert seeing.cosine > 0.15
     assert abs(not_seeing.cosine) < 0.03
     assert seeing.samples == 4 * 32
+    assert seeing.rollouts < not_seeing.rollouts == 48
     check_signal({"ar": seeing}, 0.1)
-    with pytest.raises(NoSignalError, match=r"(?s)module 'dit'.*at least 0.1.*measured: .*\(128 samples.*flow.noise"):
+    said = r"(?s)module 'dit'.*at least 0.1.*measured: .* in 48 rollouts of 128 samples.*flow.noise"
+    with pytest.raises(NoSignalError, match=said):
         check_signal({"ar": seeing, "dit": not_seeing}, 0.1)
 
 
+def test_rollouts_are_drawn_until_they_can_tell() -> None:
+    def measured(most: int, least: float) -> tuple[Signal, list[int]]:
+        trainer = GRPOTrainer(ToyTokenPolicy(steps=12, vocabulary=8), CountingScorer(), config(32), seed=3)
+        looks: list[int] = []
+        found = measure_signal(
+            trainer, records(10), most=most, least=least, unclear=lambda signal: looks.append(signal.rollouts)
+        )
+        return found, looks
+
+    few, looks = measured(most=3, least=0.1)
+    assert (few.rollouts, looks) == (3, [])
+    early, looks = measured(most=24, least=-1.0)
+    assert (early.rollouts, looks) == (4, [])
+    late, looks = measured(most=24, least=1.0)
+    assert (late.rollouts, looks) == (24, [4, 8, 16])
+    assert late.error < early.error / 2
+
+
 def test_a_few_rollouts_that_disagree_by_chance_do_not_stop_a_run() -> None:
-    check_signal({"ar": Signal(cosine=0.01, error=0.05, samples=64)}, 0.03)
+    check_signal({"ar": Signal(cosine=0.01, error=0.05, rollouts=4, samples=64)}, 0.03)
     with pytest.raises(NoSignalError):
-        check_signal({"ar": Signal(cosine=0.01, error=0.005, samples=64)}, 0.03)
+        check_signal({"ar": Signal(cosine=0.01, error=0.005, rollouts=4, samples=64)}, 0.03)
 
 
 def test_one_wild_element_neither_hides_what_gradients_share_nor_feigns_it() -> None:
@@ -245,10 +265,14 @@ def test_at_the_least_cosine_half_of_all_steps_sum_is_signal() -> None:
 
 
 def test_what_too_few_rollouts_cannot_tell_is_said() -> None:
-    sure, unsure = Signal(cosine=0.14, error=0.05, samples=64), Signal(cosine=0.12, error=0.05, samples=64)
-    assert describe({"ar": sure}, 0.03) == "ar 0.140 +- 0.050"
-    said = "ar 0.140 +- 0.050, dit 0.120 +- 0.050 (too few to tell for dit: raise policy.signal_check.rollouts)"
-    assert describe({"ar": sure, "dit": unsure}, 0.03) == said
+    sure, unsure = (
+        Signal(cosine=0.14, error=0.05, rollouts=4, samples=64),
+        Signal(cosine=0.12, error=0.05, rollouts=4, samples=64),
+    )
+    assert describe({"ar": sure}, 0.03) == "ar 0.140 +- 0.050 in 4 rollouts"
+    said = "ar 0.140 +- 0.050 in 4 rollouts, dit 0.120 +- 0.050 in 4 rollouts"
+    advice = "too few to tell for dit: raise policy.signal_check.rollouts"
+    assert describe({"ar": sure, "dit": unsure}, 0.03) == f"{said} ({advice})"
 
 
 def test_the_error_of_the_mean_of_pairs_is_the_jackknifes() -> None:
@@ -271,4 +295,7 @@ def test_a_constant_reward_has_no_signal() -> None:
         return Scores(total=total, rewards={"one": total}, parts={}, weights={"one": 1.0})
 
     trainer = GRPOTrainer(ToyGaussianPolicy(), constant, config(4), seed=3)
-    assert measure_signal(trainer, records(10), rollouts=3).cosine == 0
+    found = measure_signal(trainer, records(10), most=48, least=0.1)
+    assert (found.cosine, found.error, found.rollouts) == (0, 0, 4)
+    with pytest.raises(NoSignalError):
+        check_signal({"dit": found}, 0.1)

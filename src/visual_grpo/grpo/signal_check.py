@@ -9,8 +9,9 @@ small token generator on edits, half the energy can be in 5 of 55,296 elements, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from visual_grpo.types import PromptRecord
 
 _SEED_OFFSET = 7_919
 """The check's rollouts are other ones than the training's."""
+_FIRST_LOOK = 4
+"""Rollouts before the first look; then twice as many, and so on."""
 _ADAM_EPSILON = 1e-8
 """AdamW's: it hardly moves an element whose gradient is smaller."""
 
@@ -50,6 +53,7 @@ class Signal:
     """Mean over all pairs of rollouts."""
     error: float
     """Its standard error (jackknife over the rollouts)."""
+    rollouts: int
     samples: int
     """Images of one rollout."""
 
@@ -62,22 +66,53 @@ class Signal:
         return self.cosine - 2 * self.error > least
 
     def __str__(self) -> str:
-        return f"{self.cosine:.3f} +- {self.error:.3f}"
+        return f"{self.cosine:.3f} +- {self.error:.3f} in {self.rollouts} rollouts"
 
 
-def measure_signal(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], rollouts: int) -> Signal:
-    """The cosine between the gradients of ``rollouts`` independent rollouts; 0 where a gradient vanishes.
+def measure_signal(
+    trainer: GRPOTrainer[Any],
+    prompts: Sequence[PromptRecord],
+    *,
+    most: int,
+    least: float,
+    unclear: Callable[[Signal], None] = lambda signal: None,
+) -> Signal:
+    """The cosine between the gradients of independent rollouts; 0 where a gradient vanishes.
 
-    Changes neither the policy nor what the training will draw.
+    Draws rollouts, ``most`` of them at most, until the cosine is above ``least`` beyond doubt. That it is below is not
+    believed sooner, since a few rollouts can agree by chance that they disagree. ``unclear`` gets what was measured
+    before more are drawn. Changes neither the policy nor what the training will draw.
     """
+    config = trainer.config
+    independent, gradients = _gradients(trainer, prompts), list[Tensor]()
+    for looked in _looks(most):
+        gradients += islice(independent, looked - len(gradients))
+        cosine, error = mean_of_pairs(update_cosines(torch.stack(gradients)))
+        samples = config.prompts_per_step * config.group_size
+        signal = Signal(cosine=cosine, error=error, rollouts=len(gradients), samples=samples)
+        if signal.above(least) or not any(gradient.any() for gradient in gradients):
+            break
+        if looked < most:
+            unclear(signal)
+    return signal
+
+
+def _gradients(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord]) -> Iterator[Tensor]:
+    """[N] of one independent rollout after the other, without end."""
     generator = torch.Generator().manual_seed(trainer.seed + _SEED_OFFSET)
     order = PromptOrder.over(prompts, trainer.seed + _SEED_OFFSET)
-    gradients = []
-    for _ in range(rollouts):
+    while True:
         chosen = [prompts[i] for i in order.draw(trainer.config.prompts_per_step)]
-        gradients.append(trainer.policy_gradient(chosen, generator))
-    cosine, error = mean_of_pairs(update_cosines(torch.stack(gradients)))
-    return Signal(cosine=cosine, error=error, samples=trainer.config.prompts_per_step * trainer.config.group_size)
+        yield trainer.policy_gradient(chosen, generator)
+
+
+def _looks(most: int) -> Iterator[int]:
+    """Numbers of rollouts after which to look: doubling, the last is ``most``."""
+    looked = _FIRST_LOOK
+    while looked < most:
+        yield looked
+        looked *= 2
+    yield most
 
 
 def update_cosines(gradients: Tensor) -> Tensor:
@@ -111,7 +146,7 @@ def least_cosine(steps: int) -> float:
 
 
 def describe(signals: Mapping[str, Signal], least: float) -> str:
-    """One line: each module's cosine, and where so few rollouts cannot tell whether there is something to learn."""
+    """One line: each module's cosine, and where the rollouts cannot tell whether there is something to learn."""
     shown = ", ".join(f"{module} {signal}" for module, signal in signals.items())
     unclear = [module for module, s in signals.items() if not s.below(least) and not s.above(least)]
     if unclear:
@@ -126,7 +161,7 @@ def check_signal(signals: Mapping[str, Signal], least: float) -> None:
             raise NoSignalError(
                 f"The signal check stopped the run before its first step: nothing to learn for the module {module!r}.\n"
                 f"  expected: a mean cosine of at least {least:.2g} between the gradients of independent rollouts\n"
-                f"  measured: {signal} ({signal.samples} samples a rollout)\n"
+                f"  measured: {signal} of {signal.samples} samples\n"
                 "Near 0 the reward cannot see what this module varies, and training would be a random walk.\n"
                 f"What to change: {_ADVICE.get(module, 'the reward, or what the policy varies')}.\n"
                 "To train all the same: --params=policy.signal_check.rollouts=0"
