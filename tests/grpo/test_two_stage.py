@@ -222,10 +222,10 @@ def test_rollouts_are_drawn_until_they_can_tell() -> None:
 
     few, looks = measured(most=3, least=0.1)
     assert (few.rollouts, looks) == (3, [])
-    early, looks = measured(most=24, least=-1.0)
-    assert (early.rollouts, looks) == (4, [])
-    late, looks = measured(most=24, least=1.0)
-    assert (late.rollouts, looks) == (24, [4, 8, 16])
+    early, looks = measured(most=20, least=-1.0)
+    assert (early.rollouts, looks) == (6, [])
+    late, looks = measured(most=20, least=1.0)
+    assert (late.rollouts, looks) == (20, [6, 12])
     assert late.error < early.error / 2
 
 
@@ -265,14 +265,14 @@ def test_at_the_least_cosine_half_of_all_steps_sum_is_signal() -> None:
 
 
 def test_what_too_few_rollouts_cannot_tell_is_said() -> None:
-    sure, unsure = (
-        Signal(cosine=0.14, error=0.05, rollouts=4, samples=64),
-        Signal(cosine=0.12, error=0.05, rollouts=4, samples=64),
-    )
-    assert describe({"ar": sure}, 0.03) == "ar 0.140 +- 0.050 in 4 rollouts"
-    said = "ar 0.140 +- 0.050 in 4 rollouts, dit 0.120 +- 0.050 in 4 rollouts"
-    advice = "too few to tell for dit: raise policy.signal_check.rollouts"
-    assert describe({"ar": sure, "dit": unsure}, 0.03) == f"{said} ({advice})"
+    sure = Signal(cosine=0.09, error=0.05, rollouts=4, samples=64)
+    high, low = replace(sure, cosine=0.07), replace(sure, cosine=-0.06)
+    assert describe({"ar": sure}, 0.03) == "ar 0.090 +- 0.050 in 4 rollouts"
+    shown = "ar 0.090 +- 0.050 in 4 rollouts, dit {} +- 0.050 in 4 rollouts"
+    advice = " (too few to tell for dit: raise policy.signal_check.rollouts)"
+    assert describe({"ar": sure, "dit": high}, 0.03) == shown.format("0.070") + advice
+    assert describe({"ar": sure, "dit": low}, 0.03) == shown.format("-0.060") + advice
+    assert describe({"ar": sure, "dit": replace(sure, cosine=-0.08)}, 0.03) == shown.format("-0.080")
 
 
 def test_the_error_of_the_mean_of_pairs_is_the_jackknifes() -> None:
@@ -296,6 +296,6 @@ def test_a_constant_reward_has_no_signal() -> None:
 
     trainer = GRPOTrainer(ToyGaussianPolicy(), constant, config(4), seed=3)
     found = measure_signal(trainer, records(10), most=48, least=0.1)
-    assert (found.cosine, found.error, found.rollouts) == (0, 0, 4)
+    assert (found.cosine, found.error, found.rollouts) == (0, 0, 6)
     with pytest.raises(NoSignalError):
         check_signal({"dit": found}, 0.1)

@@ -24,7 +24,7 @@ from visual_grpo.types import PromptRecord
 
 _SEED_OFFSET = 7_919
 """The check's rollouts are other ones than the training's."""
-_FIRST_LOOK = 4
+_FIRST_LOOK = 6
 """Rollouts before the first look; then twice as many, and so on."""
 _ADAM_EPSILON = 1e-8
 """AdamW's: it hardly moves an element whose gradient is smaller."""
@@ -62,8 +62,11 @@ class Signal:
         return self.cosine + 2 * self.error < least
 
     def above(self, least: float) -> bool:
-        """Whether the cosine is more than ``least`` beyond two standard errors."""
-        return self.cosine - 2 * self.error > least
+        """Whether the cosine is more than ``least`` beyond one standard error.
+
+        One, since a run that passes by chance costs no more than without the check, and every further rollout costs.
+        """
+        return self.cosine - self.error > least
 
     def __str__(self) -> str:
         return f"{self.cosine:.3f} +- {self.error:.3f} in {self.rollouts} rollouts"
@@ -79,9 +82,9 @@ def measure_signal(
 ) -> Signal:
     """The cosine between the gradients of independent rollouts; 0 where a gradient vanishes.
 
-    Draws rollouts, ``most`` of them at most, until the cosine is above ``least`` beyond doubt. That it is below is not
-    believed sooner, since a few rollouts can agree by chance that they disagree. ``unclear`` gets what was measured
-    before more are drawn. Changes neither the policy nor what the training will draw.
+    Draws rollouts, ``most`` of them at most, until `Signal.above`. That the cosine is below ``least`` is not believed
+    sooner, since a few rollouts can disagree by chance. ``unclear`` gets what was measured before more are drawn.
+    Changes neither the policy nor what the training will draw.
     """
     config = trainer.config
     independent, gradients = _gradients(trainer, prompts), list[Tensor]()

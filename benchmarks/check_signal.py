@@ -1,0 +1,79 @@
+"""The signal check under a project's own rewards and under one that is chance: what it says, and in how many rollouts.
+
+For a folder in which the starter and data_preparation have run, as the clones of seeds.py.
+
+    python benchmarks/check_signal.py
+    python benchmarks/check_signal.py --folder CLONE --params seed=1,data.task=i2i
+    python benchmarks/check_signal.py --folder CLONE --params seed=1 --env text
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+from omegaconf import OmegaConf
+
+from visual_grpo import components, quiet
+from visual_grpo.config import Parameters, RewardConfig
+from visual_grpo.grpo.signal_check import Signal, least_cosine, measure_signal
+from visual_grpo.records.table import RecordTable
+from visual_grpo.types import PromptRecord
+
+_chance = torch.Generator().manual_seed(0)
+
+
+def chance(images: torch.Tensor, records: Sequence[PromptRecord]) -> list[float]:
+    """A reward that sees nothing."""
+    return torch.rand(len(images), generator=_chance).tolist()
+
+
+def main() -> None:
+    quiet.install()
+    arguments = _arguments()
+    config, records = _project(arguments)
+    print("| module | reward | cosine | verdict | CPU s |\n|---|---|---|---|---|")
+    blind = {"chance": RewardConfig(function="check_signal:chance")}
+    for reward, own in (("its own", config), ("chance", config.model_copy(update={"rewards": blind}))):
+        model = components.build_model(own, own.model.path or own.starter.model)
+        trainer = components.build_trainer(own, model, components.build_scorer(own))
+        least = least_cosine(own.grpo.steps)
+        for module, one in trainer.modules.items():
+            started = time.process_time()
+            signal = measure_signal(one, records.split("train"), most=own.policy.signal_check.rollouts, least=least)
+            seconds = time.process_time() - started
+            print(f"| {module} | {reward} | {signal} | {_verdict(signal, least)} | {seconds:.0f} |", flush=True)
+
+
+def _verdict(signal: Signal, least: float) -> str:
+    if signal.below(least):
+        return "stopped"
+    return "passed" if signal.above(least) else "cannot tell"
+
+
+def _project(arguments: argparse.Namespace) -> tuple[Parameters, RecordTable]:
+    os.chdir(arguments.folder)
+    bootstrap_project(Path.cwd())
+    changes: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(filter(None, arguments.params.split(",")))))
+    with KedroSession.create(Path.cwd(), env=arguments.env, runtime_params=changes) as session:
+        context = session.load_context()  # type: ignore[attr-defined]  # the abstract session lacks it
+        return Parameters.model_validate(context.config_loader["parameters"]), context.catalog.load("records")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="the project's folder; default: here")
+    parser.add_argument("--params", default="", help="parameters, as for kedro run")
+    parser.add_argument("--env", help="the Kedro environment, as for kedro run")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
