@@ -38,12 +38,14 @@ def test_a_log_gets_a_line_now_and_then_with_the_time_left():
     ]
 
 
-def test_a_resumed_loop_counts_from_where_it_was_but_times_only_its_own_steps():
+def test_a_resumed_loop_counts_from_where_it_was_and_times_neither_those_steps_nor_what_precedes_its_own():
     clock, (target, lines) = Clock(), plain()
     with console.progress("train", 10, completed=6, console=target, clock=clock, every=15) as bar:
+        clock.now += 100
+        bar.advance()
         clock.now += 20
         bar.advance()
-    assert lines() == ["train 7/10  0:01:00 left"]
+    assert lines() == ["train 7/10  0:01:40 elapsed", "train 8/10  0:00:40 left"]
 
 
 def test_fields_stay_until_they_are_given_again():

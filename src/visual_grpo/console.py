@@ -144,16 +144,19 @@ class _PlainBar:
         self._console = console
         self._description = description
         self._total = total
-        self._done = self._start = completed
+        self._done = completed
         self._every = every
         self._clock = clock
         self._began = self._printed_at = clock()
+        self._first: tuple[float, int] | None = None
         self._printed_done = -1
         self._fields: dict[str, Value] = {}
 
     def advance(self, n: int = 1, **fields: Value) -> None:
         self._done += n
         self._fields |= fields
+        # What comes before the first step (loading, checks) says nothing about the others.
+        self._first = self._first or (self._clock(), self._done)
         if self._clock() - self._printed_at >= self._every:
             self._print()
 
@@ -170,12 +173,13 @@ class _PlainBar:
         self.note("  ".join(part for part in parts if part))
 
     def _time(self) -> str:
-        elapsed = self._clock() - self._began
         left = self._total - self._done
-        # The first steps carry start-up costs: a guess from them would be wild.
-        if left <= 0 or self._done - self._start < self._total / 50:
-            return f"{_duration(elapsed)} elapsed"
-        return f"{_duration(elapsed / (self._done - self._start) * left)} left"
+        began, start = self._first or (self._began, self._done)
+        steps = self._done - start
+        # A guess from a few steps would be wild.
+        if left <= 0 or steps == 0 or steps < self._total / 50:
+            return f"{_duration(self._clock() - self._began)} elapsed"
+        return f"{_duration((self._clock() - began) / steps * left)} left"
 
 
 def _console() -> Console:
