@@ -52,9 +52,9 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
             f"model.path is {config.model.path}, but the starter was run with {model}."
             " Run it again with the same parameters: kedro run --pipeline=starter"
         )
-    import torch
+    from visual_grpo.cpu import use_threads
 
-    torch.set_num_threads(config.model.threads)
+    use_threads(config.model.threads)
     if config.policy.component == "vl":
         return _build_qwen(config, model, adapters)
     return _build_image_model(config, model, adapters)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visual_grpo.cpu import map_on_cores
 from visual_grpo.policies.flow_sde import ode_step
 from visual_grpo.policies.sources import SourceEncoder, distinct
 from visual_grpo.source_cache import SourceCache, upsampled, write_sources
@@ -174,10 +175,10 @@ class Denoiser:
         return state
 
     def batched(self, state: Tensor, rows: Tensor, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """``run(state, rows)`` for ``denoise_batch`` of ``rows`` ([b] int64) at a time, joined."""
+        """``run(state, rows)`` for ``denoise_batch`` of ``rows`` ([b] int64) at a time, without gradient, joined."""
         device = self.pipeline.transformer.device
-        parts = zip(state.split(self.denoise_batch), rows.split(self.denoise_batch), strict=True)
-        return torch.cat([run(part.to(device), own) for part, own in parts])
+        parts = zip(state.to(device).split(self.denoise_batch), rows.split(self.denoise_batch), strict=True)
+        return torch.cat(map_on_cores(lambda part: run(*part), parts, device))
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
@@ -185,12 +186,14 @@ class Denoiser:
         vae = self.pipeline.vae
         mean = torch.tensor(vae.config.latents_mean, device=latents.device).view(1, -1, 1, 1)
         std = torch.tensor(vae.config.latents_std, device=latents.device).view(1, -1, 1, 1)
-        images: list[Tensor] = []
-        for part in (latents * std + mean).split(self.decode_batch):
+
+        def decoded(part: Tensor) -> list[Tensor]:
             part = part.to(vae.dtype).contiguous(memory_format=torch.channels_last)
-            decoded = vae.decode(part, return_dict=False)[0].float()
-            images += list(((decoded / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
-        return images
+            image = vae.decode(part, return_dict=False)[0].float()
+            return list(((image / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
+
+        parts = map_on_cores(decoded, (latents * std + mean).split(self.decode_batch), latents.device)
+        return [image for part in parts for image in part]
 
     def _velocity_alike(
         self,

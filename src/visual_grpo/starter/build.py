@@ -131,9 +131,9 @@ def _steps(config: StarterConfig, task: Task) -> dict[str, int]:
 
 def _pretrain_half(half: str, job: Job, advance: Advance) -> None:
     """Runs in a process of its own; one thread makes its weights independent of the number of cores."""
-    import torch
+    from visual_grpo.cpu import use_threads
 
-    torch.set_num_threads(1)
+    use_threads(1)
     with hidden_bars():
         _halves(job.world)[half](job, advance)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from visual_grpo.bars import hidden_bars
+from visual_grpo.cpu import use_threads
 from visual_grpo.starter.job import Advance
 from visual_grpo.starter.scenes.model import build_model, build_processor
 from visual_grpo.starter.scenes.pretrain import pretrain
@@ -15,7 +14,7 @@ from visual_grpo.starter.scenes.pretrain import pretrain
 def pretrain_vl(folder: Path, size: tuple[int, int], steps: int, seed: int, advance: Advance) -> None:
     """Saves model and processor into ``folder``. Runs in a process of its own, on one thread: the weights do not depend
     on the number of cores. ``size`` = (height, width) in pixels."""
-    torch.set_num_threads(1)
+    use_threads(1)
     with hidden_bars():
         processor = build_processor(*size)
         model = build_model(processor, seed)
