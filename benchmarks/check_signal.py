@@ -44,10 +44,11 @@ def main() -> None:
     for reward, own in (("its own", config), ("chance", config.model_copy(update={"rewards": blind}))):
         model = components.build_model(own, own.model.path or own.starter.model)
         trainer = components.build_trainer(own, model, components.build_scorer(own))
-        least = least_cosine(own.grpo.steps)
+        check = own.policy.signal_check
+        least = least_cosine(check, own.grpo.steps)
         for module, one in trainer.modules.items():
             started = time.process_time()
-            signal = measure_signal(one, records.split("train"), most=own.policy.signal_check.rollouts, least=least)
+            signal = measure_signal(one, records.split("train"), most=check.rollouts, least=least)
             seconds = time.process_time() - started
             print(f"| {module} | {reward} | {signal} | {_verdict(signal, least)} | {seconds:.0f} |", flush=True)
 

@@ -48,6 +48,15 @@ def test_a_resumed_loop_counts_from_where_it_was_and_times_neither_those_steps_n
     assert lines() == ["train 7/10  0:01:40 elapsed", "train 8/10  0:00:40 left"]
 
 
+def test_steps_that_are_done_again_are_timed_anew():
+    clock, (target, lines) = Clock(), plain()
+    with console.progress("train", 10, console=target, clock=clock, every=15) as bar:
+        for seconds, steps in ((0, 1), (10, 4), (0, -5), (20, 1)):
+            clock.now += seconds
+            bar.advance(steps)
+    assert lines()[0] == "train 1/10  0:03:00 left"
+
+
 def test_fields_stay_until_they_are_given_again():
     clock, (target, lines) = Clock(), plain()
     with console.progress("x", 2, console=target, clock=clock, every=0) as bar:

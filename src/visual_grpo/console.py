@@ -155,8 +155,9 @@ class _PlainBar:
     def advance(self, n: int = 1, **fields: Value) -> None:
         self._done += n
         self._fields |= fields
-        # What comes before the first step (loading, checks) says nothing about the others.
-        self._first = self._first or (self._clock(), self._done)
+        # What comes before the first step (loading, checks), or before steps that are done again, says nothing.
+        if self._first is None or n < 0:
+            self._first = self._clock(), self._done
         if self._clock() - self._printed_at >= self._every:
             self._print()
 

@@ -168,7 +168,7 @@ class TrainingRun:
         check = self.config.policy.signal_check
         if not check.rollouts:
             return
-        least = least_cosine(self.config.grpo.steps) if check.least_cosine is None else check.least_cosine
+        least = least_cosine(check, self.config.grpo.steps)
         signals: dict[str, Signal] = {}
         for module, trainer in self.trainer.modules.items():
 

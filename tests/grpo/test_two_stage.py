@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
-from visual_grpo.config import GRPOConfig
+from visual_grpo.config import GRPOConfig, SignalCheckConfig
 from visual_grpo.grpo.metrics import reproducible
 from visual_grpo.grpo.signal_check import (
     NoSignalError,
@@ -258,10 +258,11 @@ def test_at_the_least_cosine_half_of_all_steps_sum_is_signal() -> None:
     generator = torch.Generator().manual_seed(0)
     common = torch.nn.functional.normalize(torch.randn(width, generator=generator), dim=0)
     noise = torch.nn.functional.normalize(torch.randn(steps, width, generator=generator))
-    cosine = least_cosine(steps)
+    cosine = least_cosine(SignalCheckConfig(), steps)
     total = (math.sqrt(cosine) * common + math.sqrt(1 - cosine) * noise).sum(0)
     share = float(total @ common) ** 2 / float(total @ total)
     assert share == pytest.approx(0.5, abs=0.02)
+    assert least_cosine(SignalCheckConfig(least_cosine=0.3), steps) == 0.3
 
 
 def test_what_too_few_rollouts_cannot_tell_is_said() -> None:

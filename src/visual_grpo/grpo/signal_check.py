@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from visual_grpo.config import SignalCheckConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
@@ -139,13 +140,13 @@ def mean_of_pairs(cosines: Tensor) -> tuple[float, float]:
     return mean, float((without - without.mean()).square().sum() * (count - 1) / count) ** 0.5
 
 
-def least_cosine(steps: int) -> float:
-    """The cosine c below which even the sum of all steps' updates is more noise than signal.
+def least_cosine(check: SignalCheckConfig, steps: int) -> float:
+    """``check``'s own, or the cosine c below which even the sum of all ``steps``' updates is more noise than signal.
 
     Of the squared norm of n updates' sum the part they have in common is n c / (1 + (n - 1) c), a half at
     c = 1 / (n + 1). So a long run learns from less: .008 was enough for the 360 steps of the negative points.
     """
-    return 1 / (steps + 1)
+    return 1 / (steps + 1) if check.least_cosine is None else check.least_cosine
 
 
 def describe(signals: Mapping[str, Signal], least: float) -> str:
