@@ -1,7 +1,7 @@
 """CPU seconds of a training step's phases, beside a floor that does only what cannot be left out.
 
-The floors are in floors.py. Step and floor run in turn in one process on one thread, with conf/base and a reward that
-costs nothing; medians of process CPU time are printed, a table for each module.
+The floors are in floors.py. Step and floor run in turn in one process, with conf/base and a reward that costs nothing;
+medians of process CPU time are printed, a table for each module.
 
     python benchmarks/step.py                              # the starter's model, both modules
     python benchmarks/step.py --module dit --model PATH --rounds 9
@@ -40,12 +40,12 @@ CONF = Path(__file__).parents[1] / "conf" / "base" / "parameters.yml"
 def main() -> None:
     quiet.install()
     arguments = _arguments()
-    config = _config(arguments.module, arguments.model)
+    config = base_config(arguments.module, arguments.model)
     image = components.build_model(config, arguments.model)
-    trainer = components.build_trainer(config, image, RewardSet({"brightness": (_brightness, 1.0)}))
+    trainer = components.build_trainer(config, image, RewardSet({"brightness": (brightness, 1.0)}))
     console = Console(width=120)
     for module, own in trainer.modules.items():
-        records = _records(own.config.prompts_per_step)
+        records = distinct_prompts(own.config.prompts_per_step)
         console.print(f"{module}, CPU seconds per step: {_shape(config, own)}", highlight=False)
         console.print(_table(*_measure(own, records, arguments.rounds)))
         if isinstance(own.policy, GlmImageDitPolicy):
@@ -123,8 +123,8 @@ def _dit_lines(policy: GlmImageDitPolicy, group_size: int, records: list[PromptR
     ]
 
 
-def _config(component: str, model: str) -> Parameters:
-    """conf/base with a brightness reward, on one CPU thread; no joint rollout, so that each module has its own step."""
+def base_config(component: str, model: str) -> Parameters:
+    """conf/base with a brightness reward, on one thread of torch; no joint rollout, so that each module has its own step."""
     tree = yaml.safe_load(CONF.read_text())
     tree["seed"] = 0  # A reference that only Kedro resolves.
     tree["model"] |= {"path": model, "device": "cpu", "threads": 1}
@@ -133,13 +133,13 @@ def _config(component: str, model: str) -> Parameters:
     return Parameters.model_validate(tree)
 
 
-def _records(count: int) -> list[PromptRecord]:
+def distinct_prompts(count: int) -> list[PromptRecord]:
     """Distinct prompts of the starter's world, none with quoted text."""
     spread = COMBINATIONS[:: max(1, len(COMBINATIONS) // count)][:count]
     return [PromptRecord(id=str(row), prompt=combination.prompt) for row, combination in enumerate(spread)]
 
 
-def _brightness(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> list[float]:
+def brightness(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> list[float]:
     return [float(sample.float().mean()) / 255 for sample in samples]
 
 

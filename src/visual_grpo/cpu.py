@@ -33,7 +33,7 @@ def keep_freed_memory() -> None:
     """Has glibc keep up to half a GiB of freed memory for the next tensors; other C libraries stay as they are.
 
     By default glibc gives the activations of every forward back to the kernel, which has to clear their pages again for
-    the next one: a fifth of the CPU time of a rollout (benchmarks/memory.py). What is computed does not change.
+    the next one: 5 to 15 % of a rollout's CPU time (benchmarks/cores.py). What is computed does not change.
     The environment (``MALLOC_*``, ``GLIBC_TUNABLES``) still wins.
     """
     if platform.libc_ver()[0] != "glibc" or _SET_BY_THE_USER & os.environ.keys():
