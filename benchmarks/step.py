@@ -124,7 +124,7 @@ def _dit_lines(policy: GlmImageDitPolicy, group_size: int, records: list[PromptR
 
 
 def base_config(component: str, model: str) -> Parameters:
-    """conf/base with a brightness reward, on one thread of torch; no joint rollout, so that each module has its own step."""
+    """conf/base with a brightness reward, on one thread of torch; not a joint rollout: each module has its own step."""
     tree = yaml.safe_load(CONF.read_text())
     tree["seed"] = 0  # A reference that only Kedro resolves.
     tree["model"] |= {"path": model, "device": "cpu", "threads": 1}

@@ -1,0 +1,65 @@
+"""A rollout on one core and on all that this process may use: time, CPU time, and whether the images are the same.
+
+With conf/base, in turn in one process; medians.
+
+    python benchmarks/cores.py
+    GLIBC_TUNABLES=glibc.malloc.perturb=0 python benchmarks/cores.py    # glibc gives freed memory back, as it would
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from typing import Any
+
+import torch
+from step import base_config, brightness, distinct_prompts
+
+from visual_grpo import components, quiet
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.types import PromptRecord, Sample
+
+
+def main() -> None:
+    quiet.install()
+    arguments = _arguments()
+    config = base_config("both", arguments.model)
+    image = components.build_model(config, arguments.model)
+    trainer = components.build_trainer(config, image, RewardSet({"brightness": (brightness, 1.0)}))
+    every = os.sched_getaffinity(0)
+    print("| module | cores | seconds | CPU seconds | images |\n|---|---|---|---|---|")
+    for module, own in trainer.modules.items():
+        records = distinct_prompts(own.config.prompts_per_step)
+        measured: dict[int, list[tuple[float, float]]] = {1: [], len(every): []}
+        images: dict[int, list[Sample]] = {}
+        for number in range(arguments.rounds + 1):
+            for cores in measured:
+                os.sched_setaffinity(0, sorted(every)[:cores])
+                seconds, images[cores] = _rollout(own, records)
+                if number:  # The first round warms up.
+                    measured[cores].append(seconds)
+        for cores, rounds in measured.items():
+            wall, cpu = (statistics.median(column) for column in zip(*rounds, strict=True))
+            same = all(map(torch.equal, images[1], images[cores]))
+            print(f"| {module} | {cores} | {wall:.2f} | {cpu:.2f} | {'the same' if same else 'others'} |")
+
+
+def _rollout(trainer: GRPOTrainer[Any], records: list[PromptRecord]) -> tuple[tuple[float, float], list[Sample]]:
+    """Seconds and CPU seconds of a rollout from one seed, and its images."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    rollout = trainer.policy.rollout(records, trainer.config.group_size, torch.Generator().manual_seed(0))
+    return (time.perf_counter() - wall, time.process_time() - cpu), list(rollout.samples)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="data/06_models/base", help="folder of a GlmImagePipeline")
+    parser.add_argument("--rounds", type=int, default=9)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
