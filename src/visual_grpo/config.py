@@ -160,8 +160,8 @@ class PolicyConfig(Strict):
     gradient_checkpointing: bool = Field(False, description="recompute activations backward: less memory, more time")
     share_prefix: bool = Field(True, description="run each prompt once per group; off under gradient checkpointing")
     share_start_noise: bool = Field(True, description="one start noise of the decoder per prompt")
-    denoise_batch: int = Field(64, ge=1, description="images denoised by the DiT at a time")
-    decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time")
+    denoise_batch: int = Field(64, ge=1, description="images denoised by the DiT at a time; on a CPU, by each core")
+    decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time; on a CPU, by each core")
     rollout_batch: int = Field(64, ge=1, description="rows sampled at a time")
 
     @property

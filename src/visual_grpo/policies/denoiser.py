@@ -77,7 +77,8 @@ class Denoiser:
         Args:
             size: (height, width) in pixels, multiples of 32.
             sources: encodes the source images of edits.
-            denoise_batch, decode_batch: images that the DiT denoises, and the VAE decodes, at a time without gradient.
+            denoise_batch, decode_batch: images that the DiT denoises, and the VAE decodes, at a time without gradient;
+                on a CPU every core takes such a batch.
         """
         self.pipeline, self.size, self.sources = pipeline, size, sources
         self.denoise_batch, self.decode_batch = denoise_batch, decode_batch
