@@ -32,12 +32,14 @@ def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ar = modules.build_ar(processor, codebook, seed=1)
     with torch.no_grad():
         ar.lm_head.weight.mul_(4)  # Untrained logits are nearly flat: a wrong scale would go unseen.
+    vae = modules.build_vae(*SIZE, seed=4)
+    vae.register_to_config(latents_mean=[0.3, -0.2, 0.1, 0.4], latents_std=[1.5, 0.6, 1.2, 0.8])  # Nor 0 and 1.
     pipeline = GlmImagePipeline(
         tokenizer=ByT5Tokenizer(),
         processor=processor,
         text_encoder=modules.build_glyph_encoder(3),
         vision_language_encoder=ar,
-        vae=modules.build_vae(*SIZE, seed=4),
+        vae=vae,
         transformer=modules.build_dit(codebook, seed=2),
         scheduler=modules.build_scheduler(),
     )
