@@ -54,7 +54,7 @@ def map_on_cores(function: Callable[[A], B], items: Iterable[A], device: torch.d
     at_a_time = min(len(items), _cores() // threads) if device.type == "cpu" else 1
     if at_a_time < 2:
         return [_without_gradient(function, item) for item in items]
-    with ThreadPoolExecutor(at_a_time, initializer=lambda: torch.set_num_threads(threads)) as pool:
+    with ThreadPoolExecutor(at_a_time) as pool:
         return list(pool.map(lambda item: _without_gradient(function, item), items))
 
 
