@@ -39,7 +39,7 @@ class Counter:
 
 @contextmanager
 def no_progress(description: str, total: int) -> Iterator[Counter]:
-    assert total == sum(STEPS.values())
+    assert total == STEPS["vae"] + STEPS["dit"]
     counter = Counter()
     yield counter
     assert counter.done == total
@@ -159,15 +159,23 @@ def test_what_is_there_is_kept(built: StarterConfig) -> None:
     GlmImagePipeline.from_pretrained(built.model)
 
 
-def test_an_interruption_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_in(tmp_path)
+@pytest.mark.parametrize(("processes", "counted"), [(1, ["vae", "dit", "ar"]), (2, ["vae", "dit"])])
+def test_an_interruption_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, counted: list[str]
+) -> None:
+    config = config_in(tmp_path).model_copy(update={"processes": processes})
+
+    @contextmanager
+    def total_checked(description: str, total: int) -> Iterator[Counter]:
+        assert total == sum(STEPS[module] for module in counted)
+        yield Counter()
 
     def interrupted(tasks: object, at_once: int, advance: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(build, "run_side_by_side", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build_starter(config.model_copy(update={"processes": 1}), DATA, SEED, progress=no_total_check)
+        build_starter(config, DATA, SEED, progress=total_checked)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shapes"]
 
 

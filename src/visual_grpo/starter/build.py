@@ -95,12 +95,15 @@ def _pretrain(
         world=config.world,
     )
     reached = dict.fromkeys(steps, 0)
-    with progress("Pretraining the base model", sum(steps.values())) as bar:
+    # Side by side, the time left is that of the half that takes longer.
+    counted = {"vae", "dit"} if at_once > 1 else steps.keys()
+    with progress("Pretraining the base model", sum(steps[module] for module in counted)) as bar:
 
         def advance(module: str, done: int) -> None:
             if done <= reached[module]:  # Only the VAE starts again, where its result is not good enough.
                 bar.note("The VAE dulls a colour: it is pretrained once more, from other weights")
-            bar.advance(done - reached[module], **{module: f"{done / steps[module]:.0%}"})
+            taken = done - reached[module] if module in counted else 0
+            bar.advance(taken, **{module: f"{done / steps[module]:.0%}"})
             reached[module] = done
 
         halves = {half: partial(_pretrain_half, half, job) for half in ("decoder", "language")}
