@@ -16,10 +16,13 @@ from visual_grpo import cpu
 
 CPU = torch.device("cpu")
 
-# A forward of three layers, time and again: prints how many pages the kernel had to clear after the first rounds.
+# A forward of three layers, time and again: prints how many pages the kernel had to clear after the first rounds. The
+# thresholds are first those that glibc begins with, for good: it adapts them, more or less from one run to the next.
 FORWARDS = """
-import resource, torch
-from visual_grpo.cpu import keep_freed_memory, use_threads
+import ctypes, resource, torch
+from visual_grpo.cpu import use_threads
+for threshold in (-1, -3):
+    ctypes.CDLL(None).mallopt(threshold, 128 * 1024)
 torch.set_num_threads(1)
 {keep}
 state = torch.ones(64, 128, 128)
@@ -89,5 +92,5 @@ def faults(keep: str, **environment: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is set")
 def test_freed_memory_is_not_cleared_again_for_the_next_tensors() -> None:
     given_back = faults("")
-    assert faults("use_threads(1)") < given_back / 4
-    assert faults("keep_freed_memory()", MALLOC_TRIM_THRESHOLD_="0") > given_back  # The environment wins.
+    assert faults("use_threads(1)") < given_back / 20
+    assert faults("use_threads(1)", MALLOC_TRIM_THRESHOLD_="0") > given_back / 2  # The environment wins.

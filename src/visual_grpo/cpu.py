@@ -32,9 +32,9 @@ def use_threads(count: int) -> None:
 def keep_freed_memory() -> None:
     """Has glibc keep up to half a GiB of freed memory for the next tensors; other C libraries stay as they are.
 
-    By default glibc gives the activations of every forward back to the kernel, which has to clear their pages again for
-    the next one: 5 to 15 % of a rollout's CPU time (benchmarks/cores.py). What is computed does not change.
-    The environment (``MALLOC_*``, ``GLIBC_TUNABLES``) still wins.
+    By itself glibc gives the activations of a forward back to the kernel, more or less of them from one process to the
+    next, and their pages have to be cleared again: 5 to 15 % of a rollout's CPU time (benchmarks/cores.py). What is
+    computed does not change. The environment (``MALLOC_*``, ``GLIBC_TUNABLES``) still wins.
     """
     if platform.libc_ver()[0] != "glibc" or _SET_BY_THE_USER & os.environ.keys():
         return
