@@ -25,14 +25,14 @@ from visual_grpo import components, quiet
 from visual_grpo.config import Parameters, RewardConfig
 from visual_grpo.grpo.signal_check import Signal, least_cosine, measure_signal
 from visual_grpo.records.table import RecordTable
-from visual_grpo.types import PromptRecord
+from visual_grpo.types import PromptRecord, Sample
 
 _chance = torch.Generator().manual_seed(0)
 
 
-def chance(images: torch.Tensor, records: Sequence[PromptRecord]) -> list[float]:
+def chance(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> list[float]:
     """A reward that sees nothing."""
-    return torch.rand(len(images), generator=_chance).tolist()
+    return torch.rand(len(samples), generator=_chance).tolist()
 
 
 def main() -> None:

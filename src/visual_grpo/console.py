@@ -178,7 +178,7 @@ class _PlainBar:
         began, start = self._first or (self._began, self._done)
         steps = self._done - start
         # A guess from a few steps would be wild.
-        if left <= 0 or steps == 0 or steps < self._total / 50:
+        if left <= 0 or steps < self._total / 50:
             return f"{_duration(self._clock() - self._began)} elapsed"
         return f"{_duration((self._clock() - began) / steps * left)} left"
 
