@@ -21,7 +21,7 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from omegaconf import OmegaConf
 
-from visual_grpo import components, quiet
+from visual_grpo import components, third_party_output
 from visual_grpo.config import Parameters, RewardConfig
 from visual_grpo.grpo.signal_check import Signal, least_cosine, measure_signal
 from visual_grpo.records.table import RecordTable
@@ -36,7 +36,7 @@ def chance(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> list[f
 
 
 def main() -> None:
-    quiet.install()
+    third_party_output.silence_libraries()
     arguments = _arguments()
     config, records = _project(arguments)
     print("| module | reward | cosine | verdict | CPU s |\n|---|---|---|---|---|")

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from step import base_config, brightness, distinct_prompts
 
-from visual_grpo import components, quiet
+from visual_grpo import components, third_party_output
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample
 
 
 def main() -> None:
-    quiet.install()
+    third_party_output.silence_libraries()
     arguments = _arguments()
     config = base_config("both", arguments.model)
     image = components.build_model(config, arguments.model)

@@ -19,11 +19,11 @@ from visual_grpo.config import GRPOConfig, SamplerConfig
 from visual_grpo.grpo.losses import clipped_surrogate, importance_ratio, k3_kl
 from visual_grpo.policies import lora
 from visual_grpo.policies.flow_sde import log_prob, ode_step, transition
-from visual_grpo.policies.glm_image import GlmImage
-from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
-from visual_grpo.policies.glm_image_dit import FlowTrajectory, GlmImageDitPolicy
-from visual_grpo.policies.prefix import hidden_whole
-from visual_grpo.policies.token_model import TokenTrajectory
+from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
+from visual_grpo.policies.glm_image.dit import FlowTrajectory, GlmImageDitPolicy
+from visual_grpo.policies.glm_image.model import GlmImage
+from visual_grpo.policies.glm_image.token_model import TokenTrajectory
+from visual_grpo.policies.prompt_cache import hidden_whole
 from visual_grpo.types import PromptRecord, Rollout
 
 

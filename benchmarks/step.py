@@ -23,22 +23,22 @@ from phases import Seconds, medians, phase, phases_of_methods
 from rich.console import Console
 from rich.table import Table
 
-from visual_grpo import components, quiet
+from visual_grpo import components, third_party_output
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
-from visual_grpo.policies.glm_image_dit import GlmImageDitPolicy
+from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
+from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.shapes_world import COMBINATIONS
+from visual_grpo.starter.shapes.world import COMBINATIONS
 from visual_grpo.types import PromptRecord, Sample
 
 CONF = Path(__file__).parents[1] / "conf" / "base" / "parameters.yml"
 
 
 def main() -> None:
-    quiet.install()
+    third_party_output.silence_libraries()
     arguments = _arguments()
     config = base_config(arguments.module, arguments.model)
     image = components.build_model(config, arguments.model)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
+    from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
     from visual_grpo.types import Policy
 
 SIZE = (64, 96)
@@ -22,9 +22,9 @@ def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from diffusers import GlmImagePipeline
     from transformers import ByT5Tokenizer
 
-    import visual_grpo.starter.modules as modules
-    from visual_grpo.starter.codebook import CODEBOOK_SIZE, FEATURES
-    from visual_grpo.starter.tokenizer import build_processor
+    import visual_grpo.starter.glm_image.modules as modules
+    from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
+    from visual_grpo.starter.glm_image.tokenizer import build_processor
 
     torch.set_num_threads(1)
     processor = build_processor()

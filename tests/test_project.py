@@ -77,7 +77,7 @@ def test_an_unknown_parameter_ends_the_command_at_once_and_in_plain_words():
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_every_environment_is_valid(environment):
-    from visual_grpo.parameters import validate
+    from visual_grpo.config.validation import validate
 
     conf = loader(environment)
     assert validate(conf["parameters"]).seed == conf["globals"]["seed"]
@@ -138,11 +138,11 @@ def test_dvc_watches_every_module_that_a_result_depends_on():
 
     graph = grimp.build_graph("visual_grpo", exclude_type_checking_imports=True)
     # Loaded by name (``rewards.catalogue.BUILT_IN``), which no import shows.
-    graph.add_import(importer="visual_grpo.rewards.catalogue", imported="visual_grpo.rewards.shapes")
+    graph.add_import(importer="visual_grpo.rewards.catalogue", imported="visual_grpo.starter.shapes.reward")
     # Only training calls these; baseline and evaluate share the modules that they are imported in.
     graph.remove_import(importer="visual_grpo.components", imported="visual_grpo.grpo.trainer")
     graph.remove_import(importer="visual_grpo.components", imported="visual_grpo.grpo.two_stage")
-    graph.remove_import(importer="visual_grpo.policies.adapted", imported="visual_grpo.grpo.losses")
+    graph.remove_import(importer="visual_grpo.policies.token_policy", imported="visual_grpo.grpo.losses")
     shows = {"bars", "console", "errors", "evaluation.fonts", "evaluation.pictures", "stopping", "tracking", "types"}
     for name, stage in dvc_stages().items():
         top = f"visual_grpo.pipelines.{name}"

@@ -39,7 +39,7 @@ def test_the_adapters_load_as_shown(pipeline_folder: Path, tmp_path: Path) -> No
     from peft import PeftModel
 
     from visual_grpo.components import load_image_model
-    from visual_grpo.policies.processing import PreviewProcessor
+    from visual_grpo.policies.glm_image.processor import PreviewProcessor
 
     load_image_model(str(pipeline_folder), modules=["ar", "dit"]).save_adapters(tmp_path)
     shown = code_after("Use the adapters", pipeline_folder).replace("data/06_models/adapters", str(tmp_path))

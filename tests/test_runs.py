@@ -50,8 +50,8 @@ def register_pipelines():
 SCRIPT = """
 import json, pathlib, sys
 import click
-from visual_grpo import quiet
-quiet.install()
+from visual_grpo import third_party_output
+third_party_output.silence_libraries()
 from kedro.framework.project import settings
 from kedro.framework.startup import bootstrap_project
 

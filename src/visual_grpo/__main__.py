@@ -8,9 +8,9 @@ from typing import Any
 
 def main(*args: Any, **kwargs: Any) -> Any:
     """Runs the project's pipelines; takes the options of ``kedro run``."""
-    from visual_grpo import quiet
+    from visual_grpo import third_party_output
 
-    quiet.install()
+    third_party_output.silence_libraries()
     from kedro.framework.cli.utils import find_run_command
     from kedro.framework.project import configure_project
 

@@ -12,10 +12,10 @@ from visual_grpo.errors import UserError
 if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer
     from visual_grpo.grpo.two_stage import Trainer
-    from visual_grpo.policies.glm_image import GlmImage
-    from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
-    from visual_grpo.policies.glm_image_dit import GlmImageDitPolicy
-    from visual_grpo.policies.qwen2_5_vl import QwenVl, QwenVlPolicy
+    from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
+    from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
+    from visual_grpo.policies.glm_image.model import GlmImage
+    from visual_grpo.policies.qwen2_5_vl.model import QwenVl, QwenVlPolicy
     from visual_grpo.rewards.combine import RewardSet
 
 ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_scale=1.5)
@@ -25,7 +25,7 @@ STOCK = SamplerConfig(steps=50, guidance_scale=1.5)
 
 def check(config: Parameters) -> None:
     """Raises UserError where a reward, the device or the model's folder does not exist; loads no model."""
-    from visual_grpo.pretrained import resolve_device
+    from visual_grpo.hardware.device import resolve_device
 
     for module in config.policy.modules:
         build_scorer(config, module)
@@ -33,11 +33,11 @@ def check(config: Parameters) -> None:
     if config.model.path is None:
         return
     if config.policy.component == "vl":
-        from visual_grpo.policies.qwen2_5_vl import check_qwen_path
+        from visual_grpo.policies.qwen2_5_vl.model import check_qwen_path
 
         check_qwen_path(config.model.path)
     else:
-        from visual_grpo.policies.pipeline import check_model_path
+        from visual_grpo.policies.glm_image.loading import check_model_path
 
         check_model_path(config.model.path)
 
@@ -52,7 +52,7 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
             f"model.path is {config.model.path}, but the starter was run with {model}."
             " Run it again with the same parameters: kedro run --pipeline=starter"
         )
-    from visual_grpo.cpu import use_threads
+    from visual_grpo.hardware.threads import use_threads
 
     use_threads(config.model.threads)
     if config.policy.component == "vl":
@@ -61,7 +61,7 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
 
 
 def _build_qwen(config: Parameters, model: str, adapters: Path | None) -> QwenVl:
-    from visual_grpo.policies.qwen2_5_vl import QwenVl, load_qwen
+    from visual_grpo.policies.qwen2_5_vl.model import QwenVl, load_qwen
 
     qwen = QwenVl(*load_qwen(model, config.model), config.policy)
     if adapters is not None:
@@ -70,8 +70,8 @@ def _build_qwen(config: Parameters, model: str, adapters: Path | None) -> QwenVl
 
 
 def _build_image_model(config: Parameters, model: str, adapters: Path | None) -> GlmImage:
-    from visual_grpo.policies.glm_image import GlmImage
-    from visual_grpo.policies.pipeline import load_pipeline
+    from visual_grpo.policies.glm_image.loading import load_pipeline
+    from visual_grpo.policies.glm_image.model import GlmImage
 
     pipeline = load_pipeline(model, config.model)
     image = GlmImage(pipeline, config.policy, (config.data.height, config.data.width))
@@ -89,7 +89,7 @@ def build_scorer(config: Parameters, module: Module | None = None) -> RewardSet:
 
 def build_trainer(config: Parameters, model: GlmImage | QwenVl, scorer: RewardSet) -> Trainer:
     """The trainer of ``policy.component``, with fresh adapters on ``model``."""
-    from visual_grpo.policies.glm_image import GlmImage
+    from visual_grpo.policies.glm_image.model import GlmImage
 
     if isinstance(model, GlmImage):
         return _image_trainer(config, model, scorer)
@@ -98,7 +98,7 @@ def build_trainer(config: Parameters, model: GlmImage | QwenVl, scorer: RewardSe
 
 
 def _vl_policy(config: Parameters, model: QwenVl) -> QwenVlPolicy:
-    from visual_grpo.policies.qwen2_5_vl import QwenVlPolicy
+    from visual_grpo.policies.qwen2_5_vl.model import QwenVlPolicy
 
     return QwenVlPolicy(model, config.sampling.rollout, kl_reference=config.grpo.kl_weight > 0)
 
@@ -120,7 +120,7 @@ def _image_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Tr
 
 def _joint_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Trainer:
     from visual_grpo.grpo.two_stage import JointTrainer
-    from visual_grpo.policies.glm_image_both import GlmImageJointPolicy
+    from visual_grpo.policies.glm_image.joint import GlmImageJointPolicy
 
     sizes = (config.grpo.group_size, config.grpo.of("dit").group_size)
     ar, dit = _ar_policy(config, image), _dit_policy(config, image)
@@ -149,13 +149,13 @@ def _policy(config: Parameters, image: GlmImage, module: Module) -> GlmImageArPo
 
 
 def _ar_policy(config: Parameters, image: GlmImage) -> GlmImageArPolicy:
-    from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
+    from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
 
     return GlmImageArPolicy(image, config.sampling.rollout, kl_reference=config.grpo.kl_weight > 0)
 
 
 def _dit_policy(config: Parameters, image: GlmImage) -> GlmImageDitPolicy:
-    from visual_grpo.policies.glm_image_dit import GlmImageDitPolicy
+    from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
 
     return GlmImageDitPolicy(
         image, config.sampling.rollout, config.sampling.stock, kl_reference=config.grpo.of("dit").kl_weight > 0
@@ -213,8 +213,8 @@ def load_policy(
         rollout: how training samples are drawn; temperature sampling without truncation.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
     """
-    from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
-    from visual_grpo.policies.glm_image_dit import GlmImageDitPolicy
+    from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
+    from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
 
     image = load_image_model(model, size=size, policy=policy, modules=(module,), dtype=dtype, device=device, seed=seed)
     if module == "ar":
@@ -233,7 +233,7 @@ def load_vl_policy(
     seed: int = 0,
 ) -> QwenVlPolicy:
     """A Qwen2.5-VL (folder or hub id) with a fresh adapter, without any Kedro configuration; else as `load_policy`."""
-    from visual_grpo.policies.qwen2_5_vl import QwenVl, QwenVlPolicy, load_qwen
+    from visual_grpo.policies.qwen2_5_vl.model import QwenVl, QwenVlPolicy, load_qwen
 
     config = policy or PolicyConfig(component="vl")
     qwen = QwenVl(*load_qwen(model, ModelConfig(path=model, dtype=dtype, device=device)), config)
@@ -260,8 +260,8 @@ def load_image_model(
         modules: which of ``ar`` and ``dit`` get an adapter.
         adapters: folder with saved adapters to sample from (``ar``, ``dit``), instead of fresh ones to train.
     """
-    from visual_grpo.policies.glm_image import GlmImage
-    from visual_grpo.policies.pipeline import load_pipeline
+    from visual_grpo.policies.glm_image.loading import load_pipeline
+    from visual_grpo.policies.glm_image.model import GlmImage
 
     pipeline = load_pipeline(model, ModelConfig(path=model, dtype=dtype, device=device))
     image = GlmImage(pipeline, policy or PolicyConfig(), size)

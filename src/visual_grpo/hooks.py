@@ -21,8 +21,8 @@ from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
 
 from visual_grpo import components, console, lineage
 from visual_grpo.config import Parameters, flatten
+from visual_grpo.config.validation import validate
 from visual_grpo.errors import UserError
-from visual_grpo.parameters import validate
 from visual_grpo.tracking import Tracker, run_exists
 
 RECORDS = "records"

@@ -27,11 +27,12 @@ import visual_grpo.pipelines.train as train
 from tests.segmentation.small_sam2 import save_sam2
 from visual_grpo import components
 from visual_grpo.config import Parameters
+from visual_grpo.config.validation import validate
 from visual_grpo.datasets import FolderDataset, RecordsDataset
 from visual_grpo.images import read_size
-from visual_grpo.parameters import validate
 from visual_grpo.settings import CONFIG_LOADER_ARGS
-from visual_grpo.starter.scenes import answers, model
+from visual_grpo.starter.qwen2_5_vl import model
+from visual_grpo.starter.scenes import answers
 from visual_grpo.starter.scenes.dataset import draw_scene_records
 from visual_grpo.training import Callbacks, TrainingRun
 from visual_grpo.types import PromptRecord, StepMetrics, TextSample

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, kl_divergence
 
-import visual_grpo.starter.modules as modules
+import visual_grpo.starter.glm_image.modules as modules
 from visual_grpo.policies.flow_sde import (
     Sampler,
     log_prob,

@@ -14,10 +14,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from visual_grpo.config import DataConfig, StarterConfig, Task
-from visual_grpo.starter import build, corpus
+from visual_grpo.starter import build
 from visual_grpo.starter.build import build_starter
+from visual_grpo.starter.glm_image import corpus
+from visual_grpo.starter.glm_image.pretrain_on_shapes import HALVES
 from visual_grpo.starter.job import Job
-from visual_grpo.starter.parts import HALVES
 
 HEIGHT, WIDTH, SEED = 32, 64, 3
 STEPS = {"vae": 2, "dit": 2, "ar": 2}

@@ -15,15 +15,15 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.starter import modules
 from visual_grpo.starter.build import build_starter, model_digest
+from visual_grpo.starter.glm_image import modules
+from visual_grpo.starter.glm_image.tokenizer import build_processor
 from visual_grpo.starter.job import Job
-from visual_grpo.starter.tokenizer import build_processor
 from visual_grpo.starter.words.codebook import tile_codebook
 from visual_grpo.starter.words.corpus import build_corpus, no_text_ids, text_ids
 from visual_grpo.starter.words.dataset import draw_words
 from visual_grpo.starter.words.draw import draw
-from visual_grpo.starter.words.parts import HALVES
+from visual_grpo.starter.words.pretrain_on_words import HALVES
 from visual_grpo.starter.words.world import WORDS, prompt_of
 
 HEIGHT, WIDTH, SEED = 32, 96, 3

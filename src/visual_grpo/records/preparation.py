@@ -17,11 +17,11 @@ from typing import Any
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.records.aliases import with_query_names
 from visual_grpo.records.ids import with_ids
+from visual_grpo.records.image_store import ImageStore, PreparedImage
 from visual_grpo.records.layouts.detect import find_records
 from visual_grpo.records.manifest import write_manifest
 from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.ordered_map import ordered_map
-from visual_grpo.records.prepare import ImageStore, PreparedImage
 from visual_grpo.records.queries import prepare_query
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, Rejection, given_id
 from visual_grpo.records.report import Report

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from visual_grpo.images import read_mask
 from visual_grpo.records.coordinates import Size, box_from, points_from, stretched_box, stretched_points
-from visual_grpo.records.prepare import (
+from visual_grpo.records.image_store import (
     MASK,
     STRETCHED,
     ImageStore,

@@ -11,8 +11,8 @@ from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.reward import FunctionReward, make_reward
 
 BUILT_IN = {
-    "shapes": "visual_grpo.rewards.shapes:ShapesReward",
-    "palette": "visual_grpo.rewards.palette:PaletteReward",
+    "shapes": "visual_grpo.starter.shapes.reward:ShapesReward",
+    "palette": "visual_grpo.starter.shapes.palette:PaletteReward",
     "pixel": "visual_grpo.rewards.target:PixelReward",
     "psnr": "visual_grpo.rewards.target:PsnrReward",
     "ssim": "visual_grpo.rewards.target:SsimReward",

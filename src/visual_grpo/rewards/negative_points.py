@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cachetools import LRUCache, cached
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.images import read_image, read_mask, to_tensor
-from visual_grpo.kept import Kept
 from visual_grpo.rewards import point_terms
 from visual_grpo.rewards.point_pictures import draw_answer
 from visual_grpo.segmentation.answer import FAULTS, Answer, AnswerError, parse_answer
@@ -124,8 +124,8 @@ class NegativePointsReward:
         self.segmenter = build_segmenter(DEFAULT if segmenter is None else segmenter)
         self.weights = _checked_weights(weights or {})
         self.cap, self.spacing, self.think = cap, spacing, think
-        self._seen: Kept[str, Seen] = Kept(cache)
-        self._scenes: Kept[tuple[Path, Path | None], Scene] = Kept(cache)
+        self._seen: LRUCache[str, Seen] = LRUCache(cache)
+        self._scenes: LRUCache[tuple[Path, Path | None], Scene] = LRUCache(cache)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[TextSample]) -> RewardOutput:
         judged: dict[int, Judgement] = {}
@@ -157,9 +157,9 @@ class NegativePointsReward:
     def _look(self, record: PromptRecord) -> tuple[Seen, Scene]:
         """The record's image by its content, since several records may show the same, and what its query means."""
         content = record.source_images[0].read_bytes()
-        seen = self._seen.get(hashlib.sha256(content).hexdigest(), lambda: self._see(content))
-        key = (record.source_images[0], record.target_image)
-        return seen, self._scenes.get(key, lambda: self._understand(record, seen))
+        seen = cached(self._seen, lambda content: hashlib.sha256(content).hexdigest())(self._see)(content)
+        by_files = cached(self._scenes, lambda record, seen: (record.source_images[0], record.target_image))
+        return seen, by_files(self._understand)(record, seen)
 
     def _see(self, content: bytes) -> Seen:
         image = to_tensor(read_image(io.BytesIO(content)))

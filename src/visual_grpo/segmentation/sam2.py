@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from visual_grpo.bars import hidden_bars
 from visual_grpo.config import Dtype
 from visual_grpo.errors import UserError
-from visual_grpo.pretrained import is_whole, resolve_device
+from visual_grpo.hardware.device import resolve_device
+from visual_grpo.saved_model import is_whole
 from visual_grpo.segmentation.segmenter import Point, PointPrompt
+from visual_grpo.third_party_output import hidden_progress_bars
 
 if TYPE_CHECKING:
     from transformers import Sam2Model, Sam2Processor
@@ -149,7 +150,7 @@ def _load(path: str, dtype: torch.dtype) -> tuple[Sam2Model, Sam2Processor]:
     from transformers import Sam2Model, Sam2Processor
 
     # A folder loads in a moment; a download keeps its bars.
-    with hidden_bars() if Path(path).exists() else nullcontext():
+    with hidden_progress_bars() if Path(path).exists() else nullcontext():
         try:
             model, report = Sam2Model.from_pretrained(path, dtype=dtype, output_loading_info=True)
             processor = Sam2Processor.from_pretrained(path)

@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from visual_grpo.bars import hidden_bars
 from visual_grpo.config import DataConfig, StarterConfig, Task, World
-from visual_grpo.starter.dataset import draw_dataset
 from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.scenes.dataset import draw_scene_records
 from visual_grpo.starter.scenes.world import VERSION as SCENES_VERSION
+from visual_grpo.starter.shapes.dataset import draw_dataset
 from visual_grpo.starter.side_by_side import run_side_by_side
-from visual_grpo.starter.whole_folder import digest_of, is_current, whole_folder
+from visual_grpo.starter.stamped_folder import digest_of, is_current, whole_folder
 from visual_grpo.starter.words.dataset import draw_words
 from visual_grpo.starter.words.world import VERSION as WORDS_VERSION
+from visual_grpo.third_party_output import hidden_progress_bars
 
 _VERSION = 5
 """Raised when the same configuration gives other weights."""
@@ -108,7 +108,7 @@ def _pretrain(
 
         halves = {half: partial(_pretrain_half, half, job) for half in ("decoder", "language")}
         run_side_by_side(halves, at_once, advance)
-    with hidden_bars():
+    with hidden_progress_bars():
         _assemble(job, folder)
 
 
@@ -121,7 +121,7 @@ def _pretrain_vl(folder: Path, config: StarterConfig, data: DataConfig, seed: in
             bar.advance(done - reached)
             reached = done
 
-        from visual_grpo.starter.scenes.pretraining import pretrain_vl
+        from visual_grpo.starter.qwen2_5_vl.pretrain_on_scenes import pretrain_vl
 
         size = (data.height, data.width)
         run_side_by_side({"vl": partial(pretrain_vl, folder, size, config.vl_steps, seed)}, 1, advance)
@@ -134,20 +134,20 @@ def _steps(config: StarterConfig, task: Task) -> dict[str, int]:
 
 def _pretrain_half(half: str, job: Job, advance: Advance) -> None:
     """Runs in a process of its own; one thread makes its weights independent of the number of cores."""
-    from visual_grpo.cpu import use_threads
+    from visual_grpo.hardware.threads import use_threads
 
     use_threads(1)
-    with hidden_bars():
+    with hidden_progress_bars():
         _halves(job.world)[half](job, advance)
 
 
 def _halves(world: World) -> Mapping[str, Callable[[Job, Advance], None]]:
     """The two pretrainings of a world by name, the longer one first."""
     if world == "words":
-        import visual_grpo.starter.words.parts as of_words
+        import visual_grpo.starter.words.pretrain_on_words as of_words
 
         return of_words.HALVES
-    import visual_grpo.starter.parts as of_shapes
+    import visual_grpo.starter.glm_image.pretrain_on_shapes as of_shapes
 
     return of_shapes.HALVES
 
@@ -157,9 +157,9 @@ def _assemble(job: Job, folder: Path) -> None:
     from diffusers import AutoencoderKL, GlmImagePipeline, GlmImageTransformer2DModel
     from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, T5EncoderModel
 
-    import visual_grpo.starter.modules as modules
-    from visual_grpo.starter.corpus import PREVIEW_SIDE
-    from visual_grpo.starter.tokenizer import build_processor
+    import visual_grpo.starter.glm_image.modules as modules
+    from visual_grpo.starter.glm_image.corpus import PREVIEW_SIDE
+    from visual_grpo.starter.glm_image.tokenizer import build_processor
 
     parts = job.folder
     glyphs = parts / "text_encoder"  # trained only where words are drawn

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def label_records(parameters: dict[str, Any], records: RecordTable) -> Callable[[Path], None]:
     """What fills the folder of the negative labels, with the segmenter of the reward ``negative_points``."""
-    from visual_grpo.evaluation.negative_labels import write_labels
+    from visual_grpo.evaluation.label_pictures import write_labels
     from visual_grpo.segmentation.build import DEFAULT, build_segmenter
 
     config = Parameters.model_validate(parameters)

@@ -26,7 +26,7 @@ def build(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _use_given_model(config: Parameters, model: str) -> dict[str, Any]:
     from visual_grpo.starter.build import draw_world
-    from visual_grpo.starter.whole_folder import digest_of
+    from visual_grpo.starter.stamped_folder import digest_of
 
     starter, data = config.starter, config.data
     if Path(data.path) == Path(starter.dataset):

@@ -9,7 +9,7 @@ import numpy as np
 
 from visual_grpo.starter.scenes.draw import boxes, centers, draw_scenes
 from visual_grpo.starter.scenes.world import COLORS, PARTS, VERSION, query_of
-from visual_grpo.starter.whole_folder import digest_of, is_current, whole_folder
+from visual_grpo.starter.stamped_folder import digest_of, is_current, whole_folder
 
 _IMAGES, _MASKS = "images", "masks"
 

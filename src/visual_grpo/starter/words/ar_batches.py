@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
-from visual_grpo.starter.ar_batches import ArBatch, encode_texts
-from visual_grpo.starter.corpus import Grid
+from visual_grpo.starter.glm_image.ar_batches import ArBatch, encode_texts
+from visual_grpo.starter.glm_image.corpus import Grid
 from visual_grpo.starter.words.world import WORDS, prompt_of
 
 _BATCH = 48

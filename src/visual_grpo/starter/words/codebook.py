@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from visual_grpo.starter.codebook import CELLS, CODEBOOK_SIZE, FEATURES
+from visual_grpo.starter.glm_image.codebook import CELLS, CODEBOOK_SIZE, FEATURES
 from visual_grpo.starter.words.world import TILES
 
 _CYCLE = 5

@@ -11,10 +11,10 @@ from PIL import Image
 from torch import Tensor
 from transformers import ByT5Tokenizer
 
-from visual_grpo.source_cache import upsampled
-from visual_grpo.starter.codebook import PATCH, nearest_codes
-from visual_grpo.starter.corpus import preview_grid
-from visual_grpo.starter.tokenizer import IMAGE_END
+from visual_grpo.policies.glm_image.source_cache import upsampled
+from visual_grpo.starter.glm_image.codebook import PATCH, nearest_codes
+from visual_grpo.starter.glm_image.corpus import preview_grid
+from visual_grpo.starter.glm_image.tokenizer import IMAGE_END
 from visual_grpo.starter.words.codebook import tile_codebook
 from visual_grpo.starter.words.draw import draw
 from visual_grpo.starter.words.world import WORDS

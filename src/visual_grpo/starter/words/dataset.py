@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from visual_grpo.starter.whole_folder import digest_of, is_current, whole_folder
+from visual_grpo.starter.stamped_folder import digest_of, is_current, whole_folder
 from visual_grpo.starter.words.draw import draw
 from visual_grpo.starter.words.world import WORDS, prompt_of
 

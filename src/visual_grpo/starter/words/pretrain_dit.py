@@ -10,8 +10,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DMode
 from torch import Tensor
 from transformers import T5EncoderModel
 
+from visual_grpo.starter.glm_image.pretrain_dit import time_shift, unshifted_timesteps
 from visual_grpo.starter.optimise import Report, minimise
-from visual_grpo.starter.pretrain_dit import time_shift, unshifted_timesteps
 from visual_grpo.starter.words.corpus import no_text_ids, text_ids
 
 _BATCH = 24

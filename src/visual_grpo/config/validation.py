@@ -1,0 +1,110 @@
+"""Checks the parameter tree before anything runs and says in plain words what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError
+
+_LONGEST_VALUE = 80
+
+
+class ParameterError(UserError):
+    """The parameters cannot be used; the message lists every problem."""
+
+
+def validate(tree: Mapping[str, Any]) -> Parameters:
+    """The typed parameters.
+
+    Args:
+        tree: what the YAML files and ``--params`` say together.
+
+    Raises:
+        ParameterError: unknown keys, wrong types, impossible values: all of them in one message.
+    """
+    try:
+        return Parameters.model_validate(dict(tree))
+    except ValidationError as error:
+        problems = [_explain(detail) for detail in error.errors(include_url=False)]
+    count = "A parameter is wrong" if len(problems) == 1 else f"{len(problems)} parameters are wrong"
+    lines = "\n".join(f"  {problem}" for problem in problems)
+    raise ParameterError(
+        f"{count}:\n{lines}\n"
+        "What every parameter means and may be: src/visual_grpo/config/schema.py. Values: conf/base/parameters.yml."
+    )
+
+
+def _explain(detail: ErrorDetails) -> str:
+    path = detail["loc"]
+    name = _dotted(path)
+    if detail["type"] == "missing":
+        return f"{name} is missing{_meaning(path)}"
+    if detail["type"] == "extra_forbidden":
+        return f"{name}{_shown(detail['input'])}: there is no such parameter.{_nearest(path)}"
+    allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should", 1)
+    return f"{name}{_shown(detail['input'])}: {allowed}{_meaning(path)}"
+
+
+def _dotted(path: Sequence[int | str]) -> str:
+    return ".".join(str(part) for part in path) or "parameters"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ""
+    text = repr(value)
+    return f" = {text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + '...'}"
+
+
+def _meaning(path: Sequence[int | str]) -> str:
+    section = _section(path[:-1])
+    field = section.model_fields.get(str(path[-1])) if section and path else None
+    return f" ({field.description})" if field is not None and field.description else ""
+
+
+def _nearest(path: Sequence[int | str]) -> str:
+    """The likeliest key that was meant: beside the wrong one, else anywhere in the tree."""
+    wrong = str(path[-1])
+    section = _section(path[:-1])
+    beside = list(section.model_fields) if section else []
+    near = get_close_matches(wrong, beside, n=1)
+    if near:
+        return f" Nearest: {_dotted([*path[:-1], near[0]])}"
+    # Of two keys with one name the shallower is the better known.
+    names = sorted(_names(Parameters), key=lambda name: -name.count("."))
+    elsewhere = {name.rpartition(".")[2]: name for name in names}
+    near = get_close_matches(wrong, elsewhere, n=1, cutoff=0.75)
+    if near:
+        return f" Nearest: {elsewhere[near[0]]}"
+    return f" Allowed here: {', '.join(beside)}" if beside else ""
+
+
+def _section(path: Sequence[int | str]) -> type[BaseModel] | None:
+    """The model that holds the keys at ``path``."""
+    annotation: Any = Parameters
+    for part in path:
+        if get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+        elif _is_model(annotation) and part in annotation.model_fields:
+            annotation = annotation.model_fields[part].annotation
+        else:
+            return None
+    return annotation if _is_model(annotation) else None
+
+
+def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        annotation: Any = field.annotation
+        if _is_model(annotation):
+            yield from _names(annotation, f"{prefix}{name}.")
+
+
+def _is_model(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

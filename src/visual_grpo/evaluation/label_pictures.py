@@ -1,0 +1,137 @@
+"""Every record's negative labels as a file, and some of them as pictures: which kind of point would help a policy?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageChops, ImageDraw, ImageFilter
+from torch import Generator, Tensor
+
+from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, grid
+from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.images import read_image, to_pil, to_tensor
+from visual_grpo.segmentation.points_by_rule import Pixel, edge, multimask, ring
+from visual_grpo.segmentation.segmenter import Box, MultimaskSegmenter, Point, PointPrompt, Segmenter
+from visual_grpo.types import PromptRecord
+
+COUNT = 3
+"""Points of each kind."""
+SHOWN = 8
+"""Records in the picture."""
+CANVAS = 840
+"""Pixels of the side that margins and spacings are given for; on another image they shrink or grow with it."""
+DOT = 5
+"""Pixels of a shown point's radius."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """A record with its negative labels."""
+
+    record: PromptRecord
+    image: Tensor
+    """uint8 [3, H, W]"""
+    truth: Tensor
+    """bool [H, W]"""
+    prompt: PointPrompt
+    labels: Mapping[str, list[Pixel]]
+    """By kind."""
+
+
+def write_labels(
+    folder: Path, records: Sequence[PromptRecord], segmenter: Segmenter[Any], seed: int, advance: Callable[[], None]
+) -> None:
+    """Writes ``labels.jsonl`` (id, kind, points: a line for each record and kind) and ``labels.png``.
+
+    Args:
+        records: their ``target_image`` is the mask of what they ask for in their one source image.
+        segmenter: only one with `multimasks` adds that kind.
+        advance: called after each record.
+    """
+    shown = []
+    every = -(-len(records) // SHOWN)
+    with (folder / "labels.jsonl").open("w", encoding="utf-8") as file:
+        for number, record in enumerate(records):
+            labelled = label(record, segmenter, seed)
+            for kind, points in labelled.labels.items():
+                file.write(json.dumps({"id": record.id, "kind": kind, "points": points}, ensure_ascii=False) + "\n")
+            if number % every == 0:
+                shown.append(labelled)
+            advance()
+    if shown:
+        draw(shown).save(folder / "labels.png")
+
+
+def label(record: PromptRecord, segmenter: Segmenter[Any], seed: int) -> Labelled:
+    """One record's negative labels; the same for the same seed, whatever other records there are."""
+    assert record.target_image is not None, "a record of data.task segmentation has a mask"
+    image = to_tensor(read_image(record.source_images[0]))
+    truth = to_tensor(read_image(record.target_image))[0] > 127
+    prompt = PointPrompt(
+        positives=tuple((float(x), float(y)) for x, y in record.metadata["points"]),
+        box=_box(record.metadata["box"]),
+    )
+    scale = max(truth.shape) / CANVAS
+    generator = Generator().manual_seed(image_seed(seed, record.id, 0))
+    labels = _labels(image, truth, prompt, segmenter, scale, generator)
+    return Labelled(record=record, image=image, truth=truth, prompt=prompt, labels=labels)
+
+
+def _labels(
+    image: Tensor, truth: Tensor, prompt: PointPrompt, segmenter: Segmenter[Any], scale: float, generator: Generator
+) -> dict[str, list[Pixel]]:
+    assert prompt.box is not None
+    margin, spacing, width = (max(1.0, pixels * scale) for pixels in (50, 20, 5))
+    labels = {
+        "ring": ring(truth, prompt.box, COUNT, generator, margin=margin, spacing=spacing),
+        "edge": edge(truth, COUNT, generator, width=width, spacing=spacing),
+    }
+    if isinstance(segmenter, MultimaskSegmenter):
+        masks, scores = segmenter.multimasks(segmenter.embed(image), prompt)
+        labels["multimask"] = multimask(truth, masks, scores, COUNT, generator, spacing=spacing)
+    return labels
+
+
+def draw(labelled: Sequence[Labelled]) -> Image.Image:
+    """A row for each record: its prompt's points and box, then each kind's points; the truth is outlined."""
+    cells = [cell for one in labelled for cell in _row(one)]
+    columns = 1 + len(labelled[0].labels)
+    return grid([picture for picture, _ in cells], [caption for _, caption in cells], columns)
+
+
+def _row(one: Labelled) -> list[tuple[Image.Image, str]]:
+    asked = _picture(one, one.prompt.positives, BETTER, one.prompt.box)
+    kinds = [(_picture(one, points, WORSE), f"{kind}: {len(points)}") for kind, points in one.labels.items()]
+    return [(asked, one.record.prompt), *kinds]
+
+
+def _picture(one: Labelled, points: Sequence[Point], colour: str, box: Box | None = None) -> Image.Image:
+    """The image, enlarged without smoothing so that its pixels can be counted, with outline and points."""
+    height, width = one.truth.shape
+    factor = WIDTH / width
+    size = (WIDTH, max(1, round(height * factor)))
+    picture = to_pil(one.image).resize(size, Image.Resampling.NEAREST)
+    truth = Image.fromarray(one.truth.numpy().astype(np.uint8) * 255).resize(size, Image.Resampling.NEAREST)
+    picture.paste(PAPER, mask=_outline(truth))
+    brush = ImageDraw.Draw(picture)
+    if box is not None:
+        x1, y1, x2, y2 = box
+        brush.rectangle([x1 * factor, y1 * factor, (x2 + 1) * factor - 1, (y2 + 1) * factor - 1], outline=colour)
+    for x, y in points:
+        brush.circle(((x + 0.5) * factor, (y + 0.5) * factor), DOT, fill=colour, outline=INK)
+    return picture
+
+
+def _outline(mask: Image.Image) -> Image.Image:
+    """The mask's outermost pixels."""
+    return ImageChops.subtract(mask, mask.filter(ImageFilter.MinFilter(3)))
+
+
+def _box(values: Sequence[float]) -> Box:
+    x1, y1, x2, y2 = map(float, values)
+    return x1, y1, x2, y2

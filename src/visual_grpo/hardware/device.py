@@ -1,0 +1,20 @@
+"""Which device a model is put on."""
+
+from __future__ import annotations
+
+import torch
+
+from visual_grpo.errors import UserError
+
+
+def resolve_device(name: str, setting: str = "model.device") -> torch.device:
+    """``auto`` is the first accelerator if there is one; ``setting`` is what an error calls the parameter."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"{setting} is {name!r}; expected auto, cpu, cuda or cuda:N.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"{setting} is {name!r}, but torch finds no CUDA device; use auto or cpu.")
+    return device

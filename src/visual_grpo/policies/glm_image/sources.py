@@ -1,0 +1,93 @@
+"""Source images of edits as GLM-Image reads them: tokens for the AR module and the DiT, latents for the DiT."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from cachetools import LRUCache, cachedmethod
+from torch import Tensor
+
+from visual_grpo.errors import UserError
+from visual_grpo.images import fit, read_image
+from visual_grpo.types import PromptRecord
+
+if TYPE_CHECKING:
+    from diffusers import GlmImagePipeline
+    from PIL.Image import Image
+
+_CACHED = 256
+"""Encoded sources in the LRU cache: a prompt's are read for its tokens, its decodes, and again in the next pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One encoded source image."""
+
+    image: Image
+    tokens: Tensor
+    """[rows, columns] int64, one for every 32 x 32 pixels."""
+    latents: Tensor
+    """[C, h, w] float32, normalised."""
+
+
+class SourceEncoder:
+    """Encodes source images, once each while they are in use."""
+
+    def __init__(self, pipeline: GlmImagePipeline, size: tuple[int, int]) -> None:
+        """``size``: (height, width) in pixels that every source is brought to; prepared ones have it already."""
+        self.pipeline, self.size = pipeline, size
+        self._encoded: LRUCache[Path, Source] = LRUCache(_CACHED)
+
+    def of(self, records: Sequence[PromptRecord]) -> list[tuple[Source, ...]]:
+        """The sources of each record. Raises UserError unless all have equally many."""
+        source_count(records)
+        return [tuple(self._source(path) for path in record.source_images) for record in records]
+
+    @cachedmethod(attrgetter("_encoded"))
+    def _source(self, path: Path) -> Source:
+        return self._encode(fit(read_image(path), *self.size))
+
+    @torch.no_grad()
+    def _encode(self, image: Image) -> Source:
+        ar, vae = self.pipeline.vision_language_encoder, self.pipeline.vae
+        inputs = self.pipeline.processor.image_processor(images=[image], return_tensors="pt").to(ar.device)
+        grid = inputs["image_grid_thw"]
+        features = ar.get_image_features(inputs["pixel_values"], grid).pooler_output
+        tokens = ar.get_image_tokens(features, grid).view(*grid[0, 1:].tolist())
+        pixels = self.pipeline.image_processor.preprocess(image, height=self.size[0], width=self.size[1])
+        encoded = vae.encode(pixels.to(vae.device, vae.dtype).contiguous(memory_format=torch.channels_last))
+        mean = torch.tensor(vae.config.latents_mean, device=vae.device).view(-1, 1, 1)
+        std = torch.tensor(vae.config.latents_std, device=vae.device).view(-1, 1, 1)
+        latents = (encoded.latent_dist.mode()[0].float() - mean) / std
+        return Source(image=image, tokens=tokens, latents=latents.contiguous())
+
+
+def source_count(records: Sequence[PromptRecord]) -> int:
+    """How many source images each record of a batch has; raises UserError where they differ."""
+    first = records[0]
+    for record in records:
+        if len(record.source_images) != len(first.source_images):
+            raise UserError(
+                f"the records {first.id!r} and {record.id!r} of one batch have {len(first.source_images)} and"
+                f" {len(record.source_images)} source images; a batch holds records with equally many"
+            )
+    return len(first.source_images)
+
+
+def distinct(records: Sequence[PromptRecord]) -> tuple[list[PromptRecord], Tensor]:
+    """The records with different prompt or sources, and [B] int64: row -> index among them."""
+    index: dict[tuple[str, tuple[Path, ...]], int] = {}
+    firsts: list[PromptRecord] = []
+    rows = []
+    for record in records:
+        key = (record.prompt, record.source_images)
+        if key not in index:
+            index[key] = len(firsts)
+            firsts.append(record)
+        rows.append(index[key])
+    return firsts, torch.tensor(rows)

@@ -1,0 +1,86 @@
+"""The visual vocabulary of the small model: what a patch of 32 x 32 pixels may look like.
+
+A code is a colour times an occupancy pattern (how much of each of the 4 x 4 cells of the patch the
+shape covers); code 0 is the background. The patterns are k-means centres of drawn patches, so that a
+grid of codes carries the whole picture.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from visual_grpo.starter.shapes.world import BACKGROUND, COLORS
+
+PATCH = 32
+"""Pixels a side that one image token of GLM-Image stands for."""
+CELLS = 4
+"""Cells along each side of a patch."""
+FEATURES = CELLS * CELLS * 3
+PATTERNS = 40
+"""Occupancy patterns of each colour."""
+CODEBOOK_SIZE = 1 + len(COLORS) * PATTERNS
+_KMEANS_STEPS = 25
+
+
+def patch_features(images: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Cell means of every patch.
+
+    ``images``: [N, 3, H, W] in 0..1; ``grid``: patches down and across, whatever H and W are.
+    Returns [N, rows * columns, 48]: cells row by row, RGB innermost.
+    """
+    rows, columns = grid
+    cells = F.adaptive_avg_pool2d(images, (rows * CELLS, columns * CELLS))
+    cells = cells.view(len(images), 3, rows, CELLS, columns, CELLS).permute(0, 2, 4, 3, 5, 1)
+    return cells.reshape(len(images), rows * columns, FEATURES)
+
+
+def nearest_codes(images: Tensor, grid: tuple[int, int], codebook: Tensor) -> Tensor:
+    """Image tokens by their definition: [N, rows * columns] int64, the nearest code in L2."""
+    return torch.cdist(patch_features(images, grid), codebook).argmin(-1)
+
+
+def fit_codebook(images: Tensor, grids: list[tuple[int, int]], seed: int) -> Tensor:
+    """[CODEBOOK_SIZE, 48] in 0..1 from drawn images of every colour ([N, 3, H, W] in 0..1)."""
+    occupancy = torch.cat([_occupancy(patch_features(images, grid)) for grid in grids])
+    patterns = _kmeans(occupancy, PATTERNS, torch.Generator().manual_seed(seed))
+    background = torch.tensor(BACKGROUND) / 255
+    codes = [background.repeat(CELLS * CELLS)[None]]
+    for color in COLORS.values():
+        mixed = background + patterns[..., None] * (torch.tensor(color) / 255 - background)
+        codes.append(mixed.flatten(1))
+    return torch.cat(codes)
+
+
+def standardised(codebook: Tensor) -> Tensor:
+    """The codebook centred and scaled to unit variance: a start for embeddings of image tokens."""
+    centred = codebook - codebook.mean(0)
+    return centred / centred.std()
+
+
+def _occupancy(features: Tensor) -> Tensor:
+    """Share of each cell that a shape covers: [M, 16] of the patches that are not background."""
+    background = torch.tensor(BACKGROUND) / 255
+    offset = features.reshape(-1, CELLS * CELLS, 3) - background
+    full = torch.tensor(list(COLORS.values())) / 255 - background
+    shares = torch.einsum("mcr,kr->mck", offset, full) / full.square().sum(-1)
+    error = (offset[:, :, None] - shares[..., None] * full).square().sum((1, 3))
+    best = error.argmin(-1)
+    occupancy = shares[torch.arange(len(shares)), :, best].clamp(0, 1)
+    return occupancy[occupancy.sum(-1) > 0.5]
+
+
+def _kmeans(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Lloyd's algorithm; starts are spread by k-means++ (Arthur and Vassilvitskii, 2007)."""
+    centres = points[torch.randint(len(points), (1,), generator=generator)]
+    while len(centres) < count:
+        distance = torch.cdist(points, centres).amin(1).square()
+        chosen = torch.multinomial(distance + 1e-9, 1, generator=generator)
+        centres = torch.cat([centres, points[chosen]])
+    for _ in range(_KMEANS_STEPS):
+        owner = torch.cdist(points, centres).argmin(1)
+        sums = torch.zeros_like(centres).index_add_(0, owner, points)
+        counts = torch.bincount(owner, minlength=count)[:, None]
+        centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
+    return centres

@@ -1,0 +1,153 @@
+"""The parts of the small GLM-Image: real classes, about two million parameters, weights from a seed."""
+
+from __future__ import annotations
+
+import torch
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    GlmImageConfig,
+    GlmImageForConditionalGeneration,
+    GlmImageProcessor,
+    T5Config,
+    T5EncoderModel,
+)
+
+from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES, standardised
+from visual_grpo.starter.glm_image.tokenizer import IMAGE_END, IMAGE_START, PAD, VISION_PATCH, VISION_VOCABULARY
+from visual_grpo.starter.glm_image.vision_tower import set_vision_tower
+
+_NORM_GROUPS = 1
+LATENT_CHANNELS = 4
+_GLYPH_WIDTH = 32
+_TEXT_HIDDEN, _TEXT_HEADS = 128, 4
+_VISION_HIDDEN = 64
+_EMBEDDING_SCALE = 0.06
+"""Size of the AR module's initial image-token embeddings beside its other weights (std 0.02)."""
+
+
+def build_ar(processor: GlmImageProcessor, codebook: Tensor, seed: int) -> GlmImageForConditionalGeneration:
+    """The AR module with its vision tower set; image tokens that look alike start with like embeddings."""
+    torch.manual_seed(seed)
+    model = GlmImageForConditionalGeneration(_ar_config(processor)).eval()
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=0.9,
+        top_p=0.75,
+        top_k=0,
+        eos_token_id=IMAGE_END,
+        pad_token_id=PAD,
+        suppress_tokens=list(range(CODEBOOK_SIZE, VISION_VOCABULARY)),  # the decoder has no embedding for them
+    )
+    set_vision_tower(model, processor, codebook)
+    start = standardised(codebook) * _EMBEDDING_SCALE
+    with torch.no_grad():
+        for weight in (model.model.language_model.embed_tokens.weight, model.lm_head.weight):
+            weight[:CODEBOOK_SIZE, :FEATURES] = start
+    return model
+
+
+def build_dit(codebook: Tensor, seed: int) -> GlmImageTransformer2DModel:
+    torch.manual_seed(seed)
+    model = GlmImageTransformer2DModel(
+        patch_size=2,
+        in_channels=LATENT_CHANNELS,
+        out_channels=LATENT_CHANNELS,
+        num_layers=3,
+        num_attention_heads=4,
+        attention_head_dim=32,
+        text_embed_dim=_GLYPH_WIDTH,
+        time_embed_dim=64,
+        condition_dim=16,
+        prior_vq_quantizer_codebook_size=CODEBOOK_SIZE,
+    )
+    with torch.no_grad():
+        model.prior_token_embedding.weight[:, :FEATURES] = standardised(codebook)
+    return model.eval()
+
+
+def build_vae(height: int, width: int, seed: int) -> AutoencoderKL:
+    torch.manual_seed(seed)
+    return AutoencoderKL(
+        in_channels=3,
+        out_channels=3,
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(8, 16, 16, 16),
+        layers_per_block=1,
+        latent_channels=LATENT_CHANNELS,
+        norm_num_groups=_NORM_GROUPS,
+        sample_size=max(height, width),
+        latents_mean=(0.0,) * LATENT_CHANNELS,
+        latents_std=(1.0,) * LATENT_CHANNELS,
+        mid_block_add_attention=False,
+    ).eval()
+
+
+def build_glyph_encoder(seed: int) -> T5EncoderModel:
+    """Never trained: drawn prompts hold no quoted text, so its output is one constant per model."""
+    torch.manual_seed(seed)
+    config = T5Config(
+        vocab_size=384,
+        d_model=_GLYPH_WIDTH,
+        d_kv=16,
+        d_ff=64,
+        num_layers=1,
+        num_heads=2,
+        feed_forward_proj="gated-gelu",
+    )
+    return T5EncoderModel(config).eval()
+
+
+def build_scheduler() -> FlowMatchEulerDiscreteScheduler:
+    return FlowMatchEulerDiscreteScheduler(
+        num_train_timesteps=1000,
+        shift=1.0,
+        use_dynamic_shifting=True,
+        time_shift_type="linear",
+        base_shift=0.25,
+        max_shift=0.75,
+        base_image_seq_len=256,
+    )
+
+
+def _ar_config(processor: GlmImageProcessor) -> GlmImageConfig:
+    half_head = _TEXT_HIDDEN // _TEXT_HEADS // 2
+    temporal = half_head // 4
+    height = (half_head - temporal) // 2
+    return GlmImageConfig(
+        text_config={
+            "vocab_size": len(processor.tokenizer),
+            "hidden_size": _TEXT_HIDDEN,
+            "intermediate_size": 3 * _TEXT_HIDDEN,
+            "num_hidden_layers": 3,
+            "num_attention_heads": _TEXT_HEADS,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "vision_vocab_size": VISION_VOCABULARY,
+            "pad_token_id": PAD,
+            "eos_token_id": IMAGE_END,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [temporal, height, half_head - temporal - height],
+            },
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": _VISION_HIDDEN,
+            "num_heads": 2,
+            "image_size": 64,
+            "patch_size": VISION_PATCH,
+            "intermediate_size": 2 * _VISION_HIDDEN,
+        },
+        vq_config={
+            "embed_dim": _VISION_HIDDEN,
+            "num_embeddings": CODEBOOK_SIZE,
+            "latent_channels": _VISION_HIDDEN,
+        },
+        image_token_id=processor.image_token_id,
+        image_start_token_id=IMAGE_START,
+        image_end_token_id=IMAGE_END,
+    )

@@ -1,0 +1,102 @@
+"""Pretrains the small DiT to turn image tokens into latents by flow matching."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from diffusers import FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
+from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
+from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift
+from torch import Tensor
+
+from visual_grpo.policies.glm_image.source_cache import write_sources
+from visual_grpo.starter.optimise import Report, minimise
+
+_BATCH = 24
+_BATCH_WITH_SOURCES = 16
+"""A row with a source costs twice as much."""
+_LEAST_SIGMA = 0.002
+_UNCONDITIONAL_SHARE = 0.1
+"""Rows whose image tokens are dropped, for classifier-free guidance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """One source of each of N pictures."""
+
+    latents: Tensor
+    """[N, channels, h, w], normalised."""
+    tokens: Tensor
+    """[N, (h/2) * (w/2)] int64, already upsampled."""
+
+
+def pretrain_dit(
+    dit: GlmImageTransformer2DModel,
+    scheduler: FlowMatchEulerDiscreteScheduler,
+    *,
+    latents: Tensor,
+    tokens: Tensor,
+    glyphs: Tensor,
+    size: tuple[int, int],
+    sources: Sources | None = None,
+    steps: int,
+    seed: int,
+    report: Report,
+) -> None:
+    """Rectified flow (Liu et al., 2022): x = (1 - sigma) latent + sigma noise, target noise - latent.
+
+    ``latents``: [N, channels, h, w], normalised; ``tokens``: [N, (h/2) * (w/2)] int64, already upsampled;
+    ``glyphs``: [1, L, width], the embedding of a prompt without quoted text; ``size``: (height, width) in pixels.
+    Sigmas are uniform: a solver's error is an integral over sigma, so that few steps suffice. Trains ``dit`` in place.
+
+    With ``sources`` (picture i's is number i modulo N) every other step reads them. The steps between have none: that
+    is how a prompt, and the unconditional pass of an edit, are denoised, and it halves what reading them costs.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    dit.train()
+    shift = time_shift(scheduler, tokens.shape[1])
+    turns = itertools.cycle([False] if sources is None else [False, True])
+    unconditional_share = _UNCONDITIONAL_SHARE if sources is None else 2 * _UNCONDITIONAL_SHARE
+
+    def loss_of_step() -> Tensor:
+        reads = next(turns)
+        count = _BATCH_WITH_SOURCES if reads else _BATCH
+        rows = torch.randint(len(latents), (count,), generator=generator)
+        clean, noise = latents[rows], torch.randn((count, *latents.shape[1:]), generator=generator)
+        sigma = torch.rand(count, 1, 1, 1, generator=generator) * (1 - _LEAST_SIGMA) + _LEAST_SIGMA
+        dropped = torch.rand(count, 1, generator=generator) < (0.0 if reads else unconditional_share)
+        velocity = dit(
+            hidden_states=(1 - sigma) * clean + sigma * noise,
+            prior_token_id=tokens[rows],
+            prior_token_drop=dropped.expand(-1, tokens.shape[1]),
+            timestep=unshifted_timesteps(sigma.flatten(), shift) - 1,  # the pipeline, too, passes them less one
+            encoder_hidden_states=glyphs.expand(count, -1, -1),
+            target_size=torch.tensor([size], dtype=torch.float32).expand(count, -1),
+            crop_coords=torch.zeros(count, 2),
+            kv_caches=_read(dit, sources, rows, glyphs.shape[-1]) if sources is not None and reads else None,
+            return_dict=False,
+        )[0]
+        return F.mse_loss(velocity, noise - clean)
+
+    minimise(loss_of_step, dit.parameters(), steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
+    dit.eval().requires_grad_(False)
+
+
+def _read(dit: GlmImageTransformer2DModel, sources: Sources, rows: Tensor, text_width: int) -> GlmImageKVCache:
+    own = rows % len(sources.latents)
+    written = write_sources(dit, [sources.latents[own]], [sources.tokens[own]], text_width)
+    return written.select(torch.arange(len(rows)))
+
+
+def unshifted_timesteps(sigma: Tensor, shift: float) -> Tensor:
+    """Timesteps 0..1000 whose sigmas after the pipeline's shift are these: sigma = mu / (mu + 1000 / t - 1)."""
+    return 1000 / (1 + shift * (1 / sigma - 1))
+
+
+def time_shift(scheduler: FlowMatchEulerDiscreteScheduler, sequence_length: int) -> float:
+    """mu of the pipeline's linear time shift."""
+    config = scheduler.config
+    return calculate_shift(sequence_length, config.base_image_seq_len, config.base_shift, config.max_shift)

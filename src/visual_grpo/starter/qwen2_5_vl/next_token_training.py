@@ -1,0 +1,250 @@
+"""Teaches the small Qwen2.5-VL to find the part that a query means, and of negative points that they lie around it.
+
+Anywhere around it: where one helps is what GRPO has to find out.
+
+Two short-lived heads help: one reads the parts off the vision tower's output, one reads each image token's row and
+column off the first layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
+
+from visual_grpo.segmentation.points_by_rule import ring
+from visual_grpo.starter.optimise import Report, minimise
+from visual_grpo.starter.qwen2_5_vl.model import MERGE, PATCH
+from visual_grpo.starter.scenes import answers
+from visual_grpo.starter.scenes.draw import Scenes, boxes, centers, draw_scenes
+from visual_grpo.starter.scenes.world import COLORS, PARTS, query_of
+
+POOL = 6000
+"""Scenes that are learnt from, each in four mirrored forms."""
+_BATCH = 64
+_LEARNING_RATE = 2e-3
+_VISION_SHARE = 0.12
+"""Of the steps, the first ones, that train the vision tower alone."""
+_HEADS_WEIGHT = 0.5
+_SOFTNESS = 2.0
+"""Standard deviation in pixels of the soft target of a coordinate: near misses are nearly right."""
+_NEGATIVES = 4
+_MARGIN = 0.5
+"""How far around the box negative points lie, as a share of the image's shorter side."""
+_FINE = 4
+"""Pixels a side of the cells that the vision tower's head labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """What the model learns from."""
+
+    images: Tensor
+    """[n, 3, H, W] uint8."""
+    labels: Tensor
+    """[n, H, W] int64: 0 the ground, 1 + 2 * colour + part."""
+    queries: Tensor
+    """[n, P] int64: the prompt's tokens."""
+    numbers: Tensor
+    """[n, 6] int64: box and positive point."""
+    negatives: Tensor
+    """[n, k, 2] int64: points around what is meant, of which one at a time is taught."""
+    types: Tensor
+    """[P] int64: 1 where the prompt has an image token."""
+    grid: Tensor
+    """[1, 3] int64: the processor's image_grid_thw."""
+
+
+def build_pool(processor: Qwen2_5_VLProcessor, height: int, width: int, seed: int, count: int) -> Pool:
+    """``count`` scenes of another random stream than the dataset's: none of those is seen before the training."""
+    scenes = draw_scenes(count, height, width, np.random.default_rng([seed, 1]))
+    label = np.where(scenes.parts < 0, 0, 1 + len(PARTS) * scenes.colors[:, None, None] + scenes.parts)
+    one = processor(
+        text=[prompt_of(processor, query_of(*query)) for query in dict.fromkeys(scenes.queries)],
+        images=list(torch.from_numpy(scenes.images[: len(set(scenes.queries))]).permute(0, 3, 1, 2)),
+        return_tensors="pt",
+    )
+    row = {query: i for i, query in enumerate(dict.fromkeys(scenes.queries))}
+    return Pool(
+        images=torch.from_numpy(scenes.images).permute(0, 3, 1, 2).contiguous(),
+        labels=torch.from_numpy(label.astype(np.int64)),
+        queries=one["input_ids"][[row[query] for query in scenes.queries]],
+        numbers=torch.from_numpy(np.concatenate([boxes(scenes.truths), centers(scenes.truths)], 1)),
+        negatives=_negatives(scenes, torch.Generator().manual_seed(seed)),
+        types=one["mm_token_type_ids"][0],
+        grid=one["image_grid_thw"][:1],
+    )
+
+
+def _negatives(scenes: Scenes, generator: torch.Generator) -> Tensor:
+    """[n, k, 2]."""
+    truths = scenes.truths
+    margin = _MARGIN * min(truths.shape[1:])
+    points = [
+        ring(torch.from_numpy(truth), tuple(box), _NEGATIVES, generator, margin=margin, spacing=0)
+        for truth, box in zip(truths, boxes(truths).tolist(), strict=True)
+    ]
+    return torch.tensor(points)
+
+
+def prompt_of(processor: Qwen2_5_VLProcessor, text: str) -> str:
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
+    prompt: str = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return prompt
+
+
+def pretrain(
+    model: Qwen2_5_VLForConditionalGeneration,
+    processor: Qwen2_5_VLProcessor,
+    *,
+    size: tuple[int, int],
+    steps: int,
+    seed: int,
+    report: Report,
+) -> None:
+    """Trains all weights; ``size`` = (height, width) in pixels."""
+    torch.manual_seed(seed)
+    pool = build_pool(processor, *size, seed, min(POOL, steps * _BATCH))  # no more than can be looked at
+    lesson = _Lesson(model, processor, pool, size, torch.Generator().manual_seed(seed))
+    looking = round(steps * _VISION_SHARE)
+    done = 0
+
+    def loss() -> Tensor:
+        nonlocal done
+        done += 1
+        return lesson.loss(speaking=done > looking)
+
+    minimise(
+        loss,
+        [*model.parameters(), *lesson.heads.parameters()],
+        steps=steps,
+        peak_learning_rate=_LEARNING_RATE,
+        warmup=100,
+        report=report,
+    )
+    lesson.close()
+    model.eval()
+
+
+class _Lesson:
+    """The loss of a batch, with the heads that are thrown away afterwards."""
+
+    def __init__(
+        self,
+        model: Qwen2_5_VLForConditionalGeneration,
+        processor: Qwen2_5_VLProcessor,
+        pool: Pool,
+        size: tuple[int, int],
+        generator: torch.Generator,
+    ) -> None:
+        self.model, self.processor, self.pool, self.size, self.generator = model, processor, pool, size, generator
+        side = PATCH * MERGE
+        self.cells = (size[0] // side, size[1] // side)
+        width = model.config.text_config.hidden_size
+        classes = 1 + len(COLORS) * len(PARTS)
+        self.heads = nn.ModuleDict(
+            {"parts": nn.Linear(width, (side // _FINE) ** 2 * classes), "place": nn.Linear(width, sum(self.cells))}
+        )
+        tokenizer = processor.tokenizer
+        self.frame = torch.tensor(answers.frame(tokenizer))
+        self.number_ids = torch.tensor(answers.number_ids(tokenizer, max(size)))
+        values = torch.arange(len(self.number_ids)).float()
+        self.soft = torch.softmax(-((values[:, None] - values) ** 2) / (2 * _SOFTNESS**2), 1)
+        self.positions = self._positions()
+        self._first_layer: list[Tensor] = []
+        self._hook = model.model.language_model.layers[0].register_forward_hook(
+            lambda module, args, output: self._first_layer.append(output[0] if isinstance(output, tuple) else output)
+        )
+
+    def close(self) -> None:
+        self._hook.remove()
+
+    def loss(self, *, speaking: bool) -> Tensor:
+        images, labels, numbers, queries = self._batch()
+        seen = self._look(images)
+        heads = self._parts_loss(seen, labels)
+        if not speaking:
+            return heads
+        log_probs, targets = self._speak(queries, seen, numbers)
+        return self._answer_loss(log_probs, targets, numbers) + _HEADS_WEIGHT * (heads + self._place_loss())
+
+    def _batch(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Images, labels [b, H, W], all eight numbers [b, 8] and queries; half are mirrored in x, half in y."""
+        pool, draw = self.pool, self.generator
+        rows = torch.randint(len(pool.images), (_BATCH,), generator=draw)
+        images, labels = pool.images[rows], pool.labels[rows]
+        chosen = torch.randint(pool.negatives.shape[1], (_BATCH,), generator=draw)
+        numbers = torch.cat([pool.numbers[rows], pool.negatives[rows, chosen]], 1)
+        for axis in (0, 1):  # x, y
+            turned = torch.rand(_BATCH, generator=draw) < 0.5
+            images = torch.where(turned[:, None, None, None], images.flip(3 - axis), images)
+            labels = torch.where(turned[:, None, None], labels.flip(2 - axis), labels)
+            numbers = torch.where(turned[:, None], _mirrored(numbers, axis, self.size[1 - axis]), numbers)
+        return images, labels, numbers, pool.queries[rows]
+
+    def _look(self, images: Tensor) -> Tensor:
+        """[b, tokens, width]."""
+        patches = self.processor.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
+        grid = self.pool.grid.repeat(len(images), 1)
+        return self.model.model.visual(patches, grid_thw=grid).pooler_output.view(len(images), -1, self.heads_width)
+
+    @property
+    def heads_width(self) -> int:
+        width: int = self.model.config.text_config.hidden_size
+        return width
+
+    def _speak(self, queries: Tensor, seen: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs [b, LENGTH, V] of the answers and their tokens [b, LENGTH]."""
+        targets = answers.tokens(self.frame, numbers, self.number_ids)
+        embed = self.model.model.get_input_embeddings()
+        prompt = embed(queries)
+        prompt = prompt.masked_scatter((self.pool.types == 1)[None, :, None].expand_as(prompt), seen)
+        self._first_layer.clear()
+        hidden = self.model.model.language_model(
+            inputs_embeds=torch.cat([prompt, embed(targets[:, :-1])], 1),
+            position_ids=self.positions.expand(3, len(queries), -1),
+            use_cache=False,
+        ).last_hidden_state
+        logits = self.model.lm_head(hidden[:, queries.shape[1] - 1 :])
+        return logits.log_softmax(-1), targets
+
+    def _answer_loss(self, log_probs: Tensor, targets: Tensor, numbers: Tensor) -> Tensor:
+        losses = -log_probs.gather(2, targets[..., None])[..., 0]
+        places = answers.places_of(range(6))
+        soft = self.soft[numbers[:, :6]]
+        losses[:, places] = -(soft * log_probs[:, places][..., self.number_ids]).sum(-1)
+        return losses.mean()
+
+    def _parts_loss(self, seen: Tensor, labels: Tensor) -> Tensor:
+        (rows, columns), fine = self.cells, PATCH * MERGE // _FINE
+        middle = labels[:, _FINE // 2 :: _FINE, _FINE // 2 :: _FINE]
+        cells = middle.unflatten(1, (rows, fine)).unflatten(3, (columns, fine)).transpose(2, 3).reshape(-1)
+        return F.cross_entropy(self.heads["parts"](seen).view(len(cells), -1), cells)
+
+    def _place_loss(self) -> Tensor:
+        hidden = self._first_layer[0][:, : len(self.pool.types)][:, self.pool.types == 1]
+        rows, columns = self.heads["place"](hidden).split(self.cells, -1)
+        places = torch.cartesian_prod(*map(torch.arange, self.cells)).expand(len(hidden), -1, -1)
+        loss = F.cross_entropy(rows.flatten(0, 1), places[..., 0].flatten())
+        return (loss + F.cross_entropy(columns.flatten(0, 1), places[..., 1].flatten())) / 2
+
+    def _positions(self) -> Tensor:
+        """[3, 1, P + LENGTH - 1]: every prompt has the same length."""
+        pool = self.pool
+        prompt, _ = self.model.model.get_rope_index(
+            pool.queries[:1], mm_token_type_ids=pool.types[None], image_grid_thw=pool.grid
+        )
+        after = prompt.max() + 1 + torch.arange(answers.LENGTH - 1)
+        return torch.cat([prompt, after.expand(3, 1, -1)], 2)
+
+
+def _mirrored(numbers: Tensor, axis: int, side: int) -> Tensor:
+    """Boxes and two points [b, 8] in an image mirrored along ``axis`` (0 = x), which is ``side`` pixels long."""
+    low, high, points = axis, axis + 2, [axis + 4, axis + 6]
+    mirrored = numbers.clone()
+    mirrored[:, [low, high, *points]] = side - 1 - numbers[:, [high, low, *points]]
+    return mirrored

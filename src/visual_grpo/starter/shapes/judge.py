@@ -1,0 +1,187 @@
+"""Measures drawn shapes in images: what object is there, and how close is it to the one that was asked for?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from visual_grpo.starter.shapes.world import BACKGROUND, CENTERS, COLORS, RADII
+
+_GRID = 64
+"""Images are judged with this many cells along their shorter side."""
+_OBJECT = 0.3
+"""RGB distance (0..1 a channel) from the background above which a cell belongs to the object."""
+_MIN_CELLS = 25
+_CLEAR_CELLS = 200
+"""Fewer than the smallest shape has: so much of an object is worth nothing where none should be."""
+_COLOR_REACH = 0.6
+"""RGB distance at which a cell's colour is worth nothing."""
+_COLOR_MATCH = 0.25
+"""RGB distance within which a cell may count as of the asked colour, if no other named colour is nearer."""
+_MIN_COLOR_SHARE = 0.7
+_MIN_IOU = 0.7
+_MAX_OFFSET = 0.1
+"""Farthest that a centre may be from the asked one, in shorter sides."""
+REGIONS = ("whole", "left", "right", "top", "bottom")
+"""Where an object is looked for: in the whole image or in one half of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What was found in B images, or regions of them."""
+
+    closeness: Tensor
+    """[B, 4] in 0..1: how close each attribute is; 0 where no object was found."""
+    right: Tensor
+    """[B, 4] bool: whether it counts as right."""
+    emptiness: Tensor
+    """[B] in 0..1: 1 where nothing at all was found, 0 from a small object on."""
+    empty: Tensor
+    """[B] bool: whether nothing was found that is as large as an object."""
+
+    @property
+    def all_right(self) -> Tensor:
+        """[B] bool."""
+        return self.right.all(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objects:
+    """B images on the judging grid of h x w cells; lengths in shorter sides."""
+
+    rgb: Tensor
+    """[B, h, w, 3] in 0..1."""
+    mask: Tensor
+    """[B, h, w] bool: cells that belong to the object."""
+    x: Tensor
+    """[w] cell centres; likewise ``y`` [h]."""
+    y: Tensor
+    size: tuple[int, int]
+    """(height, width) of the images in pixels."""
+
+
+def find_objects(images: Tensor) -> Objects:
+    """uint8 [B, 3, H, W] on the judging grid."""
+    height, width = images.shape[-2:]
+    short = min(height, width)
+    cells = (round(_GRID * height / short), round(_GRID * width / short))
+    rgb = F.interpolate(images.float() / 255, size=cells, mode="area").permute(0, 2, 3, 1)
+    mask = (rgb - torch.tensor(BACKGROUND) / 255).square().sum(-1) > _OBJECT**2
+    y, x = ((torch.arange(count) + 0.5) / _GRID for count in cells)
+    return Objects(rgb=rgb, mask=mask, x=x, y=y, size=(height, width))
+
+
+def restricted(objects: Objects, region: Tensor) -> Objects:
+    """The same images with only ``region`` ([B] int64, index into REGIONS) left to be found in each."""
+    left, top = objects.x < objects.x.mean(), objects.y < objects.y.mean()
+    wide, high = left[None, :].expand(len(top), -1), top[:, None].expand(-1, len(left))
+    regions = torch.stack([torch.ones_like(wide), wide, ~wide, high, ~high])
+    return replace(objects, mask=objects.mask & regions[region])
+
+
+def judge(objects: Objects, asked: Tensor) -> Judged:
+    """Compares each image's object with ``asked``: [B, 4] int64, index into each attribute's VOCABULARY."""
+    color, shape, position, size = asked.unbind(1)
+    iou, center, radius = _fit_templates(objects)
+    best = iou.argmax(1)
+    judged = [
+        _color(objects, color),
+        _shape(iou, best, shape),
+        _position(_of(center, best), position, objects.size),
+        _size(_of(radius, best), size),
+    ]
+    cells = objects.mask.sum((1, 2))
+    present = found(objects)
+    return Judged(
+        closeness=torch.stack([close for close, _ in judged], 1) * present[:, None],
+        right=torch.stack([ok for _, ok in judged], 1) & present[:, None],
+        emptiness=(1 - cells / _CLEAR_CELLS).clamp(min=0),
+        empty=~present,
+    )
+
+
+def nearness(objects: Objects, distances: Tensor) -> Tensor:
+    """[B] mean over each object's inside of 1 - distance / reach, not below 0; ``distances`` [B, h, w]."""
+    inside = _inside(objects)
+    return ((1 - distances / _COLOR_REACH).clamp(min=0) * inside).sum((1, 2)) / inside.sum((1, 2)).clamp(min=1)
+
+
+def color_distances(objects: Objects) -> Tensor:
+    """[B, h, w, colours] RGB distance of every cell to every named colour."""
+    names = torch.tensor(list(COLORS.values())) / 255
+    return torch.cdist(objects.rgb.flatten(1, 2), names).view(*objects.mask.shape, len(names))
+
+
+def found(objects: Objects) -> Tensor:
+    """[B] bool: whether there is anything as large as an object."""
+    return objects.mask.sum((1, 2)) > _MIN_CELLS
+
+
+def _inside(objects: Objects) -> Tensor:
+    """[B, h, w] 1 inside the object without its rim, where anti-aliased cells are mixed with the background."""
+    outside = (~objects.mask).float()[:, None]
+    return (F.max_pool2d(outside, 3, stride=1, padding=1)[:, 0] < 0.5).float()
+
+
+def _color(objects: Objects, asked: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean closeness to the asked colour inside the object, and whether most of it is near that colour."""
+    inside, distances = _inside(objects), color_distances(objects)
+    distance = distances[torch.arange(len(asked)), ..., asked]
+    matches = (distances.argmin(-1) == asked[:, None, None]) & (distance < _COLOR_MATCH)
+    share = (matches * inside).sum((1, 2)) / inside.sum((1, 2)).clamp(min=1)
+    return nearness(objects, distance), share > _MIN_COLOR_SHARE
+
+
+def _fit_templates(objects: Objects) -> tuple[Tensor, Tensor, Tensor]:
+    """Each shape of the object's own area and centroid laid over it.
+
+    Returns the intersection over union [B, 3], the templates' centres [B, 3, 2] and radii [B, 3].
+    """
+    mask = objects.mask.float()
+    count = mask.sum((1, 2)).clamp(min=1)
+    centroid_x = (mask.sum(1) * objects.x).sum(1) / count
+    centroid_y = (mask.sum(2) * objects.y).sum(1) / count
+    area = count / _GRID**2
+    radius = torch.stack([(area / math.pi).sqrt(), area.sqrt() / 2, (area / 2).sqrt()], 1)
+    center_y = torch.stack([centroid_y, centroid_y, centroid_y - radius[:, 2] / 3], 1)  # a triangle's mass hangs low
+    center = torch.stack([centroid_x[:, None].expand(-1, 3), center_y], -1)
+    dx = objects.x[None, None, :] - centroid_x[:, None, None]
+    dy = objects.y[None, :, None] - center_y[:, :, None, None]
+    circle = dx.square() + dy[:, 0].square() < radius[:, 0, None, None].square()
+    square = torch.maximum(dx.abs(), dy[:, 1].abs()) < radius[:, 1, None, None]
+    below_apex = dy[:, 2] + radius[:, 2, None, None]
+    triangle = (dx.abs() < below_apex / 2) & (dy[:, 2] < radius[:, 2, None, None])
+    templates = torch.stack([circle, square, triangle], 1)
+    shared = (templates & objects.mask[:, None]).sum((2, 3))
+    either = (templates | objects.mask[:, None]).sum((2, 3)).clamp(min=1)
+    return shared / either, center, radius
+
+
+def _shape(iou: Tensor, best: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+    own = _of(iou, asked)
+    matches = best == asked
+    return 0.5 * (own / 0.9).clamp(max=1) + 0.5 * matches, matches & (own > _MIN_IOU)
+
+
+def _position(center: Tensor, asked: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    height, width = size
+    places = torch.tensor(list(CENTERS.values())) * torch.tensor([width, height]) / min(height, width)
+    distance = torch.cdist(center, places)
+    own = _of(distance, asked)
+    return (1 - (own - 0.02) / 0.25).clamp(0, 1), (distance.argmin(1) == asked) & (own < _MAX_OFFSET)
+
+
+def _size(radius: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+    radii = torch.tensor(list(RADII.values()))
+    distance = (radius[:, None] - radii).abs()
+    return (1 - (_of(distance, asked) - 0.01) / 0.1).clamp(0, 1), distance.argmin(1) == asked
+
+
+def _of(table: Tensor, column: Tensor) -> Tensor:
+    """Row i's entry ``column[i]``."""
+    return table[torch.arange(len(table)), column]

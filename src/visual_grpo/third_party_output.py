@@ -1,0 +1,56 @@
+"""Keeps the warnings, notices and progress bars of other libraries off the terminal.
+
+Kedro calls ``silence_libraries`` through the entry point ``kedro.init``, before it loads plugins: mlflow reads
+its environment variables when it is imported, which is before the project's settings are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_ENVIRONMENT = {
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "KEDRO_DISABLE_TELEMETRY": "true",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DIFFUSERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def silence_libraries() -> None:
+    """Hides the warnings and notices of installed libraries; the environment and ``python -W`` still win."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if not sys.warnoptions:
+        # Not a warnings filter: mlflow and kedro put theirs in front of it when they are imported.
+        logging.captureWarnings(True)
+        logging.getLogger("py.warnings").addFilter(_is_our_own)
+
+
+@contextmanager
+def hidden_progress_bars() -> Iterator[None]:
+    """Hides the progress bars of diffusers and transformers: loading or saving a folder takes a moment."""
+    from diffusers.utils import logging as of_diffusers
+    from transformers.utils import logging as of_transformers
+
+    shown = [library for library in (of_diffusers, of_transformers) if library.is_progress_bar_enabled()]
+    for library in shown:
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in shown:
+            library.enable_progress_bar()
+
+
+def _is_our_own(record: logging.LogRecord) -> bool:
+    """Whether a captured warning ("path:line: category: text") points at code that is not installed."""
+    path = record.getMessage().partition(": ")[0]
+    return "site-packages" not in path and "dist-packages" not in path

@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import GlmImagePipeline
+from peft import PeftModel
+
+from tests.conftest import SIZE, stir
+from visual_grpo.components import load_image_model, load_policy
+from visual_grpo.config import Dtype, FlowConfig, GRPOConfig, PolicyConfig, SamplerConfig
+from visual_grpo.errors import UserError
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
+from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
+from visual_grpo.policies.glm_image.joint import GlmImageJointPolicy
+from visual_grpo.policies.glm_image.processor import PreviewProcessor
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.types import PromptRecord
+
+TEXTS = [
+    "a red circle",
+    "a sign that says 'OPEN' and a small yellow square at the bottom, with more words than its neighbours",
+    "画一只猫 “猫咪”",
+]
+RECORDS = [PromptRecord(id=str(i), prompt=text) for i, text in enumerate(TEXTS)]
+ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_scale=1.5)
+TWO_STEPS = FlowConfig(window_steps=2)
+MODES: list[dict[str, Any]] = [
+    {"flow": TWO_STEPS},
+    {"flow": TWO_STEPS, "gradient_checkpointing": True},
+    {"flow": FlowConfig(sampler="cps", window_steps=None)},
+    {"flow": FlowConfig(window_start=1, window_steps=2, ratio_norm=True)},
+]
+
+
+def policy_with(folder: Path, sampler: SamplerConfig = ROLLOUT, **changes: Any) -> GlmImageDitPolicy:
+    policy = load_policy(
+        str(folder),
+        module="dit",
+        size=SIZE,
+        policy=PolicyConfig(**changes),
+        rollout=sampler,
+        kl_reference=True,
+        device="cpu",
+    )
+    stir(policy)
+    return policy
+
+
+def rollout(policy: GlmImageDitPolicy, group_size: int = 2) -> Any:
+    return policy.rollout(RECORDS, group_size, torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_replay_gives_the_samplers_log_probs_back(pipeline_folder: Path, mode: dict[str, Any]) -> None:
+    """Prompts of three glyph lengths, guided, with an adapter that has an effect."""
+    policy = policy_with(pipeline_folder, **mode)
+    got = rollout(policy)
+    chunks = list(policy.replay(got.trajectory, torch.arange(6)))
+    steps = mode["flow"].window_steps or 3
+    assert [chunk.steps for chunk in chunks] == [slice(i, i + 1) for i in range(steps)]
+    replayed = torch.cat([chunk.log_probs for chunk in chunks], 1)
+    assert got.log_probs.shape == replayed.shape == got.mask.shape == (6, steps)
+    elements = got.trajectory.states[0, 0].numel()
+    # In the mean over elements, the unit in which the published floor is 2e-5 (without guidance).
+    assert (replayed - got.log_probs).abs().max() / elements**0.5 < 1e-6
+    rows = torch.tensor([4, 1])
+    some = torch.cat([chunk.log_probs for chunk in policy.replay(got.trajectory, rows)], 1)
+    assert (some - got.log_probs[rows]).abs().max() / elements**0.5 < 1e-6
+
+
+def test_a_wrong_replay_is_far_outside_the_floor(pipeline_folder: Path) -> None:
+    policy = policy_with(pipeline_folder)
+    got = rollout(policy)
+    elements = got.trajectory.states[0, 0].numel()
+    conditions = got.trajectory.conditions
+    wrong: list[dict[str, Any]] = [
+        {"guidance_scale": 1.0},
+        {"tokens": conditions.tokens.roll(2, 0)},
+        {"prompt_of_row": conditions.prompt_of_row.roll(2)},
+    ]
+    for change in wrong:
+        conditions_then = {**vars(conditions), **change}
+        other = {**vars(got.trajectory), "conditions": type(conditions)(**conditions_then)}
+        chunk = next(iter(policy.replay(type(got.trajectory)(**other), torch.arange(6))))
+        assert (chunk.log_probs[:, 0] - got.log_probs[:, 0]).abs().max() / elements**0.5 > 1e-5, change
+
+
+def test_the_ode_is_the_pipelines_own(pipeline_folder: Path) -> None:
+    image = load_image_model(str(pipeline_folder), size=SIZE, device="cpu")
+    tokens = torch.randint(0, 200, (3, 2, 3), generator=torch.Generator().manual_seed(1))
+    conditions = image.denoiser.conditions(RECORDS, tokens, 1.5)
+    noise = image.denoiser.start_noise([4, 5, 6])
+    ours = image.denoiser.integrate(noise, conditions, 5)
+    for row, text in enumerate(TEXTS):
+        want = image.pipeline(
+            prompt=text,
+            prior_token_ids=tokens[row : row + 1].repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1),
+            latents=noise[row : row + 1],
+            height=SIZE[0],
+            width=SIZE[1],
+            num_inference_steps=5,
+            guidance_scale=1.5,
+            output_type="latent",
+        ).images
+        torch.testing.assert_close(ours[row : row + 1], want, rtol=0, atol=1e-5)
+
+
+def test_the_unconditional_branch_carries_no_gradient(pipeline_folder: Path) -> None:
+    """The guided velocity's gradient is the conditional one's, times the guidance."""
+    policy = policy_with(pipeline_folder)
+    denoiser = policy.image.denoiser
+    tokens = torch.randint(0, 200, (3, 2, 3), generator=torch.Generator().manual_seed(1))
+    state, rows = denoiser.start_noise([1, 2, 3]), torch.arange(3)
+    gradients = []
+    for guidance in (1.0, 1.5):
+        velocity = denoiser.velocity(state, 700.0, denoiser.conditions(RECORDS, tokens, guidance), rows)
+        gradients.append(torch.autograd.grad(velocity.sum(), policy.adapter.parameters()))
+    for plain, guided in zip(*gradients, strict=True):
+        torch.testing.assert_close(guided, 1.5 * plain, rtol=1e-4, atol=1e-5)
+
+
+def test_a_window_elsewhere_is_the_ode(pipeline_folder: Path) -> None:
+    """Outside the window the path is deterministic: two rows that share their noise part in the window."""
+    policy = policy_with(pipeline_folder, flow=FlowConfig(window_start=1, window_steps=1))
+    got = rollout(policy)
+    states = got.trajectory.states[:, 0]
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
+    assert not torch.equal(got.trajectory.next_states[0], got.trajectory.next_states[1])
+    assert got.trajectory.steps == (1,)
+
+
+def test_a_drawn_window_and_a_share_are_the_same_for_all_rows_and_vary_between_rollouts(pipeline_folder: Path) -> None:
+    sampler = ROLLOUT.model_copy(update={"steps": 6})
+    flow = FlowConfig(window_start=None, window_steps=3, train_share=0.6)
+    policy = policy_with(pipeline_folder, sampler, flow=flow)
+    generator = torch.Generator().manual_seed(0)
+    seen = set()
+    for _ in range(6):
+        got = policy.rollout(RECORDS[:1], 2, generator)
+        assert got.log_probs.shape == (2, 2)
+        assert max(got.trajectory.steps) < 5
+        assert got.trajectory.steps[-1] - got.trajectory.steps[0] <= 2
+        seen.add(got.trajectory.steps)
+    assert len(seen) > 2
+
+
+def test_the_reference_is_the_base_model_and_its_kl_is_closed_form(pipeline_folder: Path) -> None:
+    policy = policy_with(pipeline_folder)
+    got = rollout(policy)
+    plain = load_policy(str(pipeline_folder), module="dit", size=SIZE, rollout=ROLLOUT, device="cpu")
+    rows = torch.arange(6)
+    for column, chunk in enumerate(policy.replay(got.trajectory, rows)):
+        mean, std = plain.image.step(
+            got.trajectory.states[:, column],
+            got.trajectory.conditions,
+            rows,
+            got.trajectory.schedule,
+            got.trajectory.steps[column],
+        )
+        torch.testing.assert_close(got.trajectory.reference_means[:, column], mean.detach(), rtol=0, atol=1e-5)
+        want = (got.trajectory.means[:, column] - mean).square().flatten(1).mean(1) / (2 * std**2)
+        assert chunk.kl is not None
+        torch.testing.assert_close(chunk.kl[:, 0], want.detach(), rtol=1e-3, atol=1e-7)
+        assert chunk.kl.requires_grad
+        assert chunk.kl.min() > 1e-6
+
+
+def test_decodes_of_a_prompt_share_tokens_and_start_noise(pipeline_folder: Path) -> None:
+    policy = policy_with(pipeline_folder, flow=FlowConfig(window_steps=1))
+    trajectory = rollout(policy, group_size=3).trajectory
+    groups = trajectory.conditions.tokens.view(3, 3, -1)
+    assert torch.equal(groups[:, 0], groups[:, 2])
+    assert torch.equal(trajectory.states[0], trajectory.states[2])
+    apart = policy_with(pipeline_folder, flow=FlowConfig(window_steps=1), share_start_noise=False)
+    trajectory = rollout(apart, group_size=3).trajectory
+    assert not torch.equal(trajectory.states[0], trajectory.states[2])
+
+
+def test_tokens_given_with_a_record_are_used(pipeline_folder: Path) -> None:
+    policy = policy_with(pipeline_folder)
+    given = PromptRecord(id="g", prompt="a cat", metadata={"prior_tokens": [[1, 2, 3], [4, 5, 6]]})
+    got = policy.rollout([RECORDS[0], given], 2, torch.Generator().manual_seed(0))
+    large = got.trajectory.conditions.tokens[2].view(4, 6)[::2, ::2]
+    assert large.tolist() == [[1, 2, 3], [4, 5, 6]]
+    for bad, complaint in (
+        ([1, 2], "has 2 tokens, expected 6"),
+        (["a"] * 6, "must be a list"),
+        ([9999] * 6, "0 to 200"),
+    ):
+        record = PromptRecord(id="bad", prompt="a cat", metadata={"prior_tokens": bad})
+        with pytest.raises(UserError, match=f"record 'bad'.*{complaint}"):
+            policy.rollout([record], 2, torch.Generator().manual_seed(0))
+
+
+def test_one_seed_one_rollout_bit_for_bit(pipeline_folder: Path) -> None:
+    policy = policy_with(pipeline_folder)
+    one, two = rollout(policy), rollout(policy)
+    assert torch.equal(one.log_probs, two.log_probs)
+    assert all(torch.equal(a, b) for a, b in zip(one.samples, two.samples, strict=True))
+
+
+def test_one_step_moves_the_adapter_and_nothing_else(pipeline_folder: Path) -> None:
+    policy = load_policy(str(pipeline_folder), module="dit", size=SIZE, kl_reference=True, device="cpu")
+    modules = {name: getattr(policy.image.pipeline, name) for name in ("transformer", "vae", "vision_language_encoder")}
+    frozen = {
+        f"{m}.{n}": p.detach().clone()
+        for m, module in modules.items()
+        for n, p in module.named_parameters()
+        if not p.requires_grad
+    }
+    adapter = policy.adapter_state_dict()
+    config = GRPOConfig(
+        steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01, updates_per_rollout=2
+    )
+    trainer = GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config)
+    metrics = list(trainer.fit(RECORDS))
+    assert metrics[0].values["ratio/first_max_abs_log"] < 1e-4
+    assert metrics[1].values["kl"] > 0
+    moved = policy.adapter_state_dict()
+    assert not [n for n in adapter if torch.equal(adapter[n], moved[n])]
+    now = {f"{m}.{n}": p for m, module in modules.items() for n, p in module.named_parameters()}
+    assert all(torch.equal(now[name], value) for name, value in frozen.items())
+
+
+def test_both_adapters_load_together_into_the_plain_pipeline(pipeline_folder: Path, tmp_path: Path) -> None:
+    image = load_image_model(str(pipeline_folder), size=SIZE, modules=["ar", "dit"], device="cpu")
+    for adapter in image.adapters.values():
+        for number, parameter in enumerate(adapter.parameters()):
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+            parameter.data.add_(0.05 * noise)
+    image.save_adapters(tmp_path)
+    pipe = GlmImagePipeline.from_pretrained(pipeline_folder)
+    pipe.set_progress_bar_config(disable=True)
+    pipe.processor = PreviewProcessor.of(pipe.processor, preview_side=2)
+    base = _plain_image(pipe)
+    pipe.transformer.load_lora_adapter(str(tmp_path / "dit"), prefix=None, use_safetensors=True)
+    with_dit = _plain_image(pipe)
+    pipe.vision_language_encoder = PeftModel.from_pretrained(pipe.vision_language_encoder, tmp_path / "ar")
+    with_both = _plain_image(pipe)
+    assert (base - with_dit).abs().max() > 0.02
+    assert (with_dit - with_both).abs().max() > 0.02
+    restored = load_image_model(str(pipeline_folder), size=SIZE, modules=["ar", "dit"], adapters=tmp_path, device="cpu")
+    stock = SamplerConfig(steps=3, guidance_scale=1.5)
+    for ours, again in zip(
+        image.generate(RECORDS, [1, 2, 3], stock), restored.generate(RECORDS, [1, 2, 3], stock), strict=True
+    ):
+        assert torch.equal(ours, again)
+    with pytest.raises(UserError, match=r"holds no adapter.*--pipeline=train"):
+        load_image_model(str(pipeline_folder), size=SIZE, modules=["dit"], adapters=tmp_path / "dit", device="cpu")
+
+
+def test_adapter_state_round_trip_and_a_misfit(pipeline_folder: Path) -> None:
+    policy = policy_with(pipeline_folder)
+    state = policy.adapter_state_dict()
+    fresh = load_policy(str(pipeline_folder), module="dit", size=SIZE, device="cpu")
+    fresh.load_adapter_state_dict(state)
+    assert all(torch.equal(value, state[name]) for name, value in fresh.adapter_state_dict().items())
+    del state[next(iter(state))]
+    with pytest.raises(UserError, match="does not fit this model"):
+        fresh.load_adapter_state_dict(state)
+
+
+def test_generation_may_be_stochastic(pipeline_folder: Path) -> None:
+    image = load_image_model(str(pipeline_folder), size=SIZE, device="cpu")
+    noisy = ROLLOUT.model_copy(update={"stochastic": True})
+    plain, one, two = (image.generate(RECORDS[:1], [3], sampler)[0] for sampler in (ROLLOUT, noisy, noisy))
+    assert torch.equal(one, two)
+    assert (one.int() - plain.int()).abs().max() > 8
+
+
+def test_half_precision_trains(pipeline_folder: Path) -> None:
+    dtypes: list[Dtype] = ["bfloat16", "float16"]
+    for dtype in dtypes:
+        policy = load_policy(str(pipeline_folder), module="dit", size=SIZE, dtype=dtype, device="cpu")
+        assert {p.dtype for p in policy.trainable_parameters()} == {torch.float32}
+        config = GRPOConfig(steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-3)
+        before = policy.adapter_state_dict()
+        list(GRPOTrainer(policy, RewardSet({"b": (brightness, 1.0)}), config, dtype=dtype).fit(RECORDS))
+        after = policy.adapter_state_dict()
+        assert any(not torch.equal(before[n], after[n]) for n in before)
+        assert all(torch.isfinite(value).all() for value in after.values())
+
+
+def test_a_joint_rollout_goes_on_from_the_tokens_it_trains(pipeline_folder: Path) -> None:
+    image = load_image_model(str(pipeline_folder), size=SIZE, modules=["ar", "dit"], device="cpu")
+    ar = GlmImageArPolicy(image, ROLLOUT)
+    dit = GlmImageDitPolicy(image, ROLLOUT, SamplerConfig(steps=4, guidance_scale=1.5))
+    both = GlmImageJointPolicy(ar, dit).joint_rollout(RECORDS, 2, 3, torch.Generator().manual_seed(0))
+    assert both.outer is not None
+    assert both.inner is not None
+    tokens = both.outer.trajectory.tokens[:, image.tokens.grid(0).preview_count :].view(6, 2, 3)
+    told = both.inner.trajectory.conditions.tokens.view(6, 3, 4, 6)
+    assert torch.equal(told[:, 0, ::2, ::2], tokens)
+    assert torch.equal(told[:, 0], told[:, 2])
+    assert [record.id for record in both.inner.prompts] == [record.id for record in RECORDS for _ in range(6)]
+    starts = both.inner.trajectory.states[:, 0].view(3, 6, -1)
+    assert torch.equal(starts[:, 0], starts[:, 5])
+    assert all(torch.equal(a, b) for a, b in zip(both.outer.samples, both.inner.samples[::3], strict=True))
+
+
+def brightness(prompts: Any, images: Any) -> list[float]:
+    return [float(image.float().mean()) / 255 for image in images]
+
+
+def _plain_image(pipe: Any) -> torch.Tensor:
+    image = pipe(
+        prompt=TEXTS[0],
+        height=SIZE[0],
+        width=SIZE[1],
+        num_inference_steps=3,
+        generator=torch.Generator().manual_seed(2),
+        output_type="np",
+    ).images[0]
+    return torch.from_numpy(image)

@@ -1,0 +1,260 @@
+"""Qwen2.5-VL as a policy: real classes, drawn weights; pictures differ in shape, queries in length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from PIL import Image
+from torch import Tensor
+from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+from tests.conftest import stir
+from visual_grpo.components import load_vl_policy
+from visual_grpo.config import GRPOConfig, ModelConfig, PolicyConfig, SamplerConfig
+from visual_grpo.errors import UserError
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.policies.qwen2_5_vl.model import QwenVl, QwenVlPolicy, load_qwen
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
+from visual_grpo.types import PromptRecord
+
+QUERIES = ["light red", "the small thing to the left of the other one", "左边的红色部分"]
+SHAPES = [(64, 64), (32, 128), (96, 48)]
+MODES: list[dict[str, Any]] = [{}, {"share_prefix": False}, {"gradient_checkpointing": True}]
+TOKENS = 12
+GREEDY = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("qwen")
+    processor = build_processor(64, 64)
+    model = build_model(processor, seed=1)
+    # Many ends, as of several released models, so that some of the random answers reach one.
+    model.generation_config.eos_token_id = [processor.tokenizer.eos_token_id, *range(40)]
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[PromptRecord]:
+    folder, generator = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    records = []
+    for number, (query, (height, width)) in enumerate(zip(QUERIES, SHAPES, strict=True)):
+        path = folder / f"{number}.png"
+        blocks = generator.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
+        Image.fromarray(blocks.repeat(8, 0).repeat(8, 1)).save(path)
+        records.append(PromptRecord(id=str(number), prompt=query, source_images=(path,)))
+    return records
+
+
+def policy_of(folder: Path, **changes: Any) -> QwenVlPolicy:
+    """With an adapter that has an effect."""
+    config = PolicyConfig.model_validate(
+        {"component": "vl", "vl": {"max_tokens": TOKENS, "instruction": "Find: {query}"}, "rollout_batch": 4} | changes
+    )
+    policy = load_vl_policy(str(folder), policy=config, kl_reference=True, device="cpu")
+    stir(policy)
+    return policy
+
+
+def rollout(policy: QwenVlPolicy, records: list[PromptRecord], group_size: int = 3) -> Any:
+    return policy.rollout(records, group_size, torch.Generator().manual_seed(3))
+
+
+def plain_log_probs(
+    policy: QwenVlPolicy, records: list[PromptRecord], tokens: Tensor, *, pixels: bool = True
+) -> Tensor:
+    """[B, T] by one plain forward on everything that the processor gives, one row of ``tokens`` a record."""
+    answers = policy.qwen.answers
+    inputs = answers.processed(records)
+    more = torch.ones_like(tokens)
+    arguments: dict[str, Any] = {
+        "input_ids": torch.cat([inputs["input_ids"], tokens], 1),
+        "attention_mask": torch.cat([inputs["attention_mask"], more], 1),
+        "mm_token_type_ids": torch.cat([inputs["mm_token_type_ids"], 0 * more], 1),
+        "image_grid_thw": inputs["image_grid_thw"],
+    }
+    if pixels:
+        arguments["pixel_values"] = inputs["pixel_values"]
+    logits = policy.qwen.model(**arguments, logits_to_keep=tokens.shape[1] + 1).logits[:, :-1]
+    return (logits + answers.bias).log_softmax(-1).gather(2, tokens[..., None])[..., 0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_replay_gives_the_samplers_log_probs_back(
+    folder: Path, records: list[PromptRecord], mode: dict[str, Any]
+) -> None:
+    policy = policy_of(folder, **mode)
+    got = rollout(policy, records)
+    (chunk,) = policy.replay(got.trajectory, torch.arange(9))
+    lengths = got.mask.sum(1)
+    assert got.trajectory.encoded.prompts.mask.sum(1).unique().numel() == 3, "three lengths, so two are padded"
+    assert lengths.min() < TOKENS, "some answers end early"
+    torch.testing.assert_close(chunk.log_probs[got.mask], got.log_probs[got.mask], rtol=0, atol=5e-6)
+
+
+@torch.no_grad()
+def test_sampling_agrees_with_the_models_own_forward(folder: Path, records: list[PromptRecord]) -> None:
+    """Which needs everything the processor gives: positions, token types, padding and pixels."""
+    policy = policy_of(folder)
+    got = rollout(policy, records, group_size=1)
+    plain = plain_log_probs(policy, records, got.trajectory.tokens)
+    torch.testing.assert_close(plain[got.mask], got.log_probs[got.mask], rtol=0, atol=5e-5)
+    blind = plain_log_probs(policy, records, got.trajectory.tokens, pixels=False)
+    assert (blind - got.log_probs)[got.mask].abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_the_policy_sees_the_image(folder: Path, records: list[PromptRecord]) -> None:
+    policy = policy_of(folder)
+    got = rollout(policy, records[:1])
+    other = PromptRecord(id="0", prompt=QUERIES[0], source_images=records[1].source_images)
+    square = Image.open(records[1].source_images[0]).resize((64, 64))
+    path = records[1].source_images[0].with_name("other.png")
+    square.save(path)
+    swapped = policy.qwen.answers.encode([PromptRecord(id="0", prompt=other.prompt, source_images=(path,))])
+    before = policy.qwen.answers.log_probs(got.trajectory, torch.arange(3), 1.0)
+    object.__setattr__(got.trajectory, "encoded", swapped)
+    after = policy.qwen.answers.log_probs(got.trajectory, torch.arange(3), 1.0)
+    assert (before - after)[got.mask].abs().max() > 0.1
+
+
+def test_every_way_of_replaying_has_the_same_gradient(folder: Path, records: list[PromptRecord]) -> None:
+    gradients = []
+    for mode in MODES:
+        policy = policy_of(folder, **mode)
+        got = rollout(policy, records)
+        (chunk,) = policy.replay(got.trajectory, torch.tensor([5, 0, 8]))
+        (chunk.log_probs * got.mask[[5, 0, 8]] * torch.arange(1.0, 4.0)[:, None]).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.trainable_parameters() if p.grad is not None]))
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], rtol=1e-4, atol=1e-5)
+
+
+def test_one_step_moves_every_lora_matrix_of_the_language_model_and_nothing_else(
+    folder: Path, records: list[PromptRecord]
+) -> None:
+    policy = policy_of(folder)  # B is not 0: a fresh A has no gradient yet
+    model = policy.qwen.model
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    rewards = RewardSet({"length": (lambda prompts, samples: [float(len(s.text)) for s in samples], 1.0)})
+    config = GRPOConfig(steps=1, prompts_per_step=3, group_size=4, learning_rate=1e-2)
+    assert len(list(GRPOTrainer(policy, rewards, config).fit(records))) == 1
+    moved = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    assert moved == {name for name, value in model.named_parameters() if value.requires_grad}
+    projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert moved == {
+        f"model.language_model.layers.{layer}.{'mlp' if name in projections[4:] else 'self_attn'}.{name}"
+        f".lora_{side}.default.weight"
+        for layer in range(3)
+        for name in projections
+        for side in "AB"
+    }
+
+
+@torch.no_grad()
+def test_what_an_answer_may_not_contain_is_banned_in_sampler_and_scorer(
+    folder: Path, records: list[PromptRecord]
+) -> None:
+    policy = policy_of(folder)
+    model, tokenizer = policy.qwen.model, policy.qwen.answers.processor.tokenizer
+    image = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    model.lm_head.weight[image] = 50 * model.lm_head.weight.abs().max()  # the likeliest token of all, were it allowed
+    got = rollout(policy, records)
+    assert not (got.trajectory.tokens == image).any()
+    (chunk,) = policy.replay(got.trajectory, torch.arange(9))
+    torch.testing.assert_close(chunk.log_probs[got.mask], got.log_probs[got.mask], rtol=0, atol=5e-6)
+
+
+def test_the_end_counts_and_what_follows_does_not(folder: Path, records: list[PromptRecord]) -> None:
+    policy = policy_of(folder)
+    got = rollout(policy, records)
+    ends = set(policy.qwen.answers.ends)
+    assert {sample.finished for sample in got.samples} == {True, False}
+    for tokens, mask, sample in zip(got.trajectory.tokens.tolist(), got.mask, got.samples, strict=True):
+        said = next((place for place, token in enumerate(tokens) if token in ends), TOKENS)
+        assert mask.tolist() == [place <= said for place in range(TOKENS)]
+        assert sample.finished == (said < TOKENS)
+        assert sample.text == policy.qwen.answers.processor.tokenizer.decode(tokens[:said])
+
+
+def test_frames_are_what_the_processor_made_of_the_images(folder: Path, records: list[PromptRecord]) -> None:
+    policy = policy_of(folder)
+    samples = policy.qwen.generate(records, [1, 2, 3], GREEDY)
+    inputs = policy.qwen.answers.processed(records)
+    assert [sample.frame for sample in samples] == [
+        (8 * rows, 8 * columns) for _, rows, columns in inputs["image_grid_thw"].tolist()
+    ]
+    assert samples[1].frame == (32, 128)
+
+
+@torch.no_grad()
+def test_greedy_answers_are_the_models_own(folder: Path, records: list[PromptRecord]) -> None:
+    """The stock sampler agrees with transformers' generate(), which bans nothing, wherever that says nothing banned."""
+    policy = policy_of(folder)
+    answers = policy.qwen.answers
+    ours = policy.qwen.generate(records, [1, 2, 3], GREEDY)
+    banned = (answers.bias < 0).nonzero().flatten().tolist()
+    inputs = answers.processed(records)
+    ids = policy.qwen.model.generate(**inputs, max_new_tokens=TOKENS, suppress_tokens=banned)
+    theirs = answers.processor.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert len({sample.text for sample in ours}) == 3
+    for sample, text in zip(ours, theirs, strict=True):
+        # generate() leaves the end in the text where it is no special token.
+        assert text.startswith(sample.text)
+        assert len(text) <= len(sample.text) + 1
+
+
+def test_an_answer_depends_on_its_own_record_and_seed_only(folder: Path, records: list[PromptRecord]) -> None:
+    policy = policy_of(folder)
+    together = policy.qwen.generate(records, [5, 6, 7], policy.sampler)
+    alone = policy.qwen.generate(records[2:], [7], policy.sampler)
+    assert alone[0] == together[2]
+
+
+@torch.no_grad()
+def test_the_adapter_loads_with_plain_peft(folder: Path, records: list[PromptRecord], tmp_path: Path) -> None:
+    policy = policy_of(folder)
+    got = rollout(policy, records, group_size=1)
+    policy.qwen.save_adapters(tmp_path)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder)
+    plain = PeftModel.from_pretrained(model, str(tmp_path / "vl"))
+    inputs = AutoProcessor.from_pretrained(folder)(
+        text=[
+            policy.qwen.answers.processor.apply_chat_template(
+                policy.qwen.answers._messages(record), tokenize=False, add_generation_prompt=True
+            )
+            for record in records
+        ],
+        images=[Image.open(record.source_images[0]) for record in records],
+        return_tensors="pt",
+        padding=True,
+    )
+    first = plain(**inputs).logits[:, -1] + policy.qwen.answers.bias
+    torch.testing.assert_close(
+        first.log_softmax(-1).gather(1, got.trajectory.tokens[:, :1])[:, 0], got.log_probs[:, 0], rtol=0, atol=5e-5
+    )
+    again = QwenVl(*load_qwen(str(folder), ModelConfig(path=str(folder), device="cpu")), policy.qwen.config)
+    again.load(tmp_path)
+    assert again.generate(records, [1, 2, 3], policy.sampler) == policy.qwen.generate(
+        records, [1, 2, 3], policy.sampler
+    )
+
+
+def test_a_query_is_about_one_image(folder: Path) -> None:
+    policy = policy_of(folder)
+    with pytest.raises(UserError, match="record 'a' has 0 source images"):
+        policy.qwen.generate([PromptRecord(id="a", prompt="x")], [1], GREEDY)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        load_vl_policy(str(tmp_path / "nothing/here"), device="cpu")

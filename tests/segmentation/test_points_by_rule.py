@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from visual_grpo.segmentation.geometry import box_of
+from visual_grpo.segmentation.points_by_rule import Pixel, edge, multimask, ring
+
+HEIGHT, WIDTH = 60, 90
+TRUTH = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
+TRUTH[20:40, 30:50] = True
+TRUTH[20:25, 30:35] = False
+READINGS = torch.zeros(3, HEIGHT, WIDTH, dtype=torch.bool)
+READINGS[0] = TRUTH
+READINGS[1, 20:40, 30:70] = True
+READINGS[2, 5:40, 30:50] = True
+SCORES = torch.tensor([0.4, 0.9, 0.3])
+MANY = 10_000
+
+Generate = Callable[[int, Generator, float], list[Pixel]]
+GENERATORS: dict[str, Generate] = {
+    "ring": lambda count, g, spacing: ring(TRUTH, box_of(TRUTH), count, g, margin=6, spacing=spacing),
+    "edge": lambda count, g, spacing: edge(TRUTH, count, g, width=2, spacing=spacing),
+    "multimask": lambda count, g, spacing: multimask(TRUTH, READINGS, SCORES, count, g, spacing=spacing),
+}
+
+
+def seeded(seed: int = 0) -> Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def filled(points: list[Pixel]) -> Tensor:
+    """Bool [H, W]: the pixels that are points."""
+    mask = torch.zeros_like(TRUTH)
+    for x, y in points:
+        assert not mask[y, x], "no pixel twice"
+        mask[y, x] = True
+    return mask
+
+
+def test_a_ring_is_the_grown_box_without_the_object() -> None:
+    expected = torch.zeros_like(TRUTH)
+    expected[14:46, 24:56] = True
+    assert torch.equal(filled(GENERATORS["ring"](MANY, seeded(), 0)), expected & ~TRUTH)
+
+
+def test_a_ring_ends_with_the_image() -> None:
+    truth = TRUTH[15:45, 25:55]
+    assert len(ring(truth, box_of(truth), MANY, seeded(), margin=500, spacing=0)) == (~truth).sum()
+
+
+def test_an_edge_is_as_wide_as_asked_and_follows_the_object() -> None:
+    y, x = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
+    pixels = TRUTH.nonzero()
+    away = ((y[..., None] - pixels[:, 0]) ** 2 + (x[..., None] - pixels[:, 1]) ** 2).amin(-1)
+    assert torch.equal(filled(GENERATORS["edge"](MANY, seeded(), 0)), (away > 0) & (away <= 4))
+
+
+def test_multimask_points_are_in_the_masks_that_are_not_the_best() -> None:
+    expected = (READINGS[0] | READINGS[2]) & ~TRUTH
+    assert torch.equal(filled(GENERATORS["multimask"](MANY, seeded(), 0)), expected)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_points_keep_their_distance_and_leave_no_room(name: str) -> None:
+    points = torch.tensor(GENERATORS[name](MANY, seeded(), 5.0)).float()
+    everything = torch.tensor(GENERATORS[name](MANY, seeded(), 0)).float()
+    between = torch.cdist(points, points) + torch.eye(len(points)) * 100
+    assert between.min() >= 5
+    assert torch.cdist(everything, points).amin(1).max() < 5
+    assert (between.amin(1) < 8).any(), "as near as that is allowed"
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_no_more_points_than_asked_and_the_same_for_the_same_seed(name: str) -> None:
+    generate = GENERATORS[name]
+    assert len(generate(3, seeded(), 2.0)) == 3
+    assert generate(0, seeded(), 2.0) == []
+    assert generate(3, seeded(), 2.0) == generate(3, seeded(), 2.0) != generate(3, seeded(1), 2.0)
+
+
+def test_where_there_is_no_room_there_are_no_points() -> None:
+    everything = torch.ones_like(TRUTH)
+    assert ring(everything, box_of(everything), 3, seeded()) == []
+    assert edge(everything, 3, seeded()) == edge(~everything, 3, seeded()) == []
+    assert multimask(TRUTH, READINGS[:1], SCORES[:1], 3, seeded()) == []

@@ -1,0 +1,63 @@
+"""The small DiT's pretraining with and without sources."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import visual_grpo.starter.glm_image.modules as modules
+from visual_grpo.policies.glm_image.source_cache import write_sources
+from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
+from visual_grpo.starter.glm_image.pretrain_dit import Sources, _read, pretrain_dit
+
+PICTURES, SOURCES, WIDTH = 6, 3, 32
+"""Two pictures of every source, as with two fadings of each target."""
+
+
+@pytest.fixture(scope="module")
+def codebook() -> Tensor:
+    return torch.rand(CODEBOOK_SIZE, FEATURES, generator=torch.Generator().manual_seed(0))
+
+
+def sources(seed: int) -> Sources:
+    generator = torch.Generator().manual_seed(seed)
+    return Sources(
+        latents=torch.randn(SOURCES, modules.LATENT_CHANNELS, 4, 4, generator=generator),
+        tokens=torch.randint(CODEBOOK_SIZE, (SOURCES, 4), generator=generator),
+    )
+
+
+def trained(codebook: Tensor, steps: int, read: Sources | None) -> Tensor:
+    """A weight that only what is read through the sources' keys and the picture itself can move."""
+    generator = torch.Generator().manual_seed(1)
+    dit = modules.build_dit(codebook, seed=2)
+    pretrain_dit(
+        dit,
+        modules.build_scheduler(),
+        latents=torch.randn(PICTURES, modules.LATENT_CHANNELS, 4, 4, generator=generator),
+        tokens=torch.randint(CODEBOOK_SIZE, (PICTURES, 4), generator=generator),
+        glyphs=torch.randn(1, 2, WIDTH, generator=generator),
+        size=(32, 32),
+        sources=read,
+        steps=steps,
+        seed=3,
+        report=lambda done: None,
+    )
+    weight: Tensor = dit.transformer_blocks[0].attn1.to_v.weight
+    return weight
+
+
+def test_every_other_step_reads_the_sources(codebook: Tensor) -> None:
+    assert torch.equal(trained(codebook, 1, sources(4)), trained(codebook, 1, sources(5)))
+    assert not torch.equal(trained(codebook, 2, sources(4)), trained(codebook, 2, sources(5)))
+    assert torch.equal(trained(codebook, 2, sources(4)), trained(codebook, 2, sources(4)))
+
+
+@torch.no_grad()
+def test_a_picture_reads_its_own_source(codebook: Tensor) -> None:
+    dit, own = modules.build_dit(codebook, seed=2), sources(4)
+    read = _read(dit, own, torch.tensor([5, 1, 3]), WIDTH)
+    expected = write_sources(dit, [own.latents], [own.tokens], WIDTH).select(torch.tensor([2, 1, 0]))
+    for layer, other in zip(read.caches, expected.caches, strict=True):
+        torch.testing.assert_close(torch.cat(layer.k_caches), torch.cat(other.k_caches), rtol=0, atol=1e-6)

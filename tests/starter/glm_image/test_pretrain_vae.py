@@ -1,0 +1,106 @@
+"""What the small VAE is shown while it is pretrained, and when it is good enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import visual_grpo.starter.glm_image.modules as modules
+from visual_grpo.starter.glm_image import pretrain_on_shapes as parts
+from visual_grpo.starter.glm_image.pretrain_vae import colour_error, encode_normalised, pretrain_vae
+from visual_grpo.starter.job import Job
+from visual_grpo.starter.shapes.world import BACKGROUND
+
+HEIGHT, WIDTH = 96, 128
+
+
+@pytest.mark.parametrize(("whole_share", "whole"), [(0.4, 2), (0.0, 0), (1.0, 5)])
+def test_the_last_steps_see_whole_images(whole_share: float, whole: int) -> None:
+    vae = modules.build_vae(HEIGHT, WIDTH, 0)
+    shown: list[tuple[int, ...]] = []
+    vae.encoder.register_forward_hook(lambda module, given, _: shown.append(tuple(given[0].shape)))
+    images = torch.randint(256, (4, 3, HEIGHT, WIDTH), dtype=torch.uint8)
+    pretrain_vae(vae, images, steps=5, whole_share=whole_share, seed=0, report=lambda done: None)
+    assert shown == [(8, 3, 64, 64)] * (5 - whole) + [(3, 3, HEIGHT, WIDTH)] * whole
+
+
+def test_crops_start_where_a_latent_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    vae = modules.build_vae(HEIGHT, WIDTH, 0)
+    crops: list[Any] = []
+    vae.encoder.register_forward_hook(lambda module, given, _: crops.append(given[0][:, :, 0, 0]))
+    # Each pixel says where it is: its row in the first channel, its column in the second.
+    rows, columns = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
+    images = torch.stack([rows, columns, rows]).to(torch.uint8)[None]
+    pretrain_vae(vae, images, steps=4, whole_share=0.0, seed=0, report=lambda done: None)
+    corners = ((torch.cat(crops)[:, :2] + 1) * 127.5).round().long()
+    assert (corners % 8 == 0).all()
+    assert corners[:, 0].unique().tolist() == list(range(0, HEIGHT - 64 + 1, 8))
+    assert set(corners[:, 1].tolist()) <= set(range(0, WIDTH - 64 + 1, 8))
+
+
+def test_latents_are_normalised_channel_by_channel_and_the_configuration_knows_how() -> None:
+    vae = modules.build_vae(HEIGHT, WIDTH, 0)
+    images = torch.randint(256, (40, 3, HEIGHT, WIDTH), dtype=torch.uint8)
+    latents = encode_normalised(vae, images)
+    assert latents.shape == (40, modules.LATENT_CHANNELS, HEIGHT // 8, WIDTH // 8)
+    torch.testing.assert_close(latents.mean((0, 2, 3)), torch.zeros(modules.LATENT_CHANNELS), atol=1e-4, rtol=0)
+    torch.testing.assert_close(latents.std((0, 2, 3)), torch.ones(modules.LATENT_CHANNELS), atol=1e-4, rtol=0)
+    pixels = images[:1].float() / 127.5 - 1
+    with torch.no_grad():
+        raw = vae.encode(pixels).latent_dist.mode()
+    mean, std = (torch.tensor(v)[:, None, None] for v in (vae.config.latents_mean, vae.config.latents_std))
+    torch.testing.assert_close(latents[:1], (raw - mean) / std, atol=1e-4, rtol=1e-4)
+
+
+class Dulling:
+    """Gives an image back with what differs from the background shrunk, and the background shifted."""
+
+    def __init__(self, share: float, shift: float) -> None:
+        self.share, self.shift = share, shift
+
+    def encode(self, pixels: Tensor) -> Any:
+        return SimpleNamespace(latent_dist=SimpleNamespace(mode=lambda: pixels))
+
+    def decode(self, pixels: Tensor) -> Any:
+        ground = (torch.tensor(BACKGROUND) / 127.5 - 1).view(1, 3, 1, 1)
+        return SimpleNamespace(sample=torch.where(pixels == ground, ground + self.shift, pixels - self.share * pixels))
+
+
+def test_the_colour_error_is_that_of_the_objects_alone() -> None:
+    images = torch.tensor(BACKGROUND, dtype=torch.uint8).view(1, 3, 1, 1).repeat(200, 1, 16, 16)
+    images[:, :, 4:9, 4:9] = torch.tensor([255, 255, 0], dtype=torch.uint8).view(3, 1, 1)
+    images[::2, :, 4:9, 4:9] = torch.tensor([255, 0, 0], dtype=torch.uint8).view(3, 1, 1)
+    assert colour_error(Dulling(0.0, 0.5), images) == 0
+    # Each of three channels is at an end of -1..1 and loses a tenth of it.
+    assert colour_error(Dulling(0.1, 0.0), images) == pytest.approx(0.1 * 3**0.5 / 2)
+    assert colour_error(Dulling(0.1, 0.0), images[:3]) == pytest.approx(0.1 * 3**0.5 / 2)
+    # Where four in five are right, for want of an object here, the fifth counts.
+    images[torch.arange(200) % 5 > 0] = images[0, :, :1, :1]
+    assert colour_error(Dulling(0.1, 0.5), images) == pytest.approx(0.1 * 3**0.5 / 2)
+    assert colour_error(Dulling(0.1, 0.5), images[:, :, :4, :4]) == 0
+
+
+@pytest.mark.parametrize(
+    ("errors", "attempts", "taken"), [([0.125, 0.01], 1, 0), ([0.13, 0.05], 2, 1), ([3, 1, 2], 3, 1)]
+)
+def test_a_vae_that_dulls_colours_is_trained_again_from_other_weights(
+    errors: list[float], attempts: int, taken: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tried: list[Tensor] = []
+
+    def measured(vae: Any, images: Tensor) -> float:
+        tried.append(vae.decoder.conv_in.weight.clone())
+        return errors[len(tried) - 1]
+
+    monkeypatch.setattr(parts, "colour_error", measured)
+    job = Job(folder=tmp_path, height=32, width=64, seed=0, vae_steps=1, dit_steps=1, ar_steps=1)
+    images = torch.randint(256, (4, 3, 32, 64), dtype=torch.uint8)
+    vae = parts._faithful_vae(job, images, images, lambda module, done: None)
+    assert len(tried) == attempts
+    assert torch.equal(vae.decoder.conv_in.weight, tried[taken])
+    assert not any(torch.equal(tried[0], other) for other in tried[1:])

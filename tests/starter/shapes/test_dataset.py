@@ -1,0 +1,114 @@
+"""The drawn dataset on disk."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from visual_grpo.config import Task
+from visual_grpo.images import read_image, to_tensor
+from visual_grpo.starter.shapes import dataset
+from visual_grpo.starter.shapes.dataset import dataset_digest, draw_dataset
+from visual_grpo.starter.shapes.reward import ShapesReward
+from visual_grpo.starter.shapes.world import EDITS
+from visual_grpo.types import PromptRecord
+
+TASKS: tuple[Task, ...] = ("t2i", "i2i", "mixed")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_records_point_to_their_images(tmp_path: Path) -> None:
+    draw_dataset(tmp_path / "shapes", 2, 32, 64, seed=0)
+    lines = (tmp_path / "shapes" / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    assert len(records) == len({record["id"] for record in records}) == 300
+    assert len({record["prompt"] for record in records}) == 150
+    for record in records[::50]:
+        with Image.open(tmp_path / "shapes" / record["target_image"]) as image:
+            assert image.size == (64, 32)
+        assert set(record["metadata"]) == {"color", "shape", "position", "size"}
+        assert all(word in record["prompt"] for word in (record["metadata"]["color"], record["metadata"]["shape"]))
+
+
+def records_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_edits_point_to_their_sources_and_targets_and_the_reward_agrees(tmp_path: Path) -> None:
+    draw_dataset(tmp_path / "edits", 1, 64, 96, seed=0, task="i2i")
+    records = records_of(tmp_path / "edits")
+    assert Counter(record["metadata"]["edit"] for record in records) == dict.fromkeys(EDITS, 30)
+    asked = [PromptRecord(id=r["id"], prompt=r["prompt"], metadata=r["metadata"]) for r in records]
+    sources, targets = (
+        [to_tensor(read_image(tmp_path / "edits" / record[key])) for record in records]
+        for key in ("source_image", "target_image")
+    )
+    assert sources[0].shape == (3, 64, 96)
+    assert ShapesReward()(asked, targets).parts["all"].tolist() == [1.0] * len(records)
+    assert ShapesReward()(asked, sources).parts["instructed"].tolist() == [0.0] * len(records)
+
+
+def test_every_object_is_edited_in_another_way_each_round(tmp_path: Path) -> None:
+    draw_dataset(tmp_path / "edits", 6, 32, 32, seed=0, task="i2i")
+    records = records_of(tmp_path / "edits")
+    for first in range(0, 150, 10):
+        assert {record["metadata"]["edit"] for record in records[first::150]} == set(EDITS)
+    # A resized object can only be resized back: the sixth round repeats the first's, drawn a little differently.
+    assert len({record["group"] for record in records if record["metadata"]["edit"] == "resize"}) == 150
+    assert len(records) == 900
+
+
+def test_a_mixed_dataset_holds_both(tmp_path: Path) -> None:
+    for task in TASKS:
+        draw_dataset(tmp_path / task, 1, 32, 32, seed=4, task=task)
+    both = records_of(tmp_path / "mixed")
+    prompts, edits = records_of(tmp_path / "t2i"), records_of(tmp_path / "i2i")
+    assert both == [record | {"metadata": {**record["metadata"], "edit": None}} for record in prompts] + edits
+    assert len({record["id"] for record in both}) == 300
+    files = content(tmp_path / "mixed")
+    assert all(files[name] == data for name, data in content(tmp_path / "i2i").items() if name.endswith("png"))
+    assert len({dataset_digest(1, 32, 32, 4, task) for task in TASKS}) == 3
+
+
+def test_the_seed_decides_the_files(tmp_path: Path) -> None:
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        draw_dataset(tmp_path / name, 1, 32, 32, seed)
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert content(tmp_path / "a") != content(tmp_path / "c")
+
+
+def test_what_is_there_is_kept_and_what_is_not_is_redrawn(tmp_path: Path) -> None:
+    folder = tmp_path / "shapes"
+    first = draw_dataset(folder, 1, 32, 32, seed=0)
+    (folder / "mark").touch()
+    assert draw_dataset(folder, 1, 32, 32, seed=0) == first
+    assert (folder / "mark").exists()
+    assert draw_dataset(folder, 1, 32, 64, seed=0) != first
+    assert not (folder / "mark").exists()
+
+
+def test_an_interrupted_drawing_leaves_the_old_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "shapes"
+    draw_dataset(folder, 1, 32, 32, seed=0)
+    before = content(folder)
+    drawn = []
+
+    def stopped(*arguments: object) -> Image.Image:
+        drawn.append(arguments)
+        if len(drawn) == 40:
+            raise KeyboardInterrupt
+        return Image.new("RGB", (32, 32))
+
+    monkeypatch.setattr(dataset, "draw", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        draw_dataset(folder, 1, 32, 32, seed=1)
+    assert content(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["shapes"]

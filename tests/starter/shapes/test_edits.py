@@ -1,0 +1,86 @@
+"""Edits of drawn scenes: what they say, what they change, and that nothing else moves."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from visual_grpo.starter.shapes.edits import Edit, draw_edit, instructions, random_edit
+from visual_grpo.starter.shapes.world import BACKGROUND, CHANGES, COMBINATIONS, EDITS, OPPOSITE, Combination
+
+HALVES = {
+    "left": (slice(None), slice(48)),
+    "right": (slice(None), slice(48, None)),
+    "top": (slice(32), slice(None)),
+    "bottom": (slice(32, None), slice(None)),
+}
+"""Of an image of 64 x 96 pixels."""
+CIRCLE = Combination(color="red", shape="circle", position="left", size="small")
+SQUARE = Combination(color="blue", shape="square", position="right", size="large")
+
+
+def some(kind: str, count: int = 300) -> Iterator[Edit]:
+    rng = random.Random(0)
+    return (random_edit(kind, rng.choice(COMBINATIONS), rng) for _ in range(count))
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_change_is_of_one_attribute(kind: str) -> None:
+    for edit in some(kind):
+        assert edit.before is not None
+        assert edit.after is not None
+        assert edit.other is None
+        changed = {name for name in vars(edit.before) if getattr(edit.before, name) != getattr(edit.after, name)}
+        assert changed == {CHANGES[kind]}
+        assert getattr(edit.after, CHANGES[kind]) in edit.instruction
+
+
+@pytest.mark.parametrize("kind", ["add", "remove"])
+def test_an_object_comes_or_goes_beside_one_at_the_opposite_place(kind: str) -> None:
+    beside = 0
+    for edit in some(kind):
+        assert (edit.before is None, edit.after is None) == (kind == "add", kind == "remove")
+        assert edit.subject.shape in edit.instruction
+        if edit.other is not None:
+            beside += 1
+            assert edit.other.position == OPPOSITE[edit.subject.position]
+            assert kind == "add" or edit.other.shape != edit.subject.shape, "it must be clear which one"
+    assert 80 < beside < 160
+
+
+def test_the_tokenizer_is_trained_on_every_instruction() -> None:
+    texts = instructions()
+    assert len(texts) == len(set(texts)) == 5 + 5 + 2 + 150 + 3
+    assert {edit.instruction for kind in EDITS for edit in some(kind)} <= set(texts)
+
+
+def test_a_group_is_a_source_in_words_and_an_instruction() -> None:
+    beside = Edit(kind="remove", before=CIRCLE, after=None, other=SQUARE)
+    shown = "a small red circle on the left and a large blue square on the right"
+    assert beside.group == f"{shown}: remove the circle"
+    assert Edit(kind="add", before=None, after=CIRCLE).group == "nothing: add a small red circle on the left"
+    words: dict[str, set[Edit]] = defaultdict(set)
+    for kind in EDITS:
+        for edit in some(kind):
+            words[edit.group].add(edit)
+    assert all(len(own) == 1 for own in words.values())
+
+
+def test_what_an_edit_leaves_alone_keeps_its_pixels() -> None:
+    rng = random.Random(2)
+    for kind in ("add", "remove"):
+        for edit in some(kind, 40):
+            source, target = (np.asarray(picture) for picture in draw_edit(edit, 64, 96, rng))
+            if edit.other is None:
+                continue
+            rows, columns = HALVES[edit.other.position]
+            assert (source[rows, columns] == target[rows, columns]).all()
+            assert (source != target).any()
+    recoloured = Edit(kind="recolour", before=CIRCLE, after=Combination(**{**vars(CIRCLE), "color": "green"}))
+    source, target = (np.asarray(picture) for picture in draw_edit(recoloured, 64, 64, rng))
+    assert ((source == BACKGROUND).all(-1) == (target == BACKGROUND).all(-1)).all()
+    assert (source != target).any()

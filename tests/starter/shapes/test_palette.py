@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import random
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from visual_grpo.errors import UserError
+from visual_grpo.images import to_tensor
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.starter.shapes.draw import draw
+from visual_grpo.starter.shapes.palette import PaletteReward
+from visual_grpo.starter.shapes.world import BACKGROUND, COMBINATIONS
+from visual_grpo.types import PromptRecord
+
+RECORDS = [PromptRecord(id=str(i), prompt=c.prompt, metadata=asdict(c)) for i, c in enumerate(COMBINATIONS[::10])]
+
+
+def mixed(share: float) -> list[torch.Tensor]:
+    """Drawn shapes with a share of the background in their colours."""
+    background = torch.tensor(BACKGROUND, dtype=torch.float32).view(3, 1, 1)
+    drawn = [to_tensor(draw(c, 128, 128, random.Random(0))).float() for c in COMBINATIONS[::10]]
+    return [(background + (1 - share) * (image - background)).round().to(torch.uint8) for image in drawn]
+
+
+def test_full_colours_are_worth_most_and_fading_costs_in_proportion() -> None:
+    full, faded, dull = (PaletteReward()(RECORDS, mixed(share)).values for share in (0.0, 0.2, 0.4))
+    assert (full > 0.97).all()
+    assert (full > faded).all()
+    assert (faded > dull).all()
+    # A fifth of the way to the background is 0.13 to 0.18 of RGB distance for these colours, of a reach of 0.6.
+    torch.testing.assert_close(full - faded, faded - dull, rtol=0, atol=0.06)
+    assert ((full - faded) > 0.15).all()
+
+
+def test_which_colour_was_asked_for_does_not_matter_and_nothing_is_unscored() -> None:
+    images = mixed(0.1)
+    assert torch.equal(PaletteReward()(RECORDS, images).values, PaletteReward()(RECORDS[::-1], images).values)
+    nothing = torch.tensor(BACKGROUND, dtype=torch.uint8).view(3, 1, 1).expand(3, 128, 128)
+    assert PaletteReward()(RECORDS[:1], [nothing]).values.isnan().all()
+
+
+def test_other_data_is_refused_before_any_rollout() -> None:
+    rewards = RewardSet({"palette": (PaletteReward(), 1.0)})
+    rewards.check_records(RECORDS)
+    with pytest.raises(UserError, match=r"record 'cat' has no metadata color.*rewards\.palette: null"):
+        rewards.check_records([*RECORDS, PromptRecord(id="cat", prompt="a cat")])

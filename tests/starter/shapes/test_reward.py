@@ -1,0 +1,235 @@
+"""The judge of drawn shapes against drawings of known attributes."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from visual_grpo.errors import UserError
+from visual_grpo.starter.shapes.draw import Jitter, draw, draw_scene, stacked
+from visual_grpo.starter.shapes.edits import draw_edit, random_edit
+from visual_grpo.starter.shapes.reward import ShapesReward
+from visual_grpo.starter.shapes.world import ATTRIBUTES, BACKGROUND, COLORS, COMBINATIONS, EDITS, Combination
+from visual_grpo.types import PromptRecord, RewardOutput
+
+ASKED = Combination(color="red", shape="circle", position="left", size="small")
+
+
+def record(combination: Combination, name: str = "r") -> PromptRecord:
+    return PromptRecord(id=name, prompt=combination.prompt, metadata=asdict(combination))
+
+
+def image(combination: Combination, height: int = 128, width: int = 128) -> Tensor:
+    drawn = draw(combination, height, width, random.Random(3))
+    return torch.from_numpy(np.array(drawn)).permute(2, 0, 1)
+
+
+def judge(asked: Combination, sample: Tensor) -> RewardOutput:
+    return ShapesReward()([record(asked)], [sample])
+
+
+@pytest.mark.parametrize("size", [(128, 128), (64, 64), (96, 160), (256, 128), (101, 130)])
+def test_every_true_drawing_is_right(size: tuple[int, int]) -> None:
+    records = [record(combination) for combination in COMBINATIONS]
+    scores = ShapesReward()(records, [image(combination, *size) for combination in COMBINATIONS])
+    assert list(scores.parts) == [*ATTRIBUTES, "all"]
+    for part in scores.parts.values():
+        assert part.tolist() == [1.0] * len(COMBINATIONS)
+    assert scores.values.dtype == torch.float32
+    assert scores.values.min() > 0.98
+    assert scores.values.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("attribute", "drawn"),
+    [
+        *(("color", color) for color in ("green", "blue", "yellow", "purple")),
+        *(("shape", shape) for shape in ("square", "triangle")),
+        *(("position", position) for position in ("right", "top", "bottom", "center")),
+        ("size", "large"),
+    ],
+)
+def test_a_wrong_attribute_lowers_its_own_part_alone(attribute: str, drawn: str) -> None:
+    scores = judge(ASKED, image(replace(ASKED, **{attribute: drawn})))
+    wrong = {part for part, value in scores.parts.items() if value.item() == 0}
+    assert wrong == {attribute, "all"}
+    assert scores.values.item() < 0.8
+
+
+def test_a_mixed_batch_of_sizes_keeps_its_order() -> None:
+    sizes = [(64, 64), (128, 64), (64, 64), (96, 96)]
+    samples = [image(COMBINATIONS[i * 30], *size) for i, size in enumerate(sizes)]
+    records = [record(COMBINATIONS[i * 30], str(i)) for i in range(4)]
+    assert ShapesReward()(records, samples).parts["all"].tolist() == [1, 1, 1, 1]
+    assert ShapesReward()(records[::-1], samples).parts["all"].tolist() == [0, 0, 0, 0]
+
+
+def test_the_value_falls_smoothly_with_the_colour() -> None:
+    true = image(ASKED).float()
+    background = torch.tensor(BACKGROUND, dtype=torch.float32)[:, None, None]
+    faded = [(background + share * (true - background)).round().to(torch.uint8) for share in (1.0, 0.85, 0.7, 0.5)]
+    scores = ShapesReward()([record(ASKED)] * 4, faded)
+    assert (scores.values.diff() < -0.02).all()
+    assert scores.parts["shape"].tolist() == [1, 1, 1, 1]
+    assert scores.parts["color"].tolist()[0] == 1
+    assert scores.parts["color"].tolist()[-1] == 0
+
+
+@pytest.mark.parametrize("value", [BACKGROUND[0], 128])
+def test_an_image_without_a_shape_is_wrong(value: int) -> None:
+    scores = judge(ASKED, torch.full((3, 128, 128), value, dtype=torch.uint8))
+    assert scores.parts["all"].item() == 0
+    assert scores.values.item() < 0.4
+
+
+def test_nothing_at_all_scores_zero() -> None:
+    blank = torch.tensor(BACKGROUND, dtype=torch.uint8)[:, None, None].expand(3, 128, 128)
+    assert judge(ASKED, blank).values.item() == 0
+
+
+def test_a_second_object_spoils_the_shape() -> None:
+    two = torch.maximum(image(ASKED), image(replace(ASKED, position="right")))
+    scores = judge(ASKED, two)
+    assert scores.parts["shape"].item() == 0
+    assert scores.parts["color"].item() == 1
+
+
+def test_missing_metadata_is_named() -> None:
+    bare = PromptRecord(id="cat-7", prompt="a cat", metadata={"color": "red", "size": "small"})
+    with pytest.raises(UserError, match=r"'cat-7'.*shape, position"):
+        ShapesReward()([bare], [image(ASKED)])
+
+
+def test_an_unknown_word_is_named() -> None:
+    odd = PromptRecord(id="r1", prompt="", metadata={**asdict(ASKED), "color": "pink"})
+    with pytest.raises(UserError, match=f"'r1'.*'pink'.*{', '.join(COLORS)}"):
+        ShapesReward()([odd], [image(ASKED)])
+
+
+OTHER = Combination(color="blue", shape="square", position="right", size="large")
+
+
+def scene(*objects: Combination, size: tuple[int, int] = (128, 128)) -> Tensor:
+    rng = random.Random(4)
+    return stacked([draw_scene([(thing, Jitter.draw(rng)) for thing in objects], *size)])[0]
+
+
+def edited(kind: str, subject: Combination, other: Combination | None = None) -> PromptRecord:
+    metadata = {**asdict(subject), "edit": kind, "other": None if other is None else asdict(other)}
+    return PromptRecord(id="e", prompt="", metadata=metadata)
+
+
+@pytest.mark.parametrize("size", [(128, 128), (64, 96)])
+@pytest.mark.parametrize("kind", EDITS)
+def test_true_edits_are_right_and_their_sources_are_worth_little(kind: str, size: tuple[int, int]) -> None:
+    rng = random.Random(5)
+    edits = [random_edit(kind, combination, rng) for combination in COMBINATIONS[::3]]
+    records = [PromptRecord(id=str(i), prompt="", metadata=edit.metadata) for i, edit in enumerate(edits)]
+    pictures = [draw_edit(edit, *size, rng) for edit in edits]
+    right = ShapesReward()(records, list(stacked([target for _, target in pictures])))
+    copied = ShapesReward()(records, list(stacked([source for source, _ in pictures])))
+    assert right.values.min() > 0.95
+    assert right.values.max() <= 1
+    assert all(part[~part.isnan()].eq(1).all() for part in right.parts.values())
+    assert copied.values.max() < 0.4
+    assert copied.values.mean() < 0.3
+    assert copied.parts["instructed"].eq(0).all()
+    assert copied.parts["all"].eq(0).all()
+    assert copied.parts["kept"][~copied.parts["kept"].isnan()].eq(1).all()
+    keeps_nothing = torch.tensor([edit.kind in ("add", "remove") and edit.other is None for edit in edits])
+    assert torch.equal(copied.parts["kept"].isnan(), keeps_nothing)
+
+
+BLANK = scene()
+TURNED = replace(ASKED, position="right")
+CHANGED_TOO = replace(ASKED, color="green", size="large")
+EDIT_CASES = {
+    "the colour alone": (edited("recolour", ASKED), scene(ASKED), 1, 1),
+    "the colour, and moved": (edited("recolour", ASKED), scene(TURNED), 1, 0),
+    "kept but another colour": (edited("recolour", ASKED), scene(replace(ASKED, color="green")), 0, 1),
+    "neither": (edited("recolour", ASKED), scene(CHANGED_TOO), 0, 0),
+    "gone": (edited("resize", ASKED), BLANK, 0, 0),
+    "moved, and a second one": (edited("move", ASKED), scene(ASKED, OTHER), None, 0),
+    "added": (edited("add", ASKED, OTHER), scene(ASKED, OTHER), 1, 1),
+    "added alone": (edited("add", ASKED, OTHER), scene(ASKED), 1, 0),
+    "added in another colour": (edited("add", ASKED, OTHER), scene(replace(ASKED, color="blue"), OTHER), 0, 1),
+    "added to nothing": (edited("add", ASKED), scene(ASKED), 1, None),
+    "added twice": (edited("add", ASKED), scene(ASKED, OTHER), 0, None),
+    "removed": (edited("remove", ASKED, OTHER), scene(OTHER), 1, 1),
+    "removed both": (edited("remove", ASKED, OTHER), BLANK, 1, 0),
+    "removed the wrong one": (edited("remove", ASKED, OTHER), scene(ASKED), 0, 0),
+    "removed the last": (edited("remove", ASKED), BLANK, 1, None),
+    "something else instead": (edited("remove", ASKED), scene(OTHER), 0, None),
+}
+
+
+@pytest.mark.parametrize("case", EDIT_CASES)
+def test_instructed_and_kept(case: str) -> None:
+    record, sample, instructed, kept = EDIT_CASES[case]
+    scores = ShapesReward()([record], [sample])
+    found = {part: values.item() for part, values in scores.parts.items()}
+    if instructed is not None:
+        assert found["instructed"] == instructed
+    assert found["kept"] == kept if kept is not None else math.isnan(found["kept"])
+    assert found["all"] == (found["instructed"] == 1 and kept in (1, None))
+    assert scores.values.item() > 0.95 if found["all"] else scores.values.item() < 0.67
+
+
+def test_an_edits_value_is_what_was_followed_and_kept() -> None:
+    """By hand: followed 1; kept (colour 1, shape 1, position 0) / 3; not all right."""
+    away = scene(replace(ASKED, position="right"))
+    scores = ShapesReward()([edited("resize", ASKED)], [away])
+    assert scores.values.item() == pytest.approx((1 + 1 * 2 / 3 + 0) / 3, abs=0.02)
+
+
+def test_an_empty_target_has_no_attributes() -> None:
+    scores = ShapesReward()([edited("remove", ASKED)], [BLANK])
+    assert all(scores.parts[name].isnan().item() for name in ATTRIBUTES)
+    assert scores.parts["all"].item() == 1
+
+
+def test_attributes_are_right_if_they_are_of_both_objects() -> None:
+    samples = [
+        scene(ASKED, replace(OTHER, color="green")),
+        scene(replace(ASKED, shape="triangle"), OTHER),
+        scene(replace(OTHER, size="small")),
+    ]
+    records = [edited("add", ASKED, OTHER)] * 2 + [edited("remove", ASKED, OTHER)]
+    parts = ShapesReward()(records, samples).parts
+    wrong = [{name for name in ATTRIBUTES if parts[name][row] == 0} for row in range(3)]
+    assert wrong == [{"color"}, {"shape"}, {"size"}]
+
+
+def test_prompts_beside_edits_are_judged_as_ever() -> None:
+    samples = [scene(ASKED), scene(OTHER), scene(ASKED, size=(64, 96))]
+    records = [record(ASKED), edited("recolour", OTHER), record(ASKED)]
+    scores = ShapesReward()(records, samples)
+    alone = ShapesReward()([records[0], records[2]], [samples[0], samples[2]])
+    assert torch.equal(scores.values[[0, 2]], alone.values)
+    assert scores.parts["instructed"].isnan().tolist() == [True, False, True]
+    assert "instructed" not in alone.parts
+    marked = replace(records[0], metadata={**records[0].metadata, "edit": None})
+    assert ShapesReward()([marked], samples[:1]).parts["kept"].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"edit": "paint"}, "edit 'paint'.*recolour, move, resize, add, remove"),
+        ({"edit": "add", "other": "a circle"}, "other 'a circle'; expected an object"),
+        ({"edit": "add", "other": {"color": "red"}}, "lacks metadata other shape, other position, other size"),
+        ({"edit": "add", "other": {**asdict(OTHER), "size": "huge"}}, "other size 'huge'"),
+        ({"edit": "remove", "other": {**asdict(OTHER), "position": "top"}}, "at 'left' and 'top'"),
+        ({"edit": "move", "other": asdict(OTHER)}, "only add and remove"),
+    ],
+)
+def test_edits_that_cannot_be_judged_are_named(changes: dict[str, object], complaint: str) -> None:
+    odd = PromptRecord(id="e7", prompt="", metadata={**asdict(ASKED), **changes})
+    with pytest.raises(UserError, match=f"'e7'.*{complaint}"):
+        ShapesReward()([odd], [BLANK])

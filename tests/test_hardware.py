@@ -1,0 +1,96 @@
+"""Cores, threads and freed memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from visual_grpo.hardware.parallel import map_on_cores
+
+CPU = torch.device("cpu")
+
+# A forward of three layers, time and again: prints how many pages the kernel had to clear after the first rounds. The
+# thresholds are first those that glibc begins with, for good: it adapts them, more or less from one run to the next.
+FORWARDS = """
+import ctypes, resource, torch
+from visual_grpo.hardware.threads import use_threads
+for threshold in (-1, -3):
+    ctypes.CDLL(None).mallopt(threshold, 128 * 1024)
+torch.set_num_threads(1)
+{keep}
+state = torch.ones(64, 128, 128)
+for number in range(25):
+    if number == 5:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    out = state
+    for _ in range(3):
+        out = out + torch.nn.functional.gelu(torch.cat([out] * 4, -1))[..., :128]
+    del out
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two cores, and one thread of torch."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_two_batches_are_under_way_on_two_cores() -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def meet(item: int) -> int:
+        both.wait()
+        return -item
+
+    assert map_on_cores(meet, range(6), CPU) == [0, -1, -2, -3, -4, -5]
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize(("threads", "device"), [(2, CPU), (1, torch.device("cuda"))])
+def test_one_batch_at_a_time_where_torch_has_every_core_or_a_gpu_computes(threads: int, device: torch.device) -> None:
+    torch.set_num_threads(threads)
+    names = map_on_cores(lambda item: threading.current_thread().name, range(3), device)
+    assert set(names) == {threading.current_thread().name}
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize("count", [1, 3])
+def test_no_batch_records_a_gradient_and_each_has_the_threads_of_torch(count: int) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    seen = map_on_cores(lambda item: ((weight * item).requires_grad, torch.get_num_threads()), range(count), CPU)
+    assert seen == [(False, 1)] * count
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_batch_that_fails_is_not_swallowed() -> None:
+    def refuse(item: int) -> int:
+        raise KeyError(item)
+
+    with pytest.raises(KeyError):
+        map_on_cores(refuse, range(3), CPU)
+
+
+def faults(keep: str, **environment: str) -> int:
+    command = [sys.executable, "-c", FORWARDS.format(keep=keep)]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is set")
+def test_freed_memory_is_not_cleared_again_for_the_next_tensors() -> None:
+    given_back = faults("")
+    assert faults("use_threads(1)") < given_back / 20
+    assert faults("use_threads(1)", MALLOC_TRIM_THRESHOLD_="0") > given_back / 2  # The environment wins.
