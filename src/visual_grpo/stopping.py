@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps: the first asks, the second insists."""
+"""Ctrl-C between two steps: the first finishes the step, the second aborts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ class StopRequest:
 def stop_request(on_ask: Callable[[], None]) -> Iterator[StopRequest]:
     """Turns the first SIGINT or SIGTERM into ``asked``, so that a step can be finished and saved.
 
-    A second one acts at once, as if nothing had been installed. Outside the main thread, where no
-    handler can be installed, signals keep their meaning.
+    A second one has its usual effect. Outside the main thread no handler can be installed and nothing changes.
     """
     request = StopRequest()
     previous: dict[int, Any] = {}
