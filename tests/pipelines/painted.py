@@ -9,8 +9,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from kedro.framework.hooks import hook_impl
+from kedro.framework.hooks.manager import _create_hook_manager
 from kedro.io import AbstractDataset, DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
 from kedro.runner import SequentialRunner
 
 from tests.evaluation.defaults import parameters
@@ -32,10 +35,21 @@ MADE_BY = {
 }
 
 
-def folders(parent: Path, made_by: Mapping[str, str]) -> dict[str, AbstractDataset]:
+def folders(parent: Path, made_by: Mapping[str, str]) -> dict[str, AbstractDataset[Any, Any]]:
     """Catalog entries of folders and their drafts, as conf/base/catalog.yml has them."""
     saved = {name: FolderDataset(filepath=str(parent / name), made_by=maker) for name, maker in made_by.items()}
     return saved | {f"{name}_draft": DraftDataset(filepath=str(parent / name)) for name in made_by}
+
+
+class Failures:
+    """Notes the nodes that fail."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    @hook_impl
+    def on_node_error(self, node: Node) -> None:
+        self.names.append(node.name)
 
 
 class Project:
@@ -49,8 +63,11 @@ class Project:
         rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found]
         RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
 
-    def run(self, pipeline: Pipeline, **changes: Any) -> DataCatalog:
-        """Runs a pipeline with the default parameters, a few images per prompt and ``changes``."""
+    def run(self, pipeline: Pipeline, failed: list[str] | None = None, **changes: Any) -> DataCatalog:
+        """Runs a pipeline with the default parameters, a few images per prompt and ``changes``.
+
+        ``failed`` gets the name of the node that fails.
+        """
         tree = parameters(**({"evaluation": SMALL} | changes)).model_dump(mode="json")
         memory = parameter_entries(Parameters.model_validate(tree | {"rewards": BRIGHTNESS})) | {
             "starter_report": {"model": "the model", "digest": "digest"},
@@ -62,7 +79,9 @@ class Project:
             | {"evaluation": MemoryDataset()}
             | folders(self.folder, MADE_BY)
         )
-        SequentialRunner().run(pipeline, catalog)
+        hooks = _create_hook_manager()
+        hooks.register(Failures(failed if failed is not None else []))
+        SequentialRunner().run(pipeline, catalog, hook_manager=hooks)
         return catalog
 
     def train(self, digest: str = "digest") -> None:

@@ -78,7 +78,7 @@ def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(
     assert before < {path.name for path in images.iterdir()}, "a crash now leaves the old records with their images"
     RecordsDataset(filepath=str(manifest)).save(draft)
     assert before.isdisjoint(path.name for path in images.iterdir())
-    assert all(record.target_image.is_file() for record in RecordTable(manifest))
+    assert all(record.target_image and record.target_image.is_file() for record in RecordTable(manifest))
     assert not draft.exists()
 
 
