@@ -135,7 +135,7 @@ def test_missing_data_names_the_command_that_makes_it_and_opens_no_run(runs):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("reward", "no built-in reward 'sim'; did you mean 'ssim'?"),
+        ("reward", "no built-in reward 'sim'. Did you mean 'ssim'?"),
         ("device", "model.device is 'cuda:99'"),
         ("model", "model.path is no/such/folder, which holds no model_index.json"),
     ],

@@ -113,7 +113,7 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
     assert report["rejected"]["total"] == 8
     assert report["rejected"]["by_reason"]["corrupt_image"] == 3
     assert report["warnings"] == [
-        "unknown key 'target_imge' in 1 records is kept as metadata; was 'target_image' meant?",
+        "unknown key 'target_imge' in 1 records is kept as metadata. Did you mean 'target_image'?",
         "2 images were smaller than the prepared size and were enlarged",
     ]
 

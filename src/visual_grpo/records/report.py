@@ -61,7 +61,7 @@ class Report:
 
         Args:
             enlarged: how many of its images were smaller than the prepared size.
-            unknown_keys: (key, the known key that it looks like) of its metadata.
+            unknown_keys: (key of its metadata, the hint at the known key that it looks like).
         """
         self._records[split] += 1
         self._prompts[split] += self._seen_prompts.add(f"{split}\0{prompt_key(prompt)}") == 1
@@ -116,8 +116,8 @@ class Report:
         }
 
     def _summarise_warnings(self) -> None:
-        for (key, meant), count in self._unknown_keys.items():
-            self.warn(f"unknown key {key!r} in {count} records is kept as metadata; was {meant!r} meant?")
+        for (key, hint), count in self._unknown_keys.items():
+            self.warn(f"unknown key {key!r} in {count} records is kept as metadata.{hint}")
         if self._enlarged:
             self.warn(f"{self._enlarged} images were smaller than the prepared size and were enlarged")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from visual_grpo.config import Task
+from visual_grpo.errors import nearest_hint
 from visual_grpo.records.aliases import QUERY_KEYS
 from visual_grpo.records.layouts.records_jsonl import KEYS
 from visual_grpo.records.raw import EmbeddedImage, Original, RawRecord, Rejected, shorten, wrong_type
@@ -51,7 +51,7 @@ class CheckedRecord:
     metadata: str
     """A JSON object."""
     unknown_keys: tuple[tuple[str, str], ...] = ()
-    """(key, the known key that was probably meant)."""
+    """Keys that look misspelt: (key, the hint at the known key that was probably meant)."""
 
 
 def check(raw: RawRecord, task: Task = "t2i") -> CheckedRecord:
@@ -204,5 +204,5 @@ def _metadata(raw: RawRecord) -> str:
 
 
 def _unknown_keys(extra: Mapping[str, Any], known: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    matches = ((key, difflib.get_close_matches(key, known, n=1, cutoff=0.8)) for key in extra if key not in known)
-    return tuple((key, match[0]) for key, match in matches if match)
+    hints = ((key, nearest_hint(key, known, cutoff=0.8)) for key in extra if key not in known)
+    return tuple((key, hint) for key, hint in hints if hint)
