@@ -176,8 +176,7 @@ def to_pil(tensor: Tensor) -> Image:
     """
     from PIL import Image
 
-    if not is_image(tensor):
-        raise ValueError(f"expected a uint8 tensor [3, height, width], got {described(tensor)}")
+    require_image(tensor)
     return Image.fromarray(tensor.detach().cpu().permute(1, 2, 0).contiguous().numpy())
 
 
@@ -186,6 +185,12 @@ def is_image(sample: object) -> bool:
     import torch
 
     return isinstance(sample, torch.Tensor) and sample.dtype == torch.uint8 and sample.ndim == 3 and len(sample) == 3
+
+
+def require_image(sample: object) -> None:
+    """Raises ValueError unless ``sample`` is a uint8 tensor [3, height, width]."""
+    if not is_image(sample):
+        raise ValueError(f"expected a uint8 tensor [3, height, width], got {described(sample)}")
 
 
 def described(value: object) -> str:

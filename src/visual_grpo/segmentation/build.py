@@ -1,4 +1,4 @@
-"""The segmenters by name, as a parameter file asks for them."""
+"""Builds a segmenter from its options in a parameter file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ DEFAULT: Mapping[str, Any] = {"kind": "watershed"}
 
 
 def build_segmenter(options: Mapping[str, Any] = DEFAULT) -> Segmenter:
-    """``{"kind": "watershed", "edge": 0.3}``, or ``{"kind": "sam2", "path": "facebook/sam2.1-hiera-large"}``.
+    """Builds a segmenter, for example from ``{"kind": "watershed", "edge": 0.3}`` or
+    ``{"kind": "sam2", "path": "facebook/sam2.1-hiera-large"}``.
 
-    Every other key is an argument of the kind's class.
+    All keys except ``kind`` are passed to the constructor.
 
     Raises:
-        UserError: no such kind, an option that it does not have or needs, or a value that it refuses.
+        UserError: unknown kind, unknown or missing option, or invalid value.
     """
     if not isinstance(options, Mapping):
         raise UserError(f"segmenter: expected options such as {dict(DEFAULT)}, got {options!r}")
