@@ -120,18 +120,25 @@ class SampleGenerator(Protocol):
         ...
 
 
-class AdaptedModel(SampleGenerator, Protocol):
-    """A model with adapters on it, as a training run and the evaluation see it."""
+class Adapters(Protocol):
+    """The adapters of a model's modules."""
 
-    def adapter_state_dict(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Every adapter's tensors, as ``module/name``; copies, which training does not change."""
         ...
 
-    def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+    def load_state(self, state: Mapping[str, Tensor]) -> None: ...
 
-    def save_adapters(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:
         """One folder a module."""
         ...
+
+
+class AdaptedModel(SampleGenerator, Protocol):
+    """A model with adapters on it, as a training run sees it."""
+
+    @property
+    def adapters(self) -> Adapters: ...
 
 
 T = TypeVar("T")

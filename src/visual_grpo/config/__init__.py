@@ -8,7 +8,7 @@ from visual_grpo.config.schema import (
     GRPOConfig,
     LoraParams,
     ModelConfig,
-    Module,
+    ModuleConfig,
     Parameters,
     PolicyConfig,
     RewardConfig,
@@ -18,7 +18,6 @@ from visual_grpo.config.schema import (
     Strict,
     Task,
     TrackingConfig,
-    VlConfig,
     World,
     flatten,
 )
@@ -31,7 +30,7 @@ __all__ = [
     "GRPOConfig",
     "LoraParams",
     "ModelConfig",
-    "Module",
+    "ModuleConfig",
     "Parameters",
     "PolicyConfig",
     "RewardConfig",
@@ -41,7 +40,6 @@ __all__ = [
     "Strict",
     "Task",
     "TrackingConfig",
-    "VlConfig",
     "World",
     "flatten",
 ]
