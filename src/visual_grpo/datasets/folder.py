@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
-import uuid
-from collections.abc import Callable
+import base64
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kedro.io import AbstractDataset
 
 from visual_grpo.datasets.errors import DataError, missing
-from visual_grpo.errors import UserError
+from visual_grpo.folders import heal, replace_folder
 
-Fill = Callable[[Path], None]
-"""Writes files into the empty folder that it is given."""
+if TYPE_CHECKING:
+    from kedro_datasets._typing import ImagePreview
 
 
-class FolderDataset(AbstractDataset[Fill, Path]):
-    """Loads as the folder's path; saves what a callable writes into a fresh folder.
+class FolderDataset(AbstractDataset[Path, Path]):
+    """Loads as the folder's path; saves by moving a folder that a node has filled into its place.
 
-    The new folder is made beside the old one and then takes its place, so that a crash, an error or
-    Ctrl-C leaves the old one as it was.
+    A node gets an empty folder to fill from a `DraftDataset` of the same ``filepath``; any other folder will do.
 
     Args:
         filepath: the folder.
@@ -43,50 +40,33 @@ class FolderDataset(AbstractDataset[Fill, Path]):
             raise missing(self._path, self._made_by)
         return self._path
 
-    def save(self, data: Fill) -> None:
-        """Calls ``data`` with an empty folder, which then replaces the old one.
+    def save(self, data: Path) -> None:
+        """Moves the folder ``data`` into the place of the old one, which stays if that fails.
 
         Raises:
-            DataError: ``data`` is not callable, or raised a UserError.
+            DataError: ``data`` is not the path of a folder.
         """
-        if not callable(data):
-            raise DataError(f"{self._path}: expected a function that writes into a folder, got {type(data).__name__}")
-        self._restore()
-        fresh = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex[:8]}")
-        fresh.mkdir(parents=True)
-        try:
-            data(fresh)
-            self._replace_by(fresh)
-        except UserError as error:
-            raise DataError(str(error)) from error  # Kedro would wrap anything but its own DatasetError.
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+        if not isinstance(data, Path):
+            raise DataError(f"{self._path}: expected the path of the folder that the node filled, got {_described(data)}")
+        if not data.is_dir():
+            raise DataError(f"{self._path}: expected the path of the folder that the node filled, but {data} is none")
+        if data.resolve() != self._path.resolve():
+            replace_folder(data, self._path)
 
-    def _replace_by(self, fresh: Path) -> None:
-        if self._path.exists():
-            self._path.rename(self._previous)
-        try:
-            fresh.rename(self._path)
-        finally:
-            self._restore()
-
-    @property
-    def _previous(self) -> Path:
-        """Where the old folder stands between the two renames."""
-        return self._path.with_name(f".{self._path.name}.previous")
-
-    def _restore(self) -> None:
-        """Puts the old folder back if the new one did not take its place, else removes it."""
-        if not self._previous.exists():
-            return
-        if self._path.exists():
-            shutil.rmtree(self._previous, ignore_errors=True)
-        else:
-            self._previous.rename(self._path)
+    def preview(self, file: str) -> ImagePreview:
+        """The first PNG whose path in the folder matches the glob pattern ``file``, for Kedro-Viz."""
+        found = min(self.load().glob(file), default=None)
+        if found is None:
+            raise DataError(f"{self._path} has no {file}")
+        return base64.b64encode(found.read_bytes()).decode()  # type: ignore[return-value]  # a NewType of str
 
     def _exists(self) -> bool:
-        self._restore()
+        heal(self._path)
         return self._path.is_dir()
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._path), "made_by": self._made_by}
+
+
+def _described(data: object) -> str:
+    return "a function" if callable(data) else type(data).__name__

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kedro.io import AbstractDataset
 
 from visual_grpo.datasets.errors import DataError, missing
 
 if TYPE_CHECKING:
+    from kedro_datasets._typing import TablePreview
+
     from visual_grpo.records.table import RecordTable
 
 
-class Writes(Protocol):
-    """Writes the manifest itself, for example `visual_grpo.records.preparation.Preparation`."""
-
-    def write(self, manifest: Path) -> None: ...
+Rows = Iterable[Mapping[str, Any]]
 
 
-Rows = Iterable[Mapping[str, Any]] | Writes
-
-
-class RecordsDataset(AbstractDataset[Rows, "RecordTable"]):
-    """Loads as a lazy `RecordTable`; saves rows as they stream, replacing the old manifest at the end.
+class RecordsDataset(AbstractDataset[Path | Rows, "RecordTable"]):
+    """Loads as a lazy `RecordTable`; saves a manifest that a node has written, or rows.
 
     Args:
         filepath: the Parquet manifest; image paths in it are relative to its folder.
@@ -54,22 +50,37 @@ class RecordsDataset(AbstractDataset[Rows, "RecordTable"]):
             raise missing(self._path, self._made_by)
         return RecordTable(self._path)
 
-    def save(self, data: Rows) -> None:
-        """Writes rows (see `visual_grpo.records.manifest` for the columns).
+    def save(self, data: Path | Rows) -> None:
+        """Replaces the manifest.
+
+        Args:
+            data: path of a new manifest in the same folder, which takes the old one's place; prepared images that it
+                does not name are removed. Or rows (see `visual_grpo.records.manifest` for the columns).
 
         Raises:
-            DataError: what the rows' maker complains of; the old manifest stays.
+            DataError: the rows raise a UserError; the old manifest stays.
         """
         from visual_grpo.errors import UserError
         from visual_grpo.records.manifest import write_manifest
+        from visual_grpo.records.preparation import remove_unused_images
 
+        if callable(data):
+            raise DataError(f"{self._path}: expected the path of a manifest or rows, got a function")
+        if isinstance(data, Path):
+            data.replace(self._path)
+            remove_unused_images(self._path)
+            return
         try:
-            if isinstance(data, Iterable):
-                write_manifest(self._path, data)
-            else:
-                data.write(self._path)
-        except UserError as error:
+            write_manifest(self._path, data)
+        except UserError as error:  # Kedro would wrap anything but its own DatasetError.
             raise DataError(str(error)) from error
+
+    def preview(self, nrows: int = 5) -> TablePreview:
+        """The first rows of the manifest, for Kedro-Viz."""
+        import pyarrow.parquet as pq
+
+        rows = next(pq.ParquetFile(self._path).iter_batches(batch_size=nrows)).to_pandas()
+        return dict(rows.to_dict(orient="split"))  # type: ignore[return-value]  # a NewType of dict
 
     def _exists(self) -> bool:
         return self._path.is_file()

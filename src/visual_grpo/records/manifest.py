@@ -78,6 +78,16 @@ def write_manifest(
         fresh.unlink(missing_ok=True)
 
 
+def image_paths(path: Path) -> Iterator[str]:
+    """The images that a manifest names, relative to its folder; one named by several records comes several times."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS_PER_GROUP, columns=["target_image", "source_images"]):
+            for row in batch.to_pylist():
+                yield from filter(None, [row["target_image"], *(row["source_images"] or ())])
+
+
 def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     remaining = iter(rows)
     while group := [dict(row) for row in islice(remaining, ROWS_PER_GROUP)]:

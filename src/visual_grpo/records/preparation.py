@@ -19,7 +19,7 @@ from visual_grpo.records.aliases import with_query_names
 from visual_grpo.records.ids import with_ids
 from visual_grpo.records.image_store import ImageStore, PreparedImage
 from visual_grpo.records.layouts.detect import find_records
-from visual_grpo.records.manifest import write_manifest
+from visual_grpo.records.manifest import image_paths, write_manifest
 from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.ordered_map import ordered_map
 from visual_grpo.records.queries import prepare_query
@@ -60,21 +60,25 @@ class Preparation:
         self._splitter = Splitter(eval_share=config.eval_share, held_out_share=config.held_out_share)
 
     def write(self, manifest: Path, progress: Progress | None = None) -> None:
-        """Prepares every record, replaces the manifest and drops images that it no longer names.
+        """Prepares every record, replaces the manifest and removes images that it no longer names.
 
         The old manifest and its images stay until the new one is complete.
 
         Raises:
             UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
         """
+        self.write_draft(manifest, progress)
+        remove_unused_images(manifest)
+
+    def write_draft(self, manifest: Path, progress: Progress | None = None) -> None:
+        """As `write`, but leaves all other images beside the manifest: an older manifest there may name them."""
         report = Report(strict=self._config.strict)
         store = ImageStore(folder=manifest.parent / IMAGES, height=self._config.height, width=self._config.width)
-        with DiskCounter() as ids, DiskCounter() as names, warnings.catch_warnings():
+        with DiskCounter() as ids, warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"PIL\.")  # odd EXIF data and the like do no harm
             records = self._accepted(store, report, ids, progress)
-            rows = (self._row(record, report, names) for record in records)
+            rows = (self._row(record, report) for record in records)
             write_manifest(manifest, rows, lambda: self._finish(report))
-            _remove_others(store.folder, names)
 
     def count(self) -> int:
         """About how many records there are."""
@@ -104,12 +108,10 @@ class Preparation:
             if progress is not None:
                 progress(done, total)
 
-    def _row(self, prepared: PreparedRecord, report: Report, names: DiskCounter) -> dict[str, Any]:
+    def _row(self, prepared: PreparedRecord, report: Report) -> dict[str, Any]:
         """The manifest's row, counted in the report."""
         record, target, sources = prepared.record, prepared.target, prepared.sources
         images = [image for image in (target, *sources) if image is not None]
-        for image in images:
-            names.add(image.name)
         sums = [source.original_sha256 for source in sources]
         prompt = None if self._is_segmentation else record.prompt
         shared = held_out_by(prompt, record.group, sums)
@@ -198,9 +200,14 @@ def _target_columns(target: PreparedImage) -> dict[str, Any]:
     }
 
 
-def _remove_others(folder: Path, names: DiskCounter) -> None:
-    """Drops images of earlier manifests, and what a killed run left half written."""
-    if folder.is_dir():
+def remove_unused_images(manifest: Path) -> None:
+    """Removes prepared images that the manifest does not name, and what a killed run left half written."""
+    folder = manifest.parent / IMAGES
+    if not folder.is_dir():
+        return
+    with DiskCounter() as names:
+        for path in image_paths(manifest):
+            names.add(Path(path).name)
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_file() and not names.count(entry.name):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from visual_grpo.folders import fresh_folder, heal
 
 _STAMP = "starter.json"
 
@@ -21,6 +21,7 @@ def digest_of(facts: Mapping[str, Any]) -> str:
 
 def is_current(folder: Path, digest: str) -> bool:
     """Whether ``folder`` was written for this digest."""
+    heal(folder)
     stamp = folder / _STAMP
     return stamp.is_file() and json.loads(stamp.read_text(encoding="utf-8"))["digest"] == digest
 
@@ -28,23 +29,6 @@ def is_current(folder: Path, digest: str) -> bool:
 @contextmanager
 def whole_folder(folder: Path, digest: str) -> Iterator[Path]:
     """Gives an empty folder beside ``folder``, which it replaces when the block ends without an error."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
-    fresh.mkdir()
-    try:
+    with fresh_folder(folder) as fresh:
         yield fresh
         (fresh / _STAMP).write_text(json.dumps({"digest": digest}), encoding="utf-8")
-        _swap(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _swap(fresh: Path, folder: Path) -> None:
-    if not folder.exists():
-        fresh.rename(folder)
-        return
-    previous = folder.with_name(f".{folder.name}.previous")
-    shutil.rmtree(previous, ignore_errors=True)
-    folder.rename(previous)
-    fresh.rename(folder)
-    shutil.rmtree(previous)

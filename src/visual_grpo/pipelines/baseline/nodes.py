@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from visual_grpo.config import Parameters
-
-if TYPE_CHECKING:
-    from visual_grpo.records.table import RecordTable
+from visual_grpo.records.table import RecordTable
 
 
 def draw_baseline(
-    parameters: dict[str, Any], starter_report: dict[str, Any], records: RecordTable
-) -> Callable[[Path], None]:
-    """What fills the baseline's folder: pictures and scores of the policy without an adapter."""
-    config = Parameters.model_validate(parameters)
-    return image_writer(config, starter_report, records, adapters=None, title="baseline")
+    parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, baseline_draft: Path
+) -> Path:
+    """The folder with pictures and scores of the policy without an adapter."""
+    draw_samples(baseline_draft, parameters, starter_report, records, adapters=None, title="baseline")
+    return baseline_draft
 
 
-def image_writer(
+def draw_samples(
+    folder: Path,
     config: Parameters,
     starter_report: dict[str, Any],
     records: RecordTable,
     *,
     adapters: Path | None,
     title: str,
-) -> Callable[[Path], None]:
-    """Checks that the samples can be drawn and scored; returns what draws them into a folder.
+) -> None:
+    """Draws and scores every eval and held-out sample into ``folder``.
 
-    They depend on parameters, model, records and adapter only, so that baseline and trained ones pair.
+    They depend on parameters, model, records and adapter only, so that baseline and trained ones pair. That they can
+    be scored is checked before the model is loaded.
     """
-    from visual_grpo import components
+    from visual_grpo import components, console
     from visual_grpo.evaluation import generate
 
     scorer = components.build_scorer(config)
@@ -45,23 +44,16 @@ def image_writer(
         images_per_prompt=config.evaluation.images_per_prompt,
         max_prompts=config.evaluation.max_prompts,
     )
-    facts = generate.conditions(config, model=starter_report["digest"], dataset=records.digest)
-
-    def write(folder: Path) -> None:
-        from visual_grpo import console
-
-        samplers = config.judged_samplers
-        policy = components.build_model(config, starter_report["model"], adapters)
-        with console.progress(title, len(requests) * len(samplers)) as bar:
-            generate.draw_and_score(
-                policy,
-                scorer,
-                requests,
-                samplers,
-                folder,
-                batch_size=config.evaluation.batch_size,
-                facts=facts,
-                advance=bar.advance,
-            )
-
-    return write
+    samplers = config.judged_samplers
+    policy = components.build_model(config, starter_report["model"], adapters)
+    with console.progress(title, len(requests) * len(samplers)) as bar:
+        generate.draw_and_score(
+            policy,
+            scorer,
+            requests,
+            samplers,
+            folder,
+            batch_size=config.evaluation.batch_size,
+            facts=generate.conditions(config, model=starter_report["digest"], dataset=records.digest),
+            advance=bar.advance,
+        )

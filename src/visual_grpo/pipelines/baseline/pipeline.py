@@ -12,7 +12,7 @@ def create_pipeline(**kwargs: object) -> Pipeline:
         [
             node(
                 draw_baseline,
-                inputs=["parameters", "starter_report", "records"],
+                inputs=["parameters", "starter_report", "records", "baseline_draft"],
                 outputs="baseline",
                 name="draw_baseline",
                 tags="baseline",

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from visual_grpo.records.preparation import Preparation
-    from visual_grpo.records.table import RecordTable
-
-
-@dataclass(frozen=True)
-class ShownPreparation:
-    """A preparation that shows its progress while the dataset writes it."""
-
-    preparation: Preparation
-
-    def write(self, manifest: Path) -> None:
-        from visual_grpo import console
-
-        with console.progress("Preparing records", self.preparation.count()) as bar:
-            self.preparation.write(manifest, lambda done, total: bar.advance())
+from visual_grpo.config import DataConfig
+from visual_grpo.records.table import RecordTable
 
 
-def prepare_records(parameters: dict[str, Any], starter_report: Mapping[str, Any]) -> ShownPreparation:
-    """Finds the records at ``data.path``; they stream through when the dataset is saved.
+def prepare_records(data: DataConfig, starter_report: dict[str, Any], records_draft: Path) -> Path:
+    """The manifest of the records at ``data.path``, with their prepared images beside it.
 
     ``starter_report`` only says that the default dataset has been drawn.
     """
-    from visual_grpo.config import Parameters
+    from visual_grpo import console
     from visual_grpo.records.preparation import Preparation
 
-    config = Parameters.model_validate(parameters)
-    return ShownPreparation(Preparation(config.data))
+    preparation = Preparation(data)
+    with console.progress("Preparing records", preparation.count()) as bar:
+        preparation.write_draft(records_draft, lambda done, total: bar.advance())
+    return records_draft
 
 
 def report_records(records: RecordTable) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""parameters, starter_report -> records, data_report."""
+"""params:data, starter_report -> records, data_report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from visual_grpo.pipelines.data_preparation.nodes import prepare_records, report
 def create_pipeline(**_: Any) -> Pipeline:
     return pipeline(
         [
-            node(prepare_records, ["parameters", "starter_report"], "records", name="prepare_records"),
+            node(
+                prepare_records,
+                inputs=["params:data", "starter_report", "records_draft"],
+                outputs="records",
+                name="prepare_records",
+            ),
             node(report_records, "records", "data_report", name="report_records"),
         ]
     )

@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from visual_grpo.config import Parameters
+import pandas as pd
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from visual_grpo.records.table import RecordTable
+from visual_grpo.config import EvaluationConfig, Parameters
+from visual_grpo.records.table import RecordTable
 
 
 def draw_trained(
-    parameters: dict[str, Any],
+    parameters: Parameters,
     starter_report: dict[str, Any],
     records: RecordTable,
     baseline: Path,
     adapters: Path,
-) -> Callable[[Path], None]:
-    """What fills the folder of the trained policy's samples; refuses a baseline that would not pair."""
+    trained_draft: Path,
+) -> Path:
+    """The folder with the trained policy's samples; refuses a baseline that would not pair."""
     from visual_grpo.evaluation import compare, generate
-    from visual_grpo.pipelines.baseline.nodes import image_writer
+    from visual_grpo.pipelines.baseline.nodes import draw_samples
 
-    config = Parameters.model_validate(parameters)
-    facts = generate.conditions(config, model=starter_report["digest"], dataset=records.digest)
+    facts = generate.conditions(parameters, model=starter_report["digest"], dataset=records.digest)
     compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts)
     compare.check_adapter(_training(adapters), model=starter_report["digest"])
-    return image_writer(config, starter_report, records, adapters=adapters, title="evaluate")
+    draw_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")
+    return trained_draft
 
 
-def compare_with_baseline(parameters: dict[str, Any], baseline: Path, trained: Path, adapters: Path) -> dict[str, Any]:
+def compare_with_baseline(
+    seed: int, settings: EvaluationConfig, baseline: Path, trained: Path, adapters: Path
+) -> dict[str, Any]:
     """The evaluation: paired differences of every score, and what they were measured on."""
     from visual_grpo.evaluation import compare, generate
 
-    config = Parameters.model_validate(parameters)
     before, after = generate.read_scores(baseline), generate.read_scores(trained)
-    entries = compare.compare(before, after, bootstrap_samples=config.evaluation.bootstrap_samples, seed=config.seed)
+    entries = compare.compare(before, after, bootstrap_samples=settings.bootstrap_samples, seed=seed)
     return {
-        "seed": config.seed,
-        "adapter": ", ".join(_shown(adapters / module) for module in config.policy.modules),
+        "seed": seed,
+        "adapter": ", ".join(_shown(adapters / module) for module in _modules(adapters)),
         "training": _training(adapters),
         "conditions": after.attrs["facts"],
         "rewards": entries,
@@ -50,12 +49,17 @@ def compare_with_baseline(parameters: dict[str, Any], baseline: Path, trained: P
 
 
 def write_report(
-    evaluation: dict[str, Any], baseline: Path, trained: Path, training_history: pd.DataFrame
-) -> Callable[[Path], None]:
-    """What fills the report's folder."""
+    evaluation: dict[str, Any],
+    baseline: Path,
+    trained: Path,
+    training_history: pd.DataFrame,
+    evaluation_report_draft: Path,
+) -> Path:
+    """The folder with the report."""
     from visual_grpo.evaluation import report
 
-    return lambda folder: report.write_report(folder, evaluation, baseline, trained, training_history)
+    report.write_report(evaluation_report_draft, evaluation, baseline, trained, training_history)
+    return evaluation_report_draft
 
 
 def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
@@ -89,6 +93,11 @@ def _training(adapters: Path) -> dict[str, Any]:
     """How the adapters were made."""
     facts: dict[str, Any] = json.loads((adapters / "training.json").read_text(encoding="utf-8"))
     return facts
+
+
+def _modules(adapters: Path) -> list[str]:
+    """The modules that were trained: each has a folder in ``best``, as in ``adapters`` itself."""
+    return sorted(folder.name for folder in (adapters / "best").iterdir())
 
 
 def _shown(path: Path) -> str:

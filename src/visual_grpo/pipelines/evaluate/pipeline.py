@@ -12,19 +12,19 @@ def create_pipeline(**kwargs: object) -> Pipeline:
         [
             node(
                 draw_trained,
-                inputs=["parameters", "starter_report", "records", "baseline", "adapters"],
+                inputs=["parameters", "starter_report", "records", "baseline", "adapters", "trained_draft"],
                 outputs="trained",
                 name="draw_trained",
             ),
             node(
                 compare_with_baseline,
-                inputs=["parameters", "baseline", "trained", "adapters"],
+                inputs=["params:seed", "params:evaluation", "baseline", "trained", "adapters"],
                 outputs="evaluation",
                 name="compare_with_baseline",
             ),
             node(
                 write_report,
-                inputs=["evaluation", "baseline", "trained", "training_history"],
+                inputs=["evaluation", "baseline", "trained", "training_history", "evaluation_report_draft"],
                 outputs="evaluation_report",
                 name="write_report",
             ),

@@ -1,4 +1,4 @@
-"""parameters, records -> negative_labels."""
+"""params:seed, params:data, params:rewards, records -> negative_labels."""
 
 from __future__ import annotations
 
@@ -11,5 +11,13 @@ from visual_grpo.pipelines.labels.nodes import label_records
 
 def create_pipeline(**_: Any) -> Pipeline:
     return pipeline(
-        [node(label_records, ["parameters", "records"], "negative_labels", name="label_records", tags="labels")]
+        [
+            node(
+                label_records,
+                inputs=["params:seed", "params:data", "params:rewards", "records", "negative_labels_draft"],
+                outputs="negative_labels",
+                name="label_records",
+                tags="labels",
+            )
+        ]
     )

@@ -1,4 +1,4 @@
-"""parameters -> starter_report."""
+"""params:starter, params:data, params:model, params:seed -> starter_report."""
 
 from __future__ import annotations
 
@@ -10,4 +10,14 @@ from visual_grpo.pipelines.starter.nodes import build
 
 
 def create_pipeline(**_: Any) -> Pipeline:
-    return pipeline([node(build, "parameters", "starter_report", name="build_starter", tags="starter")])
+    return pipeline(
+        [
+            node(
+                build,
+                inputs=["params:starter", "params:data", "params:model", "params:seed"],
+                outputs="starter_report",
+                name="build_starter",
+                tags="starter",
+            )
+        ]
+    )

@@ -2,46 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from visual_grpo.config import Parameters
+from visual_grpo.records.table import RecordTable
 
 if TYPE_CHECKING:
-    import pandas as pd
     from PIL.Image import Image
 
-    from visual_grpo.records.table import RecordTable
+    from visual_grpo.tracking import Tracker
     from visual_grpo.training import Progress, TrainingRun
     from visual_grpo.types import Judge, StepMetrics
 
 
 def train(
-    parameters: dict[str, Any], starter_report: dict[str, Any], records: RecordTable, baseline: Path
-) -> tuple[Callable[[Path], None], pd.DataFrame]:
-    """Trains the adapter; returns what writes its folder, and one row of metrics a step.
+    parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, baseline: Path, adapters_draft: Path
+) -> tuple[Path, pd.DataFrame]:
+    """Trains the adapters; returns their folder, and one row of metrics a step.
 
     ``baseline`` is not read: it must exist so that a trained adapter can be compared.
     """
-    import pandas as pd
-
     from visual_grpo import components
     from visual_grpo.tracking import Tracker
     from visual_grpo.training import TrainingRun
 
-    config = Parameters.model_validate(parameters)
     tracker = Tracker.active()
-    scorer = components.build_scorer(config)
+    scorer = components.build_scorer(parameters)
     train_records, eval_records = records.split("train"), records.split("eval")
     scorer.check_records(train_records)
     scorer.check_records(eval_records)
-    model = components.build_model(config, starter_report["model"])
+    model = components.build_model(parameters, starter_report["model"])
     run = TrainingRun(
-        config,
+        parameters,
         model,
         scorer,
-        components.build_trainer(config, model, scorer),
+        components.build_trainer(parameters, model, scorer),
         train=train_records,
         evaluation=eval_records,
         identity={
@@ -51,16 +49,13 @@ def train(
         },
         run_id=tracker.run_id,
     )
-    progress = _run(config, run, scorer, tracker)
-
-    def write(folder: Path) -> None:
-        run.write_adapters(folder)
-        tracker.folder(folder, "adapters")
-
-    return write, pd.DataFrame(progress.history)
+    progress = _run(parameters, run, scorer, tracker)
+    run.write_adapters(adapters_draft)
+    tracker.folder(adapters_draft, "adapters")
+    return adapters_draft, pd.DataFrame(progress.history)
 
 
-def _run(config: Parameters, run: TrainingRun, judge: Judge, tracker: Any) -> Progress:
+def _run(config: Parameters, run: TrainingRun, judge: Judge, tracker: Tracker) -> Progress:
     from visual_grpo import console
     from visual_grpo.grpo.checkpoint import latest_checkpoint
     from visual_grpo.training import Callbacks

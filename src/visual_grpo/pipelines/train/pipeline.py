@@ -12,7 +12,7 @@ def create_pipeline(**kwargs: object) -> Pipeline:
         [
             node(
                 train,
-                inputs=["parameters", "starter_report", "records", "baseline"],
+                inputs=["parameters", "starter_report", "records", "baseline", "adapters_draft"],
                 outputs=["adapters", "training_history"],
                 name="train",
                 tags="train",
