@@ -176,7 +176,8 @@ class ReplayChunk:
     log_probs: Tensor
     """[b, s] float32 with gradient."""
     kl: Tensor | None
-    """[b, s] float32 >= 0 with gradient: KL to the reference policy; None if it was not asked for."""
+    """[b, s] float32 >= 0 with gradient: KL to the reference policy; None if the policy has no reference, and then
+    ``kl_weight`` must be 0."""
 
 
 class Policy(Protocol[T]):
