@@ -139,7 +139,7 @@ def _record(
     stats.add("abs_log_ratio", log_ratio.abs(), counted)
     stats.add("clip_fraction", clipped.float(), counted)
     # k3 of the old policy against the new one: how far this rollout's updates have moved it.
-    stats.add("approx_kl", log_ratio.exp() - log_ratio - 1, counted)
+    stats.add("approx_kl", losses.k3(log_ratio), counted)
     if chunk.kl is not None:
         stats.add("kl", torch.where(counted, chunk.kl, 0.0), counted)
     stats.max_abs_log_ratio = max(stats.max_abs_log_ratio, float(log_ratio.abs().max()))
