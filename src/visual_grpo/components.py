@@ -10,8 +10,7 @@ from visual_grpo.config import Dtype, ModelConfig, Module, Parameters, PolicyCon
 from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:
-    from visual_grpo.grpo.trainer import GRPOTrainer
-    from visual_grpo.grpo.two_stage import Trainer
+    from visual_grpo.grpo.trainer import GRPOTrainer, Trainer
     from visual_grpo.policies.glm_image import GlmImage
     from visual_grpo.policies.glm_image_ar import GlmImageArPolicy
     from visual_grpo.policies.glm_image_dit import GlmImageDitPolicy

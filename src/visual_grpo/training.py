@@ -18,7 +18,7 @@ from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.signal_check import Signal, check_signal, describe, least_cosine, measure_signal
-from visual_grpo.grpo.two_stage import Trainer
+from visual_grpo.grpo.trainer import Trainer
 from visual_grpo.stopping import stop_request
 from visual_grpo.types import AdaptedModel, PromptRecord, Scorer, StepMetrics
 
