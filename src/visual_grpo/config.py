@@ -256,9 +256,9 @@ class GRPOConfig(Strict):
     )
     advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
         None,
-        description="the standard deviation that advantages are divided by. group: of the group's rewards; batch: of all"
-        " raw rewards of the step, as TRL's scale_rewards=batch and flow_grpo's global_std; batch_centred: of all rewards"
-        " less their group's mean, as gdpo has it; none: not divided; null = the loss's own (dr_grpo none, else group)",
+        description="the standard deviation that advantages are divided by; group: of the group's rewards; batch: of"
+        " all raw rewards of the step, as TRL's scale_rewards=batch and flow_grpo's global_std; batch_centred: of all"
+        " rewards less their group's mean, as gdpo has it; none; null = the loss's own (dr_grpo none, else group)",
     )
     advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
     advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")

@@ -78,9 +78,8 @@ def test_no_ratio_is_so_large_that_it_overflows() -> None:
 
 
 def test_the_bound_changes_no_bit_of_any_ratio_below_it() -> None:
-    differences = torch.cat(
-        [torch.linspace(-110, 19.9, 4001), torch.randn(4000, generator=torch.manual_seed(0)) * 1e-4]
-    )
+    small = torch.randn(4000, generator=torch.Generator().manual_seed(0)) * 1e-4
+    differences = torch.cat([torch.linspace(-110, 19.9, 4001), small])
     new, old = differences[:, None].requires_grad_(), torch.zeros(len(differences), 1)
     mask = torch.ones(len(differences), 1, dtype=torch.bool)
     plain = new.exp()

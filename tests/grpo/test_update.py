@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,6 @@ from torch import Tensor
 from tests.grpo.test_trainer import config, trained
 from tests.toys import ToyTokenPolicy
 from visual_grpo.errors import UserError
-from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
 from visual_grpo.types import PromptRecord, ReplayChunk, Rollout, Scores
 
