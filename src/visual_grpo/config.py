@@ -131,10 +131,15 @@ class SignalCheckConfig(Strict):
     """Whether the policy gradients of independent rollouts agree, before anything is trained."""
 
     rollouts: int = Field(
-        48, ge=0, description="independent rollouts a module at most, drawn until they can tell; at least 3; 0 = off"
+        48,
+        ge=0,
+        description="independent rollouts a module at most, drawn until they can tell; 0 = off; 3 to 5 are measured and"
+        " shown, but stop no run unless least_cosine is set",
     )
     least_cosine: float | None = Field(
-        None, description="mean cosine between their gradients below which the run stops; null = 1 / (grpo.steps + 1)"
+        None,
+        description="the run stops where the mean cosine between their gradients is less by two standard errors; null ="
+        " where it cannot be told from 0 although a useful one, at most .05 and 1 / (grpo.steps + 1), would have been",
     )
 
     @field_validator("rollouts")

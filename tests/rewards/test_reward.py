@@ -247,11 +247,11 @@ def test_a_plain_function_that_fails_shows_its_own_lines_only(module: str) -> No
 @pytest.mark.parametrize(
     ("path", "options", "complaint"),
     [
-        ("Bright", {"scales": 2}, r"has no option 'scales'; did you mean 'scale'\?\. It takes: scale"),
+        ("Bright", {"scales": 2}, r"has no option 'scales'; did you mean 'scale'\? \(it takes: scale\)"),
         ("above", {"levle": 2}, r"has no option 'levle'; did you mean 'level'\?"),
-        ("above", {"level": 2, "gian": 2}, r"has no option 'gian'; did you mean 'gain'\?\. It takes: level, gain"),
+        ("above", {"level": 2, "gian": 2}, r"has no option 'gian'; did you mean 'gain'\? \(it takes: level, gain\)"),
         ("above", {"gain": 2}, "needs the option 'level', got gain"),
-        ("red", {"scale": 2}, r"has no option 'scale'\. It takes: none"),
+        ("red", {"scale": 2}, r"has no option 'scale' \(it takes: none\)"),
         ("make", {}, "needs the option 'power', got none"),
         ("make", {"powr": 2}, "has no option 'powr'; did you mean 'power'"),
     ],

@@ -163,7 +163,7 @@ def _check_options(what: str, target: Callable[..., Any], options: Mapping[str, 
     unknown = [option for option in options if option not in names]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         raise UserError(
-            f"{what} has no option {unknown[0]!r}{_nearest(unknown[0], names)}. It takes: {', '.join(names) or 'none'}"
+            f"{what} has no option {unknown[0]!r}{_nearest(unknown[0], names)} (it takes: {', '.join(names) or 'none'})"
         )
     missing = [p.name for p in taken if p.default is p.empty and p.name not in options]
     if missing:
