@@ -10,7 +10,7 @@ from visual_grpo.config import Dtype, LoraParams, ModelConfig, Parameters, Polic
 from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:
-    from visual_grpo.grpo.two_stage import Trainer
+    from visual_grpo.grpo.trainer import Trainer
     from visual_grpo.grpo.trainer import GRPOTrainer
     from visual_grpo.policies.family import Family, Model
     from visual_grpo.rewards.combine import RewardSet

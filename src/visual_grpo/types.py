@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -94,6 +94,21 @@ class Scores:
     """``reward/ratio`` -> numerators and denominators."""
     weights: Mapping[str, float]
     """Weight of each reward; 0 = reported only."""
+
+
+V = TypeVar("V")
+
+
+def weighted_total(values: Mapping[str, V], weights: Mapping[str, float]) -> V:
+    """Sum of ``weight * values[name]`` in the order of ``weights``, of tensors or pandas Series of one shape.
+
+    A weight of 0 is skipped: 0 * NaN is NaN, and a reward that is only reported must not unscore the total.
+    Raises ValueError where no weight is left.
+    """
+    terms: list[Any] = [weight * cast(Any, values[name]) for name, weight in weights.items() if weight]
+    if not terms:
+        raise ValueError(f"a total needs a weight other than 0, got {dict(weights)}")
+    return cast(V, sum(terms))
 
 
 class Scorer(Protocol):
@@ -183,7 +198,8 @@ class ReplayChunk:
     log_probs: Tensor
     """[b, s] float32 with gradient."""
     kl: Tensor | None
-    """[b, s] float32 >= 0 with gradient: KL to the reference policy; None if it was not asked for."""
+    """[b, s] float32 >= 0 with gradient: KL to the reference policy; None if the policy has no reference, and then
+    ``kl_weight`` must be 0."""
 
 
 class Policy(Protocol[T]):

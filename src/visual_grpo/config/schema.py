@@ -121,10 +121,15 @@ class SignalCheckConfig(Strict):
     """Whether the policy gradients of independent rollouts agree, before anything is trained."""
 
     rollouts: int = Field(
-        48, ge=0, description="independent rollouts a module at most, drawn until they can tell; at least 3; 0 = off"
+        48,
+        ge=0,
+        description="independent rollouts a module at most, drawn until they can tell; 0 = off; 3 to 5 are measured and"
+        " shown, but stop no run unless least_cosine is set",
     )
     least_cosine: float | None = Field(
-        None, description="mean cosine between their gradients below which the run stops; null = 1 / (grpo.steps + 1)"
+        None,
+        description="the run stops where the mean cosine between their gradients is less by two standard errors; null ="
+        " where it cannot be told from 0 although a useful one, at most .05 and 1 / (grpo.steps + 1), would have been",
     )
 
     @field_validator("rollouts")
@@ -227,8 +232,11 @@ class GRPOConfig(Strict):
     kl_weight: float = Field(
         0.0, ge=0, description="weight of the k3 KL to the adapter-disabled reference, nats a token"
     )
-    advantage_scale: Literal["group", "batch", "none"] | None = Field(
-        None, description="what advantages are divided by; null = the loss's own (dr_grpo none, else group)"
+    advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
+        None,
+        description="the standard deviation that advantages are divided by; group: of the group's rewards; batch: of"
+        " all raw rewards of the step, as TRL's scale_rewards=batch and flow_grpo's global_std; batch_centred: of all"
+        " rewards less their group's mean, as gdpo has it; none; null = the loss's own (dr_grpo none, else group)",
     )
     advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
     advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")
