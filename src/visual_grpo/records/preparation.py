@@ -1,4 +1,4 @@
-"""From records as they were found to the manifest: check, prepare the images, split, report.
+"""Turns raw records into a manifest: checks them, prepares their images, splits and reports.
 
 Memory does not grow with the data: records stream from the reader to the manifest, a few dozen at a time;
 the ids seen so far are 16-byte digests in a temporary SQLite file (`on_disk`).
@@ -23,7 +23,7 @@ from visual_grpo.records.manifest import write_manifest
 from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.ordered_map import ordered_map
 from visual_grpo.records.queries import prepare_query
-from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, Rejection, given_id
+from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, Rejection, given_id, prefix_rejections
 from visual_grpo.records.report import Report
 from visual_grpo.records.split import Splitter, held_out_by
 from visual_grpo.records.validate import CheckedRecord, check, check_task
@@ -34,7 +34,7 @@ IMAGES = "images"
 _MOST_THREADS = 8
 
 Progress = Callable[[int, int], None]
-"""Called with (records done, records in total) after every record."""
+"""Called with (records done, total records) after every record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,10 @@ class PreparedRecord:
 
 
 class Preparation:
-    """One dataset on its way to a manifest.
+    """The preparation of one dataset.
 
     Raises:
-        UserError: nothing at ``config.path``, or no layout fits; nothing has been done yet.
+        UserError: nothing at ``config.path``, or no layout fits.
     """
 
     def __init__(self, config: DataConfig) -> None:
@@ -60,30 +60,30 @@ class Preparation:
         self._splitter = Splitter(eval_share=config.eval_share, held_out_share=config.held_out_share)
 
     def write(self, manifest: Path, progress: Progress | None = None) -> None:
-        """Prepares every record, replaces the manifest and drops images that it no longer names.
+        """Prepares every record, replaces the manifest and deletes images that it no longer names.
 
         The old manifest and its images stay until the new one is complete.
 
         Raises:
-            UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
+            UserError: no usable record, no training record, or, with ``strict``, any rejected record.
         """
         report = Report(strict=self._config.strict)
         store = ImageStore(folder=manifest.parent / IMAGES, height=self._config.height, width=self._config.width)
         with DiskCounter() as ids, DiskCounter() as names, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\.")  # odd EXIF data and the like do no harm
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # malformed EXIF data and the like are harmless
             records = self._accepted(store, report, ids, progress)
             rows = (self._row(record, report, names) for record in records)
             write_manifest(manifest, rows, lambda: self._finish(report))
-            _remove_others(store.folder, names)
+            _remove_all_but(names, store.folder)
 
     def count(self) -> int:
-        """About how many records there are."""
+        """The approximate number of records."""
         return self._found.count()
 
     def _accepted(
         self, store: ImageStore, report: Report, ids: DiskCounter, progress: Progress | None
     ) -> Iterator[PreparedRecord]:
-        """Prepares records in order; those that cannot be used go to the report."""
+        """Yields prepared records in order; rejected ones go to the report."""
         total = self.count()
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
         found = self._found.items()
@@ -105,7 +105,7 @@ class Preparation:
                 progress(done, total)
 
     def _row(self, prepared: PreparedRecord, report: Report, names: DiskCounter) -> dict[str, Any]:
-        """The manifest's row, counted in the report."""
+        """The record's row of the manifest; also counts it in the report."""
         record, target, sources = prepared.record, prepared.target, prepared.sources
         images = [image for image in (target, *sources) if image is not None]
         for image in images:
@@ -165,17 +165,14 @@ def _prepare(item: Item, store: ImageStore, task: Task) -> PreparedRecord | Reje
         target = None
         if record.target_image is not None:
             target = store.prepare(record.target_image, record.id, "target")
-        sources = tuple(_prepare_source(store, record, number) for number in range(len(record.source_images)))
+        with prefix_rejections("source_image"):
+            sources = tuple(
+                store.prepare(source, record.id, f"source{number}")
+                for number, source in enumerate(record.source_images)
+            )
     except Rejected as rejected:
         return rejected.at(item.place, given_id(item))
     return PreparedRecord(place=item.place, record=record, target=target, sources=sources)
-
-
-def _prepare_source(store: ImageStore, record: CheckedRecord, number: int) -> PreparedImage:
-    try:
-        return store.prepare(record.source_images[number], record.id, f"source{number}")
-    except Rejected as rejected:
-        raise Rejected(rejected.reason, f"source_image: {rejected.message}", rejected.remedy) from rejected
 
 
 def _duplicate(prepared: PreparedRecord) -> Rejection:
@@ -184,7 +181,7 @@ def _duplicate(prepared: PreparedRecord) -> Rejection:
         id=prepared.record.id,
         reason="duplicate_id",
         message="an earlier record has the same id",
-        remedy="Give every record its own id, or leave ids out to get them made",
+        remedy="Give every record its own id, or leave all ids out to have them generated",
     )
 
 
@@ -198,8 +195,8 @@ def _target_columns(target: PreparedImage) -> dict[str, Any]:
     }
 
 
-def _remove_others(folder: Path, names: DiskCounter) -> None:
-    """Drops images of earlier manifests, and what a killed run left half written."""
+def _remove_all_but(names: DiskCounter, folder: Path) -> None:
+    """Deletes images of earlier manifests and incomplete files of killed runs."""
     if folder.is_dir():
         with os.scandir(folder) as entries:
             for entry in entries:
