@@ -146,7 +146,7 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path):
 def test_an_empty_split_is_a_warning(tmp_path):
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat"}])
     (warning,) = prepare(tmp_path, held_out_share=0.001, eval_share=0).report["warnings"]
-    assert warning.startswith("no record fell into held_out")
+    assert warning.startswith("the split held_out is empty")
 
 
 def test_splits_keep_prompts_apart_and_do_not_depend_on_order(tmp_path):
