@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import Trainer
     from visual_grpo.grpo.trainer import GRPOTrainer
     from visual_grpo.policies.family import Family, Model
+    from visual_grpo.policies.family_settings import Plan
     from visual_grpo.rewards.combine import RewardSet
     from visual_grpo.types import Policy
 
@@ -33,21 +34,26 @@ def family_of(config: Parameters, model: str | None = None) -> Family:
     return find_family(name, path)
 
 
+def make_plan(config: Parameters, model: str | None = None) -> Plan:
+    """What the configuration asks of its model's family; raises UserError where that does not fit."""
+    from visual_grpo.policies import family_settings
+
+    return family_settings.make_plan(family_of(config, model), config)
+
+
 def check(config: Parameters) -> None:
     """Raises UserError where a reward, the device, the family or the model's folder does not exist, or where the
     parameters do not fit the family; loads no model."""
     from visual_grpo.hardware.device import resolve_device
-    from visual_grpo.policies.family_settings import check_family, trained_modules
 
-    family = family_of(config)
-    check_family(family, config)
-    for module in trained_modules(family, config.policy):
+    plan = make_plan(config)
+    for module in plan.modules:
         build_scorer(config, [module])
     resolve_device(config.model.device)
     if config.model.path is None:
         from visual_grpo.starter.build import check_starter
 
-        check_starter(config.starter.world, family.name)
+        check_starter(config.starter.world, plan.family.name)
     else:
         from visual_grpo.policies.loading import saved_class
 
@@ -66,17 +72,14 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
         )
     from visual_grpo.hardware.threads import use_threads
     from visual_grpo.policies.family import ModelSettings
-    from visual_grpo.policies.family_settings import check_family, read_options, trained_modules
 
     use_threads(config.model.threads)
-    family = family_of(config, model)
-    check_family(family, config)
-    settings = ModelSettings(
-        size=(config.data.height, config.data.width), policy=config.policy, options=read_options(family, config)
-    )
-    built = family.build(family.load(model, config.model), settings)
+    plan = make_plan(config, model)
+    size = (config.data.height, config.data.width)
+    settings = ModelSettings(size=size, policy=config.policy, options=plan.options)
+    built = plan.family.build(plan.family.load(model, config.model), settings)
     if adapters is not None:
-        built.adapters.load(adapters, trained_modules(family, config.policy))
+        built.adapters.load(adapters, plan.modules)
     return built
 
 
@@ -87,25 +90,25 @@ def build_scorer(config: Parameters, modules: Sequence[str]) -> RewardSet:
     return build_reward_set(config.rewards, config.weights(modules))
 
 
-def build_trainer(config: Parameters, model: Model, scorer: RewardSet, family: Family) -> Trainer:
+def build_trainer(config: Parameters, plan: Plan, model: Model, scorer: RewardSet) -> Trainer:
     """The trainer of ``policy.train``'s modules, with fresh adapters on ``model``."""
     from visual_grpo.grpo.two_stage import AlternatingTrainer
-    from visual_grpo.policies.family_settings import is_joint, rollout_sampler, trained_modules
 
-    modules = trained_modules(family, config.policy)
-    model.adapters.attach({module: config.lora_of(module) for module in modules}, config.seed)
-    rollout, stock = rollout_sampler(family, config.sampling), config.sampling.stock
+    model.adapters.attach({module: config.lora_of(module) for module in plan.modules}, config.seed)
     policies = {
         module: model.policy(
-            module, rollout=rollout, stock=stock, kl_reference=config.grpo_of(module).kl_weight > 0
+            module,
+            rollout=plan.rollout,
+            stock=config.sampling.stock,
+            kl_reference=config.grpo_of(module).kl_weight > 0,
         )
-        for module in modules
+        for module in plan.modules
     }
-    if is_joint(family, config.policy):
+    if plan.joint:
         return _joint_trainer(config, model, policies, scorer)
     trainers = {module: _module_trainer(config, policy, module, scorer) for module, policy in policies.items()}
     if len(trainers) == 1:
-        return trainers[modules[0]]
+        return trainers[plan.modules[0]]
     return AlternatingTrainer(trainers, config.grpo.steps, config.seed)
 
 

@@ -133,11 +133,11 @@ class TrainingRun:
     def write_adapters(self, folder: Path) -> None:
         """A folder a trained module, which evaluate uses; the same in ``best`` and ``last``; and
         ``training.json``."""
-        last = self.model.adapter_state_dict()
-        self.model.save_adapters(folder / "last")
-        self.model.load_adapter_state_dict(self.progress.best_adapter or last)
-        self.model.save_adapters(folder / "best")
-        self.model.load_adapter_state_dict(last)
+        last = self.model.adapters.state()
+        self.model.adapters.save(folder / "last")
+        self.model.adapters.load_state(self.progress.best_adapter or last)
+        self.model.adapters.save(folder / "best")
+        self.model.adapters.load_state(last)
         shutil.copytree(folder / self.config.evaluation.adapter, folder, dirs_exist_ok=True)
         facts = {
             "seed": self.config.seed,
@@ -163,10 +163,8 @@ class TrainingRun:
         _set_aside(self.folder)
 
     def _warn_of_another_guidance(self, callbacks: Callbacks) -> None:
-        if self.config.policy.component == "vl":  # A language model samples without guidance.
-            return
         rollout, stock = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.stock))
-        if rollout != stock:
+        if rollout is not None and stock is not None and rollout != stock:
             callbacks.note(
                 f"Warning: training samples are drawn with guidance {rollout:g}, the stock sampler has {stock:g}. What"
                 " is learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"
@@ -225,7 +223,7 @@ class TrainingRun:
         total = self.evaluate()
         if total > self.progress.best_score:
             self.progress.best_score, self.progress.best_step = total, self.trainer.step
-            self.progress.best_adapter = self.model.adapter_state_dict()
+            self.progress.best_adapter = self.model.adapters.state()
         return {"eval/total": total}
 
     def evaluate(self) -> float:

@@ -361,11 +361,36 @@ class Parameters(Strict):
         own = self.modules.get(module)
         return shared if own is None else own.rewards.get(reward, shared)
 
-    @field_validator("rewards", "modules", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _null_removes(cls, entries: object) -> object:
-        """An environment cannot leave out a reward or a module of conf/base, but it can set it to null."""
-        return {k: v for k, v in entries.items() if v is not None} if isinstance(entries, dict) else entries
+    def _null_removes(cls, tree: object) -> object:
+        """An environment cannot leave out a reward or a module of conf/base, but it can set it to null.
+
+        A reward that was removed takes its weights in the modules' sections along.
+        """
+        if not isinstance(tree, dict):
+            return tree
+        rewards, modules = tree.get("rewards"), tree.get("modules")
+        removed = {name for name, reward in rewards.items() if reward is None} if isinstance(rewards, dict) else set()
+        changed = dict(tree)
+        if isinstance(rewards, dict):
+            changed["rewards"] = _without_null(rewards)
+        if isinstance(modules, dict):
+            changed["modules"] = {
+                name: _without_weights(module, removed) for name, module in _without_null(modules).items()
+            }
+        return changed
+
+
+def _without_null(entries: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: entry for name, entry in entries.items() if entry is not None}
+
+
+def _without_weights(module: Any, removed: set[str]) -> Any:
+    weights = module.get("rewards") if isinstance(module, dict) else None
+    if not isinstance(weights, dict):
+        return module
+    return {**module, "rewards": {name: weight for name, weight in weights.items() if name not in removed}}
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

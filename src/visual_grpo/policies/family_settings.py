@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,6 +13,37 @@ from visual_grpo.policies.family import Family
 
 _TOKEN_KEYS = ("temperature", "top_p", "top_k")
 _FLOW_KEYS = ("steps", "guidance_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a configuration asks of a model family."""
+
+    family: Family
+    modules: tuple[str, ...]
+    """Those that are trained, in the order in which they generate."""
+    joint: bool
+    """Whether one rollout trains two modules."""
+    rollout: SamplerConfig
+    """How training samples are drawn."""
+    samplers: dict[str, SamplerConfig]
+    """What the evaluation reports, by name."""
+    options: Any
+    """``model.options`` as the family's own class."""
+
+
+def make_plan(family: Family, config: Parameters) -> Plan:
+    """Raises UserError where the parameters ask for something that the family does not have; says what it has."""
+    check_family(family, config)
+    modules = trained_modules(family, config.policy)
+    return Plan(
+        family=family,
+        modules=modules,
+        joint=is_joint(family, config.policy),
+        rollout=rollout_sampler(family, config.sampling),
+        samplers=judged_samplers(family, config),
+        options=options_of(family, config.model.options),
+    )
 
 
 def trained_modules(family: Family, policy: PolicyConfig) -> tuple[str, ...]:
@@ -56,13 +88,8 @@ def judged_samplers(family: Family, config: Parameters) -> dict[str, SamplerConf
     return samplers | {"stock": config.sampling.stock}
 
 
-def read_options(family: Family, config: Parameters) -> Any:
-    """``model.options`` as the family's own class; raises UserError naming each option that does not fit."""
-    return options_of(family, config.model.options)
-
-
 def options_of(family: Family, given: dict[str, object]) -> Any:
-    """As `read_options`."""
+    """``model.options`` as the family's own class; raises UserError naming each option that does not fit."""
     try:
         return family.options(**given)
     except ValidationError as error:
@@ -87,7 +114,7 @@ def check_family(family: Family, config: Parameters) -> None:
     _check_samplers(family, config.sampling)
     _check_groups(family, config)
     _check_window(family, config)
-    read_options(family, config)
+    options_of(family, config.model.options)
 
 
 def _check_samplers(family: Family, sampling: SamplingConfig) -> None:
