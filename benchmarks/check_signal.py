@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 
 from visual_grpo import components, third_party_output
 from visual_grpo.config import Parameters, RewardConfig
-from visual_grpo.grpo.signal_check import Signal, least_cosine, measure_signal
+from visual_grpo.grpo.signal_check import SignalRule, measure_signal
 from visual_grpo.records.table import RecordTable
 from visual_grpo.types import PromptRecord, Sample
 
@@ -45,18 +45,12 @@ def main() -> None:
         model = components.build_model(own, own.model.path or own.starter.model)
         trainer = components.build_trainer(own, model, components.build_scorer(own))
         check = own.policy.signal_check
-        least = least_cosine(check, own.grpo.steps)
+        rule = SignalRule.of(check, own.grpo.steps)
         for module, one in trainer.modules.items():
             started = time.process_time()
-            signal = measure_signal(one, records.split("train"), most=check.rollouts, least=least)
+            signal = measure_signal(one, records.split("train"), most=check.rollouts, rule=rule)
             seconds = time.process_time() - started
-            print(f"| {module} | {reward} | {signal} | {_verdict(signal, least)} | {seconds:.0f} |", flush=True)
-
-
-def _verdict(signal: Signal, least: float) -> str:
-    if signal.below(least):
-        return "stopped"
-    return "passed" if signal.above(least) else "cannot tell"
+            print(f"| {module} | {reward} | {signal} | {rule.verdict(signal)} | {seconds:.0f} |", flush=True)
 
 
 def _project(arguments: argparse.Namespace) -> tuple[Parameters, RecordTable]:

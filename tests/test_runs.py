@@ -158,7 +158,7 @@ def test_missing_data_names_the_command_that_makes_it_and_opens_no_run(runs):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("reward", "no built-in reward 'sim'; did you mean 'ssim'?"),
+        ("reward", "no built-in reward 'sim'. Did you mean 'ssim'?"),
         ("device", "model.device is 'cuda:99'"),
         ("model", "model.path is no/such/folder, which holds no model_index.json"),
     ],
@@ -231,7 +231,7 @@ def test_a_node_that_returns_a_function_is_refused(runs):
 
 
 def test_a_misspelt_pipeline_is_named_with_the_nearest(runs):
-    assert "Nearest: interrupt" in runs["interupt"]["end"][1]
+    assert "Did you mean 'interrupt'?" in runs["interupt"]["end"][1]
 
 
 def test_resuming_goes_on_in_the_checkpoints_run(runs):

@@ -4,46 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
-from visual_grpo.config import Dtype, ModelConfig, Module, Parameters, PolicyConfig, SamplerConfig
+from visual_grpo.config import Dtype, LoraParams, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:
+    from visual_grpo.grpo.trainer import Trainer
     from visual_grpo.grpo.trainer import GRPOTrainer
-    from visual_grpo.grpo.two_stage import Trainer
-    from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
-    from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
-    from visual_grpo.policies.glm_image.model import GlmImage
-    from visual_grpo.policies.qwen2_5_vl.model import QwenVl, QwenVlPolicy
+    from visual_grpo.policies.family import Family, Model
+    from visual_grpo.policies.family_settings import Plan
     from visual_grpo.rewards.combine import RewardSet
+    from visual_grpo.types import Policy
 
-ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_scale=1.5)
-"""A few ODE steps are enough for a reward to tell samples apart; guidance as the plain pipeline has it."""
-STOCK = SamplerConfig(steps=50, guidance_scale=1.5)
+ROLLOUT = {"tokens": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}, "flow": {"steps": 4, "guidance_scale": 1.5}}
+"""Training samples of `load_policy`: a few ODE steps are enough for a reward to tell samples apart."""
+STOCK = {"tokens": {}, "flow": {"steps": 50, "guidance_scale": 1.5}}
+
+
+def family_of(config: Parameters, model: str | None = None) -> Family:
+    """The family of ``model`` (folder or hub id), of ``model.path``, or of what the starter will pretrain."""
+    from visual_grpo.policies.families import AUTO, find_family
+    from visual_grpo.starter.build import family_of_starter
+
+    path = model if model is not None else config.model.path
+    name = config.model.family
+    if path is None and name == AUTO:
+        name = family_of_starter(config.starter.world)
+    return find_family(name, path)
+
+
+def make_plan(config: Parameters, model: str | None = None) -> Plan:
+    """What the configuration asks of its model's family; raises UserError where that does not fit."""
+    from visual_grpo.policies import family_settings
+
+    return family_settings.make_plan(family_of(config, model), config)
 
 
 def check(config: Parameters) -> None:
-    """Raises UserError where a reward, the device or the model's folder does not exist; loads no model."""
+    """Raises UserError where a reward, the device, the family or the model's folder does not exist, or where the
+    parameters do not fit the family; loads no model."""
     from visual_grpo.hardware.device import resolve_device
 
-    for module in config.policy.modules:
-        build_scorer(config, module)
+    plan = make_plan(config)
+    for module in plan.modules:
+        build_scorer(config, [module])
     resolve_device(config.model.device)
     if config.model.path is None:
-        return
-    if config.policy.component == "vl":
-        from visual_grpo.policies.qwen2_5_vl.model import check_qwen_path
+        from visual_grpo.starter.build import check_starter
 
-        check_qwen_path(config.model.path)
+        check_starter(config.starter.world, plan.family.name)
     else:
-        from visual_grpo.policies.glm_image.loading import check_model_path
+        from visual_grpo.policies.loading import saved_class
 
-        check_model_path(config.model.path)
+        saved_class(config.model.path)
 
 
-def build_model(config: Parameters, model: str, adapters: Path | None = None) -> GlmImage | QwenVl:
-    """The ``model`` (folder or hub id), without any adapter or with the saved ones of ``policy.component``.
+def build_model(config: Parameters, model: str, adapters: Path | None = None) -> Model:
+    """The ``model`` (folder or hub id), without any adapter or with the saved ones of the trained modules.
 
     Raises UserError where ``config.model.path`` asks for another model than the starter reported.
     """
@@ -53,83 +71,58 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
             " Run it again with the same parameters: kedro run --pipeline=starter"
         )
     from visual_grpo.hardware.threads import use_threads
+    from visual_grpo.policies.family import ModelSettings
 
     use_threads(config.model.threads)
-    if config.policy.component == "vl":
-        return _build_qwen(config, model, adapters)
-    return _build_image_model(config, model, adapters)
-
-
-def _build_qwen(config: Parameters, model: str, adapters: Path | None) -> QwenVl:
-    from visual_grpo.policies.qwen2_5_vl.model import QwenVl, load_qwen
-
-    qwen = QwenVl(*load_qwen(model, config.model), config.policy)
+    plan = make_plan(config, model)
+    size = (config.data.height, config.data.width)
+    settings = ModelSettings(size=size, policy=config.policy, options=plan.options)
+    built = plan.family.build(plan.family.load(model, config.model), settings)
     if adapters is not None:
-        qwen.load(adapters)
-    return qwen
+        built.adapters.load(adapters, plan.modules)
+    return built
 
 
-def _build_image_model(config: Parameters, model: str, adapters: Path | None) -> GlmImage:
-    from visual_grpo.policies.glm_image.loading import load_pipeline
-    from visual_grpo.policies.glm_image.model import GlmImage
-
-    pipeline = load_pipeline(model, config.model)
-    image = GlmImage(pipeline, config.policy, (config.data.height, config.data.width))
-    if adapters is not None:
-        image.load(adapters, config.policy.modules)
-    return image
-
-
-def build_scorer(config: Parameters, module: Module | None = None) -> RewardSet:
-    """The rewards with their weights for one module's training, or for judging what the component trains."""
+def build_scorer(config: Parameters, modules: Sequence[str]) -> RewardSet:
+    """The rewards with their weights for the training of one module, or for judging several together."""
     from visual_grpo.rewards.catalogue import build_reward_set
 
-    return build_reward_set(config.rewards, config.weights(module))
+    return build_reward_set(config.rewards, config.weights(modules))
 
 
-def build_trainer(config: Parameters, model: GlmImage | QwenVl, scorer: RewardSet) -> Trainer:
-    """The trainer of ``policy.component``, with fresh adapters on ``model``."""
-    from visual_grpo.policies.glm_image.model import GlmImage
-
-    if isinstance(model, GlmImage):
-        return _image_trainer(config, model, scorer)
-    model.attach(config.seed)
-    return _module_trainer(config, _vl_policy(config, model), "vl", scorer)
-
-
-def _vl_policy(config: Parameters, model: QwenVl) -> QwenVlPolicy:
-    from visual_grpo.policies.qwen2_5_vl.model import QwenVlPolicy
-
-    return QwenVlPolicy(model, config.sampling.rollout, kl_reference=config.grpo.kl_weight > 0)
-
-
-def _image_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Trainer:
+def build_trainer(config: Parameters, plan: Plan, model: Model, scorer: RewardSet) -> Trainer:
+    """The trainer of ``policy.train``'s modules, with fresh adapters on ``model``."""
     from visual_grpo.grpo.two_stage import AlternatingTrainer
 
-    modules = config.policy.modules
-    image.attach(modules, config.seed)
-    if config.policy.component == "both" and config.policy.both == "joint":
-        return _joint_trainer(config, image, scorer)
-    trainers: dict[str, GRPOTrainer[Any]] = {
-        module: _module_trainer(config, _policy(config, image, module), module, scorer) for module in modules
+    model.adapters.attach({module: config.lora_of(module) for module in plan.modules}, config.seed)
+    policies = {
+        module: model.policy(
+            module,
+            rollout=plan.rollout,
+            stock=config.sampling.stock,
+            kl_reference=config.grpo_of(module).kl_weight > 0,
+        )
+        for module in plan.modules
     }
+    if plan.joint:
+        return _joint_trainer(config, model, policies, scorer)
+    trainers = {module: _module_trainer(config, policy, module, scorer) for module, policy in policies.items()}
     if len(trainers) == 1:
-        return trainers[modules[0]]
+        return trainers[plan.modules[0]]
     return AlternatingTrainer(trainers, config.grpo.steps, config.seed)
 
 
-def _joint_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Trainer:
+def _joint_trainer(config: Parameters, model: Model, policies: dict[str, Policy[Any]], scorer: RewardSet) -> Trainer:
     from visual_grpo.grpo.two_stage import JointTrainer
-    from visual_grpo.policies.glm_image.joint import GlmImageJointPolicy
 
-    sizes = (config.grpo.group_size, config.grpo.of("dit").group_size)
-    ar, dit = _ar_policy(config, image), _dit_policy(config, image)
+    outer, inner = policies
+    sizes = (config.grpo_of(outer).group_size, config.grpo_of(inner).group_size)
     return JointTrainer(
-        GlmImageJointPolicy(ar, dit),
-        ("ar", _module_trainer(config, ar, "ar", scorer) if sizes[0] > 1 else None),
-        ("dit", _module_trainer(config, dit, "dit", scorer) if sizes[1] > 1 else None),
+        model.joint_policy(policies[outer], policies[inner]),
+        (outer, _module_trainer(config, policies[outer], outer, scorer) if sizes[0] > 1 else None),
+        (inner, _module_trainer(config, policies[inner], inner, scorer) if sizes[1] > 1 else None),
         scorer,
-        {"ar": config.weights("ar"), "dit": config.weights("dit")},
+        {module: config.weights([module]) for module in policies},
         steps=config.grpo.steps,
         prompts_per_step=config.grpo.prompts_per_step,
         sizes=sizes,
@@ -137,136 +130,99 @@ def _joint_trainer(config: Parameters, image: GlmImage, scorer: RewardSet) -> Tr
     )
 
 
-def _module_trainer(config: Parameters, policy: Any, module: Module, scorer: RewardSet) -> GRPOTrainer[Any]:
+def _module_trainer(config: Parameters, policy: Policy[Any], module: str, scorer: RewardSet) -> GRPOTrainer[Any]:
     from visual_grpo.grpo.trainer import GRPOTrainer
 
-    own = scorer.weighted(config.weights(module))
-    return GRPOTrainer(policy, own, config.grpo.of(module), seed=config.seed, dtype=config.model.dtype, module=module)
+    own = scorer.weighted(config.weights([module]))
+    return GRPOTrainer(policy, own, config.grpo_of(module), seed=config.seed, dtype=config.model.dtype, module=module)
 
 
-def _policy(config: Parameters, image: GlmImage, module: Module) -> GlmImageArPolicy | GlmImageDitPolicy:
-    return _ar_policy(config, image) if module == "ar" else _dit_policy(config, image)
+def load_model(
+    model: str,
+    *,
+    size: tuple[int, int] = (1024, 1024),
+    policy: PolicyConfig | None = None,
+    train: Sequence[str] = (),
+    adapters: Path | None = None,
+    family: str = "auto",
+    options: dict[str, object] | None = None,
+    dtype: Dtype = "float32",
+    device: str = "auto",
+    seed: int = 0,
+) -> Model:
+    """A model of any family without any Kedro configuration.
+
+    Args:
+        model: folder or hub id.
+        size: (height, width) in pixels, multiples of 32.
+        train: the modules that get an adapter.
+        adapters: folder with the saved adapters of these modules to sample with, instead of fresh ones to train.
+        family: ``auto`` recognises it from the saved model.
+        options: of the family.
+    """
+    from visual_grpo.policies.families import find_family
+    from visual_grpo.policies.family import ModelSettings
+    from visual_grpo.policies.family_settings import options_of
+
+    config = policy or PolicyConfig()
+    found = find_family(family, model)
+    settings = ModelSettings(size=size, policy=config, options=options_of(found, options or {}))
+    built = found.build(found.load(model, ModelConfig(path=model, dtype=dtype, device=device)), settings)
+    if adapters is not None:
+        built.adapters.load(adapters, train)
+    else:
+        built.adapters.attach(dict.fromkeys(train, config.lora), seed)
+    return built
 
 
-def _ar_policy(config: Parameters, image: GlmImage) -> GlmImageArPolicy:
-    from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
+def load_policy(
+    model: str,
+    *,
+    module: str | None = None,
+    size: tuple[int, int] = (1024, 1024),
+    policy: PolicyConfig | None = None,
+    rollout: SamplerConfig | None = None,
+    kl_reference: bool = False,
+    family: str = "auto",
+    options: dict[str, object] | None = None,
+    dtype: Dtype = "float32",
+    device: str = "auto",
+    seed: int = 0,
+) -> Any:
+    """One module of a saved model with a fresh adapter, as a ``types.Policy``, without any Kedro configuration.
 
-    return GlmImageArPolicy(image, config.sampling.rollout, kl_reference=config.grpo.kl_weight > 0)
+    Args:
+        model: folder or hub id of a GLM-Image, Stable Diffusion 3, Qwen-Image or Qwen2.5-VL.
+        module: ``ar`` or ``dit`` of GLM-Image, ``dit`` of the other image models, ``vl`` of Qwen2.5-VL; None = the
+            first.
+        size: (height, width) in pixels, multiples of 32.
+        rollout: how training samples are drawn; None = 4 denoising steps at guidance 1.5, temperature 1.
+        kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
+    """
+    from visual_grpo.policies.families import find_family
 
-
-def _dit_policy(config: Parameters, image: GlmImage) -> GlmImageDitPolicy:
-    from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
-
-    return GlmImageDitPolicy(
-        image, config.sampling.rollout, config.sampling.stock, kl_reference=config.grpo.of("dit").kl_weight > 0
+    found = find_family(family, model)
+    name = module or next(iter(found.modules))
+    if name not in found.modules:
+        raise UserError(f"{found.name} has no module {name!r}; it has {', '.join(found.modules)}")
+    built = load_model(
+        model,
+        size=size,
+        policy=policy,
+        train=[name],
+        family=family,
+        options=options,
+        dtype=dtype,
+        device=device,
+        seed=seed,
+    )
+    return built.policy(
+        name,
+        rollout=rollout or _sampler(found, ROLLOUT),
+        stock=_sampler(found, STOCK),
+        kl_reference=kl_reference,
     )
 
 
-@overload
-def load_policy(
-    model: str,
-    *,
-    module: Literal["ar"] = "ar",
-    size: tuple[int, int] = (1024, 1024),
-    policy: PolicyConfig | None = None,
-    rollout: SamplerConfig = ROLLOUT,
-    kl_reference: bool = False,
-    dtype: Dtype = "float32",
-    device: str = "auto",
-    seed: int = 0,
-) -> GlmImageArPolicy: ...
-
-
-@overload
-def load_policy(
-    model: str,
-    *,
-    module: Literal["dit"],
-    size: tuple[int, int] = (1024, 1024),
-    policy: PolicyConfig | None = None,
-    rollout: SamplerConfig = ROLLOUT,
-    kl_reference: bool = False,
-    dtype: Dtype = "float32",
-    device: str = "auto",
-    seed: int = 0,
-) -> GlmImageDitPolicy: ...
-
-
-def load_policy(
-    model: str,
-    *,
-    module: Module = "ar",
-    size: tuple[int, int] = (1024, 1024),
-    policy: PolicyConfig | None = None,
-    rollout: SamplerConfig = ROLLOUT,
-    kl_reference: bool = False,
-    dtype: Dtype = "float32",
-    device: str = "auto",
-    seed: int = 0,
-) -> GlmImageArPolicy | GlmImageDitPolicy:
-    """One module of a GLM-Image with a fresh adapter, without any Kedro configuration.
-
-    Args:
-        model: folder or hub id of a GlmImagePipeline.
-        module: ``ar``, the token generator, or ``dit``, the decoder.
-        size: (height, width) in pixels, multiples of 32.
-        rollout: how training samples are drawn; temperature sampling without truncation.
-        kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
-    """
-    from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
-    from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
-
-    image = load_image_model(model, size=size, policy=policy, modules=(module,), dtype=dtype, device=device, seed=seed)
-    if module == "ar":
-        return GlmImageArPolicy(image, rollout, kl_reference=kl_reference)
-    return GlmImageDitPolicy(image, rollout, STOCK, kl_reference=kl_reference)
-
-
-def load_vl_policy(
-    model: str,
-    *,
-    policy: PolicyConfig | None = None,
-    rollout: SamplerConfig = ROLLOUT,
-    kl_reference: bool = False,
-    dtype: Dtype = "float32",
-    device: str = "auto",
-    seed: int = 0,
-) -> QwenVlPolicy:
-    """A Qwen2.5-VL (folder or hub id) with a fresh adapter, without any Kedro configuration; else as `load_policy`."""
-    from visual_grpo.policies.qwen2_5_vl.model import QwenVl, QwenVlPolicy, load_qwen
-
-    config = policy or PolicyConfig(component="vl")
-    qwen = QwenVl(*load_qwen(model, ModelConfig(path=model, dtype=dtype, device=device)), config)
-    qwen.attach(seed)
-    return QwenVlPolicy(qwen, rollout, kl_reference=kl_reference)
-
-
-def load_image_model(
-    model: str,
-    *,
-    size: tuple[int, int] = (1024, 1024),
-    policy: PolicyConfig | None = None,
-    modules: Sequence[Module] = (),
-    adapters: Path | None = None,
-    dtype: Dtype = "float32",
-    device: str = "auto",
-    seed: int = 0,
-) -> GlmImage:
-    """A GLM-Image without any Kedro configuration.
-
-    Args:
-        model: folder or hub id of a GlmImagePipeline.
-        size: (height, width) in pixels, multiples of 32.
-        modules: which of ``ar`` and ``dit`` get an adapter.
-        adapters: folder with saved adapters to sample from (``ar``, ``dit``), instead of fresh ones to train.
-    """
-    from visual_grpo.policies.glm_image.loading import load_pipeline
-    from visual_grpo.policies.glm_image.model import GlmImage
-
-    pipeline = load_pipeline(model, ModelConfig(path=model, dtype=dtype, device=device))
-    image = GlmImage(pipeline, policy or PolicyConfig(), size)
-    if adapters is not None:
-        image.load(adapters, modules)
-    else:
-        image.attach(modules, seed)
-    return image
+def _sampler(family: Family, settings: dict[str, dict[str, Any]]) -> SamplerConfig:
+    return SamplerConfig(**{key: value for kind in family.kinds() for key, value in settings[kind].items()})

@@ -1,7 +1,7 @@
-"""What the terminal shows: a progress bar, headings, tables.
+"""Terminal output: a progress bar, headings, tables.
 
-On a terminal the bar is redrawn in place. Elsewhere (a log file, CI) a plain line is printed now and
-then, so that a log stays readable.
+On a terminal the bar is redrawn in place. Elsewhere (a log file, CI) plain lines are printed at intervals, so
+that a log stays readable.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Value = float | int | str
 
 _PLAIN_WIDTH = 120
 _SPEED_WINDOW = 180.0
-"""Seconds over which the speed is averaged: evaluations and checkpoints come between steps."""
+"""Seconds over which the speed is averaged, because evaluations and checkpoints interrupt the steps."""
 
 
 class Bar(Protocol):
     """A running progress display."""
 
     def advance(self, n: int = 1, **fields: Value) -> None:
-        """Counts ``n`` more as done; ``fields`` stay beside the bar until they are given again."""
+        """Counts ``n`` more steps as done; ``fields`` are shown beside the bar until they are replaced."""
         ...
 
     def note(self, text: str) -> None:
@@ -53,11 +53,11 @@ def progress(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Bar]:
-    """Shows how far a loop of ``total`` steps is, with the time left.
+    """Shows the progress of a loop of ``total`` steps and the time left.
 
     Args:
-        completed: steps that were already done before (a resumed run).
-        every: fewest seconds between two lines where stdout is not a terminal.
+        completed: steps that an earlier run has done (when resuming).
+        every: minimum seconds between two lines if stdout is not a terminal.
     """
     console = console or _console()
     if console.is_terminal:
@@ -73,21 +73,21 @@ def progress(
 
 
 def heading(text: str) -> None:
-    """Starts a new part of the output."""
+    """Prints a section heading."""
     console = _console()
     console.print(Rule(text, align="left") if console.is_terminal else f"== {text}", highlight=False)
 
 
 def note(text: str) -> None:
-    """Prints one line; square brackets mean themselves."""
+    """Prints one line; square brackets are printed literally, not read as rich markup."""
     _console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | None]]) -> None:
-    """Prints rows under named columns; numbers are set flush right, None is left empty.
+    """Prints rows under named columns; numbers are right-aligned, None is an empty cell.
 
     Raises:
-        ValueError: a row has not as many cells as there are columns.
+        ValueError: a row does not have one cell per column.
     """
     grid = Table(title=title, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
@@ -111,7 +111,7 @@ def summary(title: str, mapping: Mapping[str, Value | None]) -> None:
 
 
 def format_value(value: Value | None) -> str:
-    """Three significant digits for a float, everything else as it is."""
+    """Formats floats with three significant digits, other values with ``str``."""
     if value is None:
         return ""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -155,7 +155,7 @@ class _PlainBar:
     def advance(self, n: int = 1, **fields: Value) -> None:
         self._done += n
         self._fields |= fields
-        # What comes before the first step (loading, checks), or before steps that are done again, says nothing.
+        # The time before the first step (loading, checks), or before repeated steps, must not count towards the speed.
         if self._first is None or n < 0:
             self._first = self._clock(), self._done
         if self._clock() - self._printed_at >= self._every:
@@ -177,14 +177,14 @@ class _PlainBar:
         left = self._total - self._done
         began, start = self._first or (self._began, self._done)
         steps = self._done - start
-        # A guess from a few steps would be wild.
+        # An estimate from the first steps would be far off.
         if left <= 0 or steps < self._total / 50:
             return f"{_duration(self._clock() - self._began)} elapsed"
         return f"{_duration((self._clock() - began) / steps * left)} left"
 
 
 def _console() -> Console:
-    """A console on the present stdout; wide where it is not a terminal, so that nothing wraps at 80."""
+    """A console on the current stdout; wide if it is not a terminal, so that lines do not wrap at 80."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _PLAIN_WIDTH)

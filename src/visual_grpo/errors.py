@@ -1,14 +1,27 @@
-"""The one exception for errors that a user can correct."""
+"""The exception for errors that a user can correct, and helpers for messages."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(Exception):
     """Something outside the code is wrong: a parameter, a file, a record.
 
-    The message says what was expected, what came, where, and what to do. ``kedro run`` shows it
-    without a traceback and ends with exit code 1.
+    The message says what was expected, what was received, where, and what to do. ``kedro run`` shows it
+    without a traceback and exits with code 1.
     """
+
+
+def nearest_hint(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
+    """`` Did you mean 'grpo.steps'?`` for a misspelt name, to append to an error message; "" if no name is close.
+
+    Args:
+        cutoff: lowest similarity of a suggestion, 0..1 (`difflib.SequenceMatcher.ratio`).
+    """
+    matches = difflib.get_close_matches(wrong, candidates, n=1, cutoff=cutoff)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 def user_error(error: BaseException) -> UserError | None:

@@ -1,6 +1,6 @@
-"""Images of every kind to RGB, fitted to a size or stretched to it, masks, and tensors and back.
+"""Reads images and masks of every Pillow mode, resizes them, and converts between Pillow and tensors.
 
-An image as a sample is a uint8 tensor [3, height, width] in RGB order, a mask a bool tensor [height, width].
+A sample image is a uint8 tensor [3, height, width] in RGB order, a mask a bool tensor [height, width].
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ MULTIPLE = 32
 _UINT16_MAX = 65535
 
 _MASK_RANGES = (1, 255, _UINT16_MAX)
-"""Greatest values that a mask's white may have."""
+"""Values that may stand for white in a mask."""
 
 _DAMAGE = (
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError),
     *(struct.error, zlib.error),
 )
-"""What Pillow's decoders raise on damaged files; an error in our own code (AttributeError, NameError) is none of it."""
+"""Exceptions that Pillow's decoders raise on damaged files; bugs in our own code (AttributeError, NameError) are not
+among them."""
 
 _FIRST_TURNED = 5
-"""EXIF orientations from this one on swap width and height."""
+"""EXIF orientations 5 to 8 swap width and height."""
 
 
 class ImageError(UserError):
@@ -42,9 +43,9 @@ class ImageError(UserError):
 
 
 def read_image(file: str | Path | IO[bytes]) -> Image:
-    """Reads an image upright (EXIF orientation applied) as RGB; of an animation its first frame.
+    """Reads an image upright (EXIF orientation applied) as RGB; the first frame of an animation.
 
-    Transparent pixels are laid over white. 16-bit, 32-bit and float images are scaled to 8 bits
+    Transparent pixels are blended with white. 16-bit, 32-bit and float images are scaled to 8 bits
     (see `_scale_to_bytes`).
 
     Raises:
@@ -56,10 +57,10 @@ def read_image(file: str | Path | IO[bytes]) -> Image:
 
 
 def read_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
-    """Width and height of an image in pixels, upright, from the head of the file alone.
+    """Width and height of the upright image in pixels; reads only the file's header.
 
     Raises:
-        ImageError: as for `read_image`, as far as the head shows it.
+        ImageError: as for `read_image`, if the header shows it.
     """
     with _opened(file) as image:
         turned = _orientation(image) >= _FIRST_TURNED
@@ -67,7 +68,7 @@ def read_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
 
 
 def read_mask(file: str | Path | IO[bytes]) -> Tensor:
-    """Reads a mask: bool tensor [height, width], True = foreground; `read_mask_image` says what is.
+    """Reads a mask: bool tensor [height, width], True = foreground as defined by `read_mask_image`.
 
     Raises:
         ImageError: as for `read_mask_image`.
@@ -79,14 +80,14 @@ def read_mask(file: str | Path | IO[bytes]) -> Tensor:
 
 
 def read_mask_image(file: str | Path | IO[bytes]) -> Image:
-    """Reads a mask of any kind upright as mode L with 0 and 255 only.
+    """Reads a mask of any Pillow mode upright as mode L with values 0 and 255 only.
 
-    Foreground is what is brighter than half of the range, by the brightest channel of a colour, a palette's
-    colours included. The range is the least of 0..1, 0..255 and 0..65535 that holds all values, so a mask of
-    zeros and ones works in any depth. Where transparency varies it is the mask instead: a cut-out object.
+    A pixel is foreground if its brightest channel exceeds half of the range (palette images are converted to RGB
+    first). The range is the smallest of 0..1, 0..255 and 0..65535 that contains all values, so a mask of zeros and
+    ones works at any bit depth. If the alpha channel is not constant, it is the mask instead (a cut-out object).
 
     Raises:
-        ImageError: as for `read_image`, and values that are in none of the ranges.
+        ImageError: as for `read_image`, and for values outside all of the ranges.
     """
     import numpy as np
     from PIL import Image
@@ -104,7 +105,7 @@ def read_mask_image(file: str | Path | IO[bytes]) -> Image:
 
 
 def is_intact_png(path: Path) -> bool:
-    """True if the file is there and all of its PNG checksums are right."""
+    """True if the file exists and all of its PNG checksums are correct."""
     from PIL import Image
 
     try:
@@ -116,7 +117,7 @@ def is_intact_png(path: Path) -> bool:
 
 
 def to_rgb(image: Image) -> Image:
-    """Any Pillow mode to RGB; a copy unless it is RGB already."""
+    """Converts any Pillow mode to RGB; an image that is RGB already is returned as it is."""
     mode = image.mode
     if mode.startswith("I") or mode == "F":
         return _scale_to_bytes(image).convert("RGB")
@@ -130,7 +131,7 @@ def to_rgb(image: Image) -> Image:
 
 
 def fit(image: Image, height: int, width: int) -> Image:
-    """Scales an image (Lanczos) until it just covers height x width pixels, then crops the centre.
+    """Scales an image (Lanczos) so that it just covers height x width pixels, then crops the centre.
 
     Raises:
         ValueError: a side that is not a positive multiple of 32.
@@ -146,14 +147,14 @@ def fit(image: Image, height: int, width: int) -> Image:
 
 
 def stretch(image: Image, height: int, width: int) -> Image:
-    """Scales an image (Lanczos) to height x width pixels whatever its proportions: nothing is cropped off."""
+    """Scales an image (Lanczos) to height x width pixels without cropping; the aspect ratio may change."""
     from PIL import Image
 
     return image.resize((width, height), Image.Resampling.LANCZOS)
 
 
 def stretch_mask(mask: Image, height: int, width: int) -> Image:
-    """As `stretch`, by the nearest pixel, so that no new values arise."""
+    """Like `stretch`, with nearest-neighbour sampling, which creates no new values."""
     from PIL import Image
 
     return mask.resize((width, height), Image.Resampling.NEAREST)
@@ -175,8 +176,7 @@ def to_pil(tensor: Tensor) -> Image:
     """
     from PIL import Image
 
-    if not is_image(tensor):
-        raise ValueError(f"expected a uint8 tensor [3, height, width], got {described(tensor)}")
+    require_image(tensor)
     return Image.fromarray(tensor.detach().cpu().permute(1, 2, 0).contiguous().numpy())
 
 
@@ -187,8 +187,14 @@ def is_image(sample: object) -> bool:
     return isinstance(sample, torch.Tensor) and sample.dtype == torch.uint8 and sample.ndim == 3 and len(sample) == 3
 
 
+def require_image(sample: object) -> None:
+    """Raises ValueError unless ``sample`` is a uint8 tensor [3, height, width]."""
+    if not is_image(sample):
+        raise ValueError(f"expected a uint8 tensor [3, height, width], got {described(sample)}")
+
+
 def described(value: object) -> str:
-    """Dtype and shape of a tensor, the type of anything else: what an error says it got."""
+    """Dtype and shape of a tensor, the type name of anything else; for the "got ..." of an error message."""
     import torch
 
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
@@ -196,7 +202,7 @@ def described(value: object) -> str:
 
 @contextmanager
 def _opened(file: str | Path | IO[bytes]) -> Iterator[Image]:
-    """Opens an image; whatever Pillow complains of, here or in the body, becomes an `ImageError`."""
+    """Opens an image; an exception that Pillow raises, here or in the body, becomes an `ImageError`."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -215,7 +221,7 @@ def _opened(file: str | Path | IO[bytes]) -> Iterator[Image]:
 
 
 def _orientation(image: Image) -> int:
-    """The EXIF orientation, 1 to 8; 1 (upright) where EXIF data are absent or cannot be parsed."""
+    """The EXIF orientation, 1 to 8; 1 (upright) if EXIF data are absent or cannot be parsed."""
     from PIL import ExifTags
 
     try:
@@ -242,7 +248,7 @@ def _upright(image: Image) -> Image:
 
 
 def _mask_values(image: Image) -> np.ndarray:
-    """[height, width]: what of each pixel says whether it is foreground."""
+    """[height, width]: the alpha values, or else the brightness, that decide which pixels are foreground."""
     import numpy as np
 
     if image.has_transparency_data:
@@ -264,11 +270,11 @@ def _over_white(image: Image) -> Image:
 
 
 def _scale_to_bytes(image: Image) -> Image:
-    """A single-channel integer or float image as mode L.
+    """Converts a single-channel integer or float image to mode L.
 
-    I;16 spans 0..65535. A wider mode does not say its range, so the values do: floats within 0..1 are
-    shares of white; values within 0..255 are bytes; integers within 0..65535 are 16-bit; anything else is
-    stretched from its least to its greatest value.
+    I;16 spans 0..65535. Wider modes do not define a range, so it is inferred from the values: floats within 0..1
+    are fractions of white; values within 0..255 are bytes; integers within 0..65535 are 16-bit; anything else is
+    stretched from its minimum to its maximum.
     """
     import numpy as np
     from PIL import Image
@@ -282,7 +288,7 @@ def _scale_to_bytes(image: Image) -> Image:
 
 
 def _range(mode: str, values: np.ndarray) -> tuple[float, float]:
-    """The values that stand for black and white."""
+    """The values of black and white."""
     if mode.startswith("I;16"):
         return 0.0, _UINT16_MAX
     low, high = float(values.min()), float(values.max())

@@ -1,4 +1,4 @@
-"""Where a run came from: commit, DVC hashes and library versions, as MLflow tags."""
+"""The origin of a run as MLflow tags: commit, DVC hashes and library versions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 _DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock")
-"""What a result depends on; a report that was written after the commit makes nothing dirty."""
+"""Paths that results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
 
 
 def tags(project_path: Path) -> dict[str, str]:
-    """Every lineage tag of a run that starts now in ``project_path``."""
+    """All lineage tags of a run that starts now in ``project_path``."""
     return {**git_tags(project_path), **dvc_tags(project_path), **version_tags()}
 
 
 def git_tags(project_path: Path) -> dict[str, str]:
-    """``git.commit`` and ``git.state`` (clean or dirty); empty where there is no git."""
+    """``git.commit`` and ``git.state`` (clean or dirty); empty without a git repository."""
     commit = _git(project_path, "rev-parse", "HEAD")
     if commit is None:
         return {}
@@ -34,7 +34,7 @@ def dvc_tags(project_path: Path) -> dict[str, str]:
 
 
 def version_tags() -> dict[str, str]:
-    """``version.<library>`` of what decides the numbers."""
+    """``version.<library>`` of the libraries that numerical results depend on, and of Python."""
     versions = {f"version.{name}": metadata.version(name) for name in _LIBRARIES}
     return versions | {"version.python": platform.python_version()}
 

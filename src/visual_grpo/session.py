@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from types import FrameType
 from typing import Any
 
@@ -22,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from visual_grpo import console
-from visual_grpo.errors import UserError, user_error
+from visual_grpo.errors import UserError, nearest_hint, user_error
 from visual_grpo.tracking import Tracker
 
 EXPECTED = (UserError, DatasetError, MissingConfigException, OmegaConfBaseException, YAMLError)
@@ -65,9 +64,8 @@ def _check_names(names: list[str] | None) -> None:
     pipelines.set_requested(None)
     for name in names or []:
         if name not in pipelines:
-            near = get_close_matches(name, list(pipelines), n=1)
-            hint = f" Nearest: {near[0]}." if near else ""
-            raise UserError(f"There is no pipeline {name!r}.{hint} There are: {', '.join(sorted(pipelines))}")
+            there_are = ", ".join(sorted(pipelines))
+            raise UserError(f"There is no pipeline {name!r}.{nearest_hint(name, pipelines)} There are: {there_are}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps: the first finishes the step, the second aborts."""
+"""The first Ctrl-C (or SIGTERM) finishes the current step and stops; the second aborts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class StopRequest:
-    """Set once a SIGINT or SIGTERM has arrived."""
+    """``asked`` is True once a SIGINT or SIGTERM has arrived."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -18,9 +18,10 @@ class StopRequest:
 
 @contextmanager
 def stop_request(on_ask: Callable[[], None]) -> Iterator[StopRequest]:
-    """Turns the first SIGINT or SIGTERM into ``asked``, so that a step can be finished and saved.
+    """Sets ``asked`` at the first SIGINT or SIGTERM, so that the current step can be finished and saved.
 
-    A second one has its usual effect. Outside the main thread no handler can be installed and nothing changes.
+    The handlers are then removed, so that a second signal acts at once. Outside the main thread no handler can be
+    installed, and signals act as usual.
     """
     request = StopRequest()
     previous: dict[int, Any] = {}

@@ -1,7 +1,7 @@
-"""Keeps the warnings, notices and progress bars of other libraries off the terminal.
+"""Hides the warnings, notices and progress bars of other libraries.
 
 Kedro calls ``silence_libraries`` through the entry point ``kedro.init``, before it loads plugins: mlflow reads
-its environment variables when it is imported, which is before the project's settings are.
+its environment variables at import time, which is before the project's settings are read.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _ENVIRONMENT = {
 
 
 def silence_libraries() -> None:
-    """Hides the warnings and notices of installed libraries; the environment and ``python -W`` still win."""
+    """Hides the warnings and notices of installed libraries, unless the environment or ``python -W`` says otherwise."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if not sys.warnoptions:
-        # Not a warnings filter: mlflow and kedro put theirs in front of it when they are imported.
+        # Not a warnings filter: mlflow and kedro insert filters that take precedence when they are imported.
         logging.captureWarnings(True)
         logging.getLogger("py.warnings").addFilter(_is_our_own)
 
 
 @contextmanager
 def hidden_progress_bars() -> Iterator[None]:
-    """Hides the progress bars of diffusers and transformers: loading or saving a folder takes a moment."""
+    """Hides the progress bars of diffusers and transformers while a local folder is loaded or saved."""
     from diffusers.utils import logging as of_diffusers
     from transformers.utils import logging as of_transformers
 
@@ -51,6 +51,6 @@ def hidden_progress_bars() -> Iterator[None]:
 
 
 def _is_our_own(record: logging.LogRecord) -> bool:
-    """Whether a captured warning ("path:line: category: text") points at code that is not installed."""
+    """Whether a captured warning ("path:line: category: text") points at code outside site-packages."""
     path = record.getMessage().partition(": ")[0]
     return "site-packages" not in path and "dist-packages" not in path

@@ -1,6 +1,6 @@
-"""Live logging to the MLflow run that ``kedro run`` opened; the one file that imports mlflow.
+"""Live logging to the MLflow run that ``kedro run`` started; the only module that imports mlflow.
 
-MLflow is imported inside the functions: it takes seconds, and a run without tracking needs none of it.
+MLflow is imported inside the functions: importing takes seconds, and a run without tracking does not need it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Scalar = str | int | float | bool | None
 Item = TypeVar("Item")
 
 _BATCH = 100
-"""Most parameters or tags that MLflow takes in one request."""
+"""Maximum number of parameters or tags that MLflow accepts in one request."""
 _LONGEST_TAG = 5000
 _LONGEST_PARAM = 6000
 _LONGEST_DIGEST = 36
@@ -32,8 +32,8 @@ _LONGEST_DIGEST = 36
 class Tracker:
     """Writes to one MLflow run, or to nothing when ``run_id`` is None.
 
-    Every call is written before it returns, so that the run can be watched and nothing is lost when
-    the process is killed.
+    Every call writes before it returns, so that the run can be watched live and nothing is lost if the process is
+    killed.
     """
 
     run_id: str | None = None
@@ -42,7 +42,7 @@ class Tracker:
 
     @classmethod
     def active(cls) -> Self:
-        """A tracker of the active MLflow run; one that does nothing if there is none."""
+        """A tracker of the active MLflow run, or one that does nothing if no run is active."""
         if "mlflow" not in sys.modules:
             return cls()
         import mlflow
@@ -63,7 +63,7 @@ class Tracker:
         self._client().log_batch(self.run_id, metrics=entities)
 
     def image(self, image: Image, key: str, step: int) -> None:
-        """Logs a picture under ``key``; MLflow shows the steps of one key as a series."""
+        """Logs an image under ``key``; MLflow shows the steps of one key as a series."""
         if self.run_id is not None:
             self._client().log_image(self.run_id, image, key=key, step=step, synchronous=True)
 
@@ -73,12 +73,12 @@ class Tracker:
             self._client().log_artifact(self.run_id, str(path), artifact_path or None)
 
     def folder(self, path: Path, artifact_path: str) -> None:
-        """Copies what ``path`` holds to the folder ``artifact_path`` of the run's artifacts."""
+        """Copies the contents of ``path`` to the folder ``artifact_path`` of the run's artifacts."""
         if self.run_id is not None:
             self._client().log_artifacts(self.run_id, str(path), artifact_path)
 
     def tags(self, mapping: Mapping[str, Scalar]) -> None:
-        """Sets tags; a tag that is there already is replaced."""
+        """Sets tags; existing tags are replaced."""
         if self.run_id is None:
             return
         from mlflow.entities import RunTag
@@ -90,8 +90,8 @@ class Tracker:
     def params(self, mapping: Mapping[str, Any]) -> None:
         """Logs parameters.
 
-        MLflow never changes a parameter. Where a resumed run has another value, the new one becomes
-        the tag ``resumed.<name>``.
+        MLflow cannot overwrite a parameter: if a resumed run has a different value, it is logged as the tag
+        ``resumed.<name>``.
         """
         if self.run_id is None:
             return
@@ -118,11 +118,11 @@ class Tracker:
         self._client().log_inputs(self.run_id, datasets=[DatasetInput(entity, tags=[context])])
 
     def killed(self) -> None:
-        """Ends the run as KILLED: stopped from outside. Raise KeyboardInterrupt afterwards."""
+        """Ends the run with status KILLED (stopped from outside). Raise KeyboardInterrupt afterwards."""
         self._end("KILLED")
 
     def failed(self) -> None:
-        """Ends the run as FAILED."""
+        """Ends the run with status FAILED."""
         self._end("FAILED")
 
     def _end(self, status: Literal["KILLED", "FAILED"]) -> None:
@@ -141,7 +141,7 @@ class Tracker:
 
 
 def run_exists(run_id: str, tracking_uri: str) -> bool:
-    """Whether ``run_id`` is a run of this store that was not deleted."""
+    """Whether the store has a run ``run_id`` that is not deleted."""
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,13 +20,16 @@ from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.folders import replace_folder
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.signal_check import Signal, check_signal, describe, least_cosine, measure_signal
-from visual_grpo.grpo.two_stage import Trainer
+from visual_grpo.grpo.signal_check import Signal, SignalRule, check_signal, describe, measure_signal
+from visual_grpo.grpo.trainer import Trainer
 from visual_grpo.stopping import stop_request
 from visual_grpo.types import AdaptedModel, PromptRecord, Scorer, StepMetrics
 
 # Changing these in a resumed run changes nothing of the steps already taken or still to come.
 FREE_ON_RESUME = {"resume", "tracking"}
+
+NOTE_SECONDS = 15.0
+"""Between two notes on how far the signal check is."""
 
 
 @dataclass(kw_only=True)
@@ -62,12 +67,17 @@ class TrainingRun:
         evaluation: Sequence[PromptRecord],
         identity: dict[str, str],
         run_id: str | None,
+        advice: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``identity`` names what the run depends on beside the parameters: model and data digests."""
+        """
+        Args:
+            identity: what the run depends on beside the parameters: model and data digests.
+            advice: module -> what to change where the signal check finds nothing to learn for it.
+        """
         self.config, self.model, self.scorer, self.trainer = config, model, scorer, trainer
         self.train_prompts = train
         self.eval_prompts = distinct_prompts(evaluation, config.evaluation.prompts)
-        self.identity, self.run_id = identity, run_id
+        self.identity, self.run_id, self.advice = identity, run_id, advice
         self.folder = Path(config.tracking.checkpoints)
         self.progress = Progress()
         self.stopped = False
@@ -127,11 +137,11 @@ class TrainingRun:
         Those that ``evaluation.adapter`` names are also in ``folder`` itself, where evaluate reads them, with the
         facts of the run in ``training.json``.
         """
-        last = self.model.adapter_state_dict()
-        self.model.save_adapters(folder / "last")
-        self.model.load_adapter_state_dict(self.progress.best_adapter or last)
-        self.model.save_adapters(folder / "best")
-        self.model.load_adapter_state_dict(last)
+        last = self.model.adapters.state()
+        self.model.adapters.save(folder / "last")
+        self.model.adapters.load_state(self.progress.best_adapter or last)
+        self.model.adapters.save(folder / "best")
+        self.model.adapters.load_state(last)
         shutil.copytree(folder / self.config.evaluation.adapter, folder, dirs_exist_ok=True)
         facts = {
             "seed": self.config.seed,
@@ -157,10 +167,8 @@ class TrainingRun:
         _set_aside(self.folder)
 
     def _warn_of_another_guidance(self, callbacks: Callbacks) -> None:
-        if self.config.policy.component == "vl":  # A language model samples without guidance.
-            return
         rollout, stock = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.stock))
-        if rollout != stock:
+        if rollout is not None and stock is not None and rollout != stock:
             callbacks.note(
                 f"Warning: training samples are drawn with guidance {rollout:g}, the stock sampler has {stock:g}. What"
                 " is learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"
@@ -172,7 +180,7 @@ class TrainingRun:
         check = self.config.policy.signal_check
         if not check.rollouts:
             return
-        least = least_cosine(check, self.config.grpo.steps)
+        rule = SignalRule.of(check, self.config.grpo.steps)
         signals: dict[str, Signal] = {}
         for module, trainer in self.trainer.modules.items():
 
@@ -180,10 +188,17 @@ class TrainingRun:
                 callbacks.note(f"Signal check: {module} {signal} cannot tell yet; drawing more")
 
             signals[module] = measure_signal(
-                trainer, self.train_prompts, most=check.rollouts, least=least, unclear=unclear
+                trainer,
+                self.train_prompts,
+                most=check.rollouts,
+                rule=rule,
+                drawn=_now_and_then(
+                    callbacks.note, f"Signal check: {module} {{}} of at most {check.rollouts} rollouts"
+                ),
+                unclear=unclear,
             )
-        callbacks.note(f"Signal check (cosine between policy gradients): {describe(signals, least)}")
-        check_signal(signals, least)
+        callbacks.note(f"Signal check (cosine between policy gradients): {describe(signals, rule)}")
+        check_signal(signals, rule, self.advice)
 
     def _checkpoint(self) -> Path | None:
         return checkpoint.latest_checkpoint(self.folder) if self.config.resume == "auto" else None
@@ -212,7 +227,7 @@ class TrainingRun:
         total = self.evaluate()
         if total > self.progress.best_score:
             self.progress.best_score, self.progress.best_step = total, self.trainer.step
-            self.progress.best_adapter = self.model.adapter_state_dict()
+            self.progress.best_adapter = self.model.adapters.state()
         return {"eval/total": total}
 
     def evaluate(self) -> float:
@@ -226,6 +241,19 @@ class TrainingRun:
             totals.append(self.scorer(records, samples).total)
         scores = torch.cat(totals)
         return float(scores[~scores.isnan()].double().mean())
+
+
+def _now_and_then(note: Callable[[str], None], text: str, every: float = NOTE_SECONDS) -> Callable[[int], None]:
+    """Notes ``text`` with a count at the first call, and then at most once in ``every`` seconds."""
+    noted = float("-inf")
+
+    def count(number: int) -> None:
+        nonlocal noted
+        if time.monotonic() - noted >= every:
+            noted = time.monotonic()
+            note(text.format(number))
+
+    return count
 
 
 def _set_aside(folder: Path) -> None:
@@ -249,7 +277,7 @@ def _decisive(config: Parameters) -> dict[str, Any]:
 
 def _refuse_changes(latest: Path, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
     if before is None:
-        raise UserError(f"The checkpoint {latest} is of another version; start anew without resume=auto.")
+        raise UserError(f"The checkpoint {latest} is of another version; start again without resume=auto.")
     changed = [
         f"{name} (was {before.get(name)!r}, is {now.get(name)!r})"
         for name in sorted(before.keys() | now.keys())
@@ -258,5 +286,5 @@ def _refuse_changes(latest: Path, before: Mapping[str, Any] | None, now: Mapping
     if changed:
         raise UserError(
             f"The checkpoint {latest} was made with other values of {', '.join(changed)}: going on would mix two"
-            " runs. Use the same, or start anew without resume=auto."
+            " runs. Use the same, or start again without resume=auto."
         )

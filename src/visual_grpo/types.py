@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -96,6 +96,21 @@ class Scores:
     """Weight of each reward; 0 = reported only."""
 
 
+V = TypeVar("V")
+
+
+def weighted_total(values: Mapping[str, V], weights: Mapping[str, float]) -> V:
+    """Sum of ``weight * values[name]`` in the order of ``weights``, of tensors or pandas Series of one shape.
+
+    A weight of 0 is skipped: 0 * NaN is NaN, and a reward that is only reported must not unscore the total.
+    Raises ValueError where no weight is left.
+    """
+    terms: list[Any] = [weight * cast(Any, values[name]) for name, weight in weights.items() if weight]
+    if not terms:
+        raise ValueError(f"a total needs a weight other than 0, got {dict(weights)}")
+    return cast(V, sum(terms))
+
+
 class Scorer(Protocol):
     """The weighted rewards as one callable (``rewards.combine.RewardSet``)."""
 
@@ -120,18 +135,25 @@ class SampleGenerator(Protocol):
         ...
 
 
-class AdaptedModel(SampleGenerator, Protocol):
-    """A model with adapters on it, as a training run and the evaluation see it."""
+class Adapters(Protocol):
+    """The adapters of a model's modules."""
 
-    def adapter_state_dict(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Every adapter's tensors, as ``module/name``; copies, which training does not change."""
         ...
 
-    def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+    def load_state(self, state: Mapping[str, Tensor]) -> None: ...
 
-    def save_adapters(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:
         """One folder a module."""
         ...
+
+
+class AdaptedModel(SampleGenerator, Protocol):
+    """A model with adapters on it, as a training run sees it."""
+
+    @property
+    def adapters(self) -> Adapters: ...
 
 
 T = TypeVar("T")
@@ -176,7 +198,8 @@ class ReplayChunk:
     log_probs: Tensor
     """[b, s] float32 with gradient."""
     kl: Tensor | None
-    """[b, s] float32 >= 0 with gradient: KL to the reference policy; None if it was not asked for."""
+    """[b, s] float32 >= 0 with gradient: KL to the reference policy; None if the policy has no reference, and then
+    ``kl_weight`` must be 0."""
 
 
 class Policy(Protocol[T]):

@@ -17,9 +17,26 @@ def test_group_scale_by_hand() -> None:
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
-def test_batch_scale_divides_by_the_deviation_of_all_centred_rewards() -> None:
+def test_batch_scale_divides_by_the_deviation_of_all_raw_rewards() -> None:
+    """TRL's ``scale_rewards="batch"``: (r - mean of its group) / (r.std() + epsilon)."""
     rewards = torch.tensor([0.0, 2.0, 10.0, 14.0])
-    got = group_advantages(rewards, 2, scale="batch", epsilon=1e-9, clip=None)
+    got = group_advantages(rewards, 2, scale="batch", epsilon=0.5, clip=None)
+    # Mean 6.5, squares 42.25 + 20.25 + 12.25 + 56.25 = 131.
+    deviation = (131 / 3) ** 0.5 + 0.5
+    torch.testing.assert_close(got, torch.tensor([-1.0, 1.0, -2.0, 2.0]) / deviation, rtol=1e-6, atol=1e-6)
+
+
+def test_batch_scale_leaves_the_unscored_out_and_can_have_nothing_to_divide_by() -> None:
+    got = group_advantages(torch.tensor([0.0, 2.0, NAN, 10.0, 14.0, NAN]), 3, scale="batch", epsilon=0.5, clip=None)
+    deviation = (131 / 3) ** 0.5 + 0.5
+    torch.testing.assert_close(got, torch.tensor([-1.0, 1.0, 0, -2.0, 2.0, 0]) / deviation, rtol=1e-6, atol=1e-6)
+    for few in (torch.tensor([3.0, NAN]), torch.tensor([NAN, NAN]), torch.tensor([3.0, 3.0])):
+        assert group_advantages(few, 2, scale="batch").tolist() == [0, 0]
+
+
+def test_batch_centred_scale_divides_by_the_deviation_of_all_centred_rewards() -> None:
+    rewards = torch.tensor([0.0, 2.0, 10.0, 14.0])
+    got = group_advantages(rewards, 2, scale="batch_centred", epsilon=1e-9, clip=None)
     deviation = ((1 + 1 + 4 + 4) / 3) ** 0.5
     torch.testing.assert_close(got, torch.tensor([-1.0, 1.0, -2.0, 2.0]) / deviation, rtol=1e-6, atol=1e-6)
 
@@ -33,7 +50,7 @@ def test_no_scale_leaves_units_of_reward() -> None:
     ]
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("scale", ["group", "batch", "batch_centred", "none"])
 def test_a_constant_group_gets_exactly_zero(scale: Scale) -> None:
     # The mean of these equal floats is not bit-equal to them in float32.
     rewards = torch.cat([torch.full((7,), 0.1), torch.arange(7.0)])

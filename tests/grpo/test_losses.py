@@ -64,6 +64,35 @@ def test_k3_is_an_unbiased_non_negative_kl_with_its_gradient() -> None:
     torch.testing.assert_close(policy.grad, want, rtol=1e-5, atol=1e-6)
 
 
+def test_no_ratio_is_so_large_that_it_overflows() -> None:
+    far = torch.tensor([[200.0, 0.5]])
+    new, mask = far.clone().requires_grad_(), torch.tensor([[True, False]])
+    for value in (
+        losses.importance_ratio(new, torch.zeros(1, 2)),
+        losses.sequence_ratio(new, torch.zeros(1, 2), mask),
+        losses.k3_kl(-new, torch.zeros(1, 2)),
+    ):
+        assert value[0, 0].item() == pytest.approx(math.exp(20), rel=1e-5)
+        (gradient,) = torch.autograd.grad(value[0, 0], [new])
+        assert gradient[0, 0] == 0
+
+
+def test_the_bound_changes_no_bit_of_any_ratio_below_it() -> None:
+    small = torch.randn(4000, generator=torch.Generator().manual_seed(0)) * 1e-4
+    differences = torch.cat([torch.linspace(-110, 19.9, 4001), small])
+    new, old = differences[:, None].requires_grad_(), torch.zeros(len(differences), 1)
+    mask = torch.ones(len(differences), 1, dtype=torch.bool)
+    plain = new.exp()
+    for got, want in (
+        (losses.importance_ratio(new, old), plain),
+        (losses.sequence_ratio(new, old, mask), plain),
+        (losses.k3_kl(old, new), plain - new - 1),
+    ):
+        assert torch.equal(got, want)
+        gradients = [torch.autograd.grad(value.sum(), [new], retain_graph=True)[0] for value in (got, want)]
+        assert torch.equal(*gradients)
+
+
 MASK = torch.tensor([[True, True, True, False], [True, False, False, False], [False, False, False, False]])
 
 

@@ -113,7 +113,7 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
     assert report["rejected"]["total"] == 8
     assert report["rejected"]["by_reason"]["corrupt_image"] == 3
     assert report["warnings"] == [
-        "unknown key 'target_imge' in 1 records is kept as metadata; was 'target_image' meant?",
+        "unknown key 'target_imge' in 1 records is kept as metadata. Did you mean 'target_image'?",
         "2 images were smaller than the prepared size and were enlarged",
     ]
 
@@ -146,7 +146,7 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path):
 def test_an_empty_split_is_a_warning(tmp_path):
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat"}])
     (warning,) = prepare(tmp_path, held_out_share=0.001, eval_share=0).report["warnings"]
-    assert warning.startswith("no record fell into held_out")
+    assert warning.startswith("the split held_out is empty")
 
 
 def test_splits_keep_prompts_apart_and_do_not_depend_on_order(tmp_path):

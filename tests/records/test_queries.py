@@ -153,8 +153,8 @@ def test_rejections_name_the_key(tmp_path):
     assert messages["lost image"].startswith("image 'b.png' does not exist")
     assert messages["lost mask"].startswith("mask 'b.png' does not exist")
     assert messages["no query"].startswith("there is no query")
-    assert messages["empty"].startswith("the mask is empty")
-    assert messages["too small"].startswith("nothing is left of the mask at 96x32 pixels")
+    assert messages["empty"].startswith("the mask is empty: ")
+    assert messages["too small"].startswith("the mask is empty at 96x32 pixels")
     assert all(entry["remedy"] for entry in listed)
 
 
@@ -188,7 +188,7 @@ def test_a_second_run_uses_both_images_again_and_says_the_same(tmp_path):
 def test_a_key_that_looks_misspelt_is_named(tmp_path):
     jsonl(tmp_path / "data/records.jsonl", [one(tmp_path, pionts=[[1, 2]])])
     warnings = prepare(tmp_path).report["warnings"]
-    assert "unknown key 'pionts' in 1 records is kept as metadata; was 'points' meant?" in warnings
+    assert "unknown key 'pionts' in 1 records is kept as metadata. Did you mean 'points'?" in warnings
 
 
 @pytest.mark.parametrize(("task", "source"), [("t2i", {}), ("mixed", {}), ("i2i", {"source_image": "a.png"})])

@@ -106,7 +106,7 @@ def test_a_missing_image_says_what_to_do(raw, path, remedy):
 
 def test_a_key_that_looks_misspelt_is_named(raw):
     checked = check(replace(raw, extra={"target_imge": "a.png", "style": "ink"}))
-    assert checked.unknown_keys == (("target_imge", "target_image"),)
+    assert checked.unknown_keys == (("target_imge", " Did you mean 'target_image'?"),)
 
 
 @pytest.mark.parametrize(

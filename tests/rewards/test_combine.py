@@ -114,7 +114,7 @@ def test_every_built_in_reward_loads_and_has_its_name() -> None:
 
 
 def test_an_unknown_reward_names_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"no built-in reward 'ssmi'; did you mean 'ssim'.*rewards.ssmi.function"):
+    with pytest.raises(UserError, match=r"no built-in reward 'ssmi'\. Did you mean 'ssim'\?.*rewards.ssmi.function"):
         build_reward("ssmi", configured())
 
 

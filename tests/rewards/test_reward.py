@@ -176,6 +176,20 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "        return [self.scale * float(s.float().mean()) for s in samples]\n"
         "def make(power):\n"
         "    return lambda prompts, samples: [float(power)] * len(samples)\n"
+        "def above(prompts, samples, level, *, gain=1.0):\n"
+        "    return [gain * (float(s.float().mean()) > level) for s in samples]\n"
+        "above.needs_target = True\n"
+        "def free(prompts, samples, **options):\n"
+        "    return [float(options['level'])] * len(samples)\n"
+        "def wrapped(*arguments):\n"
+        "    return red(*arguments)\n"
+        "def late(prompts, samples=None):\n"
+        "    return [1.0] * len(samples)\n"
+        "def prepared(power=2):\n"
+        "    return make(power)\n"
+        "def pair(first, second):\n"
+        "    return make(first + second)\n"
+        "bright = Bright()\n"
         "def wrong(value):\n"
         "    return value\n"
         "LEVEL = 3\n"
@@ -195,6 +209,56 @@ def test_function_class_and_factory(module: str) -> None:
     assert first("Bright", {}) == [0, 100, 200]
     assert first("Bright", {"scale": 2.0}) == [0, 200, 400]
     assert first("make", {"power": 3}) == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "scores"),
+    [
+        ("above", {"level": 50}, [0, 1, 1]),
+        ("above", {"level": 150, "gain": 2.0}, [0, 0, 2]),
+        ("free", {"level": 4}, [4, 4, 4]),
+        ("bright", {}, [0, 100, 200]),
+        ("wrapped", {}, [0, 100, 200]),
+        ("late", {}, [1, 1, 1]),
+        ("prepared", {}, [2, 2, 2]),
+        ("prepared", {"power": 5}, [5, 5, 5]),
+        ("pair", {"first": 3, "second": 4}, [7, 7, 7]),
+    ],
+)
+def test_a_plain_function_gets_its_options_and_a_factory_its_own(
+    module: str, path: str, options: dict, scores: list[float]
+) -> None:
+    assert make_reward("mine", f"{module}:{path}", options)(PROMPTS, SAMPLES).values.tolist() == scores
+
+
+def test_options_hide_nothing_that_a_function_says_of_itself(module: str) -> None:
+    assert make_reward("mine", f"{module}:above", {"level": 50}).needs_target
+
+
+def test_a_plain_function_that_fails_shows_its_own_lines_only(module: str) -> None:
+    reward = make_reward("mine", f"{module}:above", {"level": "high"})
+    with pytest.raises(UserError) as caught:
+        reward(PROMPTS, SAMPLES)
+    _, first, *_, kind = str(caught.value).splitlines()
+    assert first.endswith("in above")
+    assert kind.startswith("TypeError")
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "complaint"),
+    [
+        ("Bright", {"scales": 2}, r"has no option 'scales'; did you mean 'scale'\? \(it takes: scale\)"),
+        ("above", {"levle": 2}, r"has no option 'levle'; did you mean 'level'\?"),
+        ("above", {"level": 2, "gian": 2}, r"has no option 'gian'; did you mean 'gain'\? \(it takes: level, gain\)"),
+        ("above", {"gain": 2}, "needs the option 'level', got gain"),
+        ("red", {"scale": 2}, r"has no option 'scale' \(it takes: none\)"),
+        ("make", {}, "needs the option 'power', got none"),
+        ("make", {"powr": 2}, "has no option 'powr'; did you mean 'power'"),
+    ],
+)
+def test_an_unknown_or_missing_option_is_named(module: str, path: str, options: dict, complaint: str) -> None:
+    with pytest.raises(UserError, match=f"'mine': 'users_rewards:{path}' {complaint}"):
+        make_reward("mine", f"{module}:{path}", options)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +283,7 @@ def test_a_missing_library_of_the_module_is_not_taken_for_a_missing_module(modul
 
 
 def test_wrong_options_are_named(module: str) -> None:
-    with pytest.raises(UserError, match=r"'mine'.*'users_rewards:Bright' refused the options {'scales': 2}"):
-        make_reward("mine", "users_rewards:Bright", {"scales": 2})
+    with pytest.raises(UserError, match=r"'users_rewards:pair' refused the options .*unsupported operand"):
+        make_reward("mine", "users_rewards:pair", {"first": 3, "second": "4"})
     with pytest.raises(UserError, match=r"must return a callable .* got int"):
         make_reward("mine", "users_rewards:wrong", {"value": 2})

@@ -28,14 +28,14 @@ def test_without_options_it_is_the_watershed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "watersheds"}, r"there is no kind 'watersheds'. Nearest: watershed$"),
+        ({"kind": "watersheds"}, r"there is no kind 'watersheds'. Did you mean 'watershed'\?$"),
         ({"edge": 0.3}, r"there is no kind None. There are: watershed, sam2$"),
         ({"kind": ["sam2"]}, r"there is no kind \['sam2'\]"),
-        ({"kind": "watershed", "egde": 0.3}, r"segmenter watershed: there is no option 'egde'. Nearest: edge$"),
+        ({"kind": "watershed", "egde": 0.3}, r"segmenter watershed: there is no option 'egde'. Did you mean 'edge'\?$"),
         ({"kind": "sam2"}, r"segmenter sam2: the option 'path' is missing$"),
         ("sam2", r"expected options such as \{'kind': 'watershed'\}, got 'sam2'"),
     ],
 )
-def test_what_does_not_exist_is_refused_with_the_nearest_that_does(options: Any, message: str) -> None:
+def test_an_unknown_kind_or_option_is_refused_with_a_suggestion(options: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build_segmenter(options)

@@ -127,7 +127,7 @@ def test_half_precision_gives_nearly_the_same_masks(folder: Path, segmenter: Sam
 
 
 def test_what_is_no_sam2_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no config.json; expected a folder saved by Sam2Model"):
+    with pytest.raises(UserError, match=r"contains no config.json; expected a folder saved by Sam2Model"):
         Sam2Segmenter(str(tmp_path))
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     segmenter = Sam2Segmenter(str(tmp_path))  # Only a first use reads weights.

@@ -6,7 +6,7 @@ nearest valid key. Units and sources are in the field descriptions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -70,12 +70,20 @@ class StarterConfig(Strict):
 
 
 class ModelConfig(Strict):
-    """Which GLM-Image pipeline, and how it is held in memory."""
+    """Which model, and how it is held in memory."""
 
-    path: str | None = Field(None, description="folder or hub id of a GlmImagePipeline; null = the starter's")
+    family: str = Field(
+        "auto",
+        description="glm_image, sd3, qwen_image, qwen2_5_vl or package.module:FAMILY; auto = recognised from the saved"
+        " model; with path null the one that the starter draws starter.world for",
+    )
+    path: str | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
     dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    threads: int = Field(1, ge=1, description="CPU threads of torch; another number rounds differently")
+    threads: int = Field(1, ge=1, description="CPU threads of torch; results can differ in the last bits between counts")
+    options: dict[str, object] = Field(
+        default_factory=dict, description="of the family, as instruction and max_tokens of qwen2_5_vl"
+    )
 
 
 class LoraParams(Strict):
@@ -86,26 +94,8 @@ class LoraParams(Strict):
     )
 
 
-Module = Literal["ar", "dit", "vl"]
-"""GLM-Image's two halves, the token generator and the diffusion decoder, or Qwen2.5-VL's language model."""
-
-
-class VlConfig(Strict):
-    """How Qwen2.5-VL is asked and how long it may answer."""
-
-    instruction: str = Field("{query}", description="what the model reads beside the image; {query} is the record's")
-    max_tokens: int = Field(32, ge=1, description="tokens of an answer, its end included, before it is cut off")
-
-    @field_validator("instruction")
-    @classmethod
-    def _names_the_query(cls, instruction: str) -> str:
-        if "{query}" not in instruction:
-            raise ValueError("it must contain {query}, where the record's query is put")
-        return instruction
-
-
 class FlowConfig(Strict):
-    """Which of the DiT's denoising steps are stochastic, and so decisions that can be trained."""
+    """Which denoising steps of a flow module are stochastic, and so decisions that can be trained."""
 
     sampler: Literal["sde", "cps"] = Field("sde", description="transition; see policies/flow_sde.py")
     noise: float = Field(0.7, gt=0, description="noise level a of the transition; cps: at most 1")
@@ -131,10 +121,15 @@ class SignalCheckConfig(Strict):
     """Whether the policy gradients of independent rollouts agree, before anything is trained."""
 
     rollouts: int = Field(
-        48, ge=0, description="independent rollouts a module at most, drawn until they can tell; at least 3; 0 = off"
+        48,
+        ge=0,
+        description="independent rollouts a module at most, drawn until they can tell; 0 = off; 3 to 5 are measured and"
+        " shown, but stop no run unless least_cosine is set",
     )
     least_cosine: float | None = Field(
-        None, description="mean cosine between their gradients below which the run stops; null = 1 / (grpo.steps + 1)"
+        None,
+        description="the run stops where the mean cosine between their gradients is less by two standard errors; null ="
+        " where it cannot be told from 0 although a useful one, at most .05 and 1 / (grpo.steps + 1), would have been",
     )
 
     @field_validator("rollouts")
@@ -146,39 +141,40 @@ class SignalCheckConfig(Strict):
 
 
 class PolicyConfig(Strict):
-    component: Literal["ar", "dit", "both", "vl"] = Field(
-        "ar", description="what is trained: GLM-Image's token generator, its decoder, both, or Qwen2.5-VL (vl)"
+    """What is trained, and how its samples are computed."""
+
+    train: str | list[str] = Field(
+        "all", description="all modules of the model's family, or the names of some: ar, dit (GLM-Image), vl, ..."
     )
-    both: Literal["alternating", "joint"] = Field(
-        "alternating", description="both: a rollout for each module in turn, or one rollout that trains both"
+    stages: Literal["alternating", "joint"] = Field(
+        "alternating", description="two modules: a rollout for each in turn, or one rollout that trains both"
     )
-    lora: LoraParams = LoraParams()
-    dit_lora: LoraParams | None = Field(None, description="of the DiT; null = as lora, on the DiT's own matrices")
+    lora: LoraParams = Field(LoraParams(), description="of every module; modules.NAME.lora sets another one")
     flow: FlowConfig = FlowConfig()
-    vl: VlConfig = VlConfig()
     signal_check: SignalCheckConfig = SignalCheckConfig()
     gradient_checkpointing: bool = Field(False, description="recompute activations backward: less memory, more time")
     share_prefix: bool = Field(True, description="run each prompt once per group; off under gradient checkpointing")
     share_start_noise: bool = Field(True, description="one start noise of the decoder per prompt")
-    denoise_batch: int = Field(64, ge=1, description="images denoised by the DiT at a time; on a CPU, by each core")
+    denoise_batch: int = Field(64, ge=1, description="images denoised at a time; on a CPU, by each core")
     decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time; on a CPU, by each core")
-    rollout_batch: int = Field(64, ge=1, description="rows sampled at a time")
-
-    @property
-    def modules(self) -> tuple[Module, ...]:
-        """Which modules the component trains."""
-        return ("ar", "dit") if self.component == "both" else (self.component,)
+    rollout_batch: int = Field(64, ge=1, description="rows of tokens sampled at a time")
 
 
 class SamplerConfig(Strict):
-    """How images are drawn: tokens by the AR module, then the DiT's ODE."""
+    """How samples are drawn. Temperature, top_p and top_k are for token modules, the rest is for flow modules."""
 
-    temperature: float | None = Field(None, gt=0, description="null = the model's own generation_config")
-    top_p: float | None = Field(None, gt=0, le=1, description="null = the model's own")
-    top_k: int | None = Field(None, ge=0, description="0 = off, null = the model's own")
-    steps: int = Field(ge=1, description="denoising steps")
-    guidance_scale: float = Field(ge=1, description="classifier-free guidance, 1 = off")
-    stochastic: bool = Field(False, description="denoise with the noise of policy.flow, as training samples of the DiT")
+    temperature: float | None = Field(None, gt=0, description="null falls back to the model's generation_config")
+    top_p: float | None = Field(None, gt=0, le=1, description="null falls back to the model's generation_config")
+    top_k: int | None = Field(None, ge=0, description="0 = off; null falls back to the model's generation_config")
+    steps: int | None = Field(None, ge=1, description="denoising steps")
+    guidance_scale: float | None = Field(None, ge=1, description="classifier-free guidance, 1 = off")
+    stochastic: bool = Field(False, description="denoise with the noise of policy.flow, as training samples are drawn")
+
+    def denoising(self) -> tuple[int, float]:
+        """Steps and guidance scale of a flow module; raises ValueError where they are not set."""
+        if self.steps is None or self.guidance_scale is None:
+            raise ValueError(f"a flow module needs steps and guidance_scale of its sampler, got {self}")
+        return self.steps, self.guidance_scale
 
 
 class SamplingConfig(Strict):
@@ -188,10 +184,10 @@ class SamplingConfig(Strict):
     @model_validator(mode="after")
     def _rollout_is_untruncated(self) -> Self:
         r = self.rollout
-        if r.top_p != 1 or r.top_k != 0 or r.temperature is None:
+        if r.top_p not in (None, 1) or r.top_k not in (None, 0):
             raise ValueError(
-                "sampling.rollout must set temperature, top_p: 1 and top_k: 0: a truncated distribution"
-                " biases the importance ratio"
+                "sampling.rollout can have no top_p below 1 and no top_k above 0: a truncated distribution biases the"
+                " importance ratio"
             )
         if r.stochastic or self.stock.stochastic:
             raise ValueError("leave stochastic out: the evaluation judges with and without it")
@@ -203,25 +199,7 @@ class RewardConfig(Strict):
 
     function: str | None = Field(None, description="package.module:function; null = the built-in of this name")
     weight: float = Field(1.0, description="0 = reported, never optimised")
-    dit_weight: float | None = Field(None, description="for the DiT's training; null = the same weight")
     options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
-
-
-class DitGRPOConfig(Strict):
-    """What differs for the DiT; null = as for the AR module. Its log-probs are in a unit of their own
-    (``policies.flow_sde.log_prob``), in which a clip of 0.2 means what it means for a token."""
-
-    prompts_per_step: int | None = Field(None, ge=1)
-    group_size: int | None = Field(None, ge=1, description="decodes of each prompt; joint: of each token sample")
-    updates_per_rollout: int | None = Field(None, ge=1)
-    micro_batch_size: int | None = Field(None, ge=1)
-    learning_rate: float | None = Field(None, gt=0)
-    clip_low: float | None = Field(None, gt=0, lt=1)
-    clip_high: float | None = Field(None, gt=0)
-    kl_weight: float | None = Field(
-        None, ge=0, description="weight of the closed-form Gaussian KL, nats a latent element"
-    )
-    advantage_epsilon: float | None = Field(None, gt=0)
 
 
 class GRPOConfig(Strict):
@@ -254,8 +232,11 @@ class GRPOConfig(Strict):
     kl_weight: float = Field(
         0.0, ge=0, description="weight of the k3 KL to the adapter-disabled reference, nats a token"
     )
-    advantage_scale: Literal["group", "batch", "none"] | None = Field(
-        None, description="what advantages are divided by; null = the loss's own (dr_grpo none, else group)"
+    advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
+        None,
+        description="the standard deviation that advantages are divided by; group: of the group's rewards; batch: of"
+        " all raw rewards of the step, as TRL's scale_rewards=batch and flow_grpo's global_std; batch_centred: of all"
+        " rewards less their group's mean, as gdpo has it; none; null = the loss's own (dr_grpo none, else group)",
     )
     advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
     advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")
@@ -264,14 +245,37 @@ class GRPOConfig(Strict):
     ratio_tolerance: float | None = Field(
         None, gt=0, description="largest |log ratio| accepted before the first update; null = the dtype's floor"
     )
-    dit: DitGRPOConfig = DitGRPOConfig()
 
-    def of(self, module: Module) -> GRPOConfig:
-        """The settings of one module."""
-        if module != "dit":
-            return self
-        own = {name: value for name, value in self.dit.model_dump().items() if value is not None}
-        return self.model_copy(update=own)
+
+class ModuleConfig(Strict):
+    """What differs for one module of the model; null = as for all.
+
+    A flow module's log-probs are in a unit (``policies.flow_sde.log_prob``) in which a clip of 0.2 means what it means
+    for a token.
+    """
+
+    prompts_per_step: int | None = Field(None, ge=1, description="as grpo.prompts_per_step")
+    group_size: int | None = Field(
+        None, ge=1, description="as grpo.group_size; of the second stage in a joint rollout: decodes of each sample"
+    )
+    updates_per_rollout: int | None = Field(None, ge=1, description="as grpo.updates_per_rollout")
+    micro_batch_size: int | None = Field(None, ge=1, description="as grpo.micro_batch_size")
+    learning_rate: float | None = Field(None, gt=0, description="as grpo.learning_rate")
+    clip_low: float | None = Field(None, gt=0, lt=1, description="as grpo.clip_low")
+    clip_high: float | None = Field(None, gt=0, description="as grpo.clip_high")
+    kl_weight: float | None = Field(
+        None, ge=0, description="as grpo.kl_weight; of a flow module the closed-form Gaussian KL, nats a latent element"
+    )
+    advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
+    lora: LoraParams | None = Field(None, description="as policy.lora")
+    rewards: dict[str, float] = Field(
+        default_factory=dict, description="weights in this module's training, where they differ from rewards.NAME.weight"
+    )
+
+    def grpo(self) -> dict[str, Any]:
+        """What differs from the shared `GRPOConfig`."""
+        tree = self.model_dump(exclude={"lora", "rewards"})
+        return {name: value for name, value in tree.items() if value is not None}
 
 
 class EvaluationConfig(Strict):
@@ -304,6 +308,9 @@ class Parameters(Strict):
     starter: StarterConfig
     model: ModelConfig
     policy: PolicyConfig
+    modules: dict[str, ModuleConfig] = Field(
+        default_factory=dict, description="a section for each module of the model that needs settings of its own"
+    )
     sampling: SamplingConfig
     rewards: dict[str, RewardConfig] = Field(min_length=1)
     grpo: GRPOConfig
@@ -311,76 +318,79 @@ class Parameters(Strict):
     tracking: TrackingConfig
 
     @model_validator(mode="after")
-    def _records_fit_the_policy(self) -> Self:
-        segmentation, vl = self.data.task == "segmentation", self.policy.component == "vl"
-        if segmentation != vl:
-            raise ValueError(
-                "policy.component vl answers queries about images, so it and data.task segmentation go together;"
-                f" got policy.component {self.policy.component} with data.task {self.data.task}"
-            )
-        if self.model.path is None and segmentation != (self.starter.world == "scenes"):
+    def _the_starter_draws_the_task(self) -> Self:
+        world, task = self.starter.world, self.data.task
+        if self.model.path is not None:
+            return self
+        if (task == "segmentation") != (world == "scenes"):
             raise ValueError(
                 "the starter's scenes are drawn for data.task segmentation and nothing else is;"
-                f" got starter.world {self.starter.world} with data.task {self.data.task}"
+                f" got starter.world {world} with data.task {task}"
             )
+        if world == "words" and task != "t2i":
+            raise ValueError(f"starter.world words is drawn for data.task t2i only, got {task}")
         return self
 
     @model_validator(mode="after")
-    def _words_are_no_edits(self) -> Self:
-        if self.starter.world == "words" and self.data.task != "t2i" and self.model.path is None:
-            raise ValueError(f"starter.world words is drawn for data.task t2i only, got {self.data.task}")
+    def _module_weights_are_of_rewards(self) -> Self:
+        for name, module in self.modules.items():
+            for reward in module.rewards:
+                if reward not in self.rewards:
+                    raise ValueError(
+                        f"modules.{name}.rewards names {reward!r}, which is not among rewards: {', '.join(self.rewards)}"
+                    )
         return self
 
-    @model_validator(mode="after")
-    def _groups_can_be_compared(self) -> Self:
-        sizes = {module: self.grpo.of(module).group_size for module in self.policy.modules}
-        joint = self.policy.component == "both" and self.policy.both == "joint"
-        if max(sizes.values()) < 2 or (not joint and min(sizes.values()) < 2):
-            raise ValueError(
-                f"a group needs at least 2 samples, got {sizes} (grpo.group_size, grpo.dit.group_size);"
-                " only a joint rollout may have 1 for one of its modules"
-            )
-        return self
+    def grpo_of(self, module: str) -> GRPOConfig:
+        """The algorithm's settings for one module."""
+        own = self.modules.get(module)
+        return self.grpo if own is None else self.grpo.model_copy(update=own.grpo())
 
-    @model_validator(mode="after")
-    def _window_is_in_the_schedule(self) -> Self:
-        steps, flow = self.sampling.rollout.steps, self.policy.flow
-        if "dit" in self.policy.modules and not self._window_fits:
-            raise ValueError(
-                f"policy.flow: the window (window_start {flow.window_start}, window_steps {flow.window_steps}) must end"
-                f" before the last of sampling.rollout.steps = {steps} denoising steps, which has no variance:"
-                f" at most {steps - 1} steps, 0 to {steps - 2}"
-            )
-        return self
+    def lora_of(self, module: str) -> LoraParams:
+        own = self.modules.get(module)
+        return self.policy.lora if own is None or own.lora is None else own.lora
 
-    @property
-    def _window_fits(self) -> bool:
-        flow = self.policy.flow
-        return (flow.window_start or 0) + (flow.window_steps or 1) <= self.sampling.rollout.steps - 1
-
-    @property
-    def judged_samplers(self) -> dict[str, SamplerConfig]:
-        """What the evaluation reports, by name: ``rollout`` and ``sde`` as the AR module and the DiT are trained."""
-        rollout = self.sampling.rollout
-        if self.policy.component == "vl":
-            return {"rollout": rollout, "stock": self.sampling.stock}
-        sde = {"sde": rollout.model_copy(update={"stochastic": True})} if self._window_fits else {}
-        return {"rollout": rollout, **sde, "stock": self.sampling.stock}
-
-    def weights(self, module: Module | None = None) -> dict[str, float]:
-        """Each reward's weight for one module's training; None = for judging what ``policy.component`` trains."""
-        modules = self.policy.modules if module is None else (module,)
+    def weights(self, modules: Sequence[str]) -> dict[str, float]:
+        """Each reward's weight: of one module in its training, the mean over several where they are judged together."""
         return {
-            name: sum(reward.weight if m != "dit" or reward.dit_weight is None else reward.dit_weight for m in modules)
-            / len(modules)
+            name: sum(self._weight(name, reward.weight, module) for module in modules) / len(modules)
             for name, reward in self.rewards.items()
         }
 
-    @field_validator("rewards", mode="before")
+    def _weight(self, reward: str, shared: float, module: str) -> float:
+        own = self.modules.get(module)
+        return shared if own is None else own.rewards.get(reward, shared)
+
+    @model_validator(mode="before")
     @classmethod
-    def _null_removes(cls, rewards: object) -> object:
-        """An environment cannot leave out a reward of conf/base, but it can set it to null."""
-        return {k: v for k, v in rewards.items() if v is not None} if isinstance(rewards, dict) else rewards
+    def _null_removes(cls, tree: object) -> object:
+        """An environment cannot leave out a reward or a module of conf/base, but it can set it to null.
+
+        A reward that was removed takes its weights in the modules' sections along.
+        """
+        if not isinstance(tree, dict):
+            return tree
+        rewards, modules = tree.get("rewards"), tree.get("modules")
+        removed = {name for name, reward in rewards.items() if reward is None} if isinstance(rewards, dict) else set()
+        changed = dict(tree)
+        if isinstance(rewards, dict):
+            changed["rewards"] = _without_null(rewards)
+        if isinstance(modules, dict):
+            changed["modules"] = {
+                name: _without_weights(module, removed) for name, module in _without_null(modules).items()
+            }
+        return changed
+
+
+def _without_null(entries: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: entry for name, entry in entries.items() if entry is not None}
+
+
+def _without_weights(module: Any, removed: set[str]) -> Any:
+    weights = module.get("rewards") if isinstance(module, dict) else None
+    if not isinstance(weights, dict):
+        return module
+    return {**module, "rewards": {name: weight for name, weight in weights.items() if name not in removed}}
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.paired import paired_bootstrap, paired_ratio_bootstrap
+from visual_grpo.types import weighted_total
 
 KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
@@ -83,7 +84,7 @@ def retotalled(scores: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFra
     """The same scores with the total of these weights; NaN where a weighted reward is unscored."""
     used = {name: weight for name, weight in weights.items() if weight}
     _check_same("weighted rewards", {f"reward/{name}" for name in used} & set(scores), {f"reward/{n}" for n in used})
-    return scores.assign(total=sum(weight * scores[f"reward/{name}"] for name, weight in used.items()))
+    return scores.assign(total=weighted_total({name: scores[f"reward/{name}"] for name in used}, used))
 
 
 def score_columns(scores: pd.DataFrame) -> dict[str, str]:

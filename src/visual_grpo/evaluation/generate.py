@@ -40,7 +40,9 @@ class Request:
     seed: int
 
 
-def conditions(config: Parameters, *, model: str, dataset: str) -> dict[str, Any]:
+def conditions(
+    config: Parameters, samplers: Mapping[str, SamplerConfig], *, model: str, dataset: str
+) -> dict[str, Any]:
     """Everything but the adapter that samples and scores depend on: equal for two results that pair.
 
     ``model`` and ``dataset`` are digests.
@@ -51,8 +53,9 @@ def conditions(config: Parameters, *, model: str, dataset: str) -> dict[str, Any
         "model": {"digest": model, "dtype": config.model.dtype},
         "dataset": dataset,
         "data": {side: tree["data"][side] for side in ("height", "width")},
-        "sampling": {name: sampler.model_dump(mode="json") for name, sampler in config.judged_samplers.items()},
-        **({"vl": tree["policy"]["vl"]} if config.policy.component == "vl" else {"flow": tree["policy"]["flow"]}),
+        "sampling": {name: sampler.model_dump(mode="json") for name, sampler in samplers.items()},
+        **({"flow": tree["policy"]["flow"]} if any(sampler.stochastic for sampler in samplers.values()) else {}),
+        **({"options": tree["model"]["options"]} if config.model.options else {}),
         # Not their weights: a total can be taken anew, a score cannot.
         "rewards": {name: {"function": r.function, "options": r.options} for name, r in config.rewards.items()},
         "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Scale = Literal["group", "batch", "none"]
+Scale = Literal["group", "batch", "batch_centred", "none"]
 
 
 def group_advantages(
@@ -25,9 +25,16 @@ def group_advantages(
 ) -> Tensor:
     """Rewards relative to their group's mean, ``(r - mean) / (std + epsilon)``, [B] -> [B].
 
-    ``scale`` chooses the deviation that divides: the group's, that of all centred rewards in the
-    batch, or none (Dr. GRPO, arXiv 2503.20783). ``epsilon`` is in units of reward. A group whose
-    scored rewards are all equal gets exactly 0. The result is clamped to [-clip, clip].
+    ``scale`` chooses the standard deviation that divides:
+
+    - ``group``: that of the group's rewards (GRPO);
+    - ``batch``: that of all raw rewards of the batch, as TRL's ``scale_rewards="batch"`` and flow_grpo's ``global_std``
+      (which divides the sum of squares by B, not by B - 1). It includes how prompts differ in difficulty;
+    - ``batch_centred``: that of all rewards less their group's mean, as GDPO takes it. It does not;
+    - ``none``: no division (Dr. GRPO, arXiv 2503.20783).
+
+    ``epsilon`` is in units of reward. A group whose scored rewards are all equal gets exactly 0. The result is clamped
+    to [-clip, clip].
     """
     groups = _as_groups(rewards, group_size)
     scored = ~groups.isnan()
@@ -39,6 +46,8 @@ def group_advantages(
         deviation = (centred.square().sum(1, keepdim=True) / (counts - 1).clamp(min=1)).sqrt()
         centred = centred / (deviation + epsilon)
     elif scale == "batch":
+        centred = centred / (_deviation(groups[scored]) + epsilon)
+    elif scale == "batch_centred":
         deviation = (centred.square().sum() / (scored.sum() - 1).clamp(min=1)).sqrt()
         centred = centred / (deviation + epsilon)
     if clip is not None:
@@ -67,12 +76,17 @@ def gdpo_advantages(
         own = group_advantages(rewards[name], group_size, epsilon=epsilon, clip=None)
         total = total + weights[name] * own
     total = total.masked_fill(unscored, torch.nan)
-    return group_advantages(total, group_size, scale="batch", epsilon=epsilon, clip=clip)
+    return group_advantages(total, group_size, scale="batch_centred", epsilon=epsilon, clip=clip)
 
 
 def zero_variance_groups(rewards: Tensor, group_size: int) -> Tensor:
     """[N] bool: True for groups whose scored rewards do not differ and so teach nothing."""
     return _constant(_as_groups(rewards, group_size))
+
+
+def _deviation(values: Tensor) -> Tensor:
+    """Standard deviation of [b] values, a scalar; 0 of fewer than two."""
+    return values.std() if len(values) > 1 else values.new_zeros(())
 
 
 def _as_groups(rewards: Tensor, group_size: int) -> Tensor:

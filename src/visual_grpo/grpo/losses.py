@@ -1,4 +1,4 @@
-"""The clipped surrogate, its KL penalty and the four ways to aggregate them.
+"""Four named losses: the clipped surrogate with its KL penalty, and the three ways to aggregate them.
 
 Shapes: B rows, S decision steps; log-probs, ratios, losses and weights are [B, S] float32,
 advantages [B], masks [B, S] bool with True = counted.
@@ -19,6 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from visual_grpo.grpo.advantages import Scale
+
 Aggregation = Literal["row_mean", "step_mean", "constant"]
 
 
@@ -30,7 +32,7 @@ class LossKind:
     sequence_ratio: bool = False
     clip_low: float = 0.2
     clip_high: float = 0.2
-    advantage_scale: Literal["group", "batch", "none"] = "group"
+    advantage_scale: Scale = "group"
 
 
 LOSSES = {
@@ -40,17 +42,21 @@ LOSSES = {
     "gspo": LossKind(aggregation="row_mean", sequence_ratio=True, clip_low=3e-4, clip_high=4e-4),
 }
 
+MAX_LOG_RATIO = 20.0
+"""Nats, as in verl. In float32 exp overflows above 88, and inf * 0 is NaN; long before, one step would outweigh the
+whole batch. At 20, a ratio of 5e8, a step has its greatest value and no gradient. Below -20 exp only tends to 0."""
+
 
 def importance_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     """``pi(a|s) / pi_old(a|s)`` of every step, [B, S]."""
-    return (log_probs - old_log_probs).exp()
+    return _bounded(log_probs - old_log_probs).exp()
 
 
 def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
     """GSPO's length-normalised ratio ``exp(mean_t log ratio)``, repeated over the steps, [B, S]."""
     difference = (log_probs - old_log_probs) * mask
     mean = difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-    return mean.exp().expand_as(log_probs)
+    return _bounded(mean).exp().expand_as(log_probs)
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
@@ -74,8 +80,17 @@ def k3_kl(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
 
     ``exp(r) - r - 1`` with ``r = log reference - log pi`` (Schulman, "Approximating KL divergence").
     """
-    log_ratio = reference_log_probs - log_probs
+    return k3(reference_log_probs - log_probs)
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """``exp(r) - r - 1`` of any shape, >= 0."""
+    log_ratio = _bounded(log_ratio)
     return log_ratio.exp() - log_ratio - 1
+
+
+def _bounded(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(max=MAX_LOG_RATIO)
 
 
 def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, counted_steps: int, rows: int) -> Tensor:

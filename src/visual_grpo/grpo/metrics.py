@@ -96,7 +96,6 @@ def _update_metrics(updates: list[UpdateStats]) -> dict[str, float]:
     last = updates[-1].means()
     values = {
         "loss": updates[-1].loss,
-        "kl": last.get("kl", 0.0),
         "approx_kl": last["approx_kl"],
         "clip_fraction": last["clip_fraction"],
         "ratio/mean": last["ratio"],
@@ -104,6 +103,8 @@ def _update_metrics(updates: list[UpdateStats]) -> dict[str, float]:
         "grad_norm": updates[-1].grad_norm,
         "learning_rate": updates[-1].learning_rate,
     }
+    if "kl" in last:  # A KL that was not measured is no KL of 0.
+        values["kl"] = last["kl"]
     for number, stats in enumerate(updates, 1):
         means = stats.means()
         values[f"update_{number}/ratio"] = means["ratio"]

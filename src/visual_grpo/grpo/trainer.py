@@ -7,7 +7,7 @@ The trainer sees neither pixels nor tokens. A policy gives rollouts and replays 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,24 @@ T = TypeVar("T")
 
 class NonFiniteLossError(UserError):
     """The loss or its gradient is NaN or infinite; nothing was updated with it."""
+
+
+class Trainer(Protocol):
+    """What a training run needs: `GRPOTrainer` for one module, or one of `two_stage`'s for both."""
+
+    step: int
+    seed: int
+
+    @property
+    def modules(self) -> Mapping[str, GRPOTrainer[Any]]:
+        """Each trained module's own trainer."""
+        ...
+
+    def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]: ...
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None: ...
 
 
 class GRPOTrainer(Generic[T]):
@@ -61,7 +79,7 @@ class GRPOTrainer(Generic[T]):
         self._checked = False
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
-        """Trains from ``self.step`` on until ``config.steps``; stop it between two steps by not asking on."""
+        """Trains from ``self.step`` on until ``config.steps``; stop iterating to stop training."""
         order = PromptOrder.over(prompts, self.seed, self.positions)
         while self.step < self.config.steps:
             yield self.take_step(prompts, order)

@@ -1,4 +1,4 @@
-"""Training the two stages of one model: each with rollouts of its own in turn, or both from one rollout.
+"""Training the two stages of one model: alternating, each with its own rollouts, or jointly from one rollout.
 
 The outer stage decides first (GLM-Image: the tokens), the inner one goes on from its decisions (the denoising).
 Shapes: N prompts, A outer samples of each, D inner samples of each of those.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,36 +16,18 @@ from torch import Tensor
 from visual_grpo.grpo import metrics
 from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.types import JointPolicy, PromptRecord, Scorer, Scores, StepMetrics
-
-
-class Trainer(Protocol):
-    """What a training run needs: one module's `GRPOTrainer`, or one of those below."""
-
-    step: int
-    seed: int
-
-    @property
-    def modules(self) -> Mapping[str, GRPOTrainer[Any]]:
-        """Each trained module's own trainer."""
-        ...
-
-    def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]: ...
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
-
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None: ...
+from visual_grpo.types import JointPolicy, PromptRecord, Scorer, Scores, StepMetrics, weighted_total
 
 
 class AlternatingTrainer:
-    """A step is one step of each module, in the order given, on rollouts of its own."""
+    """A step is one step of each module, in the order given, each on its own rollout."""
 
     def __init__(self, trainers: Mapping[str, GRPOTrainer[Any]], steps: int, seed: int) -> None:
         self.modules, self.steps, self.seed = dict(trainers), steps, seed
         self.step = 0
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
-        """Trains until ``steps``; stop it between two steps by not asking on."""
+        """Trains until ``steps``; stop iterating to stop training."""
         orders = {m: PromptOrder.over(prompts, trainer.seed, trainer.positions) for m, trainer in self.modules.items()}
         while self.step < self.steps:
             taken = {module: trainer.take_step(prompts, orders[module]) for module, trainer in self.modules.items()}
@@ -101,7 +83,7 @@ class JointTrainer:
         return {name: trainer for name, trainer in (self.outer, self.inner) if trainer is not None}
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
-        """Trains until ``steps``; stop it between two steps by not asking on."""
+        """Trains until ``steps``; stop iterating to stop training."""
         order = PromptOrder.over(prompts, self.seed, self.positions)
         while self.step < self.steps:
             taken, samples = self._take_step(prompts, order)
@@ -139,11 +121,7 @@ class JointTrainer:
 
 def reweighted(scores: Scores, weights: Mapping[str, float]) -> Scores:
     """The same rewards with the total of other weights."""
-    total = torch.zeros_like(scores.total)
-    for name, weight in weights.items():
-        if weight:
-            total = total + weight * scores.rewards[name]
-    return replace(scores, total=total, weights=weights)
+    return replace(scores, total=weighted_total(scores.rewards, weights), weights=weights)
 
 
 def averaged(scores: Scores, size: int) -> Scores:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import GRPOConfig
+from visual_grpo.errors import UserError
 from visual_grpo.grpo import losses
 from visual_grpo.types import ReplayChunk, Rollout, Scores
 
@@ -100,12 +101,23 @@ def chunk_loss(
     else:
         ratio = losses.importance_ratio(chunk.log_probs, old)
     loss = losses.clipped_surrogate(ratio, advantages, objective.clip_low, objective.clip_high)
-    if objective.kl_weight and chunk.kl is not None:
-        loss = loss + objective.kl_weight * chunk.kl
+    if objective.kl_weight:
+        loss = loss + objective.kl_weight * _measured_kl(chunk, objective.kl_weight)
     # Uncounted steps may hold anything, even inf: where() keeps them out of value and gradient.
     total = torch.where(counted, weights * loss, 0.0).sum()
     _record(chunk, old, ratio, advantages, counted, objective, stats, total)
     return total
+
+
+def _measured_kl(chunk: ReplayChunk, weight: float) -> Tensor:
+    """[b, s]; a penalty without its KL would be no penalty, and nothing would show it."""
+    if chunk.kl is None:
+        raise UserError(
+            f"kl_weight is {weight:g}, but the policy's replay gives no KL to its reference: there is nothing to"
+            " penalise. Make the policy with its reference, as load_policy(..., kl_reference=True) does, or set"
+            " kl_weight to 0."
+        )
+    return chunk.kl
 
 
 @torch.no_grad()
@@ -127,7 +139,7 @@ def _record(
     stats.add("abs_log_ratio", log_ratio.abs(), counted)
     stats.add("clip_fraction", clipped.float(), counted)
     # k3 of the old policy against the new one: how far this rollout's updates have moved it.
-    stats.add("approx_kl", log_ratio.exp() - log_ratio - 1, counted)
+    stats.add("approx_kl", losses.k3(log_ratio), counted)
     if chunk.kl is not None:
         stats.add("kl", torch.where(counted, chunk.kl, 0.0), counted)
     stats.max_abs_log_ratio = max(stats.max_abs_log_ratio, float(log_ratio.abs().max()))

@@ -1,4 +1,4 @@
-"""Which device a model is put on."""
+"""Chooses the torch device of a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from visual_grpo.errors import UserError
 
 
 def resolve_device(name: str, setting: str = "model.device") -> torch.device:
-    """``auto`` is the first accelerator if there is one; ``setting`` is what an error calls the parameter."""
+    """``auto`` is cuda if available, else cpu; ``setting`` is the parameter's name in error messages."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

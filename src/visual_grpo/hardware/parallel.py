@@ -1,4 +1,4 @@
-"""Independent batches computed on every CPU core at the same time."""
+"""Computes independent batches in parallel on all CPU cores."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ B = TypeVar("B")
 
 
 def map_on_cores(function: Callable[[A], B], items: Iterable[A], device: torch.device) -> list[B]:
-    """``function`` of each item, without gradient, in the order of the items.
+    """Applies ``function`` to each item without gradient; results are in the order of the items.
 
-    On a CPU as many at a time as there are cores for: unlike torch's own threads, that changes no rounding. On a GPU
-    one after the other.
+    On a CPU, items run in (cores / torch threads) parallel workers; unlike more torch threads, this does not change
+    rounding. On a GPU, items run one after the other.
     """
     items = list(items)
     threads = torch.get_num_threads()
-    at_a_time = min(len(items), _cores() // threads) if device.type == "cpu" else 1
-    if at_a_time < 2:
+    workers = min(len(items), _cores() // threads) if device.type == "cpu" else 1
+    if workers < 2:
         return [_without_gradient(function, item) for item in items]
-    with ThreadPoolExecutor(at_a_time) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(lambda item: _without_gradient(function, item), items))
 
 
 @torch.no_grad()
 def _without_gradient(function: Callable[[A], B], item: A) -> B:
-    """Gradient recording is set per thread: a new thread records it, whatever its creator had set."""
+    """Disables gradients inside the worker: the setting is per thread and is not inherited from the creator."""
     return function(item)
 
 
 def _cores() -> int:
-    """Number of cores that this process may use."""
+    """Number of CPU cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

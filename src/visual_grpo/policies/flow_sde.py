@@ -15,6 +15,7 @@ noises are [B, C, h, w] float32; log-probs and KLs are [B].
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -91,7 +92,7 @@ def _cps(velocity: Tensor, state: Tensor, sigma: float, next_sigma: float, noise
     return mean, std
 
 
-def noises(seeds: list[int], steps: int, shape: tuple[int, ...]) -> Tensor:
+def noises(seeds: Sequence[int], steps: int, shape: tuple[int, ...]) -> Tensor:
     """[B, steps, *shape] standard normal; row i is a function of ``seeds[i]`` alone."""
     rows = [torch.randn(steps, *shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
     return torch.stack(rows)

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
     from transformers import PreTrainedModel
 
-AR_TARGETS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_up_proj|down_proj)"
-VL_TARGETS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-DIT_TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
 _DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 _DIFFUSERS_CONFIG = "lora_adapter_metadata"
 
@@ -59,7 +56,9 @@ class PeftAdapter:
         self.model = model
 
     @classmethod
-    def attach(cls, base: PreTrainedModel, params: LoraParams, targets: str, seed: int) -> PeftAdapter:
+    def attach(
+        cls, base: PreTrainedModel, params: LoraParams, targets: str | list[str], seed: int
+    ) -> PeftAdapter:
         """Freezes ``base`` and adds a LoRA of zero effect (B = 0; arXiv 2106.09685), without dropout.
 
         ``targets`` are the modules that get one where ``params`` does not name them. A's initial values come from
@@ -105,11 +104,13 @@ class DitAdapter:
         self.model = model
 
     @classmethod
-    def attach(cls, base: GlmImageTransformer2DModel, params: LoraParams, seed: int) -> DitAdapter:
+    def attach(
+        cls, base: GlmImageTransformer2DModel, params: LoraParams, targets: str | list[str], seed: int
+    ) -> DitAdapter:
         """As `PeftAdapter.attach`."""
         base.requires_grad_(False)
         with _seeded(seed):
-            base.add_adapter(_config(params, DIT_TARGETS))
+            base.add_adapter(_config(params, targets))
         adapter = cls(base)
         for (
             parameter

@@ -1,97 +1,127 @@
-"""What policies that train an adapter have in common.
+"""Any language model as a policy: its decisions are the generated tokens.
 
-Shapes: B rows, T tokens.
+Shapes: N prompts, G samples of each, B = N * G rows, T tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
+from visual_grpo.policies import lora
+from visual_grpo.policies.adapter_policy import AdapterPolicy
 from visual_grpo.policies.lora import Adapter
-from visual_grpo.types import ReplayChunk
+from visual_grpo.policies.rows import repeated
+from visual_grpo.policies.seeds import draw_seeds
+from visual_grpo.policies.token_model import (
+    Encoded,
+    SampledTokens,
+    TokenModel,
+    TokenTrajectory,
+    sample_tokens,
+    token_log_probs,
+)
+from visual_grpo.types import PromptRecord, ReplayChunk, Rollout, Sample
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-
-class AdapterPolicy:
-    """The part of ``types.Policy`` that an adapter does."""
-
-    def __init__(self, adapter: Adapter) -> None:
-        self.adapter = adapter
-
-    def trainable_parameters(self) -> list[nn.Parameter]:
-        return self.adapter.parameters()
-
-    def adapter_state_dict(self) -> dict[str, Tensor]:
-        return self.adapter.state()
-
-    def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.adapter.load_state(state)
-
-    def save_adapter(self, folder: Path | str) -> None:
-        """As peft's ``PeftModel.from_pretrained`` or diffusers' ``load_lora_adapter(folder, prefix=None)`` reads it."""
-        self.adapter.save(folder)
+E = TypeVar("E", bound=Encoded)
 
 
-class SampledRows(Protocol):
-    """What is kept of B rows of sampled tokens."""
+@dataclass(frozen=True, kw_only=True)
+class SampledGroups(Generic[E]):
+    """The tokens of a rollout before they are decoded."""
 
-    @property
-    def tokens(self) -> Tensor:
-        """[B, T] int64."""
-        ...
-
-    @property
-    def reference_log_probs(self) -> Tensor | None:
-        """[B, T] float32 under the adapter-disabled model; None without a KL penalty."""
-        ...
+    records: Sequence[PromptRecord]
+    """[B]."""
+    decode_seeds: Sequence[int]
+    """[B], of whatever is random in decoding them."""
+    sampled: SampledTokens[E]
 
 
-Sampled = TypeVar("Sampled", bound=SampledRows)
-SampledIn = TypeVar("SampledIn", bound=SampledRows, contravariant=True)
-
-
-class TokenScorer(Protocol[SampledIn]):
-    """A language model that scores the tokens that it sampled."""
-
-    def log_probs(self, trajectory: SampledIn, rows: Tensor, temperature: float) -> Tensor:
-        """[b, T] float32 of the tokens of ``rows`` ([b]) under the weights as they are now, on the CPU."""
-        ...
-
-
-class TokenPolicy(AdapterPolicy, Generic[Sampled]):
-    """All of ``types.Policy`` but the rollout, for policies whose decisions are tokens."""
+class TokenPolicy(AdapterPolicy, Generic[E]):
+    """Satisfies ``types.Policy[TokenTrajectory[E]]`` for any `TokenModel`."""
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: TokenModel[E],
         adapter: Adapter,
-        scorer: TokenScorer[Sampled],
         sampler: SamplerConfig,
         config: PolicyConfig,
+        *,
+        kl_reference: bool = False,
     ) -> None:
-        """
+        """A policy on the ``adapter`` of the model's network.
+
         Args:
-            model: what ``adapter`` is on and ``scorer`` runs.
             sampler: how training samples are drawn; no top-p or top-k.
+            kl_reference: store the reference's log-probs with every rollout, for a KL penalty.
         """
         super().__init__(adapter)
-        self.model, self.scorer, self.sampler = model, scorer, sampler
-        self.temperature = 1.0 if sampler.temperature is None else sampler.temperature
-        self.batch, self.checkpointing = config.rollout_batch, config.gradient_checkpointing
-        if self.checkpointing:
+        self.model, self.sampler, self.config, self.kl_reference = model, sampler, config, kl_reference
+        self.temperature = model.sampler(sampler).temperature
+        self.share_prefix = config.share_prefix and not config.gradient_checkpointing
+        if config.gradient_checkpointing:
             # use_reentrant=False: a reentrant checkpoint drops the gradient when its input needs none.
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+            model.network.activation_checkpointing_enable(
+                activation_checkpointing_kwargs={"use_reentrant": False}
+            )
 
-    def replay(self, trajectory: Sampled, rows: Tensor) -> Iterator[ReplayChunk]:
+    @torch.no_grad()
+    def rollout(
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
+    ) -> Rollout[TokenTrajectory[E]]:
+        """G samples of each prompt. All randomness comes from seeds drawn from ``generator``."""
+        started = time.perf_counter()
+        groups = self.sample(prompts, group_size, generator)
+        seconds = time.perf_counter() - started
+        samples = self.model.samples(groups.records, groups.sampled.trajectory, groups.decode_seeds)
+        decoding = time.perf_counter() - started - seconds
+        return self.as_rollout(groups, samples, {"seconds/tokens": seconds, "seconds/decode": decoding})
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
+    ) -> SampledGroups[E]:
+        """The tokens of a rollout, with the reference's log-probs where there is a KL penalty."""
+        records = repeated(prompts, group_size)
+        seeds = draw_seeds(len(records), generator)
+        decode_seeds = seeds
+        if self.config.share_start_noise:
+            decode_seeds = [seeds[row - row % group_size] for row in range(len(records))]
+        sampled = sample_merged(self.model, records, seeds, self.sampler, self.config.rollout_batch)
+        if self.kl_reference:
+            reference = self.reference_log_probs(sampled.trajectory)
+            sampled = replace(sampled, trajectory=replace(sampled.trajectory, reference_log_probs=reference))
+        return SampledGroups(records=records, decode_seeds=decode_seeds, sampled=sampled)
+
+    def as_rollout(
+        self, groups: SampledGroups[E], samples: Sequence[Sample], stats: Mapping[str, float]
+    ) -> Rollout[TokenTrajectory[E]]:
+        """``samples``: [B], decoded from the tokens of ``groups``; ``stats`` hold ``seconds/tokens``."""
+        sampled = groups.sampled
+        trajectory = sampled.trajectory
+        counted = float(trajectory.mask.sum())
+        return Rollout(
+            prompts=groups.records,
+            samples=samples,
+            trajectory=trajectory,
+            log_probs=sampled.log_probs,
+            mask=trajectory.mask,
+            stats={
+                "entropy": float(sampled.entropy[trajectory.mask].mean()),
+                "tokens_per_sample": counted / len(groups.records),
+                "speed/tokens_per_second": counted / stats["seconds/tokens"],
+                **stats,
+            },
+        )
+
+    def replay(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Iterator[ReplayChunk]:
         """One chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
         log_probs = self._log_probs(trajectory, rows)
         kl = None
@@ -100,13 +130,26 @@ class TokenPolicy(AdapterPolicy, Generic[Sampled]):
         yield ReplayChunk(steps=slice(0, log_probs.shape[1]), log_probs=log_probs, kl=kl)
 
     @torch.no_grad()
-    def reference_log_probs(self, trajectory: Sampled) -> Tensor:
+    def reference_log_probs(self, trajectory: TokenTrajectory[E]) -> Tensor:
         """[B, T] float32 with the adapter switched off."""
         with self.adapter.disabled():
-            batches = torch.arange(len(trajectory.tokens)).split(self.batch)
+            batches = torch.arange(len(trajectory.tokens)).split(self.config.rollout_batch)
             return torch.cat([self._log_probs(trajectory, rows) for rows in batches])
 
-    def _log_probs(self, trajectory: Sampled, rows: Tensor) -> Tensor:
+    def _log_probs(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Tensor:
         # No module has dropout, so the mode changes nothing else: checkpointing is active only in training mode.
-        self.model.train(self.checkpointing)
-        return self.scorer.log_probs(trajectory, rows, self.temperature)
+        self.model.network.train(self.config.gradient_checkpointing)
+        return token_log_probs(self.model, trajectory, rows, self.temperature, share_prefix=self.share_prefix)
+
+
+def sample_merged(
+    model: TokenModel[E],
+    records: Sequence[PromptRecord],
+    seeds: Sequence[int],
+    settings: SamplerConfig,
+    batch: int,
+) -> SampledTokens[E]:
+    """B trajectories under the present adapter, which is merged into the weights meanwhile."""
+    model.network.eval()
+    with lora.merged(model.network):
+        return sample_tokens(model, records, seeds, model.sampler(settings), batch)

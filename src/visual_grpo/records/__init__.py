@@ -1,1 +1,1 @@
-"""Text-to-image records: read in the layouts people have, validated, split and prepared."""
+"""Data preparation: reads records in common layouts, validates and splits them, and prepares their images."""

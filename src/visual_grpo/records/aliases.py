@@ -1,7 +1,7 @@
-"""The names that the parts of a segmentation record go by, those of Seg-Zero's datasets (arXiv 2503.06520).
+"""Alternative key names of segmentation records, as in Seg-Zero's datasets (arXiv 2503.06520).
 
-Layouts know nothing of tasks: a key that is not their own goes to ``extra``. For segmentation it is taken from
-there before ids are made; for other tasks it stays what it was, metadata.
+Layouts do not know the task and put unknown keys into ``extra``. For segmentation, the keys below are moved from
+``extra`` to the record's fields before ids are made; for other tasks they remain metadata.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _FIELDS = {
     "prompt": ("prompt", ("query", "problem")),
     "target_image": ("target_image", ("mask",)),
 }
-"""Field of a `RawRecord` -> (its key in records.jsonl, further keys)."""
+"""Field of a `RawRecord` -> (its key in records.jsonl, alternative keys)."""
 
 QUERY_KEYS = ("image", "query", "problem", "mask", "box", "bbox", "points")
-"""All keys that segmentation knows beside those of records.jsonl."""
+"""All keys that segmentation accepts in addition to those of records.jsonl."""
 
 
 def with_query_names(items: Iterable[Item]) -> Iterator[Item]:
-    """Yields the items, every record with its query, image and mask in the fields of prompt, source and target.
+    """Yields the items with each record's query, image and mask in the fields for prompt, source and target.
 
-    Box and points stay in ``extra``, as ``box`` and ``points``. A record that gives one thing under two names
-    and differently is rejected.
+    Box and points stay in ``extra``, as ``box`` and ``points``. A record with different values under two names of
+    the same field is rejected.
     """
     for item in items:
         if not isinstance(item, RawRecord):
@@ -50,10 +50,10 @@ def _renamed(raw: RawRecord) -> RawRecord:
 
 
 def _only(values: dict[str, Any]) -> Any:
-    """The value that is given under one name, or under several alike; None = under none.
+    """The value that is given under one or more of the names; None if it is given under none.
 
     Raises:
-        Rejected: two differ.
+        Rejected: two names have different values.
     """
     given = {name: value for name, value in values.items() if value is not None}
     first, *others = given.items() or [("", None)]
@@ -62,6 +62,6 @@ def _only(values: dict[str, Any]) -> Any:
             raise Rejected(
                 "ambiguous_key",
                 f"{first[0]} and {name} are both given, and differ",
-                "Keep the one that is meant: they are two names of one thing",
+                "Keep only one of them: they are two names of the same field",
             )
     return first[1]

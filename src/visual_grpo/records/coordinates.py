@@ -1,6 +1,6 @@
-"""Boxes and points of a record: checked, and carried over to the prepared image.
+"""Checks a record's box and points and rescales them to the prepared image.
 
-Coordinates are in pixels, (0, 0) is the centre of the first pixel.
+Coordinates are in pixels; (0, 0) is the centre of the first pixel.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Size = tuple[int, int]
 
 
 def box_from(value: Any) -> Box:
-    """``[x1, y1, x2, y2]`` as a box.
+    """Parses ``[x1, y1, x2, y2]``.
 
     Raises:
-        Rejected: something else, or its corners are the wrong way round.
+        Rejected: any other value, or x2 < x1, or y2 < y1.
     """
     numbers = _numbers(value, 4)
     if numbers is None:
@@ -35,10 +35,10 @@ def box_from(value: Any) -> Box:
 
 
 def points_from(value: Any) -> tuple[Point, ...]:
-    """``[[x, y], ...]`` as points.
+    """Parses ``[[x, y], ...]``.
 
     Raises:
-        Rejected: something else, or an empty list.
+        Rejected: any other value, or an empty list.
     """
     pairs = [_numbers(point, 2) for point in value] if isinstance(value, list | tuple) else []
     points = tuple((pair[0], pair[1]) for pair in pairs if pair is not None)
@@ -48,9 +48,9 @@ def points_from(value: Any) -> tuple[Point, ...]:
 
 
 def stretched_box(box: Box, size: Size, to: Size) -> Box:
-    """A box on an image of one size as a box on the same image stretched to another.
+    """Maps a box on an image of size ``size`` to the same image stretched to size ``to``.
 
-    Many datasets let a box end at the image's width or height, one past the last pixel: there it means that pixel.
+    In many datasets a box may end at the image's width or height, one past the last pixel; it is clamped to that pixel.
 
     Raises:
         Rejected: a corner outside the image.
@@ -64,7 +64,7 @@ def stretched_box(box: Box, size: Size, to: Size) -> Box:
 
 
 def stretched_points(points: tuple[Point, ...], size: Size, to: Size) -> list[Point]:
-    """As `stretched_box`, for points.
+    """Like `stretched_box`, for points.
 
     Raises:
         Rejected: a point outside the image.
@@ -75,24 +75,24 @@ def stretched_points(points: tuple[Point, ...], size: Size, to: Size) -> list[Po
 
 
 def _stretched(point: Point, size: Size, to: Size) -> Point:
-    """Pixel centres stay where they are on the picture: they lie half a pixel inside its edge."""
+    """Keeps the position relative to the image; the centre of the first pixel is half a pixel inside the edge."""
     (x, y), (width, height), (to_width, to_height) = point, size, to
     return (x + 0.5) * to_width / width - 0.5, (y + 0.5) * to_height / height - 0.5
 
 
 def _check_inside(key: str, point: Point, size: Size, beyond: float) -> None:
-    """``beyond``: pixels past the last one's centre that are still taken."""
+    """``beyond``: how many pixels past the centre of the last pixel are still accepted."""
     x, y = point
     if not (-0.5 <= x <= size[0] - 1 + beyond and -0.5 <= y <= size[1] - 1 + beyond):
         raise Rejected(
             f"wrong_{key}",
             f"{key}: ({x:g}, {y:g}) lies outside the image of {size[0]}x{size[1]} pixels",
-            "Give absolute pixels of the upright image, not those of another size of it",
+            "Give absolute pixels of the upright image at its own size",
         )
 
 
 def _numbers(value: Any, count: int) -> list[float] | None:
-    """The value as so many finite numbers; None if it is something else."""
+    """The value as ``count`` finite floats; None if it is anything else."""
     if not isinstance(value, list | tuple) or len(value) != count:
         return None
     if any(isinstance(number, bool) or not isinstance(number, int | float) for number in value):

@@ -1,4 +1,4 @@
-"""Finding files in a folder without holding their names in memory."""
+"""Finds files in a folder without holding all their names in memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
     | {".heic", ".heif", ".jp2", ".ppm", ".pgm", ".pbm", ".tga"}
 )
-"""In lower case. HEIC is here so that such a file is reported, not passed over."""
+"""In lower case. HEIC cannot be read, but is included so that HEIC files are reported instead of ignored."""
 
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 
 def walk(folder: Path) -> Iterator[str]:
-    """Yields the files below a folder as paths relative to it, with ``/``, in no particular order.
+    """Yields the files below a folder as relative paths with ``/``, in no particular order.
 
-    Links to folders are followed, each folder once. Dotfiles and what Windows and macOS leave behind
-    are passed over.
+    Links to folders are followed, each folder once. Dotfiles and system files of Windows and macOS are skipped.
     """
     waiting = [""]
     seen: set[tuple[int, int]] = set()
@@ -40,7 +39,7 @@ def walk(folder: Path) -> Iterator[str]:
 
 
 def is_image_name(name: str) -> bool:
-    """True if the suffix is an image's, in any letter case."""
+    """True if the name has an image suffix, in any letter case."""
     return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES
 
 

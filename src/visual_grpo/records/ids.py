@@ -1,8 +1,8 @@
-"""Ids for records that came without one.
+"""Makes ids for records without one.
 
-An id is a hash of what the record says: its folder, prompt and images, and how many equal ones came
-before it. Other records can be added, removed or moved without changing it, and so without moving the
-record from one split to another.
+An id is a hash of the record's folder, prompt and images, and of the number of identical records before it.
+Adding, removing or reordering other records does not change it, and therefore does not move the record to another
+split.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEX_DIGITS = 16
 
 
 def with_ids(items: Iterable[Item]) -> Iterator[Item]:
-    """Yields the items, every record with an id."""
+    """Yields the items; records without an id get one."""
     with DiskCounter() as seen:
         for item in items:
             if isinstance(item, RawRecord) and item.id is None:

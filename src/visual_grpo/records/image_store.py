@@ -1,4 +1,4 @@
-"""An image to the file that training reads: upright PNG of the configured size, RGB or a mask."""
+"""Stores images as training reads them: upright PNG files of the configured size, RGB or masks."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _VERSION = 1
-"""Part of every file's name: raise it when the same original would give other pixels."""
+"""Part of every file's name; raise it when the same original would give different pixels."""
 
 _SMALLEST = 32
-"""Pixels on a side below which there is nothing worth scaling up."""
+"""Minimum pixels per side; smaller images are rejected instead of enlarged."""
 
 _COMPRESSION = 1
-"""zlib level: the fastest; higher ones cost several times as long for a tenth of the size."""
+"""zlib level 1, the fastest: higher levels take several times as long and save a tenth of the size."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How an image is read, and how it is brought to a height and width."""
+    """How an image is read, and how it is resized to a height and width."""
 
     read: Callable[[Path | IO[bytes]], Image]
     resize: Callable[[Image, int, int], Image]
@@ -47,13 +47,13 @@ class Kind:
 
 CROPPED = Kind(read_image, fit)
 STRETCHED = Kind(read_image, stretch)
-"""Nothing is cropped off: what a query asks about may be anywhere."""
+"""Without cropping, because the object of a query may be anywhere in the image."""
 MASK = Kind(read_mask_image, stretch_mask)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedImage:
-    """A prepared file and where it came from."""
+    """A prepared file and facts about its original."""
 
     name: str
     """File name within the images' folder."""
@@ -66,10 +66,10 @@ class PreparedImage:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageStore:
-    """Prepares images into a folder.
+    """Prepares images and stores them in a folder.
 
-    A file's name tells the original's content, so a file that is already there is used again, an original
-    that has changed gets another file, and an older manifest stays true until it is replaced.
+    File names depend on the original's content. So an existing file is reused, a changed original gets a new
+    file, and an older manifest stays valid until it is replaced.
     """
 
     folder: Path
@@ -77,13 +77,14 @@ class ImageStore:
     width: int
 
     def prepare(self, original: Original, record_id: str, role: str, kind: Kind = CROPPED) -> PreparedImage:
-        """Brings an image to height x width and stores it.
+        """Resizes an image to height x width and stores it.
 
         Args:
-            role: what the image is of its record, such as ``target``; part of the name, so each has one kind.
+            role: the image's role in its record, such as ``target``; part of the file name. Images of one role must
+                all have the same ``kind``.
 
         Raises:
-            Rejected: it cannot be read, or a side is below 32 pixels.
+            Rejected: the image cannot be read, or a side is below 32 pixels.
         """
         original_sha256 = _sha256(original)
         name = self._name(original_sha256, record_id, role)
@@ -98,7 +99,7 @@ class ImageStore:
         )
 
     def _make(self, original: Original, name: str, kind: Kind) -> tuple[int, int]:
-        """Returns the original's width and height."""
+        """Stores the prepared image; returns the original's width and height."""
         image = open_original(kind.read, original)
         if min(image.size) < _SMALLEST:
             raise Rejected(
@@ -116,13 +117,13 @@ class ImageStore:
         return image.size
 
     def _reuse(self, original: Original, name: str) -> tuple[int, int] | None:
-        """The original's width and height if an undamaged prepared file is there already."""
+        """The original's width and height if an intact prepared file exists, else None."""
         if not is_intact_png(self.folder / name):
             return None
         return original_size(original)
 
     def _name(self, original_sha256: str, record_id: str, role: str) -> str:
-        """A name that is safe on every file system, whatever the id, and still tells it."""
+        """A readable file name that is safe on every file system, whatever characters the id has."""
         content = "\0".join([str(_VERSION), record_id, role, original_sha256, str(self.height), str(self.width)])
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", record_id)[:60].strip("._")
@@ -130,7 +131,7 @@ class ImageStore:
 
 
 def original_size(original: Original) -> tuple[int, int]:
-    """Width and height of an image as it was found, upright, from its head alone.
+    """Width and height of an original image, upright; reads only the file's header.
 
     Raises:
         Rejected: it cannot be read.
@@ -139,7 +140,7 @@ def original_size(original: Original) -> tuple[int, int]:
 
 
 def open_original(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
-    """What ``read`` makes of an image's file.
+    """Applies ``read`` to an image's file.
 
     Raises:
         Rejected: it cannot be read.

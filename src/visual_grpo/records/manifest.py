@@ -1,4 +1,4 @@
-"""The manifest of prepared records: a Parquet file, written as the rows stream by."""
+"""The manifest of prepared records: a Parquet file, written in a stream."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_PER_GROUP = 512
-"""Rows held in memory at a time, by the writer and by a reader that looks up single rows."""
+"""Rows per Parquet row group: the number held in memory by the writer, and by a reader that looks up single rows."""
 
 REPORT_KEY = b"visual_grpo.data_report"
-"""Where the file's own metadata keeps the data report."""
+"""Key of the data report in the Parquet file's metadata."""
 
 
 def schema() -> pa.Schema:
     """The columns; paths are relative to the manifest's folder, sha256 sums are 64 hex digits.
 
-    ``held_with`` is the sha256 of what a record is held out by, see `split.held_out_by`.
+    ``held_with`` is the sha256 of the record's group key, see `split.held_out_by`.
 
-    ``width`` and ``height`` are those of the prepared images, ``original_*`` those of the target as it
-    was found, upright; both are null without a target.
+    ``width`` and ``height`` are those of the prepared images and null without any image; ``original_*`` are those of
+    the upright original of the target and null without a target.
     """
     import pyarrow as pa
 
@@ -56,11 +56,11 @@ def write_manifest(
     rows: Iterable[Mapping[str, Any]],
     report: Callable[[], Mapping[str, Any]] | None = None,
 ) -> None:
-    """Writes rows in groups to a new file, which replaces ``path`` when all are written.
+    """Writes rows in groups to a temporary file, which replaces ``path`` when it is complete.
 
     Args:
-        rows: mappings with the columns of `schema`; columns that may be null may be left out.
-        report: called after the last row; what it returns is kept in the file's metadata.
+        rows: mappings with the columns of `schema`; nullable columns may be left out.
+        report: called after the last row; its result is stored in the file's metadata.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

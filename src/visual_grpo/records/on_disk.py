@@ -1,7 +1,7 @@
-"""Counts and sorted lists that grow with the data and therefore stay on disk.
+"""Counters and sorting on disk, for collections that grow with the dataset.
 
-Python's own sets and dicts would hold every id of the dataset in memory. An SQLite file in the temporary
-folder keeps memory at its page cache (2 MB) however many there are, and goes when it is closed.
+Python sets and dicts would hold every id of the dataset in memory. A temporary SQLite file needs only its page cache
+(2 MB) however many there are, and is deleted when it is closed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Self
 
 
 class DiskCounter:
-    """How often each string was seen, by 16-byte digests, in a temporary SQLite file."""
+    """Counts strings by their 16-byte digests in a temporary SQLite file."""
 
     def __init__(self) -> None:
         self._database = temporary_database()
         self._database.execute("CREATE TABLE keys (digest BLOB PRIMARY KEY, seen INTEGER) WITHOUT ROWID")
 
     def add(self, key: str) -> int:
-        """Counts a key; returns how often it has been seen, 1 for the first time."""
+        """Counts a key; returns its new count, 1 for the first time."""
         seen = self.count(key) + 1
         self._database.execute("REPLACE INTO keys VALUES (?, ?)", (_digest(key), seen))
         return seen
@@ -41,7 +41,7 @@ class DiskCounter:
 
 
 def sorted_on_disk(names: Iterable[str]) -> Iterator[str]:
-    """Yields names in the order of their UTF-8 bytes, whatever order they came in."""
+    """Yields the names sorted by their UTF-8 bytes."""
     database = temporary_database()
     try:
         database.execute("CREATE TABLE names (name BLOB)")
@@ -54,7 +54,7 @@ def sorted_on_disk(names: Iterable[str]) -> Iterator[str]:
 
 
 def temporary_database() -> sqlite3.Connection:
-    """An empty database in a nameless temporary file, without a journal: it need not survive."""
+    """An empty database in an anonymous temporary file; without a journal, because it need not survive a crash."""
     database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
     database.execute("PRAGMA journal_mode = OFF")
     database.execute("PRAGMA temp_store = FILE")

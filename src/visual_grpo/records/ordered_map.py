@@ -1,4 +1,4 @@
-"""A function over a stream, by several threads, in order and with few items under way."""
+"""Maps a function over a stream with several threads, in order and with a bounded number of pending items."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 _AHEAD = 4
-"""Items read ahead for each thread, so that none waits while a slow one is done."""
+"""Pending items per thread, so that threads stay busy while a slow item is computed."""
 
 
 def ordered_map(function: Callable[[A], B], items: Iterable[A], threads: int) -> Iterator[B]:
-    """Yields ``function(item)`` in the order of the items; at most 4 items a thread are under way."""
-    under_way: deque[Future[B]] = deque()
+    """Yields ``function(item)`` in the order of the items; at most 4 items per thread are pending."""
+    pending: deque[Future[B]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for item in items:
-                under_way.append(pool.submit(function, item))
-                if len(under_way) >= _AHEAD * threads:
-                    yield under_way.popleft().result()
-            while under_way:
-                yield under_way.popleft().result()
+                pending.append(pool.submit(function, item))
+                if len(pending) >= _AHEAD * threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)

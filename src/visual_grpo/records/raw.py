@@ -1,9 +1,10 @@
-"""What a reader hands over: records as they were found, and what could not be read."""
+"""The output of the layout readers: unchecked records, rejections and notes."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
@@ -11,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 _SHOWN = 80
-"""Characters of a wrong value that a message shows."""
+"""Maximum characters of an invalid value shown in a message."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a record stands: a file relative to the data's folder and, in a text file, the line."""
+    """The location of a record: a file relative to the data folder and, in a text file, the line."""
 
     file: str
     line: int | None = None
-    """1 for the first line; of a Parquet file the row."""
+    """Starts at 1; the row in a Parquet file."""
 
     def __str__(self) -> str:
         unit = "row" if self.file.endswith(".parquet") else "line"
@@ -29,10 +30,10 @@ class Place:
 
 @dataclass(frozen=True)
 class EmbeddedImage:
-    """An image file that lies within another file, such as a Parquet table."""
+    """An image file that is embedded in another file, such as a Parquet table."""
 
     name: str
-    """What messages call it."""
+    """Its name in messages."""
     data: bytes
 
     @cached_property
@@ -40,27 +41,27 @@ class EmbeddedImage:
         return hashlib.sha256(self.data).hexdigest()
 
     def open(self) -> BytesIO:
-        """The file, named for messages."""
+        """The data as a file object whose ``name`` is used in messages."""
         file = BytesIO(self.data)
         file.name = self.name
         return file
 
     def __repr__(self) -> str:
-        """By its content alone: ids are made of this, and must not depend on where the record stands."""
+        """Depends on the content only, because ids are made from it and must not depend on the record's location."""
         return f"EmbeddedImage({self.sha256})"
 
 
 Original = Path | EmbeddedImage
-"""An image as it was found."""
+"""An original image: a file, or bytes embedded in another file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawRecord:
-    """One record as its layout says it, nothing checked yet."""
+    """One record as read from its layout, unchecked."""
 
     place: Place
     folder: Path
-    """Relative image paths start here."""
+    """Base of relative image paths."""
     prompt: Any = None
     id: Any = None
     target_image: Any = None
@@ -68,17 +69,17 @@ class RawRecord:
     group: Any = None
     metadata: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of the record; they become metadata."""
+    """Other keys of the record; they become metadata."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rejection:
-    """A record that cannot be used, why, and what its owner can do."""
+    """A record that cannot be used, the reason, and a remedy."""
 
     place: Place
     id: str | None
     reason: str
-    """One of a few short names, which the report counts by."""
+    """A short category, by which the report counts."""
     message: str
     remedy: str
 
@@ -89,13 +90,13 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Note:
-    """Something about the data as a whole that its owner should know."""
+    """A warning about the dataset as a whole."""
 
     text: str
 
 
-class Rejected(Exception):  # noqa: N818 (an outcome, not an error of the program)
-    """Raised where a record is found wanting; becomes a `Rejection` once its place is known."""
+class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
+    """Raised when a check of a record fails; becomes a `Rejection` once the record's place is known."""
 
     def __init__(self, reason: str, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -107,8 +108,17 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not an error of the progra
         return Rejection(place=place, id=record_id, reason=self.reason, message=self.message, remedy=self.remedy)
 
 
+@contextmanager
+def prefix_rejections(part: str) -> Iterator[None]:
+    """Prefixes the messages of `Rejected` exceptions from the block with the part of the record that they concern."""
+    try:
+        yield
+    except Rejected as rejected:
+        raise Rejected(rejected.reason, f"{part}: {rejected.message}", rejected.remedy) from rejected
+
+
 def given_id(raw: RawRecord) -> str | None:
-    """The id for the report, even of a record that is rejected."""
+    """The record's id, shortened for the report; available even if the record is rejected."""
     return None if raw.id is None else shorten(str(raw.id))
 
 
@@ -121,7 +131,7 @@ def shorten(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text with bytes that are not UTF-8 (as in a file's name) written out as escapes."""
+    """Writes bytes that are not UTF-8 (for example in file names) as escape sequences."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""The data report: what was found, what was rejected and why, how the records were split."""
+"""The data report: accepted and rejected records, reasons for rejections, split sizes, warnings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from visual_grpo.records.raw import Rejection, printable
 from visual_grpo.records.split import SPLITS, prompt_key
 
 LISTED = 1000
-"""Most rejected records that are listed one by one; all are counted."""
+"""Maximum number of rejected records that are listed individually; all are counted."""
 
 _SHOWN = 5
 
 
 class Report:
-    """Counts while the records stream by, in bounded memory.
+    """Collects counts while records are processed, in bounded memory.
 
     Args:
         strict: stop at the first rejected record.
@@ -61,7 +61,7 @@ class Report:
 
         Args:
             enlarged: how many of its images were smaller than the prepared size.
-            unknown_keys: (key, the known key that it looks like) of its metadata.
+            unknown_keys: (key of its metadata, the hint at the known key that it looks like).
         """
         self._records[split] += 1
         self._prompts[split] += self._seen_prompts.add(f"{split}\0{prompt_key(prompt)}") == 1
@@ -77,31 +77,30 @@ class Report:
         return self._records.total()
 
     def finish(self, shares: dict[str, float]) -> None:
-        """Judges the whole: warns of an empty split.
+        """Completes the report after the last record; warns about empty splits.
 
         Args:
-            shares: the share that was asked for, by split.
+            shares: the configured share of each split.
 
         Raises:
-            UserError: no record is left at all, or none to train on.
+            UserError: no usable record, or none to train on.
         """
         if not self.accepted:
             raise UserError(self._nothing_left())
         if not self._records["train"]:
             raise UserError(
-                f"All {self.accepted} usable records fell into eval or held_out and none is left to train on."
+                f"All {self.accepted} usable records are in the splits eval or held_out, none is left to train on."
                 " Add records or lower data.eval_share and data.held_out_share."
             )
         for split, share in shares.items():
             if share > 0 and not self._records[split]:
                 self.warn(
-                    f"no record fell into {split}, although {share:.0%} was asked for:"
-                    f" {self.accepted} records are too few for that"
+                    f"the split {split} is empty although its share is {share:.0%}: {self.accepted} records are too few"
                 )
         self._summarise_warnings()
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON values."""
+        """The report as JSON-compatible values."""
         return {
             "records": self.accepted + self._reasons.total(),
             "accepted": self.accepted,
@@ -116,8 +115,8 @@ class Report:
         }
 
     def _summarise_warnings(self) -> None:
-        for (key, meant), count in self._unknown_keys.items():
-            self.warn(f"unknown key {key!r} in {count} records is kept as metadata; was {meant!r} meant?")
+        for (key, hint), count in self._unknown_keys.items():
+            self.warn(f"unknown key {key!r} in {count} records is kept as metadata.{hint}")
         if self._enlarged:
             self.warn(f"{self._enlarged} images were smaller than the prepared size and were enlarged")
 

@@ -1,7 +1,7 @@
-"""Which split a record belongs to: a function of the record alone.
+"""Assigns records to splits; the split depends on the record alone.
 
-Neither the order of the records, nor the other records, nor the seed has a say, so that adding records
-never moves one from one split to another.
+It depends neither on the order of records, nor on other records, nor on the seed. So adding records never moves a
+record to another split.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ SPLITS = ("train", "eval", "held_out")
 
 @dataclass(frozen=True, kw_only=True)
 class Splitter:
-    """Deals records to train, eval and held_out by their sha256."""
+    """Assigns records to train, eval and held_out by a sha256 hash."""
 
     eval_share: float
     """Share of all records; their prompts may also occur in train."""
     held_out_share: float
-    """Share of prompts, or what `held_out_by` puts in their place; all records of such a prompt are held out."""
+    """Share of group keys (see `held_out_by`; usually prompts); all records of a held-out key are held out."""
 
     def __post_init__(self) -> None:
         if self.eval_share + self.held_out_share >= 1:
@@ -31,21 +31,21 @@ class Splitter:
             )
 
     def __call__(self, record_id: str, shared: str) -> str:
-        """The split of a record; ``shared`` is what `held_out_by` says of it."""
+        """The split of a record; ``shared`` is its group key from `held_out_by`."""
         if _fraction("prompt", shared) < self.held_out_share:
             return "held_out"
-        # eval takes its share of all records from those that are not held out
+        # eval_share is a share of all records, but only those not held out can get into eval.
         if _fraction("id", record_id) < self.eval_share / (1 - self.held_out_share):
             return "eval"
         return "train"
 
 
 def held_out_by(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:
-    """What the records that must be held out together have in common.
+    """The group key of a record: records with the same key go to held_out together or not at all.
 
-    The ``group`` that they name; else their prompt, for an edit together with the content of its sources: a
-    few instructions serve many images, and holding out "make it red" as such would hold out a skill. A prompt of
-    None leaves the sources alone: questions about one image are held out together, or it was seen in training.
+    The key is ``group`` if given, else the prompt and, for edits, the content of the source images: few instructions
+    serve many images, and holding out every "make it red" would hold out a skill. With a prompt of None the key is the
+    sources alone: queries about the same image are held out together, else the image would be seen in training.
     """
     if group is not None:
         return f"group\0{prompt_key(group)}"
@@ -53,11 +53,11 @@ def held_out_by(prompt: str | None, group: str | None = None, source_sha256: Seq
 
 
 def prompt_key(prompt: str) -> str:
-    """What makes two prompts the same: neither letter case, spacing nor the form of a character counts."""
+    """Normalises a prompt: letter case, white space and Unicode compatibility forms (NFKC) do not matter."""
     return " ".join(unicodedata.normalize("NFKC", prompt).casefold().split())
 
 
 def _fraction(kind: str, text: str) -> float:
-    """A number in [0, 1), uniform over texts: the first 53 bits of a sha256."""
+    """A number in [0, 1), uniform over texts: the first 53 bits of a sha256 hash."""
     digest = hashlib.sha256(f"{kind}\0{text}".encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53

@@ -1,4 +1,4 @@
-"""The prepared records, read from the manifest row by row as they are asked for."""
+"""The prepared records, read lazily from the manifest."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _CACHED_GROUPS = 8
-"""Row groups kept decoded, for access in random order."""
+"""Number of decoded row groups in the LRU cache, for random access."""
 
 _DIGESTED = ("id", "prompt", "split", "metadata", "target_sha256", "source_sha256")
 
 
 class RecordTable(Sequence[PromptRecord]):
-    """Records of a manifest, or some of them; only the row groups in use are in memory.
+    """All records of a manifest or a subset; only recently used row groups are in memory.
 
-    ``table[i]`` is a `PromptRecord` with absolute image paths, ``table[a:b]`` a table again.
+    ``table[i]`` is a `PromptRecord` with absolute image paths, ``table[a:b]`` a `RecordTable`.
 
     Args:
         path: the manifest.
-        rows: int64 [n] row numbers of the manifest; None = all of them.
+        rows: int64 [n] row numbers of the manifest; None = all rows.
     """
 
     def __init__(self, path: Path, rows: np.ndarray | None = None) -> None:
@@ -55,13 +55,13 @@ class RecordTable(Sequence[PromptRecord]):
 
     @property
     def report(self) -> dict[str, Any]:
-        """The data report that was written with the manifest; empty if there was none."""
+        """The data report that was stored with the manifest; empty if there is none."""
         stored = (self._file.metadata.metadata or {}).get(REPORT_KEY)
         return {} if stored is None else dict(json.loads(stored))
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over ids, prompts, splits, metadata and the image files' sums, in the table's order."""
+        """sha256 of ids, prompts, splits, metadata and image checksums, in the table's order."""
         digest = hashlib.sha256()
         for row in self._iterate():
             content = [row[name] for name in _DIGESTED]
@@ -87,7 +87,7 @@ class RecordTable(Sequence[PromptRecord]):
         return f"RecordTable({str(self.path)!r}, {len(self)} records)"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the open file, so that a table may travel to another process."""
+        """Excludes the open file, so that a table can be pickled for another process."""
         return {"path": self.path, "_rows": self._rows}
 
     @cached_property
@@ -107,7 +107,7 @@ class RecordTable(Sequence[PromptRecord]):
 
     @cached_property
     def _groups(self) -> OrderedDict[int, list[dict[str, Any]]]:
-        """Decoded row groups, the one used last at the end."""
+        """Decoded row groups, the most recently used last (an LRU cache)."""
         return OrderedDict()
 
     def _iterate(self) -> Iterator[dict[str, Any]]:
@@ -134,5 +134,5 @@ class RecordTable(Sequence[PromptRecord]):
             target_image=None if target is None else folder / target,
             source_images=tuple(folder / source for source in row["source_images"] or ()),
             metadata=json.loads(row["metadata"] or "{}"),
-            held_with=row.get("held_with"),  # A manifest of an older version has none.
+            held_with=row.get("held_with"),  # Manifests of older versions lack the column.
         )

@@ -1,4 +1,4 @@
-"""Text files line by line: UTF-8 with or without a byte order mark, any line ending, bad bytes named."""
+"""Reads text files line by line: UTF-8 with or without a byte order mark, any line ending; reports invalid bytes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ESCAPED_BYTE = 0xDC00
 """``surrogateescape`` decodes a byte b that is not UTF-8 as the code point 0xDC00 + b."""
 
 _NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
-"""What spreadsheets and pandas write where a value is missing, in lower case."""
+"""Spellings of missing values in spreadsheets and pandas, in lower case."""
 
 
 def read_text(path: Path) -> str:
-    """The whole of a small file.
+    """Reads a small file completely.
 
     Raises:
         Rejected: it cannot be opened or is not UTF-8.
@@ -57,7 +57,7 @@ def count_lines(path: Path) -> int:
 
 
 def check_utf8(text: str, name: str = "the line") -> None:
-    """Rejects text that holds bytes which were not UTF-8, or half a surrogate pair."""
+    """Rejects text with bytes that are not UTF-8, or with a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -75,7 +75,7 @@ def check_utf8(text: str, name: str = "the line") -> None:
 
 
 def json_object(line: str) -> dict[str, Any]:
-    """The JSON object on a line; NaN, which pandas writes for a missing value, is null.
+    """Parses the JSON object on a line; NaN, which pandas writes for missing values, becomes None.
 
     Raises:
         Rejected: not UTF-8, not JSON, or not an object.
@@ -106,7 +106,7 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str | None] | Rejected
         except StopIteration:
             return
         except csv.Error as error:
-            yield rows.line_num, Rejected("not_csv", f"the row is not valid CSV ({error})", "Mend the row")
+            yield rows.line_num, Rejected("not_csv", f"the row is not valid CSV ({error})", "Correct the row")
             continue
         if row:
             yield rows.line_num, _csv_row(header, row)

@@ -1,14 +1,14 @@
-"""Is a record usable? Everything that can be said without opening its images."""
+"""Checks whether a record is usable, without opening its images."""
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from visual_grpo.config import Task
+from visual_grpo.errors import nearest_hint
 from visual_grpo.records.aliases import QUERY_KEYS
 from visual_grpo.records.layouts.records_jsonl import KEYS
 from visual_grpo.records.raw import EmbeddedImage, Original, RawRecord, Rejected, shorten, wrong_type
@@ -17,15 +17,15 @@ from visual_grpo.records.text import check_utf8
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """What a task's records call their parts, for messages."""
+    """The names of a record's fields in messages; they depend on the task."""
 
     prompt: str = "prompt"
     source: str = "source_image"
     target: str = "target_image"
     missing_target: str = "missing_target"
-    """The reason where the target is not there."""
+    """The reason of rejection if the target does not exist."""
     keys: tuple[str, ...] = KEYS
-    """What a misspelt key is compared with."""
+    """Known keys, suggested for misspelt ones."""
 
 
 _WORDS = Words()
@@ -40,28 +40,28 @@ _QUERY_WORDS = Words(
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedRecord:
-    """A record with values of the right types and images that exist."""
+    """A record with values of the correct types and images that exist."""
 
     id: str
     prompt: str
     target_image: Original | None
     source_images: tuple[Original, ...]
     group: str | None
-    """Records of one group are held out together."""
+    """Records of the same group are held out together."""
     metadata: str
     """A JSON object."""
     unknown_keys: tuple[tuple[str, str], ...] = ()
-    """(key, the known key that was probably meant)."""
+    """Keys that look misspelt: (key, the hint at the known key that was probably meant)."""
 
 
 def check(raw: RawRecord, task: Task = "t2i") -> CheckedRecord:
     """Checks a record's values.
 
     Args:
-        task: only says in which words messages speak of the record.
+        task: only determines the field names in messages.
 
     Raises:
-        Rejected: the first thing that is wrong with it.
+        Rejected: at the first invalid value.
     """
     words = _QUERY_WORDS if task == "segmentation" else _WORDS
     sources = _sources(raw.source_images)
@@ -80,10 +80,10 @@ def check(raw: RawRecord, task: Task = "t2i") -> CheckedRecord:
 
 
 def check_task(record: CheckedRecord, task: Task) -> None:
-    """Checks that a record is one of those that ``data.task`` asks for.
+    """Checks that a record suits ``data.task``.
 
     Raises:
-        Rejected: it has a source image and should not, or the other way round; a query without image or mask.
+        Rejected: an unexpected or missing source image; for segmentation, not exactly one image or no mask.
     """
     if task == "segmentation":
         _check_query(record)
@@ -112,13 +112,13 @@ def _check_query(record: CheckedRecord) -> None:
         raise Rejected(
             "several_sources",
             f"there are {len(record.source_images)} images, and data.task is segmentation: a query asks about one",
-            "Make a record of each image, or leave the others out",
+            "Make one record per image, or remove the other images",
         )
     if record.target_image is None:
         raise Rejected(
             "missing_mask",
             "there is no mask, and data.task is segmentation",
-            "Name the mask of what the query means (key mask): an image, bright where it is",
+            "Name the mask of the queried object (key mask): an image that is bright inside the object",
         )
 
 
@@ -141,7 +141,7 @@ def _id(raw: RawRecord) -> str:
         raise wrong_type("id", "text or a whole number", value)
     check_utf8(str(value), "the id")
     if not str(value).strip():
-        raise Rejected("wrong_type", "the id is empty", "Write one, or leave it out to get one made")
+        raise Rejected("wrong_type", "the id is empty", "Write one, or leave it out to have one generated")
     return str(value).strip()
 
 
@@ -186,9 +186,9 @@ def _image(raw: RawRecord, key: str, value: Any, missing: str) -> Original:
 
 def _path_hint(value: str) -> str | None:
     if "://" in value:
-        return "Download the image and give its path; addresses are not fetched"
+        return "Download the image and give its path; URLs are not fetched"
     if value.startswith("~"):
-        return "Write the home folder out; ~ is not expanded"
+        return "Write the full path of the home folder; ~ is not expanded"
     if "\\" in value:
         return "Write the path with / instead of \\"
     return None
@@ -204,5 +204,5 @@ def _metadata(raw: RawRecord) -> str:
 
 
 def _unknown_keys(extra: Mapping[str, Any], known: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    matches = ((key, difflib.get_close_matches(key, known, n=1, cutoff=0.8)) for key in extra if key not in known)
-    return tuple((key, match[0]) for key, match in matches if match)
+    hints = ((key, nearest_hint(key, known, cutoff=0.8)) for key in extra if key not in known)
+    return tuple((key, hint) for key, hint in hints if hint)

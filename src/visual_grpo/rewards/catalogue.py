@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from visual_grpo.config import RewardConfig
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.reward import FunctionReward, make_reward
 
@@ -29,11 +28,9 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
     """The reward called ``name``: ``config.function`` if given, else the built-in of that name."""
     path = config.function or BUILT_IN.get(name)
     if path is None:
-        close = difflib.get_close_matches(name, BUILT_IN, n=1)
         raise UserError(
-            f"no built-in reward {name!r}{f'; did you mean {close[0]!r}?' if close else ''}"
-            f" Built in: {', '.join(BUILT_IN)}."
-            f" For your own set rewards.{name}.function: package.module:function"
+            f"no built-in reward {name!r}.{nearest_hint(name, BUILT_IN)} Built in: {', '.join(BUILT_IN)}."
+            f" For your own reward, set rewards.{name}.function: package.module:function"
         )
     return make_reward(name, path, config.options)
 

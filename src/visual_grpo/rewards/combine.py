@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.images import is_image
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
-from visual_grpo.types import PromptRecord, RewardFunction, Sample, Scores
+from visual_grpo.types import PromptRecord, RewardFunction, Sample, Scores, weighted_total
 
 
 class RewardSet:
@@ -33,13 +32,10 @@ class RewardSet:
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores:
         """Scores B samples; ``total`` is NaN where a reward with a weight is unscored."""
         outputs = {name: function(prompts, samples) for name, function in self.functions.items()}
-        total = torch.zeros(len(prompts))
-        for name, weight in self.weights.items():
-            if weight:  # 0 * NaN is NaN: a reward that is only reported must not unscore the total
-                total += weight * outputs[name].values
+        values = {name: output.values for name, output in outputs.items()}
         return Scores(
-            total=total,
-            rewards={name: output.values for name, output in outputs.items()},
+            total=weighted_total(values, self.weights),
+            rewards=values,
             parts={
                 f"{name}/{part}": values for name, output in outputs.items() for part, values in output.parts.items()
             },

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
+import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -106,14 +108,22 @@ def load_function(path: str) -> Any:
 
 
 def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionReward:
-    """The reward that ``package.module:function`` names.
+    """The reward that ``package.module:function`` names, in one of three forms that its signature tells apart:
 
-    A function without ``options`` is the reward itself. A class, or anything given ``options``, is
-    called once with them as keyword arguments and returns the reward.
+    - a class: made once with the options; its instance is the reward;
+    - a plain function ``(prompts, samples, **options) -> scores``: two required positional parameters are not among
+      the options. It gets the options as keyword arguments in every call;
+    - a factory ``(**options) -> reward``: any other function; called once with the options.
+
+    Without options, whatever can be called with two arguments is a plain function. A wrapper ``(*args, **kwargs)`` with
+    options is taken for a factory unless ``functools.wraps`` shows what it wraps.
+    Raises ``UserError`` for an unknown option, naming the nearest, and for one that is missing.
     """
     target = load_function(path)
-    if not options and not isinstance(target, type):
-        return FunctionReward(name, target)
+    prompts_and_samples = [] if isinstance(target, type) else _arguments(target, options)
+    _check_options(f"reward {name!r}: {path!r}", target, options, prompts_and_samples)
+    if prompts_and_samples:
+        return FunctionReward(name, _with_options(target, options))
     try:
         made = target(**options)
     except TypeError as error:
@@ -124,6 +134,50 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
             f" (prompts, samples) -> scores, got {type(made).__name__}"
         )
     return FunctionReward(name, made)
+
+
+def _parameters(target: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Those of a function or class; (*args, **kwargs) for what shows none, as some functions written in C."""
+    try:
+        return list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        return list(inspect.signature(lambda *args, **kwargs: None).parameters.values())
+
+
+def _arguments(function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
+    """Names of the two parameters of a plain function that take the prompts and the samples; none of a factory's."""
+    parameters = _parameters(function)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p.name for p in positional if p.default is p.empty and p.name not in options]
+    if len(required) >= 2:
+        return required[:2]
+    names = [p.name for p in positional] + 2 * [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
+    return names[:2] if not options and len(names) >= 2 else []
+
+
+def _check_options(what: str, target: Callable[..., Any], options: Mapping[str, Any], others: Sequence[str]) -> None:
+    """``others``: parameters that are not for options."""
+    parameters = _parameters(target)
+    taken = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in others]
+    names = [p.name for p in taken]
+    unknown = [option for option in options if option not in names]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        raise UserError(
+            f"{what} has no option {unknown[0]!r}{_nearest(unknown[0], names)} (it takes: {', '.join(names) or 'none'})"
+        )
+    missing = [p.name for p in taken if p.default is p.empty and p.name not in options]
+    if missing:
+        raise UserError(f"{what} needs the option {missing[0]!r}, got {', '.join(options) or 'none'}")
+
+
+def _with_options(function: PlainReward, options: Mapping[str, Any]) -> PlainReward:
+    if not options:
+        return function
+    bound = functools.partial(function, **options)
+    for attribute in ("needs_target", "check_records", "picture"):  # What `FunctionReward` asks of a callable.
+        if hasattr(function, attribute):
+            setattr(bound, attribute, getattr(function, attribute))
+    return bound
 
 
 def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:

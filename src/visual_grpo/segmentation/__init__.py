@@ -1,1 +1,1 @@
-"""Points, masks and the models that turn one into the other."""
+"""Promptable segmentation: points and masks, the segmenters, and the answers of policies that place points."""

@@ -1,8 +1,8 @@
-"""What a language policy's answer says: a box, positive and negative points, as JSON between ``<answer>`` tags.
+"""Parses a language policy's answer: a box, positive and negative points, as JSON between ``<answer>`` tags.
 
-``<answer>{"bbox":[x1,y1,x2,y2],"points":[[x,y],...],"negative_points":[[x,y],...]}</answer>``, after any reasoning
-(Seg-Zero's format, arXiv 2503.06520, with negative points). Coordinates are absolute pixels of the image as the model
-saw it (``TextSample.frame``).
+``<answer>{"bbox":[x1,y1,x2,y2],"points":[[x,y],...],"negative_points":[[x,y],...]}</answer>``, optionally after
+reasoning (Seg-Zero's format, arXiv 2503.06520, with negative points). Coordinates are absolute pixels of the image at
+the size that the model received (``TextSample.frame``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POINT, _BOX = 2, 4
 
 
 class AnswerError(ValueError):
-    """An answer that cannot be used; ``fault`` names the kind, the message says what was found."""
+    """An answer that cannot be parsed; ``fault`` is the category, the message gives the details."""
 
     def __init__(self, fault: Fault, message: str) -> None:
         super().__init__(message)
@@ -34,14 +34,14 @@ class AnswerError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A usable answer in pixels of some image."""
+    """A parsed answer, in pixels of the image at the requested size."""
 
     box: Box
     points: tuple[Point, ...]
     """At least one."""
     negatives: tuple[Point, ...]
     thought: bool
-    """Whether ``<think>...</think>``, and nothing else, stands before the answer."""
+    """Whether exactly ``<think>...</think>`` precedes the answer."""
 
     @property
     def prompt(self) -> PointPrompt:
@@ -49,10 +49,10 @@ class Answer:
 
 
 def parse_answer(sample: TextSample, size: tuple[int, int]) -> Answer:
-    """The answer in pixels of an image of ``size`` = (height, width), which the model saw as ``sample.frame``.
+    """Parses an answer and rescales it from ``sample.frame`` to an image of ``size`` = (height, width) in pixels.
 
     Raises:
-        AnswerError: cut off, not in the format, or pointing outside the image.
+        AnswerError: truncated, not in the format, or with coordinates outside the image.
     """
     if not sample.finished:
         raise AnswerError("truncated", f"cut off after {len(sample.text)} characters")
@@ -91,7 +91,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _rows(value: Any, length: int, key: str) -> list[tuple[float, ...]]:
-    """A list of ``length`` numbers each."""
+    """Checks that ``value`` is a list of rows of ``length`` numbers each."""
     if not isinstance(value, list) or not all(_is_row(row, length) for row in value):
         raise AnswerError("wrong_numbers", f"{key} must be {length} numbers each, got {value!r:.80}")
     return [tuple(map(float, row)) for row in value]
@@ -102,10 +102,10 @@ def _is_row(row: Any, length: int) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    # A whole number may be too large for a float; no image is.
+    # An int may be too large for a float; no image is that large.
     return type(value) in (int, float) and abs(value) < 2**31 and math.isfinite(value)
 
 
 def _rescaled(point: tuple[float, ...], scale: tuple[float, float]) -> Point:
-    """Between two pixel grids over the same image; a pixel's centre is a whole number in both."""
+    """Maps a point between two resolutions of the same image; pixel centres have integer coordinates in both."""
     return ((point[0] + 0.5) * scale[0] - 0.5, (point[1] + 0.5) * scale[1] - 0.5)

@@ -1,4 +1,4 @@
-"""Masks as boxes, points and overlaps."""
+"""Bounding boxes, interior points, IoU and distance transforms of masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from visual_grpo.segmentation.segmenter import Box, Point
 
 
 def box_of(mask: Tensor) -> Box:
-    """The least box around a mask (bool [H, W]), both corners inside it.
+    """The bounding box of a mask (bool [H, W]), both corners inclusive.
 
     Raises:
         UserError: the mask is empty.
@@ -22,8 +22,11 @@ def box_of(mask: Tensor) -> Box:
 
 
 def inner_points(mask: Tensor, count: int) -> list[Point]:
-    """The deepest pixel of a mask (bool [H, W]), then each time the one farthest from those before it, of all that are
-    at least half as deep. Beyond the image is outside the mask. Fewer points where it has fewer such pixels.
+    """Up to ``count`` points well inside a mask (bool [H, W]).
+
+    The first is the pixel farthest from the mask's border (its depth is the distance to the nearest pixel outside the
+    mask; pixels outside the image count as outside). Each further point is the pixel farthest from the previous ones
+    among those with at least half of the maximum depth. Fewer points if there are fewer such pixels.
 
     Raises:
         UserError: the mask is empty.
@@ -47,7 +50,7 @@ def ious(masks: Tensor, truth: Tensor) -> Tensor:
     """[K] float32: intersection over union of each of ``masks`` (bool [K, H, W]) with ``truth`` (bool [H, W]).
 
     Raises:
-        UserError: the truth is empty; nothing overlaps with it.
+        UserError: the truth is empty.
     """
     _refuse_empty(truth)
     shared = (masks & truth).sum((1, 2))
@@ -55,7 +58,7 @@ def ious(masks: Tensor, truth: Tensor) -> Tensor:
 
 
 def distances_to_false(mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """[H, W]: each pixel's Euclidean distance to the nearest False one; 0 where it is False itself."""
+    """[H, W]: Euclidean distance of each pixel to the nearest False pixel; 0 for False pixels."""
     from scipy.ndimage import distance_transform_edt
 
     return distance_transform_edt(mask)
@@ -64,6 +67,6 @@ def distances_to_false(mask: NDArray[np.bool_]) -> NDArray[np.float64]:
 def _refuse_empty(mask: Tensor) -> None:
     if not mask.any():
         raise UserError(
-            f"expected a mask with an object, got one of {mask.shape[-1]} x {mask.shape[-2]} pixels that shows none;"
-            " take its record out of the data"
+            f"expected a mask with at least one foreground pixel, got an empty one of {mask.shape[-1]} x"
+            f" {mask.shape[-2]} pixels; remove its record from the data"
         )

@@ -1,8 +1,7 @@
-"""Negative points that could be asked of a policy: to look at, and to warm a small policy up with.
+"""Rules that place random negative points: to inspect as labels, and to pretrain a small policy on.
 
-Every generator takes the truth (bool [H, W]), how many points at most, how far apart, and a generator; and gives (x, y)
-of pixels outside the truth: fewer where there is no room, none where there is no such pixel. Two pixels at least
-``spacing`` apart may both be drawn.
+Every rule takes the true mask (bool [H, W]) and returns (x, y) of at most ``count`` random pixels outside it, at least
+``spacing`` pixels apart; fewer if there are not enough candidates.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Pixel = tuple[int, int]
 def ring(
     truth: Tensor, box: Box, count: int, generator: Generator, *, margin: float = 50, spacing: float = 20
 ) -> list[Pixel]:
-    """Around the object: in its box grown by ``margin`` pixels on every side. The defaults are for sides of 840 px."""
+    """Around the object: in its box extended by ``margin`` pixels on every side. Defaults are for 840 px images."""
     height, width = truth.shape
     x, y = torch.arange(width), torch.arange(height)
     x1, y1, x2, y2 = box
@@ -30,7 +29,7 @@ def ring(
 
 
 def edge(truth: Tensor, count: int, generator: Generator, *, width: float = 5, spacing: float = 20) -> list[Pixel]:
-    """Where a mask is likeliest to run over: at most ``width`` pixels from the object."""
+    """Along the object's border, where a mask is most likely to spill over: at most ``width`` pixels outside it."""
     if not truth.any():
         return []
     away = torch.from_numpy(distances_to_false(~truth.cpu().numpy()))
@@ -40,18 +39,18 @@ def edge(truth: Tensor, count: int, generator: Generator, *, width: float = 5, s
 def multimask(
     truth: Tensor, masks: Tensor, scores: Tensor, count: int, generator: Generator, *, spacing: float = 20
 ) -> list[Pixel]:
-    """Where a segmenter is in doubt: in the masks that it gives for one prompt, without the best of them.
+    """Where a segmenter is uncertain: in its alternative masks for one prompt, all but the best one.
 
     Args:
         masks: bool [M, H, W].
-        scores: [M], the best one highest.
+        scores: [M], highest for the best mask.
     """
     others = torch.arange(len(masks)) != scores.argmax()
     return _draw(masks[others].any(0) & ~truth, count, generator, spacing)
 
 
 def _draw(allowed: Tensor, count: int, generator: Generator, spacing: float) -> list[Pixel]:
-    """Random pixels of ``allowed`` (bool [H, W]), each of those that are left by the points before it."""
+    """Draws random pixels of ``allowed`` (bool [H, W]) one by one, each far enough from the previous ones."""
     left = allowed.nonzero().flip(1)
     points: list[Pixel] = []
     while len(points) < count and len(left):

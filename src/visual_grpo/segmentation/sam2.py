@@ -1,4 +1,4 @@
-"""SAM 2 (Ravi et al., 2024, arXiv 2408.00714) as a segmenter, by transformers' own classes."""
+"""SAM 2 (Ravi et al., 2024, arXiv 2408.00714) as a segmenter, with the classes of transformers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from visual_grpo.config import Dtype
 from visual_grpo.errors import UserError
 from visual_grpo.hardware.device import resolve_device
+from visual_grpo.images import require_image
 from visual_grpo.saved_model import is_whole
 from visual_grpo.segmentation.segmenter import Point, PointPrompt
 from visual_grpo.third_party_output import hidden_progress_bars
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from transformers import Sam2Model, Sam2Processor
 
 NEGATIVE, POSITIVE, TOP_LEFT, BOTTOM_RIGHT = range(4)
-"""SAM's labels of points; the corners of a box are points as well."""
+"""SAM's point labels; the corners of a box are encoded as points."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sam2Embedding:
-    """What SAM 2's encoder says of an image, on the model's device."""
+    """SAM 2's image features, on the model's device."""
 
     features: list[Tensor]
     """[1, C, h, w] each, from fine to coarse."""
@@ -38,13 +39,13 @@ class Sam2Embedding:
 
 
 class Sam2Segmenter:
-    """The mask that SAM 2 gives for points and, where a prompt has one, a box. Its weights are loaded when first used.
+    """Predicts masks with SAM 2 from points and optional boxes. The weights are loaded at first use.
 
     Args:
         path: folder or hub id that `Sam2Model` and `Sam2Processor` load, for example facebook/sam2.1-hiera-large.
         device: auto, cpu, cuda or cuda:N.
-        dtype: of the weights; below float32 points are placed more coarsely.
-        batch: prompts decoded at a time.
+        dtype: of the weights; with less precision than float32, points are located less precisely.
+        batch: number of prompts decoded at once.
 
     Raises:
         UserError: there is no SAM 2 at ``path``, or no such device or dtype.
@@ -57,8 +58,8 @@ class Sam2Segmenter:
             raise UserError(f"segmenter sam2: batch must be a whole number of prompts, at least 1, got {batch!r}")
         if not isinstance(path, str) or not is_whole(path, "config.json"):
             raise UserError(
-                f"segmenter sam2: {path} holds no config.json; expected a folder saved by Sam2Model.save_pretrained and"
-                " Sam2Processor.save_pretrained, or a hub id."
+                f"segmenter sam2: {path} contains no config.json; expected a folder saved by Sam2Model.save_pretrained"
+                " and Sam2Processor.save_pretrained, or a hub id."
             )
         self.path, self.dtype, self.batch = path, dtype, batch
         self.device = resolve_device(device, "segmenter sam2: device")
@@ -73,23 +74,22 @@ class Sam2Segmenter:
 
     @cached_property
     def _loaded(self) -> tuple[Sam2Model, Sam2Processor]:
-        """Not before they are needed: checking a configuration must not take a download."""
+        """Loaded lazily, so that validating a configuration does not start a download."""
         model, processor = _load(self.path, getattr(torch, self.dtype))
         return model.to(self.device), processor
 
     @torch.inference_mode()
     def embed(self, image: Tensor) -> Sam2Embedding:
-        """``image``: uint8 [3, H, W], RGB; its sides are scaled to the model's square, each by itself."""
-        if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
-            raise ValueError(f"expected a uint8 tensor [3, height, width], got {image.dtype} {list(image.shape)}")
-        seen = self.processor(images=image.cpu(), input_data_format="channels_first", return_tensors="pt")
-        pixels = seen["pixel_values"].to(self.device, self.model.dtype)
+        """``image``: uint8 [3, H, W], RGB; it is stretched to the model's square input."""
+        require_image(image)
+        inputs = self.processor(images=image.cpu(), input_data_format="channels_first", return_tensors="pt")
+        pixels = inputs["pixel_values"].to(self.device, self.model.dtype)
         features = self.model.get_image_embeddings(pixels)
         return Sam2Embedding(features=features, size=(image.shape[1], image.shape[2]))
 
     @torch.inference_mode()
     def masks(self, embedding: Sam2Embedding, prompts: Sequence[PointPrompt]) -> Tensor:
-        """Bool [K, H, W] on the CPU: where the logit of the one mask that SAM 2 settles for is above 0."""
+        """Bool [K, H, W] on the CPU: SAM 2's single-mask output, logits above 0."""
         found = torch.zeros(len(prompts), *embedding.size, dtype=torch.bool)
         for rows in self._batches(prompts):
             logits, _ = self._decode(embedding, [prompts[row] for row in rows], multimask=False)
@@ -98,15 +98,15 @@ class Sam2Segmenter:
 
     @torch.inference_mode()
     def multimasks(self, embedding: Sam2Embedding, prompt: PointPrompt) -> tuple[Tensor, Tensor]:
-        """Three readings of one ambiguous prompt, bool [3, H, W], and the IoU [3] that the model expects of each."""
+        """Three alternative masks of an ambiguous prompt, bool [3, H, W], and their predicted IoUs [3]."""
         logits, scores = self._decode(embedding, [prompt], multimask=True)
         return (logits[0] > 0).cpu(), scores[0].float().cpu()
 
     def _batches(self, prompts: Sequence[PointPrompt]) -> Iterator[list[int]]:
-        """Rows of prompts with equally many points.
+        """Groups the indices of prompts with the same number of points into batches.
 
-        Padding (label -10) would put all of them into one call, but the decoder does not mask padded points: they take
-        part in its attention, and a mask would depend on the prompts beside its own.
+        Padding points (label -10) would allow one call for all prompts, but the decoder does not mask them in its
+        attention: a mask would depend on the other prompts of its batch.
         """
         rows_of: dict[int, list[int]] = {}
         for row, prompt in enumerate(prompts):
@@ -117,12 +117,12 @@ class Sam2Segmenter:
     def _decode(
         self, embedding: Sam2Embedding, prompts: Sequence[PointPrompt], *, multimask: bool
     ) -> tuple[Tensor, Tensor]:
-        """Logits, float32 [k, 1 or 3, H, W], and scores, [k, 1 or 3], of prompts with equally many points."""
+        """Logits, float32 [k, 1 or 3, H, W], and scores, [k, 1 or 3], of prompts with the same number of points."""
         height, width = embedding.size
         labelled = [_points(prompt) for prompt in prompts]
         points = torch.tensor([[point for point, _ in row] for row in labelled], dtype=torch.float32)
         labels = torch.tensor([[label for _, label in row] for row in labelled])
-        # As Sam2Processor has it, to which the model adds half a pixel of its own frame.
+        # Scaled as in Sam2Processor; the model itself adds half a pixel at its input resolution.
         scale = self.processor.target_size / torch.tensor([width, height])
         output = self.model(
             image_embeddings=list(embedding.features),
@@ -130,7 +130,7 @@ class Sam2Segmenter:
             input_labels=labels[None].to(self.device),
             multimask_output=multimask,
         )
-        # Between logits, not between masks: the edge falls where the model puts it, not on its coarse pixels.
+        # Logits are interpolated rather than masks, so that edges are not confined to the coarse output grid.
         logits = F.interpolate(output.pred_masks[0].float(), embedding.size, mode="bilinear", align_corners=False)
         return logits, output.iou_scores[0]
 
@@ -146,27 +146,27 @@ def _points(prompt: PointPrompt) -> list[tuple[Point, int]]:
 
 
 def _load(path: str, dtype: torch.dtype) -> tuple[Sam2Model, Sam2Processor]:
-    """Plain ``from_pretrained``, frozen and in evaluation mode."""
+    """Loads with ``from_pretrained``, frozen and in evaluation mode."""
     from transformers import Sam2Model, Sam2Processor
 
-    # A folder loads in a moment; a download keeps its bars.
+    # A local folder loads quickly; a download shows its progress bars.
     with hidden_progress_bars() if Path(path).exists() else nullcontext():
         try:
             model, report = Sam2Model.from_pretrained(path, dtype=dtype, output_loading_info=True)
             processor = Sam2Processor.from_pretrained(path)
-        except (OSError, ValueError) as error:  # What the hub's client and the library raise for what they lack.
+        except (OSError, ValueError) as error:  # Raised by the hub client and the library for missing files.
             raise UserError(
                 f"segmenter sam2: {path!r} cannot be loaded: {error}\n"
-                "A hub id needs a network or a download made before; a folder must be whole."
+                "A hub id needs network access or an earlier download; a folder must be complete."
             ) from error
-    _refuse_invented_weights(path, report["missing_keys"])
+    _refuse_missing_weights(path, report["missing_keys"])
     return model.eval().requires_grad_(False), processor
 
 
-def _refuse_invented_weights(path: str, missing: set[str]) -> None:
-    """``from_pretrained`` draws weights that it does not find: another model's folder loads, as noise."""
+def _refuse_missing_weights(path: str, missing: set[str]) -> None:
+    """``from_pretrained`` initialises missing weights randomly, so that even another model's folder would load."""
     if missing:
         raise UserError(
-            f"segmenter sam2: {path!r} is no whole SAM 2: {len(missing)} of its weights are missing, for example"
+            f"segmenter sam2: {path!r} is not a complete SAM 2: {len(missing)} of its weights are missing, for example"
             f" {min(missing)}."
         )

@@ -1,4 +1,4 @@
-"""What a promptable segmentation model must do: see an image once, then answer many prompts about it."""
+"""The interface of promptable segmentation models: embed an image once, then predict masks for many prompts."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from torch import Tensor
 Point = tuple[float, float]
 """(x, y) in pixels of the image: (0, 0) is the centre of its first pixel."""
 Box = tuple[float, float, float, float]
-"""(x1, y1, x2, y2) in pixels, both corners inside."""
+"""(x1, y1, x2, y2) in pixels, both corners inclusive."""
 E = TypeVar("E")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointPrompt:
-    """Where an object is, and where it is not. At least one positive point."""
+    """Points inside and outside an object, at least one inside, and optionally its box."""
 
     positives: tuple[Point, ...]
     negatives: tuple[Point, ...] = ()
     box: Box | None = None
-    """A segmenter that knows only points may leave it unread."""
+    """Segmenters that support only points ignore it."""
 
     def without_negatives(self) -> PointPrompt:
         return PointPrompt(positives=self.positives, box=self.box)
 
 
 class Segmenter(Protocol[E]):
-    """``embed`` is the costly half and runs once an image; ``masks`` answers all prompts of it in one batch."""
+    """``embed`` is expensive and runs once per image; ``masks`` takes all prompts of an image in one batch."""
 
     def embed(self, image: Tensor) -> E:
         """``image``: uint8 [3, H, W], RGB."""
         ...
 
     def masks(self, embedding: E, prompts: Sequence[PointPrompt]) -> Tensor:
-        """Bool [K, H, W]: each prompt's most likely object, at the size of the image; K = 0 gives [0, H, W]."""
+        """Bool [K, H, W]: the most likely mask of each prompt, at the image's size; K may be 0."""
         ...
 
 
 @runtime_checkable
 class MultimaskSegmenter(Segmenter[E], Protocol[E]):
-    """One that can say what else a prompt might mean."""
+    """A segmenter that can return alternative masks of an ambiguous prompt."""
 
     def multimasks(self, embedding: E, prompt: PointPrompt) -> tuple[Tensor, Tensor]:
-        """Bool [M, H, W], and [M] how good the segmenter thinks each of them is."""
+        """Alternative masks, bool [M, H, W], and the segmenter's quality estimate of each, [M]."""
         ...

@@ -1,9 +1,9 @@
 """A segmenter without weights: a pixel belongs to the point that it reaches over the lowest colour edge.
 
-d(pixel, point) is the least, over all paths of 4-connected pixels, of the largest colour edge on the path (a watershed
-by flooding from markers; Beucher and Meyer, 1993). All of these distances are in the minimum spanning tree of the
-pixels, and single linkage (Gower and Ross, 1969) lays the tree out in a line: between two pixels the distance is the
-largest gap between them. So an image costs one sort, and a point one running maximum.
+d(pixel, point) is the minimum, over all paths of 4-connected pixels, of the largest colour edge on the path (a
+watershed by flooding from markers; Beucher and Meyer, 1993). All of these distances follow from the minimum spanning
+tree of the pixels, and single linkage (Gower and Ross, 1969) orders the pixels in a line such that the distance between
+two pixels is the largest gap between them. So an image costs one sort, and a point one running maximum.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from visual_grpo.errors import UserError
+from visual_grpo.images import require_image
 from visual_grpo.segmentation.segmenter import Point, PointPrompt
 
 Integers = NDArray[np.int64]
-_REMEMBERED = 128
-"""Distances kept within one call, [H * W] int64 each: prompts about one image share most of their positive points."""
+_CACHED_POINTS = 128
+"""Points whose distances, [H * W] int64, are cached within a call: prompts of an image share most positive points."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linkage:
-    """The pixels of an image in a line, in which every cluster of single linkage is a stretch."""
+    """The pixels of an image ordered in a line in which every single-linkage cluster is a contiguous segment."""
 
     order: Integers
     """[H * W]: the pixel (y * W + x) at each place of the line."""
     places: Integers
     """[H * W]: the place of each pixel; the inverse of ``order``."""
     gaps: Integers
-    """[H * W]: the edge between a place and the one before it, squared (see `squared_edges`); the first is 0."""
+    """[H * W]: the squared edge between a place and the previous one (see `squared_edges`); the first is 0."""
     size: tuple[int, int]
     """(height, width)."""
 
 
 class WatershedSegmenter:
-    """Seeded watershed by colour edges: the foreground is what is nearer to a positive than to any negative point.
+    """Seeded watershed on colour edges: foreground pixels are nearer to a positive than to any negative point.
 
-    Two pixels that are as near to a positive as to a negative are background. Boxes are left unread.
+    Pixels that are equally near to both are background. Boxes are ignored.
 
     Args:
-        edge: no object crosses a colour edge as large as this, L2 of RGB in 0..1: below it parts of one object, above
-            it object and background.
+        edge: colour edge (L2 distance of RGB in 0..1) at which an object ends; smaller edges are inside an object.
     """
 
     def __init__(self, edge: float = 0.3) -> None:
@@ -62,9 +62,9 @@ class WatershedSegmenter:
         return Linkage(order=order, places=np.argsort(order), gaps=gaps, size=size)
 
     def masks(self, embedding: Linkage, prompts: Sequence[PointPrompt]) -> Tensor:
-        """Bool [K, H, W]. A point outside the image counts as the nearest pixel inside."""
-        # The memo ends with the call: nothing of an image is held longer than its embedding.
-        distances = lru_cache(_REMEMBERED)(lambda point: _distances(embedding, point))
+        """Bool [K, H, W]. A point outside the image is moved to the nearest pixel inside."""
+        # The cache lives for one call only, so that no distances outlive the image's embedding.
+        distances = lru_cache(_CACHED_POINTS)(lambda point: _distances(embedding, point))
         found = np.zeros((len(prompts), len(embedding.order)), dtype=bool)
         for mask, prompt in zip(found, prompts, strict=True):
             mask[embedding.order] = self._is_inside(prompt, distances)
@@ -82,11 +82,10 @@ class WatershedSegmenter:
 def squared_edges(image: Tensor) -> tuple[Integers, Integers, Integers]:
     """Pairs of neighbouring pixels (y * W + x) and their colour edges, each [2 * H * W - H - W].
 
-    An edge is the squared L2 distance of the two colours in 0..255. Integers, so that equal edges are equal: the
-    distances of a flat region are ties, and float noise would decide them.
+    An edge is the squared L2 distance of the two colours in 0..255. Integers, because flat regions have many equal
+    distances, and float rounding would break such ties at random.
     """
-    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
-        raise ValueError(f"expected a uint8 tensor [3, height, width], got {image.dtype} {list(image.shape)}")
+    require_image(image)
     colours = image.cpu().numpy().astype(np.int64)
     pixels = np.arange(image.shape[1] * image.shape[2]).reshape(image.shape[1:])
     beside = (np.diff(colours, axis=2) ** 2).sum(0)
@@ -105,7 +104,7 @@ def _spanning_tree(
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import minimum_spanning_tree
 
-    # A sparse graph takes a height of 0 for no edge at all. Float64 holds these integers exactly.
+    # In a sparse graph 0 means no edge, hence + 1. Float64 represents these integers exactly.
     graph = coo_array((heights + 1.0, (first, second)), shape=(count, count))
     tree = minimum_spanning_tree(graph).tocoo()
     rising = np.argsort(tree.data, kind="stable")
@@ -113,10 +112,10 @@ def _spanning_tree(
 
 
 def _line(first: list[int], second: list[int], heights: list[int], count: int) -> tuple[Integers, Integers]:
-    """Links clusters along rising edges, each time one behind the other; returns the line and its gaps, [count] each.
+    """Joins clusters in order of rising edges, appending one to the other; returns the line and its gaps, [count] each.
 
-    Clusters are linked lists named by their first pixel. Finding the name halves the way to it, as in union-find. On
-    plain lists: single items of an array cost several times as much.
+    Clusters are linked lists identified by their first pixel, found with path halving as in union-find. Plain lists,
+    because accessing single items of a NumPy array is several times slower.
     """
     name, last = list(range(count)), list(range(count))
     following, gap = [-1] * count, [0] * count
@@ -137,7 +136,7 @@ def _line(first: list[int], second: list[int], heights: list[int], count: int) -
 
 
 def _distances(linkage: Linkage, point: Point) -> Integers:
-    """[H * W] in the line's order: squared edges from ``point`` to every pixel, 0 to its own."""
+    """[H * W] in the line's order: squared distance from ``point`` to every pixel, 0 for its own pixel."""
     height, width = linkage.size
     x, y = (min(max(round(value), 0), side - 1) for value, side in zip(point, (width, height), strict=True))
     place = linkage.places[y * width + x]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from visual_grpo.config import DataConfig, StarterConfig, Task, World
+from visual_grpo.errors import UserError
 from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.scenes.dataset import draw_scene_records
 from visual_grpo.starter.scenes.world import VERSION as SCENES_VERSION
@@ -55,6 +56,28 @@ def build_starter(config: StarterConfig, data: DataConfig, seed: int, progress: 
             else:
                 _pretrain(fresh, config, data, seed, at_once=config.processes, progress=progress)
     return {"dataset": config.dataset, "model": config.model, "digest": digest}
+
+
+_FAMILIES: Mapping[World, tuple[str, ...]] = {
+    "shapes": ("glm_image", "sd3"),
+    "words": ("glm_image",),
+    "scenes": ("qwen2_5_vl",),
+}
+"""Of which families a small model can be pretrained on each world, the default first."""
+
+
+def family_of_starter(world: World) -> str:
+    """The family that is pretrained on a world where the parameters name none."""
+    return _FAMILIES[world][0]
+
+
+def check_starter(world: World, family: str) -> None:
+    """Raises UserError where no small model of ``family`` can be pretrained on ``world``."""
+    if family not in _FAMILIES[world]:
+        raise UserError(
+            f"model.path is null, and the starter pretrains no small {family} on starter.world {world}; it pretrains"
+            f" {', '.join(_FAMILIES[world])}. Name a saved model with model.path, or another model.family."
+        )
 
 
 def draw_world(config: StarterConfig, data: DataConfig, seed: int) -> None:

@@ -34,7 +34,8 @@ def draw_samples(
     from visual_grpo import components, console
     from visual_grpo.evaluation import generate
 
-    scorer = components.build_scorer(config)
+    plan = components.make_plan(config, starter_report["model"])
+    scorer = components.build_scorer(config, plan.modules)
     splits = {split: records.split(split) for split in generate.SPLITS}
     for split in splits.values():
         scorer.check_records(split)
@@ -44,16 +45,15 @@ def draw_samples(
         images_per_prompt=config.evaluation.images_per_prompt,
         max_prompts=config.evaluation.max_prompts,
     )
-    samplers = config.judged_samplers
     policy = components.build_model(config, starter_report["model"], adapters)
-    with console.progress(title, len(requests) * len(samplers)) as bar:
+    with console.progress(title, len(requests) * len(plan.samplers)) as bar:
         generate.draw_and_score(
             policy,
             scorer,
             requests,
-            samplers,
+            plan.samplers,
             folder,
             batch_size=config.evaluation.batch_size,
-            facts=generate.conditions(config, model=starter_report["digest"], dataset=records.digest),
+            facts=generate.conditions(config, plan.samplers, model=starter_report["digest"], dataset=records.digest),
             advance=bar.advance,
         )

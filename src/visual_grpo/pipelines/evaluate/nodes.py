@@ -21,10 +21,12 @@ def draw_trained(
     trained_draft: Path,
 ) -> Path:
     """The folder with the trained policy's samples; refuses a baseline that would not pair."""
+    from visual_grpo import components
     from visual_grpo.evaluation import compare, generate
     from visual_grpo.pipelines.baseline.nodes import draw_samples
 
-    facts = generate.conditions(parameters, model=starter_report["digest"], dataset=records.digest)
+    samplers = components.make_plan(parameters, starter_report["model"]).samplers
+    facts = generate.conditions(parameters, samplers, model=starter_report["digest"], dataset=records.digest)
     compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts)
     compare.check_adapter(_training(adapters), model=starter_report["digest"])
     draw_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")

@@ -30,7 +30,8 @@ def train(
     from visual_grpo.training import TrainingRun
 
     tracker = Tracker.active()
-    scorer = components.build_scorer(parameters)
+    plan = components.make_plan(parameters, starter_report["model"])
+    scorer = components.build_scorer(parameters, plan.modules)
     train_records, eval_records = records.split("train"), records.split("eval")
     scorer.check_records(train_records)
     scorer.check_records(eval_records)
@@ -39,7 +40,7 @@ def train(
         parameters,
         model,
         scorer,
-        components.build_trainer(parameters, model, scorer),
+        components.build_trainer(parameters, plan, model, scorer),
         train=train_records,
         evaluation=eval_records,
         identity={
@@ -48,6 +49,7 @@ def train(
             "data": records.digest,
         },
         run_id=tracker.run_id,
+        advice={module: plan.family.modules[module].advice for module in plan.modules},
     )
     progress = _run(parameters, run, scorer, tracker)
     run.write_adapters(adapters_draft)

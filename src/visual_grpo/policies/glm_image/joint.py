@@ -1,4 +1,4 @@
-"""One rollout for both modules of GLM-Image: the DiT goes on from the very tokens that the AR module is trained on."""
+"""One rollout for both stages of GLM-Image: the DiT decodes the very tokens that the AR module is trained on."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 import torch
 
-from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
-from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
+from visual_grpo.policies.flow_policy import FlowPolicy
+from visual_grpo.policies.glm_image.decoder import Conditions, GlmImageDecoder
+from visual_grpo.policies.glm_image.token_model import EncodedPrompts, GlmImageTokens
+from visual_grpo.policies.token_policy import TokenPolicy
 from visual_grpo.types import JointRollout, PromptRecord
 
 
 class GlmImageJointPolicy:
     """Satisfies ``types.JointPolicy``."""
 
-    def __init__(self, ar: GlmImageArPolicy, dit: GlmImageDitPolicy) -> None:
+    def __init__(self, ar: TokenPolicy[EncodedPrompts], dit: FlowPolicy[Conditions]) -> None:
         """Two policies on one ``GlmImage``."""
         self.ar, self.dit = ar, dit
 
@@ -29,8 +31,13 @@ class GlmImageJointPolicy:
         if outer_size == 1:
             return JointRollout(outer=None, inner=self.dit.rollout(prompts, inner_size, generator))
         started = time.perf_counter()
-        rows, noise_seeds, sampled = self.ar.sample(prompts, outer_size, generator)
+        groups = self.ar.sample(prompts, outer_size, generator)
         seconds = time.perf_counter() - started
-        inner = self.dit.decode(rows, sampled.trajectory.tokens, noise_seeds, inner_size, generator)
-        outer = self.ar.as_rollout(rows, inner.samples[::inner_size], sampled, {"seconds/tokens": seconds})
+        tokens, decoder = self.ar.model, self.dit.model
+        assert isinstance(tokens, GlmImageTokens)
+        assert isinstance(decoder, GlmImageDecoder)
+        grids = tokens.image_tokens(groups.sampled.trajectory.tokens, groups.records)
+        conditions = decoder.conditions_of(groups.records, grids, self.dit.guidance_scale)
+        inner = self.dit.decode(groups.records, conditions, groups.decode_seeds, inner_size, generator)
+        outer = self.ar.as_rollout(groups, inner.samples[::inner_size], {"seconds/tokens": seconds})
         return JointRollout(outer=outer, inner=inner)

@@ -12,8 +12,8 @@ import torch
 from cachetools import LRUCache, cachedmethod
 from torch import Tensor
 
-from visual_grpo.errors import UserError
 from visual_grpo.images import fit, read_image
+from visual_grpo.policies.rows import source_count
 from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
@@ -65,29 +65,3 @@ class SourceEncoder:
         std = torch.tensor(vae.config.latents_std, device=vae.device).view(-1, 1, 1)
         latents = (encoded.latent_dist.mode()[0].float() - mean) / std
         return Source(image=image, tokens=tokens, latents=latents.contiguous())
-
-
-def source_count(records: Sequence[PromptRecord]) -> int:
-    """How many source images each record of a batch has; raises UserError where they differ."""
-    first = records[0]
-    for record in records:
-        if len(record.source_images) != len(first.source_images):
-            raise UserError(
-                f"the records {first.id!r} and {record.id!r} of one batch have {len(first.source_images)} and"
-                f" {len(record.source_images)} source images; a batch holds records with equally many"
-            )
-    return len(first.source_images)
-
-
-def distinct(records: Sequence[PromptRecord]) -> tuple[list[PromptRecord], Tensor]:
-    """The records with different prompt or sources, and [B] int64: row -> index among them."""
-    index: dict[tuple[str, tuple[Path, ...]], int] = {}
-    firsts: list[PromptRecord] = []
-    rows = []
-    for record in records:
-        key = (record.prompt, record.source_images)
-        if key not in index:
-            index[key] = len(firsts)
-            firsts.append(record)
-        rows.append(index[key])
-    return firsts, torch.tensor(rows)

@@ -1,4 +1,4 @@
-"""Images with a caption of the same name: ``cat.jpg`` and ``cat.txt``, in a folder and those below it."""
+"""Images with a caption file of the same name: ``cat.jpg`` and ``cat.txt``, in a folder and its subfolders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def count(path: Path) -> int:
 
 def read(path: Path) -> Iterator[Item]:
     """Yields one item for each image, in the order of their paths; an image without a caption is rejected."""
-    lonely: list[str] = []
+    without_image: list[str] = []
     more = 0
     names = sorted_on_disk(_sort_key(name) for name in walk(path) if is_image_name(name) or _is_text(name))
     for _, group in groupby((key.split("\0") for key in names), key=lambda key: key[0]):
@@ -39,17 +39,17 @@ def read(path: Path) -> Iterator[Item]:
         captioned = len(images) < len(stem_names)
         yield from (_record(path, image, captioned) for image in images)
         if not images:
-            more += len(lonely) >= _SHOWN
-            lonely += stem_names[: _SHOWN - len(lonely)]
-    if lonely:
+            more += len(without_image) >= _SHOWN
+            without_image += stem_names[: _SHOWN - len(without_image)]
+    if without_image:
         yield Note(
-            f".txt files without an image of the same name were passed over: {', '.join(lonely)}"
+            f".txt files without an image of the same name were ignored: {', '.join(without_image)}"
             + (f" and {more} more" if more else "")
         )
 
 
 def _sort_key(name: str) -> str:
-    """Stem and suffix parted by a NUL, so that files of the same stem come one after the other."""
+    """Stem and suffix separated by a NUL, so that files with the same stem are adjacent."""
     path = PurePosixPath(name)
     return f"{path.with_suffix('')}\0{path.suffix}"
 

@@ -1,4 +1,4 @@
-"""Which layout a folder or file is in."""
+"""Detects the layout of a folder or file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from visual_grpo.records.raw import Item
 
 @dataclass(frozen=True)
 class Layout:
-    """A reader: finds its file, counts what is in it, reads it."""
+    """A reader: finds its file or folder in a path, counts its records and reads them."""
 
     name: str
     looks_for: str
@@ -32,7 +32,7 @@ LAYOUTS = {
         ("seg_zero", seg_zero),
     )
 }
-"""In the order in which ``auto`` tries them."""
+"""By name, in the order in which ``auto`` tries them."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Found:
 
     layout: Layout
     path: Path
-    """What the layout reads: a file or a folder."""
+    """The file or folder that the layout reads."""
 
     def count(self) -> int:
-        """About how many records there are: blank lines and comments are counted too."""
+        """The approximate number of records: includes blank lines and comments."""
         return self.layout.count(self.path)
 
     def items(self) -> Iterator[Item]:
@@ -58,12 +58,12 @@ def find_records(path: Path, layout: str = "auto") -> Found:
         layout: a key of `LAYOUTS`, or ``auto`` for the first that fits.
 
     Raises:
-        UserError: nothing there, or nothing that fits; says what was looked for.
+        UserError: the path does not exist, or no layout fits; lists what was looked for.
     """
     if not path.exists():
         raise UserError(
             f"data.path: there is no {path}. Give a folder or file with records."
-            " The default dataset is drawn by: kedro run --pipeline=starter"
+            " To draw the default dataset: kedro run --pipeline=starter"
         )
     candidates = list(LAYOUTS.values()) if layout == "auto" else [LAYOUTS[layout]]
     for candidate in candidates:

@@ -1,8 +1,8 @@
-"""The Hugging Face image folder: ``metadata.jsonl`` or ``metadata.csv`` beside the images it names.
+"""The Hugging Face image folder: ``metadata.jsonl`` or ``metadata.csv`` next to the images that it names.
 
-Columns: ``file_name`` (relative to the metadata file) and ``text`` (or ``prompt`` or ``caption``); the
-others become metadata, in CSV as text. Metadata files may lie in nested folders and in split folders
-such as ``train``. https://huggingface.co/docs/datasets/image_dataset
+Columns: ``file_name`` (relative to the metadata file) and ``text`` (or ``prompt`` or ``caption``); other columns
+become metadata (as text in CSV). Metadata files may be in nested folders and in split folders such as ``train``.
+https://huggingface.co/docs/datasets/image_dataset
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def read(path: Path) -> Iterator[Item]:
                 yield _record(row, place, file.parent, split)
     if splits:
         yield Note(
-            f"the folders {', '.join(sorted(splits))} are kept as metadata['split'];"
-            " data.eval_share and data.held_out_share decide what is trained on"
+            f"the split folders {', '.join(sorted(splits))} are only stored as metadata['split'];"
+            " data.eval_share and data.held_out_share determine the splits"
         )
 
 

@@ -1,4 +1,4 @@
-"""Files known by the number in their name."""
+"""Looks up files by the number in their name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LARGEST = 2**63 - 1
 
 
 class NumberedFiles:
-    """Looks up ``7.png`` or ``007.jpg`` by 7; the names stay on disk."""
+    """Finds ``7.png`` or ``007.jpg`` by 7; the names are stored on disk."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._database = temporary_database()
@@ -26,7 +26,7 @@ class NumberedFiles:
         return [name.decode("utf-8", "surrogateescape") for (name,) in rows]
 
     def count_from(self, number: int) -> int:
-        """How many files have this number or a greater one."""
+        """The number of files with this number or a greater one."""
         counts = self._database.execute("SELECT count(*) FROM files WHERE number >= ?", (number,))
         return int(counts.fetchone()[0])
 

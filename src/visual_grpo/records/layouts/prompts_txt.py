@@ -1,7 +1,7 @@
-"""``prompts.txt``, one prompt on each line, with ``target_images/0.png`` ... beside it.
+"""``prompts.txt``, one prompt on each line, with ``target_images/0.png`` ... next to it.
 
-The n-th line from 0 belongs to the n-th image. Lines that begin with ``#`` are comments and are not
-counted; an empty line is counted, so that it never shifts the images of those below it.
+Line n (from 0) belongs to image n. Lines that start with ``#`` are comments and are not counted; empty lines are
+counted, so that they do not shift the images of the lines below.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TARGETS = "target_images"
 
 
 def find(path: Path) -> Path | None:
-    """The file itself, or the one in a folder."""
+    """The file itself, or ``prompts.txt`` in the folder."""
     if path.is_dir():
         path = path / "prompts.txt"
     return path if path.suffix.lower() == ".txt" and path.is_file() else None
@@ -34,7 +34,7 @@ def count(path: Path) -> int:
 def read(path: Path) -> Iterator[Item]:
     """Yields one item for each line that is not a comment.
 
-    Without a folder ``target_images`` no record has a target; with one, every record must have one.
+    Without a folder ``target_images`` no record has a target; with the folder, every record must have a target.
     """
     folder = path.parent / TARGETS
     with NumberedFiles(_image_names(folder)) as targets:

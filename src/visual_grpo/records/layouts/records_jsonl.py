@@ -1,7 +1,7 @@
 """``records.jsonl``: one JSON object on each line, image paths relative to the file.
 
-``source_image`` is one path or a list of them: the images that the prompt tells how to edit. Records with the same
-``group`` are held out together or not at all, whatever their prompts (see `records.split`).
+``source_image`` is a path or a list of paths: the images that the prompt edits. Records with the same ``group`` are
+held out together or not at all, whatever their prompts (see `records.split`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOOKS_FOR = f"records.jsonl with the keys prompt and, where you have them, {', '
 
 
 def find(path: Path) -> Path | None:
-    """The file itself, or the one in a folder."""
+    """The file itself, or ``records.jsonl`` in the folder."""
     if path.is_dir():
         path = path / "records.jsonl"
     fits = path.suffix.lower() == ".jsonl" and path.name.lower() != "metadata.jsonl"
@@ -30,7 +30,7 @@ def count(path: Path) -> int:
 
 
 def read(path: Path) -> Iterator[Item]:
-    """Yields one item for each line that is not blank. Keys that are not known go to the metadata."""
+    """Yields one item for each line that is not blank. Unknown keys go to ``extra``."""
     for number, line in read_lines(path):
         if not line.strip():
             continue

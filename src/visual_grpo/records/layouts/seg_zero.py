@@ -1,17 +1,17 @@
 """The Parquet tables of Seg-Zero (arXiv 2503.06520) and VisionReasoner (arXiv 2505.12081) on the Hugging Face hub.
 
-A folder with ``*.parquet``, or with such in ``data``, of the columns
+A folder with ``*.parquet`` files, directly or in its subfolder ``data``, with the columns
 
 - ``image``: bytes, a path, or the hub's struct of both;
 - ``problem`` or ``text``: the query;
-- ``mask``: rows of pixels (bool, or numbers that are 0 outside) or an image like ``image``. Where there is none,
-  ``masks/<id>.png`` beside the tables or, for tables in ``data``, beside that folder;
-- ``solution``, which may be absent where there is a column ``mask``:
+- ``mask``: rows of pixels (bool, or numbers that are 0 outside) or an image like ``image``. If absent,
+  ``masks/<id>.png`` next to the tables or, for tables in ``data``, next to that folder;
+- ``solution``, optional if there is a column ``mask``:
   ``<box>(x1,y1),(x2,y2)</box><points>(x1,y1),(x2,y2)</points>``, or JSON
-  ``[{"bbox_2d": [x1, y1, x2, y2], "point_2d": [x, y]}, ...]``: of several objects the box around all and every point.
-  In pixels of the image as it lies in the table, Seg-Zero's 840 x 840;
-- ``id``, which may be absent, and ``img_height``, ``img_width``: the size before the image was brought to its
-  present one; a mask may have that size too.
+  ``[{"bbox_2d": [x1, y1, x2, y2], "point_2d": [x, y]}, ...]``; several objects give the box around all of them and
+  all points. In pixels of the image as stored in the table (840 x 840 in Seg-Zero);
+- ``id`` (optional), and ``img_height``, ``img_width``: the size of the image before the dataset's authors resized it;
+  the mask may have that size too.
 
 Other columns of text and numbers become metadata.
 """
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-LOOKS_FOR = "*.parquet (also in data) with image, problem or text, and solution or mask, as Seg-Zero's datasets have"
+LOOKS_FOR = "*.parquet (also in data) with image, problem or text, and solution or mask, as in Seg-Zero's datasets"
 
 _QUERIES = ("problem", "text")
-_OWN = frozenset({"id", "image", "mask", "solution", *_QUERIES})
+_KNOWN_COLUMNS = frozenset({"id", "image", "mask", "solution", *_QUERIES})
 _ROWS = 4
-"""Rows that are read at a time: a mask of 840 x 840 pixels takes 5 MB while it is decoded."""
+"""Rows read at a time: a mask of 840 x 840 pixels takes 5 MB while it is decoded."""
 
 _READ_AHEAD = 1 << 20
-"""Bytes of each column that are read from the file at a time."""
+"""Bytes of each column read from the file at a time."""
 
 _PAIR = r"\(\s*([^,()]+)\s*,\s*([^,()]+)\s*\)"
 
 
 def find(path: Path) -> Path | None:
-    """A table, or a folder with at least one; None if its first one has other columns."""
+    """A table, or a folder with at least one; None if the first table lacks the required columns."""
     file = next((file for file, _ in _tables(path)), None)
     if file is None:
         return None
@@ -69,7 +69,7 @@ def count(path: Path) -> int:
 
 
 def read(path: Path) -> Iterator[Item]:
-    """Yields one item for each row of every table; a few rows, and what the file compresses as one, are in memory."""
+    """Yields one item for each row of every table; memory holds four rows and one compressed page per column."""
     for file, name in _tables(path):
         number = 0
         with _opened(file) as table:
@@ -80,10 +80,10 @@ def read(path: Path) -> Iterator[Item]:
 
 
 def solution_of(text: str) -> tuple[list[float] | None, list[Any] | None]:
-    """Box and points of a solution in either of its two forms; None for what it does not give.
+    """Box and points of a solution in either of its two formats; None for a missing box or missing points.
 
     Raises:
-        Rejected: it is in neither.
+        Rejected: the text has neither format.
     """
     try:
         found = _from_json(text) if text.lstrip().startswith(("[", "{")) else _from_tags(text)
@@ -99,7 +99,7 @@ def solution_of(text: str) -> tuple[list[float] | None, list[Any] | None]:
 
 
 def _tables(path: Path) -> Iterator[tuple[Path, str]]:
-    """Yields (file, its path relative to the data's folder)."""
+    """Yields (file, its path relative to the data folder)."""
     if path.is_file() and path.suffix.lower() == ".parquet":
         yield path, path.name
     for folder in (path, path / "data"):
@@ -110,7 +110,7 @@ def _tables(path: Path) -> Iterator[tuple[Path, str]]:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[pq.ParquetFile]:
-    """Opens a table; what its reader complains of, here or in the body, names the file.
+    """Opens a table; exceptions of the Parquet reader, here or in the body, become a UserError that names the file.
 
     Raises:
         UserError: the file is damaged.
@@ -122,11 +122,11 @@ def _opened(file: Path) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(file, buffer_size=_READ_AHEAD, pre_buffer=False) as table:
             yield table
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{file}: cannot be read as Parquet ({error}). Fetch the file again.") from error
+        raise UserError(f"{file}: cannot be read as Parquet ({error}). Download the file again.") from error
 
 
 def _item(row: Mapping[str, pa.Scalar], file: Path, place: Place) -> Item:
-    """``row``: the values by column."""
+    """Converts a row; ``row`` maps columns to values."""
     record_id = _value(row, "id")
     try:
         box, points = _solution(_value(row, "solution"))
@@ -134,7 +134,7 @@ def _item(row: Mapping[str, pa.Scalar], file: Path, place: Place) -> Item:
         mask = _mask(row, record_id, file, place)
     except Rejected as rejected:
         return rejected.at(place, None if record_id is None else str(record_id))
-    others = {key: _value(row, key) for key in row if key not in _OWN}
+    others = {key: _value(row, key) for key in row if key not in _KNOWN_COLUMNS}
     return RawRecord(
         place=place,
         folder=file.parent,
@@ -159,7 +159,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _image(value: Any, name: str) -> Any:
-    """An image's bytes as an image, its path as it is."""
+    """Wraps bytes as an `EmbeddedImage`; returns a path unchanged."""
     if isinstance(value, Mapping):
         value = value.get("path") if value.get("bytes") is None else value["bytes"]
     return EmbeddedImage(name, value) if isinstance(value, bytes) else value
@@ -180,10 +180,10 @@ def _mask(row: Mapping[str, pa.Scalar], record_id: Any, file: Path, place: Place
 
 
 def _pixels(mask: pa.ListScalar) -> np.ndarray:
-    """bool [height, width] of rows of pixels, without a detour over Python's numbers.
+    """bool [height, width] from rows of pixels, without converting them to Python numbers.
 
     Raises:
-        Rejected: the rows are of different lengths, or no rows of numbers at all.
+        Rejected: rows of different lengths, or not rows of numbers.
     """
     import pyarrow as pa
 
@@ -194,8 +194,8 @@ def _pixels(mask: pa.ListScalar) -> np.ndarray:
     if len(widths) != 1 or not widths[0] or pixels.null_count or not _is_number(pixels.type):
         raise Rejected(
             "corrupt_image",
-            f"mask must be rows of equally many bools or numbers, got {pixels.type} in rows of {widths[:5]}",
-            "Mend the mask or store it as an image",
+            f"mask must be rows of equal length of bools or numbers, got {pixels.type} in rows of {widths[:5]}",
+            "Correct the mask or store it as an image",
         )
     return pixels.to_numpy(zero_copy_only=False).reshape(len(rows), widths[0]) != 0
 
@@ -223,7 +223,7 @@ def _solution(value: Any) -> tuple[list[float] | None, list[Any] | None]:
 
 
 def _from_tags(text: str) -> tuple[list[float] | None, list[Any] | None] | None:
-    """``<box>`` and ``<points>``, each once or not at all; None if there is neither, or anything else in them."""
+    """Parses ``<box>`` and ``<points>``, each optional; None if both are missing or their content is invalid."""
     tags = dict(re.findall(r"<(box|points)>(.*?)</\1>", text, re.DOTALL))
     if not tags or any(re.sub(rf"{_PAIR}|[\s,]", "", body) for body in tags.values()):
         return None
@@ -241,6 +241,6 @@ def _from_json(text: str) -> tuple[list[float] | None, list[Any] | None]:
 
 
 def _around(boxes: list[tuple[float, float, float, float]]) -> list[float]:
-    """The least box with all boxes in it."""
+    """The smallest box that contains all boxes."""
     lefts, tops, rights, bottoms = zip(*boxes, strict=True)
     return [min(lefts), min(tops), max(rights), max(bottoms)]

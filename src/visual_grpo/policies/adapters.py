@@ -1,0 +1,58 @@
+"""The LoRA adapters of one model, by the names of its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from visual_grpo.config import LoraParams
+from visual_grpo.errors import UserError
+from visual_grpo.policies.family import Module
+from visual_grpo.policies.lora import Adapter
+
+
+class AdapterSet:
+    """Attaches, loads and saves; empty at first."""
+
+    def __init__(self, modules: Mapping[str, Module], networks: Mapping[str, Any]) -> None:
+        """``networks``: the model of transformers or diffusers that each module's LoRA is put on."""
+        self._modules, self._networks = modules, networks
+        self._adapters: dict[str, Adapter] = {}
+
+    def attach(self, params: Mapping[str, LoraParams], seed: int) -> None:
+        """A fresh adapter for each module named; changes nothing until it is trained. ``seed`` decides its initial
+        values."""
+        for name, own in params.items():
+            module = self._modules[name]
+            self._adapters[name] = module.adapter.attach(self._networks[name], own, module.targets, seed)
+
+    def load(self, folder: Path, names: Sequence[str]) -> None:
+        """Saved adapters, one folder a module, for sampling only."""
+        for name in names:
+            self._adapters[name] = self._modules[name].adapter.load(self._networks[name], folder / name)
+
+    def save(self, folder: Path) -> None:
+        """One folder a module, each in its library's format."""
+        for name, adapter in self._adapters.items():
+            adapter.save(folder / name)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every adapter's tensors, as ``module/name``; copies, which training does not change."""
+        return {f"{m}/{name}": value for m, adapter in self._adapters.items() for name, value in adapter.state().items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Puts tensors of ``state`` back."""
+        for name, adapter in self._adapters.items():
+            start = f"{name}/"
+            adapter.load_state({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
+
+    def __getitem__(self, name: str) -> Adapter:
+        if name not in self._adapters:
+            raise UserError(f"the module {name!r} has no adapter yet: call adapters.attach or adapters.load first")
+        return self._adapters[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._adapters

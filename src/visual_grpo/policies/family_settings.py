@@ -1,0 +1,167 @@
+"""What the parameters say for a model family, and whether they fit it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from visual_grpo.config import Parameters, PolicyConfig, SamplerConfig, SamplingConfig
+from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.policies.family import Family
+
+_TOKEN_KEYS = ("temperature", "top_p", "top_k")
+_FLOW_KEYS = ("steps", "guidance_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a configuration asks of a model family."""
+
+    family: Family
+    modules: tuple[str, ...]
+    """Those that are trained, in the order in which they generate."""
+    joint: bool
+    """Whether one rollout trains two modules."""
+    rollout: SamplerConfig
+    """How training samples are drawn."""
+    samplers: dict[str, SamplerConfig]
+    """What the evaluation reports, by name."""
+    options: Any
+    """``model.options`` as the family's own class."""
+
+
+def make_plan(family: Family, config: Parameters) -> Plan:
+    """Raises UserError where the parameters ask for something that the family does not have; says what it has."""
+    check_family(family, config)
+    modules = trained_modules(family, config.policy)
+    return Plan(
+        family=family,
+        modules=modules,
+        joint=is_joint(family, config.policy),
+        rollout=rollout_sampler(family, config.sampling),
+        samplers=judged_samplers(family, config),
+        options=options_of(family, config.model.options),
+    )
+
+
+def trained_modules(family: Family, policy: PolicyConfig) -> tuple[str, ...]:
+    """The modules that ``policy.train`` names, in the order in which they generate.
+
+    Raises UserError for a module that the family does not have.
+    """
+    asked = [policy.train] if isinstance(policy.train, str) else policy.train
+    if asked == ["all"]:
+        return tuple(family.modules)
+    for name in asked:
+        _require_module(family, name, "policy.train")
+    if not asked:
+        raise UserError(f"policy.train is empty; {_modules_of(family)}")
+    return tuple(name for name in family.modules if name in asked)
+
+
+def is_joint(family: Family, policy: PolicyConfig) -> bool:
+    """Whether one rollout trains two modules."""
+    return policy.stages == "joint" and len(trained_modules(family, policy)) > 1
+
+
+def rollout_sampler(family: Family, sampling: SamplingConfig) -> SamplerConfig:
+    """How training samples are drawn: tokens without truncation, at temperature 1 where none is set."""
+    if "tokens" not in family.kinds():
+        return sampling.rollout
+    temperature = 1.0 if sampling.rollout.temperature is None else sampling.rollout.temperature
+    return sampling.rollout.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})
+
+
+def judged_samplers(family: Family, config: Parameters) -> dict[str, SamplerConfig]:
+    """What the evaluation reports, by name.
+
+    ``rollout`` draws tokens as in training, ``sde`` denoises as in training, ``stock`` is the plain pipeline. A family
+    has those of its kinds of module.
+    """
+    rollout, samplers = rollout_sampler(family, config.sampling), {}
+    if "tokens" in family.kinds():
+        samplers["rollout"] = rollout
+    if "flow" in family.kinds() and _window_fits(config):
+        samplers["sde"] = rollout.model_copy(update={"stochastic": True})
+    return samplers | {"stock": config.sampling.stock}
+
+
+def options_of(family: Family, given: dict[str, object]) -> Any:
+    """``model.options`` as the family's own class; raises UserError naming each option that does not fit."""
+    try:
+        return family.options(**given)
+    except ValidationError as error:
+        known = list(family.options.model_fields)
+        lines = [
+            f"  model.options.{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}"
+            + nearest_hint(str(e["loc"][-1]) if e["loc"] else "", known)
+            for e in error.errors()
+        ]
+        has = f"has the options {', '.join(known)}" if known else "has no options"
+        raise UserError("\n".join([f"The family {family.name} {has}:", *lines])) from error
+
+
+def check_family(family: Family, config: Parameters) -> None:
+    """Raises UserError where the parameters ask for something that the family does not have; says what it has."""
+    if config.data.task not in family.tasks:
+        raise UserError(
+            f"data.task is {config.data.task}, which {family.name} cannot do; it has {', '.join(family.tasks)}."
+        )
+    for name in config.modules:
+        _require_module(family, name, "modules")
+    _check_samplers(family, config.sampling)
+    _check_groups(family, config)
+    _check_window(family, config)
+    options_of(family, config.model.options)
+
+
+def _check_samplers(family: Family, sampling: SamplingConfig) -> None:
+    kinds = family.kinds()
+    for name, sampler in (("rollout", sampling.rollout), ("stock", sampling.stock)):
+        for kind, keys, what in (("tokens", _TOKEN_KEYS, "tokens"), ("flow", _FLOW_KEYS, "denoising steps")):
+            given = [key for key in keys if getattr(sampler, key) is not None]
+            if kind not in kinds and given:
+                raise UserError(
+                    f"sampling.{name} sets {', '.join(given)}, but {family.name} has no {what}; remove it, or set it to"
+                    " null where conf/base sets it."
+                )
+            missing = [key for key in _FLOW_KEYS if getattr(sampler, key) is None]
+            if kind == "flow" and kind in kinds and missing:
+                raise UserError(f"sampling.{name} needs {', '.join(missing)}: {family.name} has denoising steps.")
+
+
+def _check_groups(family: Family, config: Parameters) -> None:
+    sizes = {module: config.grpo_of(module).group_size for module in trained_modules(family, config.policy)}
+    smallest = max(sizes.values()) if is_joint(family, config.policy) else min(sizes.values())
+    if smallest < 2:
+        raise UserError(
+            f"A group needs at least 2 samples, got {sizes} (grpo.group_size, modules.NAME.group_size);"
+            " only a joint rollout may have 1 for one of its modules."
+        )
+
+
+def _check_window(family: Family, config: Parameters) -> None:
+    flow, steps = config.policy.flow, config.sampling.rollout.steps
+    trained = trained_modules(family, config.policy)
+    if any(family.modules[name].kind == "flow" for name in trained) and not _window_fits(config):
+        raise UserError(
+            f"policy.flow: the window (window_start {flow.window_start}, window_steps {flow.window_steps}) must end"
+            f" before the last of sampling.rollout.steps = {steps} denoising steps, which has no variance:"
+            f" at most {(steps or 1) - 1} steps, 0 to {(steps or 1) - 2}."
+        )
+
+
+def _window_fits(config: Parameters) -> bool:
+    flow, steps = config.policy.flow, config.sampling.rollout.steps or 0
+    return (flow.window_start or 0) + (flow.window_steps or 1) <= steps - 1
+
+
+def _require_module(family: Family, name: str, where: str) -> None:
+    if name not in family.modules:
+        raise UserError(f"{where} names {name!r}.{nearest_hint(name, family.modules)} {_modules_of(family)}")
+
+
+def _modules_of(family: Family) -> str:
+    return f"The family {family.name} has the modules: {', '.join(family.modules)}."

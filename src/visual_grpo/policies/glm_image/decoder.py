@@ -1,0 +1,240 @@
+"""GLM-Image's second stage as a flow model: the DiT's velocities at the pipeline's own schedule, then the VAE.
+
+`GlmImagePipeline.__call__` does the same without gradient and for the ODE only; a test holds the two equal.
+Shapes: N entries, b rows, C x h x w latents of one image, H x W its pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visual_grpo.errors import UserError
+from visual_grpo.policies.flow_model import Schedule, Velocity
+from visual_grpo.policies.glm_image.source_cache import SourceCache, upsampled, write_sources
+from visual_grpo.policies.glm_image.sources import SourceEncoder
+from visual_grpo.policies.rows import distinct
+from visual_grpo.types import PromptRecord
+
+if TYPE_CHECKING:
+    from diffusers import GlmImagePipeline, GlmImageTransformer2DModel
+    from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
+
+GIVEN_TOKENS = "prior_tokens"
+"""Metadata of a record that brings its image tokens along: rows x columns ids, row by row."""
+
+DrawTokens = Callable[[Sequence[PromptRecord], Sequence[int]], Tensor]
+"""(N records, seeds) -> [N, rows, columns] int64 image tokens of the AR module."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What the DiT is told of N entries; stored with a trajectory, since a replay must be told the same."""
+
+    glyphs: Sequence[Tensor]
+    """Embeddings [1, L, D] of the quoted text, one of each distinct prompt (with its sources)."""
+    no_glyphs: Tensor
+    """[1, L, D] of a prompt without quoted text: what the unconditional branch gets."""
+    prompt_of_entry: Tensor
+    """[N] int64, entry -> index among the glyphs."""
+    tokens: Tensor
+    """[N, h * w / 4] int64: image tokens, each repeated twice in height and width."""
+    guidance_scale: float
+    """Classifier-free guidance; 1 = off."""
+    source_latents: Sequence[Tensor] = ()
+    """Of edits: K tensors [prompts, C, h, w] float32, one row for each distinct prompt."""
+    source_tokens: Sequence[Tensor] = ()
+    """Of edits: K tensors [prompts, h * w / 4] int64, like ``tokens``."""
+
+
+class GlmImageDecoder:
+    """Satisfies ``FlowModel[Conditions]``; an adapter injected into the DiT takes part."""
+
+    def __init__(
+        self,
+        pipeline: GlmImagePipeline,
+        size: tuple[int, int],
+        sources: SourceEncoder,
+        draw_tokens: DrawTokens,
+    ) -> None:
+        """
+        Args:
+            size: (height, width) in pixels, multiples of 32.
+            sources: encodes the source images of edits.
+            draw_tokens: the first stage, which `conditions` asks for the tokens of records that bring none.
+        """
+        self.pipeline, self.size, self.sources, self.draw_tokens = pipeline, size, sources, draw_tokens
+        factor = pipeline.vae_scale_factor
+        self.latent_shape = (pipeline.transformer.config.in_channels, size[0] // factor, size[1] // factor)
+
+    @property
+    def transformer(self) -> GlmImageTransformer2DModel:
+        return self.pipeline.transformer
+
+    def schedule(self, steps: int) -> Schedule:
+        """The pipeline's: integer timesteps, sigmas shifted by the number of image tokens."""
+        from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift, retrieve_timesteps
+
+        scheduler = self.pipeline.scheduler
+        _, rows, columns = self.latent_shape
+        config = scheduler.config
+        timesteps = np.linspace(config.num_train_timesteps, 1.0, steps + 1)[:-1].astype(np.int64).astype(np.float32)
+        shift = calculate_shift(
+            rows * columns // self.transformer.config.patch_size**2,
+            config.get("base_image_seq_len", 256),
+            config.get("base_shift", 0.25),
+            config.get("max_shift", 0.75),
+        )
+        sigmas = timesteps / config.num_train_timesteps
+        given, _ = retrieve_timesteps(scheduler, steps, None, timesteps, sigmas, mu=shift)
+        return Schedule(timesteps=tuple(given.tolist()), sigmas=tuple(scheduler.sigmas.tolist()))
+
+    @torch.no_grad()
+    def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
+        """With the tokens that the AR module draws with ``seeds`` or that a record's metadata give."""
+        tokens = self.draw_tokens(records, seeds)
+        for row, record in enumerate(records):
+            given = record.metadata.get(GIVEN_TOKENS)
+            if given is not None:
+                codebook = self.pipeline.vision_language_encoder.config.vq_config.num_embeddings
+                tokens[row] = _given_tokens(record, given, tokens[row].shape, codebook)
+        return self.conditions_of(records, tokens, guidance_scale)
+
+    @torch.no_grad()
+    def conditions_of(self, records: Sequence[PromptRecord], tokens: Tensor, guidance_scale: float) -> Conditions:
+        """With these image tokens, [N, rows, columns] int64, one for every 32 x 32 pixels."""
+        firsts, prompt_of_entry = distinct(records)
+        columns = list(zip(*self.sources.of(firsts), strict=True))  # K tuples with a source of each distinct prompt
+        return Conditions(
+            glyphs=[self._glyphs(record.prompt) for record in firsts],
+            no_glyphs=self._glyphs(""),
+            prompt_of_entry=prompt_of_entry,
+            tokens=upsampled(tokens),
+            guidance_scale=guidance_scale,
+            source_latents=[torch.stack([source.latents for source in column]) for column in columns],
+            source_tokens=[upsampled(torch.stack([source.tokens for source in column])) for column in columns],
+        )
+
+    def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
+        """As `FlowModel.velocity`.
+
+        The unconditional branch runs without gradient: guidance weighs it with a constant, and its gradient would
+        train what inference only pushes away from.
+        """
+        sources = self._written_sources(conditions, entries)
+
+        def field(state: Tensor, timestep: float) -> Tensor:
+            parts = [
+                (group, self._velocity_of_group(state, timestep, conditions, entries, group, sources))
+                for group in _rows_by_glyph_length(conditions, entries)
+            ]
+            if len(parts) == 1:
+                return parts[0][1]
+            order = torch.cat([group for group, _ in parts]).argsort()
+            return torch.cat([velocity for _, velocity in parts])[order]
+
+        return field
+
+    def pixels(self, latents: Tensor) -> list[Tensor]:
+        """[b, C, h, w] -> b uint8 images [3, H, W] on the CPU."""
+        vae = self.pipeline.vae
+        mean = torch.tensor(vae.config.latents_mean, device=latents.device).view(1, -1, 1, 1)
+        std = torch.tensor(vae.config.latents_std, device=latents.device).view(1, -1, 1, 1)
+        scaled = (latents * std + mean).to(vae.dtype).contiguous(memory_format=torch.channels_last)
+        image = vae.decode(scaled, return_dict=False)[0].float()
+        return list(((image / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
+
+    def _written_sources(self, conditions: Conditions, entries: Tensor) -> SourceCache | None:
+        """Keys and values of the rows' source images under the present weights, with gradient where it is on; None
+        without sources."""
+        if not conditions.source_latents:
+            return None
+        transformer = self.transformer
+        used, inverse = conditions.prompt_of_entry[entries].unique(return_inverse=True)
+        latents = [latents[used].to(transformer.device, transformer.dtype) for latents in conditions.source_latents]
+        tokens = [tokens[used].to(transformer.device) for tokens in conditions.source_tokens]
+        written = write_sources(transformer, latents, tokens, conditions.no_glyphs.shape[-1])
+        return SourceCache(
+            keys=tuple(k[inverse] for k in written.keys), values=tuple(v[inverse] for v in written.values)
+        )
+
+    def _velocity_of_group(
+        self,
+        state: Tensor,
+        timestep: float,
+        conditions: Conditions,
+        entries: Tensor,
+        group: Tensor,
+        sources: SourceCache | None,
+    ) -> Tensor:
+        """Of the rows ``group`` ([g] int64), whose glyph embeddings have one length."""
+        state, entries = state[group], entries[group]
+        glyphs = torch.cat([conditions.glyphs[i] for i in conditions.prompt_of_entry[entries].tolist()])
+        tokens = conditions.tokens[entries]
+        read = None if sources is None else sources.select(group)
+        conditional = self._forward(state, timestep, glyphs, tokens, dropped=False, sources=read)
+        if conditions.guidance_scale <= 1:
+            return conditional
+        with torch.no_grad():
+            no_glyphs = conditions.no_glyphs.expand(len(entries), -1, -1)
+            unconditional = self._forward(state, timestep, no_glyphs, tokens, dropped=True)
+        return unconditional + conditions.guidance_scale * (conditional - unconditional)
+
+    def _forward(
+        self,
+        state: Tensor,
+        timestep: float,
+        glyphs: Tensor,
+        tokens: Tensor,
+        *,
+        dropped: bool,
+        sources: GlmImageKVCache | None = None,
+    ) -> Tensor:
+        transformer = self.transformer
+        velocity: Tensor = transformer(
+            hidden_states=state.to(transformer.dtype),
+            encoder_hidden_states=glyphs,
+            prior_token_id=tokens,
+            prior_token_drop=torch.full_like(tokens, dropped, dtype=torch.bool),
+            # The pipeline, too, passes timesteps minus one.
+            timestep=torch.full((len(state),), timestep - 1, device=state.device),
+            target_size=torch.tensor([self.size], dtype=glyphs.dtype, device=state.device).expand(len(state), -1),
+            crop_coords=torch.zeros(len(state), 2, dtype=glyphs.dtype, device=state.device),
+            return_dict=False,
+            kv_caches=sources,
+        )[0]
+        return velocity.float()
+
+    def _glyphs(self, prompt: str) -> Tensor:
+        embedding: Tensor = self.pipeline.encode_prompt(prompt, do_classifier_free_guidance=False)[0]
+        return embedding
+
+
+def _rows_by_glyph_length(conditions: Conditions, entries: Tensor) -> Iterator[Tensor]:
+    """Row numbers ([g] int64) of each glyph length.
+
+    The pipeline left-pads glyph embeddings of a batch without a mask, so a prompt's image would depend on its
+    neighbours' quoted texts; batches of one length need no padding.
+    """
+    lengths = torch.tensor([glyphs.shape[1] for glyphs in conditions.glyphs])[conditions.prompt_of_entry[entries]]
+    for length in lengths.unique():
+        yield (lengths == length).nonzero()[:, 0]
+
+
+def _given_tokens(record: PromptRecord, given: object, grid: torch.Size, codebook: int) -> Tensor:
+    where = f"record {record.id!r}: metadata {GIVEN_TOKENS}"
+    try:
+        tokens = torch.tensor(given, dtype=torch.int64).flatten()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{where} must be a list of token ids: {error}") from error
+    if len(tokens) != math.prod(grid):
+        raise UserError(f"{where} has {len(tokens)} tokens, expected {math.prod(grid)}")
+    if tokens.min() < 0 or tokens.max() >= codebook:
+        raise UserError(f"{where} holds {int(tokens.max())}; ids are 0 to {codebook - 1}")
+    return tokens.view(grid)

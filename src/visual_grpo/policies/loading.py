@@ -1,0 +1,121 @@
+"""Loading saved models with clear errors, and telling what a saved model is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+from visual_grpo.config import ModelConfig
+from visual_grpo.errors import UserError
+from visual_grpo.hardware.device import resolve_device
+from visual_grpo.saved_model import may_be_hub_id
+from visual_grpo.third_party_output import hidden_progress_bars
+
+PIPELINE_FILE = "model_index.json"
+MODEL_FILE = "config.json"
+
+M = TypeVar("M")
+
+
+def load_pipeline(pipeline_class: str, path: str, config: ModelConfig, parts: Sequence[str]) -> Any:
+    """A diffusers pipeline by plain ``from_pretrained``: frozen, in evaluation mode, on the device.
+
+    Args:
+        pipeline_class: its name in diffusers.
+        path: folder or hub id.
+        parts: components that must be there.
+
+    Raises:
+        UserError: nothing at ``path``, another class, or a component is missing; the message names it.
+    """
+    import diffusers
+    import torch
+
+    check_parts(path, parts)
+    with loading(path):
+        pipeline = getattr(diffusers, pipeline_class).from_pretrained(path, dtype=getattr(torch, config.dtype))
+    missing = [part for part in parts if getattr(pipeline, part, None) is None]
+    if missing:
+        raise _incomplete(path, missing)
+    pipeline.set_progress_bar_config(disable=True)
+    for component in pipeline.components.values():
+        if isinstance(component, torch.nn.Module):
+            component.eval().requires_grad_(False)
+    return pipeline.to(resolve_device(config.device))
+
+
+@contextmanager
+def loading(path: str) -> Iterator[None]:
+    """Turns what the hub's client and the model libraries raise into a UserError.
+
+    A folder loads in a moment and shows no progress bar; a download keeps its bars.
+    """
+    with hidden_progress_bars() if Path(path).exists() else nullcontext():
+        try:
+            yield
+        except (OSError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"The model {path!r} cannot be loaded: {error}\n"
+                "A hub id needs a network or a download made before; a folder must be complete."
+            ) from error
+
+
+def check_parts(path: str, parts: Sequence[str]) -> None:
+    """Raises UserError naming each component that a saved pipeline's folder lacks; a hub id is not looked at."""
+    folder = Path(path)
+    if not (folder / PIPELINE_FILE).is_file():
+        return
+    index = _json(folder / PIPELINE_FILE)
+    missing = [
+        part for part in parts if not any(index.get(part) or [None]) or not (folder / part).is_dir()
+    ]
+    if missing:
+        raise _incomplete(path, missing)
+
+
+def saved_class(path: str) -> str | None:
+    """The class that a saved model's folder or hub id names; None where it names none.
+
+    Raises UserError where nothing can be read at ``path``.
+    """
+    for file in (PIPELINE_FILE, MODEL_FILE):
+        facts = _facts(path, file)
+        if facts is not None:
+            return facts.get("_class_name") or next(iter(facts.get("architectures") or []), None)
+    raise UserError(
+        f"model.path is {path}, which holds neither {PIPELINE_FILE} nor {MODEL_FILE}; expected a folder saved by"
+        " save_pretrained, a hub id that is reachable or downloaded, or null for the starter's model."
+    )
+
+
+def _facts(path: str, file: str) -> dict[str, Any] | None:
+    if (Path(path) / file).is_file():
+        return _json(Path(path) / file)
+    if not may_be_hub_id(path):
+        return None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return _json(Path(hf_hub_download(path, file)))
+    except LocalEntryNotFoundError as error:
+        raise UserError(
+            f"The family of the model {path!r} cannot be told: the hub cannot be reached and the model was not"
+            " downloaded before. Set model.family, or give a folder."
+        ) from error
+    except (EntryNotFoundError, HfHubHTTPError, OSError):
+        return None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return facts
+
+
+def _incomplete(path: str, missing: Sequence[str]) -> UserError:
+    return UserError(
+        f"The pipeline {path!r} lacks {', '.join(missing)}. Save it whole with save_pretrained, or download it again."
+    )

@@ -1,0 +1,16 @@
+"""Seeds of rollouts: one per sample, and separate random streams for everything that one seed decides."""
+
+from __future__ import annotations
+
+import torch
+
+SEED_RANGE = 2**62
+
+STEP_NOISE = 2**61
+"""XORed into a seed: the noise of the stochastic denoising steps comes from another stream than the start noise."""
+
+
+def draw_seeds(count: int, generator: torch.Generator) -> list[int]:
+    """``count`` seeds from ``generator``, which thereby decides everything random in a rollout."""
+    seeds: list[int] = torch.randint(SEED_RANGE, (count,), generator=generator).tolist()
+    return seeds

@@ -1,0 +1,172 @@
+"""What a language model must offer so that the generic token policy can sample, replay and train it.
+
+Shapes: N distinct records, B rows, T generated tokens, H hidden width, V token ids of the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from visual_grpo.config import SamplerConfig
+from visual_grpo.policies.prompt_cache import Prompts, forward, hidden_shared, hidden_whole, prefill
+from visual_grpo.policies.rows import distinct
+from visual_grpo.policies.tokens import TokenSampler, chosen_log_probs, draw, entropy, row_uniforms
+from visual_grpo.types import PromptRecord, Sample
+
+
+class Encoded(Protocol):
+    """N distinct records as a language model reads them; a model may remember more about them."""
+
+    @property
+    def prompts(self) -> Prompts: ...
+
+
+E = TypeVar("E", bound=Encoded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTrajectory(Generic[E]):
+    """Everything the replay needs of B sampled rows."""
+
+    encoded: E
+    prompt_of_row: Tensor
+    """[B] int64, row -> index among the N encoded records."""
+    tokens: Tensor
+    """[B, T] int64; after an end token it goes on with end tokens."""
+    mask: Tensor
+    """[B, T] bool on the CPU: up to and including the first end token."""
+    reference_log_probs: Tensor | None = None
+    """[B, T] float32 under the adapter-disabled model; None without a KL penalty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledTokens(Generic[E]):
+    """A trajectory with what was measured while it was drawn."""
+
+    trajectory: TokenTrajectory[E]
+    log_probs: Tensor
+    """[B, T] float32 at the sampler's temperature, before any truncation."""
+    entropy: Tensor
+    """[B, T] float32 of the same distributions, nats."""
+
+
+class TokenModel(Protocol[E]):
+    """A transformers model with ``model.language_model``, and how it is asked."""
+
+    @property
+    def network(self) -> Any:
+        """The transformers model that the LoRA adapter is on."""
+        ...
+
+    @property
+    def head(self) -> Tensor:
+        """[V, H] output rows of the ids that may be sampled."""
+        ...
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[V] float32 added to the logits: 0, or -inf for an id that may not be sampled. None = all may be."""
+        ...
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Ids that end a row, the one that pads finished rows first; empty where the length is fixed."""
+        ...
+
+    def encode(self, records: Sequence[PromptRecord]) -> E:
+        """N records; T is the length of ``prompts.token_positions``."""
+        ...
+
+    def sampler(self, settings: SamplerConfig) -> TokenSampler:
+        """None falls back to the model's generation_config."""
+        ...
+
+    def samples(
+        self, records: Sequence[PromptRecord], trajectory: TokenTrajectory[E], seeds: Sequence[int]
+    ) -> Sequence[Sample]:
+        """[B] what the tokens of B records mean; ``seeds`` decide anything else that is random in it."""
+        ...
+
+
+@torch.no_grad()
+def sample_tokens(
+    model: TokenModel[E], records: Sequence[PromptRecord], seeds: Sequence[int], sampler: TokenSampler, batch: int
+) -> SampledTokens[E]:
+    """T tokens for each of B records, ``batch`` rows at a time; row i is a function of its record, ``seeds[i]`` and
+    the weights.
+
+    Raises UserError where the records differ in their number of source images.
+    """
+    firsts, prompt_of_row = distinct(records)
+    encoded = model.encode(firsts)
+    uniforms = row_uniforms(seeds, encoded.prompts.token_positions.shape[-1])
+    parts = [
+        _sample_batch(model, encoded.prompts, prompt_of_row[rows], uniforms[rows], sampler)
+        for rows in torch.arange(len(records)).split(batch)
+    ]
+    tokens, log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+    ended = is_end(model, tokens)
+    trajectory = TokenTrajectory(
+        encoded=encoded,
+        prompt_of_row=prompt_of_row,
+        tokens=tokens,
+        mask=((ended.cumsum(1) - ended.long()) == 0).cpu(),
+    )
+    return SampledTokens(trajectory=trajectory, log_probs=log_probs.cpu(), entropy=entropies.cpu())
+
+
+def token_log_probs(
+    model: TokenModel[E], trajectory: TokenTrajectory[E], rows: Tensor, temperature: float, *, share_prefix: bool
+) -> Tensor:
+    """[b, T] float32 of the stored tokens of ``rows`` ([b]), on the CPU, under the weights as they are now.
+
+    ``share_prefix``: one forward per distinct prompt; impossible under gradient checkpointing.
+    """
+    tokens = trajectory.tokens[rows]
+    hidden_of = hidden_shared if share_prefix else hidden_whole
+    hidden = hidden_of(model.network, trajectory.encoded.prompts, trajectory.prompt_of_row[rows], tokens)
+    return chosen_log_probs(hidden, model.head, tokens, temperature, model.bias).cpu()
+
+
+def is_end(model: TokenModel[E], tokens: Tensor) -> Tensor:
+    """Which tokens end a row, bool in the shape of ``tokens``."""
+    if not model.ends:
+        return torch.zeros_like(tokens, dtype=torch.bool)
+    return torch.isin(tokens, torch.tensor(model.ends, device=tokens.device))
+
+
+def _sample_batch(
+    model: TokenModel[E], prompts: Prompts, prompt_of_row: Tensor, uniforms: Tensor, sampler: TokenSampler
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[b, T] tokens, log-probs and entropies, token by token after one prefill per prompt.
+
+    T columns are returned whether or not every row ends before, so that batches can be joined.
+    """
+    prefix = prefill(model.network, prompts, prompt_of_row)
+    hidden, mask, embed = prefix.hidden, prefix.mask, model.network.model.get_input_embeddings()
+    padding = model.ends[0] if model.ends else 0
+    tokens = torch.full(uniforms.shape, padding, device=hidden.device)
+    log_probs, entropies = torch.zeros(2, *uniforms.shape, device=hidden.device)
+    done = torch.zeros(len(tokens), dtype=torch.bool, device=hidden.device)
+    for step in range(uniforms.shape[1]):
+        logits = (hidden[:, -1] @ model.head.t()).float()
+        if model.bias is not None:
+            logits = logits + model.bias
+        plain = (logits / sampler.temperature).log_softmax(-1)
+        chosen = sampler.warp(logits).log_softmax(-1) if sampler.truncates else plain
+        token = torch.where(done, padding, draw(chosen, uniforms[:, step].to(chosen.device)))
+        tokens[:, step] = token
+        log_probs[:, step] = plain.gather(1, token[:, None])[:, 0]
+        entropies[:, step] = entropy(plain)
+        done |= is_end(model, token)
+        if done.all() or step + 1 == uniforms.shape[1]:
+            break
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+        positions = prefix.token_positions[..., step : step + 1]
+        hidden = forward(model.network, embed(token[:, None]), mask, positions, prefix.cache)
+    return tokens, log_probs, entropies

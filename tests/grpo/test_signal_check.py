@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.grpo.test_trainer import config
+from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
+from visual_grpo.config import SignalCheckConfig
+from visual_grpo.grpo.signal_check import (
+    NoSignalError,
+    Signal,
+    SignalRule,
+    check_signal,
+    describe,
+    mean_of_pairs,
+    measure_signal,
+    update_cosines,
+)
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.types import PromptRecord, Scores
+
+
+def rule(steps: int, least: float | None = None) -> SignalRule:
+    return SignalRule.of(SignalCheckConfig(least_cosine=least), steps)
+
+
+def blind(prompts: Sequence[PromptRecord], samples: Sequence[Any]) -> Scores:
+    """A reward that does not depend on the samples."""
+    total = torch.rand(len(samples), generator=torch.Generator().manual_seed(int(torch.stack(list(samples)).sum())))
+    return Scores(total=total, rewards={"blind": total}, parts={}, weights={"blind": 1.0})
+
+
+def trainer_of(scorer: Any) -> GRPOTrainer[Any]:
+    return GRPOTrainer(ToyTokenPolicy(steps=12, vocabulary=8), scorer, config(group_size=32), seed=3)
+
+
+@pytest.mark.parametrize("steps", [4, 80])
+def test_a_reward_that_sees_passes_and_one_that_does_not_is_refused_after_all_rollouts(steps: int) -> None:
+    def measured(scorer: Any) -> Signal:
+        trainer = trainer_of(scorer)
+        before = trainer.state()[0]
+        found = measure_signal(trainer, records(10), most=48, rule=rule(steps))
+        after = trainer.state()[0]
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert trainer.parameters[0].grad is None
+        return found
+
+    seeing, not_seeing = measured(CountingScorer()), measured(blind)
+    assert seeing.cosine > 0.15
+    assert abs(not_seeing.cosine) < 0.03
+    assert seeing.samples == 4 * 32
+    assert seeing.rollouts < not_seeing.rollouts == 48
+    check_signal({"ar": seeing}, rule(steps), {})
+    said = r"(?s)module 'dit'.*above 0 by two.*measured: .* in 48 rollouts of 128 samples.*What to change: more noise\."
+    with pytest.raises(NoSignalError, match=said) as caught:
+        check_signal({"ar": seeing, "dit": not_seeing}, rule(steps), {"ar": "other tokens", "dit": "more noise"})
+    assert (caught.value.module, caught.value.signal) == ("dit", not_seeing)
+
+
+def test_rollouts_are_drawn_until_they_can_tell_and_counted() -> None:
+    def measured(most: int, least: float | None) -> tuple[Signal, list[int], list[int]]:
+        looks, drawn = list[int](), list[int]()
+        found = measure_signal(
+            trainer_of(CountingScorer()),
+            records(10),
+            most=most,
+            rule=rule(80, least),
+            drawn=drawn.append,
+            unclear=lambda signal: looks.append(signal.rollouts),
+        )
+        return found, looks, drawn
+
+    few, looks, drawn = measured(most=3, least=None)
+    assert (few.rollouts, looks, drawn) == (3, [], [1, 2, 3])
+    early, looks, drawn = measured(most=20, least=None)
+    assert (early.rollouts, looks, drawn) == (6, [], [*range(1, 7)])
+    late, looks, drawn = measured(most=20, least=1.0)
+    assert (late.rollouts, looks, drawn) == (20, [6, 12], [*range(1, 21)])
+    assert late.error < early.error / 2
+
+
+@pytest.mark.parametrize(
+    ("cosine", "error", "rollouts", "steps", "verdict"),
+    [
+        (0.181, 0.009, 48, 4, "passed"),  # A short run learns little from it; its gradients agree all the same.
+        (0.02, 0.008, 48, 4, "passed"),
+        (0.02, 0.012, 48, 4, "refused"),
+        (0.04, 0.03, 48, 4, "unclear"),  # .05 would not have been seen.
+        (0.001, 0.004, 48, 80, "refused"),
+        (-0.02, 0.004, 48, 80, "refused"),
+        (0.001, 0.0065, 48, 80, "unclear"),  # 1 / 81 would not have been seen.
+        (0.008, 0.0035, 128, 360, "passed"),  # The negative points, in as many rollouts as it took to see them,
+        (0.008, 0.016, 4, 360, "unclear"),  # and in the 4 of conf/negative_points.
+        (-0.03, 0.016, 4, 360, "unclear"),
+        (0.008, 0.0001, 4, 400, "passed"),
+        (0.0, 0.0001, 3, 400, "unclear"),  # conf/glm_image: an error of 3 rollouts may be small by chance.
+        (0.0, 0.0, 6, 80, "refused"),
+    ],
+)
+def test_a_run_is_refused_only_where_a_useful_cosine_would_have_been_seen(
+    cosine: float, error: float, rollouts: int, steps: int, verdict: str
+) -> None:
+    signal = Signal(cosine=cosine, error=error, rollouts=rollouts, samples=64)
+    assert rule(steps).verdict(signal) == verdict
+    if verdict == "refused":
+        with pytest.raises(NoSignalError):
+            check_signal({"ar": signal}, rule(steps), {})
+    else:
+        check_signal({"ar": signal}, rule(steps), {})
+        assert ("too few to tell for ar" in describe({"ar": signal}, rule(steps))) == (verdict == "unclear")
+
+
+@pytest.mark.parametrize(
+    ("cosine", "error", "verdict"),
+    [(0.01, 0.05, "unclear"), (0.01, 0.005, "refused"), (0.1, 0.05, "unclear"), (0.1, 0.03, "passed")],
+)
+def test_a_least_cosine_of_ones_own_decides_whatever_the_rollouts(cosine: float, error: float, verdict: str) -> None:
+    signal = Signal(cosine=cosine, error=error, rollouts=4, samples=64)
+    assert rule(400, least=0.03).verdict(signal) == verdict
+
+
+@pytest.mark.parametrize("rollouts", [3, 4])
+def test_few_rollouts_of_a_faint_signal_stop_no_run(rollouts: int) -> None:
+    """A cosine of .008 planted in gradients of 1,000 elements."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        common, noise = (torch.randn(rows, 1000, generator=generator) for rows in (1, rollouts))
+        cosine, error = mean_of_pairs(update_cosines(math.sqrt(0.008) * common + math.sqrt(0.992) * noise))
+        signal = Signal(cosine=cosine, error=error, rollouts=rollouts, samples=64)
+        assert rule(400).verdict(signal) != "refused"
+
+
+def test_planted_noise_is_refused_and_seldom_passes_by_chance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    verdicts = []
+    for _ in range(100):
+        cosine, error = mean_of_pairs(update_cosines(torch.randn(48, 1000, generator=generator)))
+        verdicts.append(rule(80).verdict(Signal(cosine=cosine, error=error, rollouts=48, samples=64)))
+    assert verdicts.count("refused") >= 95
+
+
+def test_one_wild_element_neither_hides_what_gradients_share_nor_feigns_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shared, noise = torch.randn(1, 1000, generator=generator).sign(), torch.randn(16, 1000, generator=generator)
+    wild, sizes = 1000 * torch.tensor([1.0, -1.0]).repeat(8)[:, None], 10 ** torch.randn(1, 1000, generator=generator)
+
+    def mean(gradients: torch.Tensor) -> float:
+        return mean_of_pairs(update_cosines(torch.cat([wild, sizes * gradients], dim=1)))[0]
+
+    assert mean(0.5 * shared + noise) == pytest.approx(0.2, abs=0.03)  # .5 ** 2 / (.5 ** 2 + 1)
+    assert mean(noise) == pytest.approx(0, abs=0.01)
+
+
+def test_where_no_gradient_is_there_is_no_agreement() -> None:
+    gradients = torch.tensor([[1.0, 0.0, 2.0], [2.0, 0.0, 4.0], [0.0, 0.0, 0.0]])
+    expected = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(update_cosines(gradients), expected)
+
+
+def test_at_the_useful_cosine_half_of_all_steps_sum_is_signal() -> None:
+    steps, width = 60, 20_000
+    generator = torch.Generator().manual_seed(0)
+    common = torch.nn.functional.normalize(torch.randn(width, generator=generator), dim=0)
+    noise = torch.nn.functional.normalize(torch.randn(steps, width, generator=generator))
+    cosine = rule(steps).useful
+    total = (math.sqrt(cosine) * common + math.sqrt(1 - cosine) * noise).sum(0)
+    share = float(total @ common) ** 2 / float(total @ total)
+    assert share == pytest.approx(0.5, abs=0.02)
+    assert rule(4).useful == 0.05
+
+
+def test_what_too_few_rollouts_cannot_tell_is_said() -> None:
+    sure = Signal(cosine=0.11, error=0.05, rollouts=4, samples=64)
+    assert describe({"ar": sure}, rule(80)) == "ar 0.110 +- 0.050 in 4 rollouts"
+    assert describe({"ar": sure, "dit": replace(sure, cosine=0.07)}, rule(80)) == (
+        "ar 0.110 +- 0.050 in 4 rollouts, dit 0.070 +- 0.050 in 4 rollouts"
+        " (too few to tell for dit: raise policy.signal_check.rollouts)"
+    )
+
+
+def test_the_error_of_the_mean_of_pairs_is_the_jackknifes() -> None:
+    vectors = torch.nn.functional.normalize(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)))
+    cosines = vectors @ vectors.t()
+
+    def mean(rows: list[int]) -> float:
+        pairs = [float(cosines[i, j]) for i in rows for j in rows if i < j]
+        return sum(pairs) / len(pairs)
+
+    left_out = [mean([i for i in range(5) if i != row]) for row in range(5)]
+    center = sum(left_out) / 5
+    error = math.sqrt(4 / 5 * sum((value - center) ** 2 for value in left_out))
+    assert mean_of_pairs(cosines) == pytest.approx((mean(list(range(5))), error), abs=1e-6)
+
+
+def test_a_constant_reward_has_no_signal() -> None:
+    def constant(prompts: Sequence[PromptRecord], samples: Sequence[Any]) -> Scores:
+        total = torch.ones(len(samples))
+        return Scores(total=total, rewards={"one": total}, parts={}, weights={"one": 1.0})
+
+    trainer = GRPOTrainer(ToyGaussianPolicy(), constant, config(group_size=4), seed=3)
+    found = measure_signal(trainer, records(10), most=48, rule=rule(80))
+    assert (found.cosine, found.error, found.rollouts) == (0, 0, 6)
+    with pytest.raises(NoSignalError):
+        check_signal({"dit": found}, rule(80), {})

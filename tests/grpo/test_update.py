@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.grpo.test_trainer import config, trained
+from tests.toys import ToyTokenPolicy
+from visual_grpo.errors import UserError
+from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
+from visual_grpo.types import PromptRecord, ReplayChunk, Rollout, Scores
+
+OLD = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -1.2, -0.7]])
+NEW = torch.tensor([[-0.8, -2.1, -9.0], [-0.3, -0.9, -0.6]])
+MASK = torch.tensor([[True, True, False], [True, True, True]])
+
+
+def experience() -> Experience[None]:
+    prompts = [PromptRecord(id="a", prompt="a")] * 2
+    rollout = Rollout[None](prompts=prompts, samples=[0, 1], trajectory=None, log_probs=OLD, mask=MASK)
+    total = torch.tensor([1.0, -1.0])
+    scores = Scores(total=total, rewards={}, parts={}, weights={})
+    return Experience(rollout=rollout, scores=scores, rows=torch.arange(2), advantages=total)
+
+
+def recorded(**changes: Any) -> UpdateStats:
+    own, stats = experience(), UpdateStats()
+    objective = Objective.of(config(**changes), [own])
+    chunk_loss(ReplayChunk(steps=slice(0, 3), log_probs=NEW, kl=None), own, own.rows, objective, stats)
+    return stats
+
+
+class WithoutReference(ToyTokenPolicy):
+    """As a policy that was made without ``kl_reference=True``."""
+
+    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
+        for chunk in super().replay(trajectory, rows):
+            yield replace(chunk, kl=None)
+
+
+def test_a_penalty_without_a_kl_is_refused() -> None:
+    policy = WithoutReference()
+    with pytest.raises(UserError, match=r"kl_weight is 0\.1.*no KL.*load_policy\(\.\.\., kl_reference=True\)"):
+        trained(policy, kl_weight=0.1)
+    assert not policy.table.any()
+
+
+def test_a_kl_that_was_not_measured_is_not_reported() -> None:
+    _, without = trained(WithoutReference())
+    _, measured = trained(ToyTokenPolicy())
+    assert all("kl" not in step.values for step in without)
+    assert all("kl" in step.values for step in measured)
+    assert measured[-1].values["kl"] > 0
