@@ -1,0 +1,1 @@
+"""What is Stable Diffusion 3's own in the configuration."""
