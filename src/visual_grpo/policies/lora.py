@@ -55,9 +55,7 @@ class PeftAdapter:
         self.model = model
 
     @classmethod
-    def attach(
-        cls, base: PreTrainedModel, params: LoraParams, targets: str | list[str], seed: int
-    ) -> PeftAdapter:
+    def attach(cls, base: PreTrainedModel, params: LoraParams, targets: str | list[str], seed: int) -> PeftAdapter:
         """Freezes ``base`` and adds a LoRA of zero effect (B = 0; arXiv 2106.09685), without dropout.
 
         ``targets`` are the modules that get one where ``params`` does not name them. A's initial values come from

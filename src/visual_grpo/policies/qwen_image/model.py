@@ -1,8 +1,7 @@
-"""Qwen-Image and Qwen-Image-Edit as a `FlowModel`.
+"""Qwen-Image and Qwen-Image-Edit as a `FlowModel`; a test holds its ODE equal to the pipelines'.
 
-Their pipelines' ``__call__`` do the same for the ODE and without gradient; tests hold them equal.
-Shapes: N prompts, b rows, C x h x w latents of one image, of which the transformer reads T = h w / 4 tokens of width
-4 C; L text tokens of width D.
+Shapes: N records, b rows, C x h x w latents of one image, which the transformer reads as T = h w / 4 tokens of width
+4 C. An edit's source image is S more tokens, of whatever size, and a part of the prompt.
 """
 
 from __future__ import annotations
@@ -10,84 +9,60 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from visual_grpo.config import Strict
 from visual_grpo.errors import UserError
+from visual_grpo.images import fit, read_image
 from visual_grpo.policies.flow_model import Schedule, Velocity
-from visual_grpo.policies.qwen_image.edit import SourceEncoder
-from visual_grpo.policies.rows import distinct
+from visual_grpo.policies.padded_text import PaddedText
+from visual_grpo.policies.rows import distinct, source_count
 from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
-    from diffusers import QwenImageEditPipeline, QwenImagePipeline
     from PIL.Image import Image
+
+_SOURCE_AREA = 1024 * 1024
+"""Pixels that the pipeline brings every source to, whatever the size of the edited image."""
 
 
 class QwenImageOptions(Strict):
-    """How prompts are read and guidance is trained."""
-
     negative_prompt: str = Field(" ", description="what guidance steers away from")
     max_sequence_length: int = Field(512, ge=1, le=1024, description="text tokens of a prompt; edits are not cut")
     unconditional_gradient: bool = Field(True, description="train through both branches of the guidance")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
-    """Encoded prompts, padded to the longest."""
-
-    embeds: Tensor
-    """[N, L, D]."""
-    mask: Tensor | None
-    """[N, L] bool, True = a token of the prompt; None where nothing is padded."""
-
-    @classmethod
-    def padded(cls, prompts: Sequence[Tensor]) -> Text:
-        """``prompts``: N of [length, D]."""
-        embeds = pad_sequence(list(prompts), batch_first=True)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=embeds.device)
-        mask = torch.arange(embeds.shape[1], device=embeds.device) < lengths[:, None]
-        return cls(embeds=embeds, mask=None if mask.all() else mask)
-
-    def rows(self, entries: Tensor) -> Text:
-        """Keeps the padding, which rounds: a row has the same velocity in every batch."""
-        return Text(embeds=self.embeds[entries], mask=None if self.mask is None else self.mask[entries])
-
-
-@dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What the transformer is told."""
-
-    prompts: Text
-    negative: Text | None
+    prompts: PaddedText
+    negative: PaddedText | None
     """Of N entries too, since an edit's text has its source image in it; None without guidance."""
     sources: Tensor | None
-    """Of edits: [N, S, 4 C] source images as tokens."""
+    """[N, S, 4 C] float32."""
     guidance_scale: float
 
 
 class QwenImage:
-    """A pipeline at one size."""
-
-    def __init__(
-        self, pipeline: QwenImagePipeline | QwenImageEditPipeline, size: tuple[int, int], options: QwenImageOptions
-    ) -> None:
+    def __init__(self, pipeline: Any, size: tuple[int, int], options: QwenImageOptions) -> None:
         """``size``: (height, width) in pixels, multiples of 16."""
-        self.pipeline, self.transformer, self.options = pipeline, pipeline.transformer, options
-        factor = pipeline.vae_scale_factor
-        self.latent_shape = (self.transformer.config.in_channels // 4, size[0] // factor, size[1] // factor)
-        self.sources = SourceEncoder(pipeline, size) if hasattr(pipeline, "processor") else None
+        from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
+
+        self.pipeline, self.transformer, self.size, self.options = pipeline, pipeline.transformer, size, options
+        self._factor = pipeline.vae_scale_factor
+        self.latent_shape = (self.transformer.config.in_channels // 4, size[0] // self._factor, size[1] // self._factor)
+        self.edits = hasattr(pipeline, "processor")
+        width, height, _ = calculate_dimensions(_SOURCE_AREA, size[1] / size[0])
+        self._source_size = (height, width)
         self._decoding = threading.Lock()
 
     def schedule(self, steps: int) -> Schedule:
-        """The pipeline's: shifted by the number of image tokens."""
+        """The pipeline's, shifted by the number of image tokens."""
         from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
         scheduler, (_, h, w) = self.pipeline.scheduler, self.latent_shape
@@ -98,88 +73,92 @@ class QwenImage:
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
-        """Of N records; nothing is sampled, so ``seeds`` are not used."""
-        self._check(records)
-        firsts, prompt_of_entry = distinct(records)
-        images = [self.sources.image(record) for record in firsts] if self.sources else []
-
-        def encoded(prompts: Sequence[str]) -> Text:
-            texts = [self._encode(prompt, images[i : i + 1]) for i, prompt in enumerate(prompts)]
-            return Text.padded(texts).rows(prompt_of_entry)
-
+        count = source_count(records)
+        if count != self.edits:
+            raise UserError(
+                f"{type(self.pipeline).__name__} takes {int(self.edits)} source images; {records[0].id!r} has {count}"
+            )
+        firsts, own = distinct(records)
+        images = [self._source(record) if self.edits else None for record in firsts]
+        prompts = [self._encode(record.prompt, image) for record, image in zip(firsts, images, strict=True)]
+        negatives = [self._encode(self.options.negative_prompt, image) for image in images if guidance_scale > 1]
         return Conditions(
-            prompts=encoded([record.prompt for record in firsts]),
-            negative=encoded([self.options.negative_prompt] * len(firsts)) if guidance_scale > 1 else None,
-            sources=self.sources.tokens(images)[prompt_of_entry] if self.sources else None,
+            prompts=PaddedText.of(prompts).rows(own),
+            negative=PaddedText.of(negatives).rows(own) if negatives else None,
+            sources=torch.cat([self._source_tokens(image) for image in images])[own] if self.edits else None,
             guidance_scale=guidance_scale,
         )
 
     def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
-        """Of the rows ``entries`` ([b] int64).
+        """Each guided token is scaled to the norm of the conditional branch's.
 
-        Each token of the guided velocity is scaled to the norm of the conditional branch's.
+        Without ``unconditional_gradient`` the other branch and the scale are constants to the gradient.
         """
-        prompts, scale = conditions.prompts.rows(entries), conditions.guidance_scale
-        negative = None if conditions.negative is None else conditions.negative.rows(entries)
+        prompts, negative = conditions.prompts.rows(entries), conditions.negative and conditions.negative.rows(entries)
         sources = None if conditions.sources is None else conditions.sources[entries]
+        both = self.options.unconditional_gradient
 
         def guided(state: Tensor, timestep: float) -> Tensor:
-            tokens = F.pixel_unshuffle(state, 2).flatten(2).transpose(1, 2)
-            velocity = self._forward(tokens, timestep, prompts, sources)
+            velocity = self._forward(state, timestep, prompts, sources)
             if negative is not None:
-                with torch.set_grad_enabled(torch.is_grad_enabled() and self.options.unconditional_gradient):
-                    unconditional = self._forward(tokens, timestep, negative, sources)
-                velocity = self._rescaled(unconditional + scale * (velocity - unconditional), velocity)
-            grid = velocity.transpose(1, 2).unflatten(2, (state.shape[2] // 2, state.shape[3] // 2))
-            return F.pixel_shuffle(grid, 2)
+                with torch.set_grad_enabled(torch.is_grad_enabled() and both):
+                    unconditional = self._forward(state, timestep, negative, sources)
+                mixed = unconditional + conditions.guidance_scale * (velocity - unconditional)
+                scale = velocity.norm(dim=-1, keepdim=True) / mixed.norm(dim=-1, keepdim=True)
+                velocity = mixed * (scale if both else scale.detach())
+            return pixel_shuffle(velocity.transpose(1, 2).unflatten(2, (state.shape[2] // 2, -1)), 2)
 
         return guided
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
-        """[b, C, h, w] -> b uint8 images [3, H, W] on the CPU."""
-        vae = self.pipeline.vae
-        mean, std = (
-            torch.tensor(values, device=latents.device).view(-1, 1, 1, 1)
-            for values in (vae.config.latents_mean, vae.config.latents_std)
-        )
-        latents = latents[:, :, None] / (1 / std) + mean
+        mean, std = self._statistics()
+        latents = (latents[:, :, None] / (1 / std) + mean).to(self.pipeline.vae.dtype)
         with self._decoding:  # The VAE keeps features between its calls: two at a time would mix them up.
-            images = vae.decode(latents.to(vae.dtype), return_dict=False)[0][:, :, 0].float()
+            images = self.pipeline.vae.decode(latents, return_dict=False)[0][:, :, 0].float()
         return list(((images / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
 
-    def _encode(self, prompt: str, image: list[Image]) -> Tensor:
-        """[length, D]. One prompt at a time: the same in any batch, and the encoder keeps every layer's output."""
-        given = {"image": image} if image else {}
-        length = self.options.max_sequence_length
-        embeds: Tensor = self.pipeline.encode_prompt([prompt], max_sequence_length=length, **given)[0]
-        return embeds[0]
-
-    def _forward(self, tokens: Tensor, timestep: float, text: Text, sources: Tensor | None) -> Tensor:
+    def _forward(self, state: Tensor, timestep: float, text: PaddedText, sources: Tensor | None) -> Tensor:
         """[b, T, 4 C] float32."""
-        dtype, (_, h, w) = self.transformer.dtype, self.latent_shape
-        shapes, count = [(1, h // 2, w // 2)], tokens.shape[1]
-        if self.sources is not None and sources is not None:
-            shapes, tokens = [*shapes, self.sources.shape], torch.cat([tokens, sources.to(tokens)], 1)
+        dtype, tokens, (_, h, w) = self.transformer.dtype, _packed(state), self.latent_shape
+        shapes, cell = [(1, h // 2, w // 2)], 2 * self._factor
+        if sources is not None:
+            shapes.append((1, self._source_size[0] // cell, self._source_size[1] // cell))
         velocity: Tensor = self.transformer(
-            hidden_states=tokens.to(dtype),
-            timestep=torch.full((len(tokens),), timestep, dtype=dtype, device=tokens.device) / 1000,
+            hidden_states=(tokens if sources is None else torch.cat([tokens, sources], 1)).to(dtype),
+            timestep=torch.full((len(state),), timestep, dtype=dtype, device=state.device) / 1000,
             encoder_hidden_states=text.embeds,
             encoder_hidden_states_mask=text.mask,
-            img_shapes=[shapes] * len(tokens),
+            img_shapes=[shapes] * len(state),
             return_dict=False,
         )[0]
-        return velocity[:, :count].float()
+        return velocity[:, : tokens.shape[1]].float()
 
-    def _rescaled(self, guided: Tensor, conditional: Tensor) -> Tensor:
-        ratio = conditional.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
-        return guided * (ratio if self.options.unconditional_gradient else ratio.detach())
+    def _encode(self, prompt: str, image: Image | None) -> Tensor:
+        """[length, D]. One prompt at a time: the encoder keeps every layer's output."""
+        given, length = ({} if image is None else {"image": image}), self.options.max_sequence_length
+        embeds: Tensor = self.pipeline.encode_prompt(prompt, max_sequence_length=length, **given)[0]
+        return embeds[0]
 
-    def _check(self, records: Sequence[PromptRecord]) -> None:
-        expected = 1 if self.sources else 0
-        for record in records:
-            if len(record.source_images) != expected:
-                raise UserError(
-                    f"the record {record.id!r} has {len(record.source_images)} source images; a"
-                    f" {type(self.pipeline).__name__} takes {expected} of each record"
-                )
+    def _source(self, record: PromptRecord) -> Image:
+        image = fit(read_image(record.source_images[0]), *self.size)
+        resized: Image = self.pipeline.image_processor.resize(image, *self._source_size)
+        return resized
+
+    def _source_tokens(self, image: Image) -> Tensor:
+        """[1, S, 4 C] float32."""
+        vae, (mean, std) = self.pipeline.vae, self._statistics()
+        pixels = self.pipeline.image_processor.preprocess(image, *self._source_size).unsqueeze(2)
+        latents = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist.mode().float()
+        return _packed(((latents - mean) / std)[:, :, 0])
+
+    def _statistics(self) -> list[Tensor]:
+        """Mean and standard deviation of the VAE's latents, [C, 1, 1, 1] float32."""
+        vae = self.pipeline.vae
+        both = (vae.config.latents_mean, vae.config.latents_std)
+        return [torch.tensor(values, device=vae.device).view(-1, 1, 1, 1) for values in both]
+
+
+def _packed(latents: Tensor) -> Tensor:
+    """[b, C, h, w] -> [b, h w / 4, 4 C]: cells of 2 x 2."""
+    return pixel_unshuffle(latents, 2).flatten(2).transpose(1, 2)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from visual_grpo.config import Strict
 from visual_grpo.policies.flow_model import Schedule, Velocity
+from visual_grpo.policies.rows import distinct
 from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
@@ -68,9 +69,10 @@ class Sd3:
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
         """Of N records; nothing is sampled, so ``seeds`` are not used."""
-        texts = [self._encode(record.prompt) for record in records]  # One at a time: the same in any batch.
+        firsts, own = distinct(records)
+        texts = [self._encode(record.prompt) for record in firsts]  # One at a time: the same in any batch.
         return Conditions(
-            prompts=Text(*(torch.cat(part) for part in zip(*texts, strict=True))),
+            prompts=Text(*(torch.cat(part)[own] for part in zip(*texts, strict=True))),
             negative=self._encode(self.options.negative_prompt) if guidance_scale > 1 else None,
             guidance_scale=guidance_scale,
         )
