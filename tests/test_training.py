@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ from tests.toys import CountingScorer, ToyTokenPolicy
 from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
-from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.grpo.metrics import reproducible
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.training import Callbacks, TrainingRun, _now_and_then, check_resumable
-from visual_grpo.types import PromptRecord, Scores, StepMetrics
+from visual_grpo.training import Callbacks, TrainingRun, check_resumable
+from visual_grpo.types import PromptRecord, StepMetrics
 
 STEPS = 6
 RECORDS = [PromptRecord(id=f"r{i}", prompt=f"a thing number {i}") for i in range(9)]
@@ -240,137 +238,24 @@ class TokenModel(ToyTokenPolicy):
         torch.save(self.adapter_state_dict(), folder / "vl" / "table.pt")
 
 
-def token_run(
-    tmp_path: Path, model: Any, scorer: Any, advice: dict[str, str] | None = None, **changes: Any
-) -> TrainingRun:
-    """A run of a model that takes no time."""
-    vl: dict[str, Any] = {
-        "data": {"task": "segmentation"},
-        "starter": {"world": "scenes"},
-        "policy": {"component": "vl", "signal_check": {"rollouts": 0}},
-    }
-    config = parameters(tmp_path, **(vl | changes))
-    return TrainingRun(
-        config,
-        model,
-        scorer,
-        GRPOTrainer(model, scorer, config.grpo, module="vl"),
-        train=RECORDS[:6],
-        evaluation=RECORDS[6:],
-        identity={},
-        run_id=None,
-        advice=advice or {},
-    )
-
-
 def test_a_run_trains_any_model_with_adapters_and_guidance_means_nothing_to_a_language_model(tmp_path: Path) -> None:
-    model = TokenModel()
-    run = token_run(tmp_path, model, CountingScorer())
-    assert run.config.sampling.rollout.guidance_scale != run.config.sampling.stock.guidance_scale
+    config = parameters(
+        tmp_path,
+        data={"task": "segmentation"},
+        starter={"world": "scenes"},
+        policy={"component": "vl", "signal_check": {"rollouts": 0}},
+    )
+    assert config.sampling.rollout.guidance_scale != config.sampling.stock.guidance_scale
+    model, scorer = TokenModel(), CountingScorer()
+    trainer = GRPOTrainer(model, scorer, config.grpo)
+    run = TrainingRun(
+        config, model, scorer, trainer, train=RECORDS[:6], evaluation=RECORDS[6:], identity={}, run_id=None
+    )
     assert execute(run, tmp_path / "out") == []
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"best", "last", "training.json", "vl"}
     last = torch.load(tmp_path / "out" / "last" / "vl" / "table.pt")["table"]
     assert torch.equal(last, model.table)
     assert last.any()
-
-
-class Watched(TokenModel):
-    """Keeps with which sampler and seeds it was asked to draw."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[tuple[list[int], Any]] = []
-
-    def generate(self, records: Any, seeds: Any, sampler: Any) -> list[torch.Tensor]:
-        self.asked.append((list(seeds), sampler))
-        return super().generate(records, seeds, sampler)
-
-
-class PartlyScored(CountingScorer):
-    """One sample of three cannot be scored, the others are 1 and 3."""
-
-    def __call__(self, prompts: Any, samples: Any) -> Scores:
-        scores = super().__call__(prompts, samples)
-        return replace(scores, total=torch.tensor([torch.nan, 1.0, 3.0])) if len(samples) == 3 else scores
-
-
-def test_the_evaluation_in_a_run_draws_with_the_stock_sampler_and_leaves_the_unscored_out(tmp_path: Path) -> None:
-    model = Watched()
-    run = token_run(tmp_path, model, PartlyScored(), evaluation={"prompts": 3})
-    assert run.evaluate() == 2.0
-    seeds = [image_seed(run.config.seed, record.id, 0) for record in RECORDS[6:]]
-    assert model.asked == [(seeds, run.config.sampling.stock)]
-    assert run.config.sampling.stock != run.config.sampling.rollout
-
-
-class Falling(CountingScorer):
-    """Every evaluation (of two samples) is worse than the one before."""
-
-    evaluations = 0
-
-    def __call__(self, prompts: Any, samples: Any) -> Scores:
-        scores = super().__call__(prompts, samples)
-        if len(samples) != 2:
-            return scores
-        self.evaluations += 1
-        return replace(scores, total=torch.full((2,), -float(self.evaluations)))
-
-
-@pytest.mark.parametrize("adapter", ["best", "last"])
-def test_the_parameter_says_which_adapter_evaluate_will_find(tmp_path: Path, adapter: str) -> None:
-    model = TokenModel()
-    run = token_run(tmp_path, model, Falling(), evaluation={"adapter": adapter})
-    tables: dict[int, torch.Tensor] = {}
-
-    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
-        tables[metrics.step] = model.table.detach().clone()
-
-    execute(run, tmp_path / "out", on_step)
-    found = {
-        folder: torch.load(tmp_path / "out" / folder / "vl" / "table.pt")["table"] for folder in ("", "best", "last")
-    }
-    assert torch.equal(found["best"], tables[2])
-    assert torch.equal(found["last"], tables[STEPS])
-    assert not torch.equal(tables[2], tables[STEPS])
-    assert torch.equal(found[""], found[adapter])
-    assert torch.equal(model.table, tables[STEPS])
-    assert json.loads((tmp_path / "out" / "training.json").read_text())["adapter"] == adapter
-
-
-class Chance(CountingScorer):
-    """Sees nothing of the samples."""
-
-    generator = torch.Generator().manual_seed(0)
-
-    def __call__(self, prompts: Any, samples: Any) -> Scores:
-        return replace(super().__call__(prompts, samples), total=torch.rand(len(samples), generator=self.generator))
-
-
-def test_the_signal_check_shows_how_far_it_is_and_gives_the_advice_for_the_model(tmp_path: Path) -> None:
-    policy = {"component": "vl", "signal_check": {"rollouts": 48}}
-    run = token_run(tmp_path, TokenModel(steps=60, vocabulary=20), Chance(), {"vl": "a clearer query"}, policy=policy)
-    notes: list[str] = []
-    with pytest.raises(UserError, match=r"(?s)nothing to learn for the module 'vl'.*What to change: a clearer query\."):
-        run.run(Callbacks(on_step=ignore, note=notes.append))
-    assert notes[0] == "Signal check: vl 1 of at most 48 rollouts"
-    assert sum("cannot tell yet" in note for note in notes) == 3
-
-
-def test_a_short_run_with_a_signal_starts(tmp_path: Path) -> None:
-    grpo = {"steps": 4, "prompts_per_step": 4, "group_size": 32}
-    policy = {"component": "vl", "signal_check": {"rollouts": 48}}
-    run = token_run(tmp_path, TokenModel(steps=12, vocabulary=8), CountingScorer(), policy=policy, grpo=grpo)
-    execute(run, tmp_path / "out")
-    assert run.trainer.step == 4
-
-
-def test_a_count_is_noted_at_once_and_then_now_and_then() -> None:
-    notes: list[str] = []
-    always, seldom = _now_and_then(notes.append, "{}/3", every=0.0), _now_and_then(notes.append, "{} of 3", every=1e9)
-    for count in (1, 2, 3):
-        always(count)
-        seldom(count)
-    assert notes == ["1/3", "1 of 3", "2/3", "3/3"]
 
 
 def test_another_model_than_the_starters_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
