@@ -10,13 +10,35 @@ from typing import Any
 import pytest
 import torch
 
-from tests.test_training import RECORDS, STEPS, TokenModel, execute, ignore, parameters
-from tests.toys import CountingScorer
+from tests.test_training import RECORDS, STEPS, execute, ignore, parameters
+from tests.toys import CountingScorer, ToyTokenPolicy
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.training import Callbacks, TrainingRun, _now_and_then
 from visual_grpo.types import Scores, StepMetrics
+
+
+class TokenModel(ToyTokenPolicy):
+    """A model of one table, which is its own adapters."""
+
+    @property
+    def adapters(self) -> TokenModel:
+        return self
+
+    def generate(self, records: Any, seeds: Any, sampler: Any) -> list[torch.Tensor]:
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return [self.rollout([r], 1, g).samples[0] for r, g in zip(records, generators, strict=True)]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return self.adapter_state_dict()
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        self.load_adapter_state_dict(state)
+
+    def save(self, folder: Path) -> None:
+        (folder / "vl").mkdir(parents=True)
+        torch.save(self.adapter_state_dict(), folder / "vl" / "table.pt")
 
 
 def token_run(
