@@ -128,7 +128,7 @@ def test_without_a_line_text_is_found_anywhere_offline_and_in_silence(
 def test_records_of_which_none_has_a_text_are_refused() -> None:
     rewards = RewardSet({"ocr": (OcrReward(), 1.0)})
     rewards.check_records([record("a dog"), record('a "CAB"')])
-    with pytest.raises(UserError, match="none of 2 records has one; the first is 'r': 'a dog'"):
+    with pytest.raises(UserError, match="none of 2 records has any; the first is 'r': 'a dog'"):
         rewards.check_records([record("a dog"), record("a cat")])
 
 

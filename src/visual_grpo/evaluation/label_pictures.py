@@ -14,9 +14,10 @@ from torch import Generator, Tensor
 
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, grid
 from visual_grpo.evaluation.seeds import image_seed
-from visual_grpo.images import read_image, to_pil, to_tensor
+from visual_grpo.images import read_image, read_mask, to_pil, to_tensor
 from visual_grpo.segmentation.points_by_rule import Pixel, edge, multimask, ring
 from visual_grpo.segmentation.segmenter import Box, MultimaskSegmenter, Point, PointPrompt, Segmenter
+from visual_grpo.segmentation.truth import true_box_and_points
 from visual_grpo.types import PromptRecord
 
 COUNT = 3
@@ -71,11 +72,9 @@ def label(record: PromptRecord, segmenter: Segmenter[Any], seed: int) -> Labelle
     """One record's negative labels; the same for the same seed, whatever other records there are."""
     assert record.target_image is not None, "a record of data.task segmentation has a mask"
     image = to_tensor(read_image(record.source_images[0]))
-    truth = to_tensor(read_image(record.target_image))[0] > 127
-    prompt = PointPrompt(
-        positives=tuple((float(x), float(y)) for x, y in record.metadata["points"]),
-        box=_box(record.metadata["box"]),
-    )
+    truth = read_mask(record.target_image)
+    box, points = true_box_and_points(record)
+    prompt = PointPrompt(positives=points, box=box)
     scale = max(truth.shape) / CANVAS
     generator = Generator().manual_seed(image_seed(seed, record.id, 0))
     labels = _labels(image, truth, prompt, segmenter, scale, generator)
@@ -130,8 +129,3 @@ def _picture(one: Labelled, points: Sequence[Point], colour: str, box: Box | Non
 def _outline(mask: Image.Image) -> Image.Image:
     """The mask's outermost pixels."""
     return ImageChops.subtract(mask, mask.filter(ImageFilter.MinFilter(3)))
-
-
-def _box(values: Sequence[float]) -> Box:
-    x1, y1, x2, y2 = map(float, values)
-    return x1, y1, x2, y2
