@@ -132,7 +132,7 @@ def test_what_is_taught_is_what_the_policy_says(small_batch: None, tmp_path: Pat
     pool = pretraining.build_pool(processor, *SIZE, seed=0, count=60)
     lesson = pretraining._Lesson(model, processor, pool, SIZE, torch.Generator().manual_seed(0))
     images, _, numbers, queries = lesson._batch()
-    taught, targets = lesson._speak(queries, lesson._look(images), numbers)
+    taught, targets = lesson._answer_log_probs(queries, lesson._encode_images(images), numbers)
     lesson.close()
     records = []
     for row, (image, query) in enumerate(zip(images, queries, strict=True)):
