@@ -1,6 +1,6 @@
-"""The signal check under a project's own rewards and under one that is chance: what it says, and in how many rollouts.
+"""Runs the signal check with the project's configured rewards and with a random reward; prints verdict and cost.
 
-For a folder in which the starter and data_preparation have run, as the clones of seeds.py.
+Needs a folder in which the pipelines starter and data_preparation have run, such as the clones of seeds.py.
 
     python benchmarks/check_signal.py
     python benchmarks/check_signal.py --folder CLONE --params seed=1,data.task=i2i
@@ -31,7 +31,7 @@ _chance = torch.Generator().manual_seed(0)
 
 
 def chance(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> list[float]:
-    """A reward that sees nothing."""
+    """A random reward."""
     return torch.rand(len(samples), generator=_chance).tolist()
 
 
@@ -40,12 +40,13 @@ def main() -> None:
     arguments = _arguments()
     config, records = _project(arguments)
     print("| module | reward | cosine | verdict | CPU s |\n|---|---|---|---|---|")
-    blind = {"chance": RewardConfig(function="check_signal:chance")}
-    for reward, own in (("its own", config), ("chance", config.model_copy(update={"rewards": blind}))):
-        model = components.build_model(own, own.model.path or own.starter.model)
-        trainer = components.build_trainer(own, model, components.build_scorer(own))
-        check = own.policy.signal_check
-        least = least_cosine(check, own.grpo.steps)
+    random_rewards = {"chance": RewardConfig(function="check_signal:chance")}
+    with_chance = config.model_copy(update={"rewards": random_rewards})
+    for reward, variant in (("configured", config), ("chance", with_chance)):
+        model = components.build_model(variant, variant.model.path or variant.starter.model)
+        trainer = components.build_trainer(variant, model, components.build_scorer(variant))
+        check = variant.policy.signal_check
+        least = least_cosine(check, variant.grpo.steps)
         for module, one in trainer.modules.items():
             started = time.process_time()
             signal = measure_signal(one, records.split("train"), most=check.rollouts, least=least)
