@@ -160,7 +160,7 @@ def test_every_orientation_agrees_with_pillow(tmp_path, orientation):
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_exif_data_that_cannot_be_parsed_are_passed_over(tmp_path):
+def test_invalid_exif_data_are_ignored(tmp_path):
     photo(1).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff")
     assert read_image(tmp_path / "a.jpg").size == (48, 16)
 
@@ -198,7 +198,7 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged():
         read_image(Forbidden())
 
 
-def test_an_error_of_our_own_is_not_called_damage(tmp_path, monkeypatch):
+def test_bugs_in_our_code_are_not_reported_as_damage(tmp_path, monkeypatch):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     monkeypatch.setattr("visual_grpo.images._upright", lambda image: image.no_such_attribute)
     with pytest.raises(AttributeError):

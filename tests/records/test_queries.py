@@ -175,7 +175,7 @@ def test_records_of_one_image_are_held_out_together(tmp_path):
     assert len({record.split for record in prepare(tmp_path, held_out_share=0.1)}) == 1
 
 
-def test_a_second_run_uses_both_images_again_and_says_the_same(tmp_path):
+def test_a_second_run_reuses_both_images_with_the_same_result(tmp_path):
     jsonl(tmp_path / "data/records.jsonl", [one(tmp_path)])
     first = prepare(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/images").iterdir()}

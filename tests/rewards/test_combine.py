@@ -113,7 +113,7 @@ def test_every_built_in_reward_loads_and_has_its_name() -> None:
         assert build_reward(name, configured()).name == name
 
 
-def test_an_unknown_reward_names_the_nearest() -> None:
+def test_an_unknown_reward_suggests_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"no built-in reward 'ssmi'\. Did you mean 'ssim'\?.*rewards.ssmi.function"):
         build_reward("ssmi", configured())
 

@@ -88,7 +88,7 @@ def test_the_reward_is_the_weighted_sum_of_its_terms(record: PromptRecord) -> No
     assert got.parts["box"].tolist() == [1]
 
 
-def test_what_cannot_be_used_is_counted_and_worse_than_anything_else(record: PromptRecord) -> None:
+def test_unusable_answers_are_counted_and_score_lowest(record: PromptRecord) -> None:
     crowd = [LEFT, (11, 20), (10, 21), (11, 21)]
     got = judge(record, NONSENSE, CUT, said(crowd, point=GROUND, box=(0, 0, 1, 1)))
     assert got.parts["malformed"].tolist() == [1, 0, 0]
@@ -99,7 +99,7 @@ def test_what_cannot_be_used_is_counted_and_worse_than_anything_else(record: Pro
     assert got.values[0] == pytest.approx(-(0.5 + 0.2 + 0.05))
 
 
-def test_reasoning_is_asked_for_where_the_format_has_it(record: PromptRecord) -> None:
+def test_reasoning_is_required_if_think_is_set(record: PromptRecord) -> None:
     thought = TextSample(text=f"<think>so</think>{said().text}", finished=True, frame=(SIDE, SIDE))
     assert judge(record, said(), thought, think=True).parts["format"].tolist() == [0, 1]
     assert judge(record, said(), thought).parts["format"].tolist() == [1, 1]
@@ -134,7 +134,7 @@ def test_rows_are_judged_by_their_own_record(record: PromptRecord, tmp_path: Pat
     assert got.parts["placement"].tolist() == [0, 1, 1]
 
 
-def test_sam2_encodes_an_image_once_whatever_is_asked_of_it(record: PromptRecord, tmp_path: Path) -> None:
+def test_sam2_encodes_an_image_once_for_all_its_queries(record: PromptRecord, tmp_path: Path) -> None:
     save_sam2(tmp_path / "sam2")
     reward = NegativePointsReward(segmenter={"kind": "sam2", "path": str(tmp_path / "sam2"), "device": "cpu"})
     assert isinstance(reward.segmenter, Sam2Segmenter)

@@ -19,7 +19,7 @@ def points_in(mask: Tensor, count: int, generator: torch.Generator) -> list[Poin
 
 
 @pytest.mark.slow
-def test_a_negative_helps_where_it_is_right_and_hurts_in_the_object(tmp_path: Path) -> None:
+def test_a_negative_point_helps_on_the_confused_part_and_hurts_inside_the_object(tmp_path: Path) -> None:
     """On scenes that were not trained on."""
     generator = torch.Generator().manual_seed(99)
     cases = [

@@ -153,7 +153,7 @@ def test_a_model_of_edits_loads_and_edits(
     assert image.shape == (1, HEIGHT, WIDTH, 3)
 
 
-def test_what_is_there_is_kept(built: StarterConfig) -> None:
+def test_a_current_model_is_kept(built: StarterConfig) -> None:
     build_starter(built, DATA, SEED, progress=never)
     with pytest.raises(AssertionError, match="nothing should be pretrained"):
         build_starter(built, DATA, SEED + 1, progress=never)

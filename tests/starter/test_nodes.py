@@ -38,13 +38,13 @@ def test_the_task_decides_what_is_drawn(parameters: dict[str, Any], tmp_path: Pa
     assert len(list((tmp_path / "shapes" / "source_images").iterdir())) == 150
 
 
-def test_with_own_data_and_own_model_nothing_is_made(parameters: dict[str, Any], tmp_path: Path) -> None:
+def test_with_custom_data_and_a_custom_model_nothing_is_made(parameters: dict[str, Any], tmp_path: Path) -> None:
     parameters["data"]["path"] = str(tmp_path / "mine")
     assert build(parameters)["dataset"] == str(tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_digest_tells_models_apart(parameters: dict[str, Any]) -> None:
+def test_different_models_have_different_digests(parameters: dict[str, Any]) -> None:
     first = build(parameters)["digest"]
     parameters["model"]["path"] = "another/model"
     assert build(parameters)["digest"] != first

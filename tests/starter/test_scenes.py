@@ -82,7 +82,7 @@ def test_boxes_and_centres_are_those_of_the_masks(scenes: Scenes) -> None:
         assert truth[max(y - 2, 0) : y + 3, max(x - 2, 0) : x + 3].all()
 
 
-def test_the_dataset_says_what_is_drawn(tmp_path: Path) -> None:
+def test_the_records_match_the_drawn_scenes(tmp_path: Path) -> None:
     digest = draw_scene_records(tmp_path / "a", 2, *SIZE, seed=3)
     records = [json.loads(line) for line in (tmp_path / "a" / "records.jsonl").read_text().splitlines()]
     assert len(records) == len({record["id"] for record in records}) == 16
@@ -125,7 +125,7 @@ def test_mirrored_numbers_are_those_of_the_mirrored_mask(scenes: Scenes) -> None
 
 
 @torch.no_grad()
-def test_what_is_taught_is_what_the_policy_says(small_batch: None, tmp_path: Path) -> None:
+def test_the_pretraining_gives_the_log_probs_of_the_policy(small_batch: None, tmp_path: Path) -> None:
     """The pretraining's own forward gives the log-probs of the sampler and scorer that GRPO uses."""
     processor = build_processor(*SIZE)
     model = build_model(processor, seed=0)
@@ -152,7 +152,7 @@ def test_what_is_taught_is_what_the_policy_says(small_batch: None, tmp_path: Pat
     torch.testing.assert_close(taught.gather(2, targets[..., None])[..., 0], scored, rtol=0, atol=1e-5)
 
 
-def test_what_is_taught_of_a_scene_is_true(small_batch: None) -> None:
+def test_training_batches_match_their_scenes(small_batch: None) -> None:
     """Boxes, points and labels agree after mirroring; negatives are outside what is meant."""
     processor = build_processor(*SIZE)
     pool = pretraining.build_pool(processor, *SIZE, seed=0, count=60)

@@ -109,7 +109,7 @@ def test_sources_are_true_and_targets_are_often_but_not_always_other_than_them(
     assert empty.any()
 
 
-def test_kinds_take_turns() -> None:
+def test_kinds_of_batches_alternate() -> None:
     def numbers(start: int) -> Iterator[ArBatch]:
         for number in range(start, start + 10):
             empty = torch.empty(0)
