@@ -1,4 +1,4 @@
-"""Every kind of image to upright RGB, fitting, tensors."""
+"""Reading images of every mode, masks, resizing, and conversion to tensors."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def grey(values, dtype=np.uint8):
 
 
 def black_and_white_palette():
-    """White is the palette's first colour, as some encoders write it."""
+    """White is the first colour of the palette, as some encoders write it."""
     image = Image.fromarray(np.array([[1, 0]], np.uint8))
     image.putpalette([255, 255, 255, 0, 0, 0])
     return image

@@ -53,7 +53,7 @@ def test_records_held_out_together_are_resampled_together() -> None:
     before, after = scores([0, 1, 2, 3, 4, 5]), scores([1, 2, 2, 5, 4, 4])
     apart = compare(before, after, bootstrap_samples=2000, seed=0)[0]
     assert apart == compare(*(f.assign(unit=f["prompt"]) for f in (before, after)), bootstrap_samples=2000, seed=0)[0]
-    # Of p0, p1 and p2 the last two are queries about one image, whichever of its names sorts first.
+    # p1 and p2 are queries about the same image, whichever of its names sorts first.
     units = {"p0": "z", "p1": "y", "p2": "y"}
     together = compare(
         *(frame.assign(unit=frame["id"].map(units)) for frame in (before, after)), bootstrap_samples=2000, seed=0

@@ -18,7 +18,7 @@ HEIGHT, WIDTH_PX = 64, 96
 
 
 class Doubtful(WatershedSegmenter):
-    """Knows another reading of every prompt: the upper left corner."""
+    """Returns an alternative mask for every prompt: the upper left corner."""
 
     def multimasks(self, embedding: Linkage, prompt: PointPrompt) -> tuple[Tensor, Tensor]:
         corner = torch.zeros(1, *embedding.size, dtype=torch.bool)

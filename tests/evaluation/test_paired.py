@@ -98,7 +98,7 @@ def test_lengths_must_agree() -> None:
 
 
 def test_a_ratio_is_the_sum_of_numerators_over_the_sum_of_denominators() -> None:
-    # IoU of three masks of two prompts; the large one decides.
+    # IoU of three masks of two prompts; the largest mask dominates.
     before = ([1, 1, 2], [2, 4, 10])
     after = ([2, 1, 8], [2, 5, 10])
     found = paired_ratio_bootstrap(before, after, ["a", "a", "b"], samples=200, seed=0)
@@ -147,7 +147,7 @@ def test_a_ratio_with_denominators_of_one_is_the_mean() -> None:
 def test_a_pair_without_a_defined_ratio_is_left_out_of_the_win_rate() -> None:
     found = paired_ratio_bootstrap(([0, 1], [0, 2]), ([0, 2], [0, 2]), ["a", "b"], samples=200, seed=0)
     assert (found.images, found.baseline_mean, found.trained_mean, found.win_rate) == (2, 0.5, 1.0, 1.0)
-    assert math.isnan(found.ci_low)  # Prompt a alone has no ratio: what other prompts would give is unknown.
+    assert math.isnan(found.ci_low)  # A resample of prompt a alone has no defined ratio.
     nothing = paired_ratio_bootstrap(([NAN], [NAN]), ([1], [2]), ["a"], samples=200, seed=0)
     assert (nothing.images, nothing.unscored) == (0, 1)
     assert math.isnan(nothing.difference)

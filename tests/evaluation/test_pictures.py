@@ -33,7 +33,7 @@ def flat(colour: str, width: int = 64, height: int = 64) -> Image.Image:
 
 
 def has(picture: Image.Image, colour: str) -> bool:
-    """Whether ``colour`` itself fills some pixel."""
+    """Whether some pixel has exactly this ``colour``."""
     wanted = np.asarray(flat(colour, 1, 1))[0, 0]
     return bool((np.asarray(picture) == wanted).all(-1).any())
 
@@ -150,7 +150,7 @@ def test_the_margin_is_white() -> None:
 
 
 class Judge:
-    """Paints what it is given, or nothing."""
+    """Returns the given picture, or None."""
 
     def __init__(self, painted: torch.Tensor | None) -> None:
         self.painted = painted

@@ -1,4 +1,4 @@
-"""Texts as samples from the policy to the report."""
+"""Text samples from the policy to the report."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from visual_grpo.rewards.combine import RewardSet
 
 @pytest.fixture
 def answers(tmp_path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The scores of a baseline and of a better answerer, as they are read from their folders."""
+    """The scores of a baseline and of a better answerer, read from their folders."""
     (tmp_path / "images").mkdir()
     found = records(tmp_path / "images", "held_out", 5)
     plan = plan_images({"held_out": found}, seed=0, images_per_prompt=2, max_prompts=None)

@@ -1,4 +1,4 @@
-"""Seg-Zero's names for the parts of a record."""
+"""Alternative key names of segmentation records."""
 
 from __future__ import annotations
 

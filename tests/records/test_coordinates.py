@@ -1,4 +1,4 @@
-"""Boxes and points: which are taken, and where they lie on the stretched image."""
+"""Boxes and points: which are accepted, and their positions on the stretched image."""
 
 from __future__ import annotations
 

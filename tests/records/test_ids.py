@@ -1,4 +1,4 @@
-"""Ids for records that came without one."""
+"""Ids of records without one."""
 
 from __future__ import annotations
 

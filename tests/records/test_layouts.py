@@ -1,4 +1,4 @@
-"""The layouts in which people keep prompts and images."""
+"""The layouts of prompts and images."""
 
 from __future__ import annotations
 

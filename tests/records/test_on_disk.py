@@ -1,4 +1,4 @@
-"""Counts and sorting that do not grow in memory."""
+"""Counters and sorting on disk."""
 
 from __future__ import annotations
 

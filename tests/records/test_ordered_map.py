@@ -1,4 +1,4 @@
-"""A function over a stream by several threads."""
+"""A function mapped over a stream with several threads."""
 
 from __future__ import annotations
 

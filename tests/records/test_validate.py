@@ -1,4 +1,4 @@
-"""Which records are usable, and what is said of the others."""
+"""Valid records, and the messages about invalid ones."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_configuration_gives_order_weights_options_and_own_functions() -> None:
 
 
 def painting(level: int) -> Any:
-    """A reward that paints every sample in one grey."""
+    """A reward that draws every sample in a uniform grey."""
 
     class Painting:
         def __call__(self, prompts: Any, samples: Any) -> list[float]:

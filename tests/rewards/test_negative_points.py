@@ -20,7 +20,7 @@ from visual_grpo.types import PromptRecord, RewardOutput, TextSample
 
 SIDE = 40
 LEFT, RIGHT, GROUND = (10, 20), (28, 20), (20, 3)
-"""(x, y) inside the part that is meant, inside the other one, and beside both."""
+"""(x, y) inside the queried part, inside the other part, and outside both."""
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_masks_with_and_without_negatives(record: PromptRecord) -> None:
 
 
 def test_a_policy_cannot_earn_contrast_by_confusing_the_segmenter_first(record: PromptRecord) -> None:
-    """A negative that undoes the policy's own wrong positive changes nothing of the truth's own points."""
+    """A negative that only corrects the policy's wrong positive does not change the mask of the true points."""
     got = judge(record, said([RIGHT], point=RIGHT), said([GROUND], point=GROUND))
     assert got.parts["gIoU"].tolist() == [0, 0]
     assert got.parts["contrast"].tolist() == [0.5, 0]
@@ -140,7 +140,7 @@ def test_sam2_encodes_an_image_once_for_all_its_queries(record: PromptRecord, tm
     assert isinstance(reward.segmenter, Sam2Segmenter)
     encoded: list[int] = []
     reward.segmenter.model.vision_encoder.register_forward_hook(lambda *_: encoded.append(1))
-    # Another record about the same image has a prepared file of its own.
+    # Another record with the same image has a separate prepared file.
     copies = [tmp_path / "copy.png", tmp_path / "copy_mask.png"]
     for name, copy in zip(("a.png", "a_mask.png"), copies, strict=True):
         copy.write_bytes((tmp_path / name).read_bytes())

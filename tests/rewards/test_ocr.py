@@ -1,4 +1,4 @@
-"""The judge of text in images, against drawings of known words."""
+"""The OCR reward on drawings of known words."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def page(text: str, top: int) -> Tensor:
     ],
 )
 def test_quoted_texts_equal_those_of_the_pipeline(prompt: str) -> None:
-    pipeline = GlmImagePipeline.__new__(GlmImagePipeline)  # the method needs no parts
+    pipeline = GlmImagePipeline.__new__(GlmImagePipeline)  # the method needs no modules
     assert sorted(quoted_texts(prompt)) == sorted(pipeline.get_glyph_texts(prompt)[0])
 
 

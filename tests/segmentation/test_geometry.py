@@ -8,7 +8,7 @@ from visual_grpo.segmentation.geometry import box_of, inner_points, ious
 
 
 def block(x1: int, y1: int, x2: int, y2: int, height: int = 20, width: int = 30) -> torch.Tensor:
-    """A rectangle with both corners inside."""
+    """A rectangle with inclusive corners."""
     mask = torch.zeros(height, width, dtype=torch.bool)
     mask[y1 : y2 + 1, x1 : x2 + 1] = True
     return mask

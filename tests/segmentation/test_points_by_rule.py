@@ -33,7 +33,7 @@ def seeded(seed: int = 0) -> Generator:
 
 
 def filled(points: list[Pixel]) -> Tensor:
-    """Bool [H, W]: the pixels that are points."""
+    """Bool [H, W]: True at the points."""
     mask = torch.zeros_like(TRUTH)
     for x, y in points:
         assert not mask[y, x], "no pixel twice"

@@ -1,4 +1,4 @@
-"""A trained SAM 2 behind the protocol: the same four-way ordering as the watershed's."""
+"""A trained SAM 2 as a segmenter: the same four-way ordering as with the watershed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def points_in(mask: Tensor, count: int, generator: torch.Generator) -> list[Poin
 
 @pytest.mark.slow
 def test_a_negative_point_helps_on_the_confused_part_and_hurts_inside_the_object(tmp_path: Path) -> None:
-    """On scenes that were not trained on."""
+    """Tested on scenes that are not in the training data."""
     generator = torch.Generator().manual_seed(99)
     cases = [
         Case(

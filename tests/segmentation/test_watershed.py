@@ -83,7 +83,7 @@ def test_an_edge_as_large_as_the_limit_is_not_crossed() -> None:
 def test_points_are_rounded_and_kept_inside_an_image_that_is_no_square() -> None:
     generator = torch.Generator().manual_seed(3)
     image = torch.randint(256, (3, 5, 9), generator=generator, dtype=torch.uint8)
-    segmenter = WatershedSegmenter(edge=0.01)  # Every pixel is an object of its own.
+    segmenter = WatershedSegmenter(edge=0.01)  # Every pixel is a separate object.
     points = [(8.0, 4.0), (7.6, 3.7), (20.0, 99.0), (-4.0, 2.2)]
     masks = segmenter.masks(segmenter.embed(image), [PointPrompt(positives=(point,)) for point in points])
     assert [mask.nonzero().tolist() for mask in masks] == [[[4, 8]], [[4, 8]], [[4, 8]], [[2, 0]]]

@@ -1,4 +1,4 @@
-"""The starter's node where a model is given and nothing needs pretraining."""
+"""The starter's node with a given model, so that nothing is pretrained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARAMETERS = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 
 @pytest.fixture
 def parameters(tmp_path: Path) -> dict[str, Any]:
-    """The default ones, with a model of one's own and every folder in a temporary place."""
+    """The default parameters with a custom model and all folders in a temporary directory."""
     tree: dict[str, Any] = yaml.safe_load(PARAMETERS.read_text(encoding="utf-8"))
     tree["seed"] = 0
     tree["model"]["path"] = "zai-org/GLM-Image"

@@ -1,4 +1,4 @@
-"""The scenes world: what is drawn, what the small Qwen2.5-VL is taught, and the whole starter with a few steps."""
+"""Drawn scenes, the training data of the small Qwen2.5-VL, and the complete starter with very few steps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_scene_is_one_object_of_two_touching_parts(scenes: Scenes) -> None:
 
 
 def test_only_the_right_negative_point_helps(scenes: Scenes) -> None:
-    """The world's reason: right negative > random >= none > inside the truth."""
+    """The property that scenes are designed for: negative on the other part > random >= none > inside the object."""
     segmenter, rng = WatershedSegmenter(), np.random.default_rng(0)
     found: dict[str, list[float]] = {"right": [], "random": [], "none": [], "inside": []}
     others = scenes.parts == 1 - scenes.asked[:, None, None]
@@ -126,7 +126,7 @@ def test_mirrored_numbers_are_those_of_the_mirrored_mask(scenes: Scenes) -> None
 
 @torch.no_grad()
 def test_the_pretraining_gives_the_log_probs_of_the_policy(small_batch: None, tmp_path: Path) -> None:
-    """The pretraining's own forward gives the log-probs of the sampler and scorer that GRPO uses."""
+    """The forward pass of the pretraining gives the same log-probs as the sampler and scorer of GRPO."""
     processor = build_processor(*SIZE)
     model = build_model(processor, seed=0)
     pool = pretraining.build_pool(processor, *SIZE, seed=0, count=60)
@@ -141,7 +141,7 @@ def test_the_pretraining_gives_the_log_probs_of_the_policy(small_batch: None, tm
         words = processor.tokenizer.decode(query).split("<|vision_end|>")[1].split("<|im_end|>")[0]
         records.append(PromptRecord(id=str(row), prompt=words, source_images=(path,)))
     said = AnswerModel(model, processor, instruction="{query}", max_tokens=answers.LENGTH, batch=64, share_prefix=True)
-    said.bias = torch.zeros_like(said.bias)  # Nothing is banned while it is taught.
+    said.bias = torch.zeros_like(said.bias)  # No tokens are suppressed during pretraining.
     trajectory = AnswerTrajectory(
         encoded=said.encode(records),
         prompt_of_row=torch.arange(len(records)),
@@ -153,7 +153,7 @@ def test_the_pretraining_gives_the_log_probs_of_the_policy(small_batch: None, tm
 
 
 def test_training_batches_match_their_scenes(small_batch: None) -> None:
-    """Boxes, points and labels agree after mirroring; negatives are outside what is meant."""
+    """Boxes, points and labels agree after mirroring; negatives are outside the queried part."""
     processor = build_processor(*SIZE)
     pool = pretraining.build_pool(processor, *SIZE, seed=0, count=60)
     lesson = pretraining._Lesson(build_model(processor, 0), processor, pool, SIZE, torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""The words world: what is drawn, what its tokens say, and the whole starter with a handful of steps."""
+"""Drawn words, their tokens, and the complete starter with very few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the AR module is pretrained on."""
+"""The training batches of the AR module."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_bank_knows_the_tokens_of_every_scene(bank: SceneBank) -> None:
 def test_an_edit_is_formatted_as_the_processor_does(
     model: GlmImageForConditionalGeneration, processor: GlmImageProcessor, bank: SceneBank
 ) -> None:
-    """Ids, mask and all positions; where the processor has placeholders stand the source's tokens."""
+    """Compares ids, mask and positions; the processor's placeholders are replaced by the source's tokens."""
     batch = next(edit_batches(model, processor, bank, seed=0))
     texts = [text_of(processor, batch, row) for row in range(6)]
     blank = Image.new("RGB", (WIDTH, HEIGHT))

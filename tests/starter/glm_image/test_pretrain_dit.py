@@ -29,7 +29,7 @@ def sources(seed: int) -> Sources:
 
 
 def trained(codebook: Tensor, steps: int, read: Sources | None) -> Tensor:
-    """A weight that only what is read through the sources' keys and the picture itself can move."""
+    """A weight whose gradient depends only on the attention to the sources and on the picture itself."""
     generator = torch.Generator().manual_seed(1)
     dit = modules.build_dit(codebook, seed=2)
     pretrain_dit(

@@ -1,4 +1,4 @@
-"""Edits of drawn scenes: what they say, what they change, and that nothing else moves."""
+"""Edits of drawn shapes: their instructions, their changes, and that everything else stays the same."""
 
 from __future__ import annotations
 

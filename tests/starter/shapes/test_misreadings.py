@@ -1,4 +1,4 @@
-"""The base policy's planted errors."""
+"""The deliberate errors of the base policy."""
 
 from __future__ import annotations
 
