@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from phases import Seconds, phase
 from torch import Tensor, nn
+from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
+from visual_grpo.policies.glm_image.dit import FlowTrajectory, GlmImageDitPolicy
 
 from visual_grpo.config import GRPOConfig, SamplerConfig
 from visual_grpo.grpo.losses import clipped_surrogate, importance_ratio, k3_kl
 from visual_grpo.policies import lora
 from visual_grpo.policies.flow_sde import log_prob, ode_step, transition
-from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
-from visual_grpo.policies.glm_image.dit import FlowTrajectory, GlmImageDitPolicy
 from visual_grpo.policies.glm_image.model import GlmImage
 from visual_grpo.policies.glm_image.token_model import TokenTrajectory
 from visual_grpo.policies.prompt_cache import hidden_whole

@@ -22,14 +22,14 @@ from floors import BareFlow, ar_floor, decode_by_pipeline, dit_floor, update_dit
 from phases import Seconds, medians, phase, phases_of_methods
 from rich.console import Console
 from rich.table import Table
+from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
+from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
 
 from visual_grpo import components, third_party_output
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
-from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.shapes.world import COMBINATIONS
 from visual_grpo.types import PromptRecord, Sample

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visual_grpo.config import Dtype, LoraParams, ModelConfig, Parameters, PolicyConfig, SamplerConfig
+from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:

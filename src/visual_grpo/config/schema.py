@@ -80,7 +80,9 @@ class ModelConfig(Strict):
     path: str | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
     dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    threads: int = Field(1, ge=1, description="CPU threads of torch; results can differ in the last bits between counts")
+    threads: int = Field(
+        1, ge=1, description="CPU threads of torch; results can differ in the last bits between counts"
+    )
     options: dict[str, object] = Field(
         default_factory=dict, description="of the family, as instruction and max_tokens of qwen2_5_vl"
     )
@@ -269,7 +271,8 @@ class ModuleConfig(Strict):
     advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
     lora: LoraParams | None = Field(None, description="as policy.lora")
     rewards: dict[str, float] = Field(
-        default_factory=dict, description="weights in this module's training, where they differ from rewards.NAME.weight"
+        default_factory=dict,
+        description="weights in this module's training, where they differ from rewards.NAME.weight",
     )
 
     def grpo(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,9 +76,7 @@ def check_parts(path: str, parts: Sequence[str]) -> None:
     if not (folder / PIPELINE_FILE).is_file():
         return
     index = _json(folder / PIPELINE_FILE)
-    missing = [
-        part for part in parts if not any(index.get(part) or [None]) or not (folder / part).is_dir()
-    ]
+    missing = [part for part in parts if not any(index.get(part) or [None]) or not (folder / part).is_dir()]
     if missing:
         raise _incomplete(path, missing)
 
