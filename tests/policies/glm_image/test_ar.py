@@ -35,7 +35,9 @@ ArPolicy = TokenPolicy[EncodedPrompts]
 
 
 def policy_with(folder: Path, **changes: Any) -> ArPolicy:
-    policy: ArPolicy = load_policy(str(folder), size=SIZE, policy=PolicyConfig(**changes), kl_reference=True, device="cpu")
+    policy: ArPolicy = load_policy(
+        str(folder), size=SIZE, policy=PolicyConfig(**changes), kl_reference=True, device="cpu"
+    )
     stir(policy)
     return policy
 
@@ -89,9 +91,7 @@ def test_tokens_are_those_of_generate(glm_image: GlmImage, ar_policy: ArPolicy) 
         processor_kwargs={"padding": True, "padding_side": "left", "target_h": SIZE[0], "target_w": SIZE[1]},
     )
     count = glm_image.tokens(STOCK).grid(0).count
-    generated = ar_policy.model.network.generate(
-        **inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False
-    )
+    generated = ar_policy.model.network.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False)
     assert torch.equal(generated[:, inputs["input_ids"].shape[1] :], trajectory.tokens)
 
 
@@ -190,11 +190,7 @@ def test_one_step_moves_the_adapter_and_nothing_else(pipeline_folder: Path) -> N
     assert metrics[0].values["ratio/first_max_abs_log"] < 5e-5
     moved = policy.adapter_state_dict()
     assert not [n for n in adapter if torch.equal(adapter[n], moved[n])]
-    assert all(
-        torch.equal(p, frozen[n])
-        for n, p in network.named_parameters()
-        if n in frozen
-    )
+    assert all(torch.equal(p, frozen[n]) for n, p in network.named_parameters() if n in frozen)
     assert all(torch.equal(b, buffers[n]) for n, b in network.named_buffers())
 
 

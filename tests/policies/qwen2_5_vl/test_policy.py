@@ -60,21 +60,25 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[PromptRecord]:
     return records
 
 
-class VlPolicy(TokenPolicy[EncodedQueries]):
-    """The policy with the model that it belongs to, whose adapter has an effect."""
-
-    whole: TokenGenerator[EncodedQueries]
-    answers: AnswerModel
+VlPolicy = TokenPolicy[EncodedQueries]
 
 
-def policy_of(folder: Path, **changes: Any) -> VlPolicy:
+def model_of(folder: Path, **changes: Any) -> TokenGenerator[EncodedQueries]:
+    """With an adapter that has an effect."""
     config = PolicyConfig(**{"rollout_batch": 4, **changes})
     whole = load_model(str(folder), train=["vl"], policy=config, options=OPTIONS, device="cpu")
     assert isinstance(whole, TokenGenerator)
-    policy = VlPolicy(whole.model, whole.adapters["vl"], ROLLOUT, config, kl_reference=True)
-    policy.whole, policy.answers = whole, whole.model
-    stir(policy)
-    return policy
+    stir(whole.policy("vl", rollout=ROLLOUT, stock=GREEDY))
+    return whole
+
+
+def policy_of(folder: Path, **changes: Any) -> VlPolicy:
+    return model_of(folder, **changes).policy("vl", rollout=ROLLOUT, stock=GREEDY, kl_reference=True)
+
+
+def answers_of(policy: VlPolicy | TokenGenerator[EncodedQueries]) -> AnswerModel:
+    assert isinstance(policy.model, AnswerModel)
+    return policy.model
 
 
 def rollout(policy: VlPolicy, records: list[PromptRecord], group_size: int = 3) -> Any:
@@ -83,7 +87,7 @@ def rollout(policy: VlPolicy, records: list[PromptRecord], group_size: int = 3) 
 
 def plain_log_probs(policy: VlPolicy, records: list[PromptRecord], tokens: Tensor, *, pixels: bool = True) -> Tensor:
     """[B, T] by one plain forward on everything that the processor gives, one row of ``tokens`` a record."""
-    answers = policy.answers
+    answers = answers_of(policy)
     inputs = answers.processed(records)
     more = torch.ones_like(tokens)
     arguments: dict[str, Any] = {
@@ -130,7 +134,7 @@ def test_the_policy_sees_the_image(folder: Path, records: list[PromptRecord]) ->
     square = Image.open(records[1].source_images[0]).resize((64, 64))
     path = records[1].source_images[0].with_name("other.png")
     square.save(path)
-    swapped = policy.answers.encode([PromptRecord(id="0", prompt=other.prompt, source_images=(path,))])
+    swapped = answers_of(policy).encode([PromptRecord(id="0", prompt=other.prompt, source_images=(path,))])
     before = token_log_probs(policy.model, got.trajectory, torch.arange(3), 1.0, share_prefix=True)
     object.__setattr__(got.trajectory, "encoded", swapped)
     after = token_log_probs(policy.model, got.trajectory, torch.arange(3), 1.0, share_prefix=True)
@@ -153,7 +157,7 @@ def test_one_step_moves_every_lora_matrix_of_the_language_model_and_nothing_else
     folder: Path, records: list[PromptRecord]
 ) -> None:
     policy = policy_of(folder)  # B is not 0: a fresh A has no gradient yet
-    model = policy.answers.network
+    model = answers_of(policy).network
     before = {name: value.clone() for name, value in model.named_parameters()}
     rewards = RewardSet({"length": (lambda prompts, samples: [float(len(s.text)) for s in samples], 1.0)})
     config = GRPOConfig(steps=1, prompts_per_step=3, group_size=4, learning_rate=1e-2)
@@ -175,7 +179,7 @@ def test_what_an_answer_may_not_contain_is_banned_in_sampler_and_scorer(
     folder: Path, records: list[PromptRecord]
 ) -> None:
     policy = policy_of(folder)
-    model, tokenizer = policy.answers.network, policy.answers.processor.tokenizer
+    model, tokenizer = answers_of(policy).network, answers_of(policy).processor.tokenizer
     image = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     model.lm_head.weight[image] = 50 * model.lm_head.weight.abs().max()  # the likeliest token of all, were it allowed
     got = rollout(policy, records)
@@ -187,19 +191,19 @@ def test_what_an_answer_may_not_contain_is_banned_in_sampler_and_scorer(
 def test_the_end_counts_and_what_follows_does_not(folder: Path, records: list[PromptRecord]) -> None:
     policy = policy_of(folder)
     got = rollout(policy, records)
-    ends = set(policy.answers.ends)
+    ends = set(answers_of(policy).ends)
     assert {sample.finished for sample in got.samples} == {True, False}
     for tokens, mask, sample in zip(got.trajectory.tokens.tolist(), got.mask, got.samples, strict=True):
         said = next((place for place, token in enumerate(tokens) if token in ends), TOKENS)
         assert mask.tolist() == [place <= said for place in range(TOKENS)]
         assert sample.finished == (said < TOKENS)
-        assert sample.text == policy.answers.processor.tokenizer.decode(tokens[:said])
+        assert sample.text == answers_of(policy).processor.tokenizer.decode(tokens[:said])
 
 
 def test_frames_are_what_the_processor_made_of_the_images(folder: Path, records: list[PromptRecord]) -> None:
-    policy = policy_of(folder)
-    samples = policy.whole.generate(records, [1, 2, 3], GREEDY)
-    inputs = policy.answers.processed(records)
+    whole = model_of(folder)
+    samples = whole.generate(records, [1, 2, 3], GREEDY)
+    inputs = answers_of(whole).processed(records)
     assert [sample.frame for sample in samples] == [
         (8 * rows, 8 * columns) for _, rows, columns in inputs["image_grid_thw"].tolist()
     ]
@@ -209,12 +213,13 @@ def test_frames_are_what_the_processor_made_of_the_images(folder: Path, records:
 @torch.no_grad()
 def test_greedy_answers_are_the_models_own(folder: Path, records: list[PromptRecord]) -> None:
     """The stock sampler agrees with transformers' generate(), which bans nothing, wherever that says nothing banned."""
-    policy = policy_of(folder)
-    answers = policy.answers
-    ours = policy.whole.generate(records, [1, 2, 3], GREEDY)
+    whole = model_of(folder)
+    answers = answers_of(whole)
+    ours = whole.generate(records, [1, 2, 3], GREEDY)
+    assert answers.bias is not None
     banned = (answers.bias < 0).nonzero().flatten().tolist()
     inputs = answers.processed(records)
-    ids = policy.answers.network.generate(**inputs, max_new_tokens=TOKENS, suppress_tokens=banned)
+    ids = answers_of(whole).network.generate(**inputs, max_new_tokens=TOKENS, suppress_tokens=banned)
     theirs = answers.processor.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     assert len({sample.text for sample in ours}) == 3
     for sample, text in zip(ours, theirs, strict=True):
@@ -224,23 +229,24 @@ def test_greedy_answers_are_the_models_own(folder: Path, records: list[PromptRec
 
 
 def test_an_answer_depends_on_its_own_record_and_seed_only(folder: Path, records: list[PromptRecord]) -> None:
-    policy = policy_of(folder)
-    together = policy.whole.generate(records, [5, 6, 7], policy.sampler)
-    alone = policy.whole.generate(records[2:], [7], policy.sampler)
+    whole = model_of(folder)
+    together = whole.generate(records, [5, 6, 7], ROLLOUT)
+    alone = whole.generate(records[2:], [7], ROLLOUT)
     assert alone[0] == together[2]
 
 
 @torch.no_grad()
 def test_the_adapter_loads_with_plain_peft(folder: Path, records: list[PromptRecord], tmp_path: Path) -> None:
-    policy = policy_of(folder)
+    whole = model_of(folder)
+    policy = whole.policy("vl", rollout=ROLLOUT, stock=GREEDY)
     got = rollout(policy, records, group_size=1)
-    policy.whole.adapters.save(tmp_path)
+    whole.adapters.save(tmp_path)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder)
     plain = PeftModel.from_pretrained(model, str(tmp_path / "vl"))
     inputs = AutoProcessor.from_pretrained(folder)(
         text=[
-            policy.answers.processor.apply_chat_template(
-                policy.answers._messages(record), tokenize=False, add_generation_prompt=True
+            answers_of(policy).processor.apply_chat_template(
+                answers_of(policy)._messages(record), tokenize=False, add_generation_prompt=True
             )
             for record in records
         ],
@@ -248,20 +254,18 @@ def test_the_adapter_loads_with_plain_peft(folder: Path, records: list[PromptRec
         return_tensors="pt",
         padding=True,
     )
-    first = plain(**inputs).logits[:, -1] + policy.answers.bias
+    first = plain(**inputs).logits[:, -1] + answers_of(policy).bias
     torch.testing.assert_close(
         first.log_softmax(-1).gather(1, got.trajectory.tokens[:, :1])[:, 0], got.log_probs[:, 0], rtol=0, atol=5e-5
     )
     again = load_model(str(folder), train=["vl"], adapters=tmp_path, options=OPTIONS, device="cpu")
-    assert again.generate(records, [1, 2, 3], policy.sampler) == policy.whole.generate(
-        records, [1, 2, 3], policy.sampler
-    )
+    assert again.generate(records, [1, 2, 3], ROLLOUT) == whole.generate(records, [1, 2, 3], ROLLOUT)
 
 
 def test_a_query_is_about_one_image(folder: Path) -> None:
-    policy = policy_of(folder)
+    whole = model_of(folder)
     with pytest.raises(UserError, match="record 'a' has 0 source images"):
-        policy.whole.generate([PromptRecord(id="a", prompt="x")], [1], GREEDY)
+        whole.generate([PromptRecord(id="a", prompt="x")], [1], GREEDY)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
