@@ -39,7 +39,7 @@ class Project:
         (folder / "baseline").mkdir()
 
     def run(self, **changes: Any) -> DataCatalog:
-        typed = parameter_entries(parameters(self.folder, **changes))
+        typed = parameter_entries(parameters(self.folder, **({"policy": {"train": ["ar"]}} | changes)))
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in typed.items()}
             | {
