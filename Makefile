@@ -1,4 +1,4 @@
-# What a newcomer needs: `make demo` and `make test`. Everything else is listed by `make help`.
+# Start with `make demo` and `make test`; `make help` lists all commands.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -6,7 +6,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# uv lives apart from the project's environment, which holds what the lock names and nothing else.
+# uv has its own environment: the project's contains exactly the packages of requirements.lock.
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
 
@@ -34,22 +34,22 @@ demo: setup  ## Run every pipeline: draw data, pretrain, baseline, train, evalua
 	@start=$$SECONDS; $(BIN)/kedro run; s=$$((SECONDS - start)); \
 	echo "The whole run took $$((s / 60)) min $$((s % 60)) s."
 
-repro: setup  ## Run with DVC: only what changed since the last time
+repro: setup  ## Run with DVC: only stages that changed since the last run
 	@$(BIN)/dvc repro
 
 test: setup  ## Run the tests
 	@$(BIN)/pytest
 
-test-slow: setup  ## Run the tests that take minutes
+test-slow: setup  ## Run only the slow tests (minutes)
 	@$(BIN)/pytest -m slow
 
-lint: setup  ## Check style, types and who imports whom
+lint: setup  ## Check style, types and import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-format: setup  ## Let ruff mend style
+format: setup  ## Fix style with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
@@ -64,6 +64,6 @@ ui: setup  ## Look at the runs in MLflow
 viz: setup  ## Look at the pipelines in Kedro-Viz
 	@$(BIN)/kedro viz run
 
-clean:  ## Remove what runs made (data, MLflow's runs, caches); .venv stays
+clean:  ## Remove outputs of runs (data, MLflow runs, caches), but not .venv
 	@find data -mindepth 2 -not -name .gitkeep -not -name '*.dvc' -delete 2>/dev/null || true
 	@rm -rf mlflow.db* mlartifacts .viz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,6 +1,6 @@
-"""The signal check under a project's own rewards and under one that is chance: what it says, and in how many rollouts.
+"""Runs the signal check with the project's configured rewards and with a random reward; prints verdict and cost.
 
-For a folder in which the starter and data_preparation have run, as the clones of seeds.py.
+Needs a folder in which the pipelines starter and data_preparation have run, such as the clones of seeds.py.
 
     python benchmarks/check_signal.py
     python benchmarks/check_signal.py --folder CLONE --params seed=1,data.task=i2i
@@ -31,7 +31,7 @@ _chance = torch.Generator().manual_seed(0)
 
 
 def chance(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> list[float]:
-    """A reward that sees nothing."""
+    """A random reward."""
     return torch.rand(len(samples), generator=_chance).tolist()
 
 

@@ -1,9 +1,9 @@
-"""A rollout on one core and on all that this process may use: time, CPU time, and whether the images are the same.
+"""Compares a rollout on one core with a rollout on all available cores: time, CPU time, equality of the images.
 
-With conf/base, in turn in one process; medians.
+Uses conf/base, alternates between both in one process and prints medians.
 
     python benchmarks/cores.py
-    GLIBC_TUNABLES=glibc.malloc.perturb=0 python benchmarks/cores.py    # glibc gives freed memory back, as it would
+    GLIBC_TUNABLES=glibc.malloc.perturb=0 python benchmarks/cores.py    # with glibc's default handling of freed memory
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ def main() -> None:
     trainer = components.build_trainer(config, image, RewardSet({"brightness": (brightness, 1.0)}))
     every = os.sched_getaffinity(0)
     print("| module | cores | seconds | CPU seconds | images |\n|---|---|---|---|---|")
-    for module, own in trainer.modules.items():
-        records = distinct_prompts(own.config.prompts_per_step)
+    for module, module_trainer in trainer.modules.items():
+        records = distinct_prompts(module_trainer.config.prompts_per_step)
         measured: dict[int, list[tuple[float, float]]] = {1: [], len(every): []}
         images: dict[int, list[Sample]] = {}
         for number in range(arguments.rounds + 1):
             for cores in measured:
                 os.sched_setaffinity(0, sorted(every)[:cores])
-                seconds, images[cores] = _rollout(own, records)
-                if number:  # The first round warms up.
+                seconds, images[cores] = _rollout(module_trainer, records)
+                if number:  # The first round is a warm-up.
                     measured[cores].append(seconds)
         for cores, rounds in measured.items():
             wall, cpu = (statistics.median(column) for column in zip(*rounds, strict=True))
             same = all(map(torch.equal, images[1], images[cores]))
-            print(f"| {module} | {cores} | {wall:.2f} | {cpu:.2f} | {'the same' if same else 'others'} |")
+            print(f"| {module} | {cores} | {wall:.2f} | {cpu:.2f} | {'equal' if same else 'different'} |")
 
 
 def _rollout(trainer: GRPOTrainer[Any], records: list[PromptRecord]) -> tuple[tuple[float, float], list[Sample]]:
-    """Seconds and CPU seconds of a rollout from one seed, and its images."""
+    """Seconds and CPU seconds of a rollout with a fixed seed, and its images."""
     wall, cpu = time.perf_counter(), time.process_time()
     rollout = trainer.policy.rollout(records, trainer.config.group_size, torch.Generator().manual_seed(0))
     return (time.perf_counter() - wall, time.process_time() - cpu), list(rollout.samples)

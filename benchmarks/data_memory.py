@@ -1,9 +1,9 @@
-"""Peak memory and time of the data preparation against the number of records.
+"""Measures peak memory and time of the data preparation for different numbers of records.
 
     .venv/bin/python benchmarks/data_memory.py 1000 20000
 
-Each size runs twice in a process of its own: the first run prepares every image, the second finds them
-prepared. Records are 64 px JPEGs, prepared at 32 px.
+Each size is run twice, each time in a new process: the first run prepares every image, the second reuses them. Records
+are 64 px JPEGs, prepared at 32 px.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def draw(folder: Path, size: int) -> None:
-    """Writes a records.jsonl with images that all differ."""
+    """Writes a records.jsonl with distinct images."""
     from PIL import Image
 
     images = folder / "images"
@@ -60,7 +60,7 @@ def draw(folder: Path, size: int) -> None:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Prepares the records, then walks through the table once."""
+    """Prepares the records, then reads the whole table once."""
     started = time.perf_counter()
     config = DataConfig.model_validate({"path": str(folder / "records"), "height": 32, "width": 32})
     Preparation(config).write(folder / "prepared" / "records.parquet")

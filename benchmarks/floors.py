@@ -1,8 +1,7 @@
-"""What a training step cannot do without, written as plainly as the libraries allow.
+"""A minimal reference implementation of a training step, as a lower bound (floor) on its CPU time.
 
-Sampling runs with the adapters merged and in one batch; an update is one forward and backward of what is trained.
-Nothing is shared within a group, nothing is checked and nothing is recorded. Shapes: B rows, T tokens, C x h x w
-latents.
+Sampling runs with merged adapters in one batch; an update is one forward and backward pass of the trained module.
+Nothing is shared within a group, checked or recorded. Shapes: B rows, T tokens, C x h x w latents.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Any
 import torch
 from phases import Seconds, phase
 from torch import Tensor, nn
+from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
+from visual_grpo.policies.glm_image.dit import FlowTrajectory, GlmImageDitPolicy
 
 from visual_grpo.config import GRPOConfig, SamplerConfig
 from visual_grpo.grpo.losses import clipped_surrogate, importance_ratio, k3_kl
 from visual_grpo.policies import lora
 from visual_grpo.policies.flow_sde import log_prob, ode_step, transition
-from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
-from visual_grpo.policies.glm_image.dit import FlowTrajectory, GlmImageDitPolicy
 from visual_grpo.policies.glm_image.model import GlmImage
 from visual_grpo.policies.glm_image.token_model import TokenTrajectory
 from visual_grpo.policies.prompt_cache import hidden_whole
@@ -28,7 +27,8 @@ from visual_grpo.types import PromptRecord, Rollout
 
 
 def ar_floor(policy: GlmImageArPolicy, config: GRPOConfig, records: list[PromptRecord]) -> Seconds:
-    """One cached ``generate``, one pipeline call, one forward and backward of prompt and tokens for every update."""
+    """One ``generate`` with KV cache, one pipeline call, and for every update one forward and backward of prompt and
+    tokens."""
     seconds: Seconds = {}
     rows = [record for record in records for _ in range(config.group_size)]
     with phase(seconds, "tokens"):
@@ -47,8 +47,8 @@ def ar_floor(policy: GlmImageArPolicy, config: GRPOConfig, records: list[PromptR
 
 
 def dit_floor(policy: GlmImageDitPolicy, config: GRPOConfig, records: list[PromptRecord]) -> Seconds:
-    """One ``generate``, the denoising's forwards, one ``vae.decode``, and a forward and backward of every trained step
-    for every update, the unconditional branch without gradient."""
+    """One ``generate``, the forward passes of the denoising, VAE decoding, and for every update a forward and backward
+    of every trained step, with the unconditional branch without gradient."""
     seconds: Seconds = {}
     with phase(seconds, "tokens"):
         generate(policy.image, records, policy.token_sampler)
@@ -70,7 +70,7 @@ def dit_floor(policy: GlmImageDitPolicy, config: GRPOConfig, records: list[Promp
 
 @torch.no_grad()
 def generate(image: GlmImage, rows: Sequence[PromptRecord], sampler: SamplerConfig) -> None:
-    """The model's own batched, cached ``generate`` of every token of ``rows``."""
+    """Generates all tokens of ``rows`` with the model's batched ``generate`` with KV cache."""
     inputs = image.tokens.processed(rows)
     count = image.tokens.grid(sources=0).count
     drawn_from = image.tokens.sampler(sampler.temperature, sampler.top_p, sampler.top_k)
@@ -89,7 +89,7 @@ def generate(image: GlmImage, rows: Sequence[PromptRecord], sampler: SamplerConf
 
 @torch.no_grad()
 def decode_by_pipeline(image: GlmImage, rows: Sequence[PromptRecord], tokens: Tensor, sampler: SamplerConfig) -> None:
-    """[B, T] tokens to pixels by the pipeline's own call: ODE and VAE, each in one batch."""
+    """Decodes [B, T] tokens to pixels with the pipeline's ``__call__``: ODE and VAE, each in one batch."""
     with lora.merged(image.pipeline.transformer):
         image.pipeline(
             prompt=[record.prompt for record in rows],
@@ -113,18 +113,18 @@ def update_dit(
         mean, std = transition(velocity, state, sigmas[step], sigmas[step + 1], settings.noise, settings.sampler)
         old = log_prob(sample, trajectory.means[:, column], std)
         _surrogate(log_prob(sample, mean, std)[:, None], old[:, None]).backward()
-    _forget(policy.trainable_parameters())
+    _drop_gradients(policy.trainable_parameters())
 
 
 @dataclass(frozen=True, kw_only=True)
 class BareFlow:
-    """The DiT's forwards of B rows without quoted text, with everything that no step changes laid out once."""
+    """The DiT's forward passes for B rows without quoted text, with all step-independent inputs prepared once."""
 
     transformer: Any
     timesteps: Sequence[float]
     sigmas: Sequence[float]
     glyphs: tuple[Tensor, Tensor]
-    """[B, L, D] of the prompts, and of none for the unconditional branch."""
+    """[B, L, D] of the prompts, and of the empty prompt for the unconditional branch."""
     tokens: Tensor
     """[B, h * w / 4] int64."""
     target_size: Tensor
@@ -133,7 +133,7 @@ class BareFlow:
 
     @classmethod
     def of(cls, policy: GlmImageDitPolicy, records: Sequence[PromptRecord], trajectory: FlowTrajectory) -> BareFlow:
-        """The rows of ``trajectory``; each of its ``records`` is encoded once."""
+        """Prepares the rows of ``trajectory``; each of its ``records`` is encoded once."""
         image, tokens = policy.image, trajectory.conditions.tokens
         encode = image.pipeline.encode_prompt
         glyphs = encode([record.prompt for record in records], do_classifier_free_guidance=False)[0]
@@ -149,13 +149,13 @@ class BareFlow:
         )
 
     def integrate(self, state: Tensor) -> Tensor:
-        """From start noise to latents, [B, C, h, w] -> the same: as many forwards as any mixture with SDE steps has."""
+        """Integrates the ODE from start noise to latents, both [B, C, h, w]; SDE steps need equally many passes."""
         for step in range(len(self.timesteps)):
             state = ode_step(self.velocity(state, step), state, self.sigmas[step], self.sigmas[step + 1])
         return state
 
     def velocity(self, state: Tensor, step: int, *, unconditional_gradient: bool = False) -> Tensor:
-        """[B, C, h, w], guided."""
+        """Velocity [B, C, h, w] with classifier-free guidance."""
         conditional = self._forward(state, step, self.glyphs[0], dropped=False)
         if self.guidance_scale <= 1:
             return conditional
@@ -183,11 +183,11 @@ def _update_ar(policy: GlmImageArPolicy, rollout: Rollout[TokenTrajectory], refe
     if reference is not None:
         loss = loss + 0.01 * k3_kl(log_probs, reference).mean()
     loss.backward()
-    _forget(policy.trainable_parameters())
+    _drop_gradients(policy.trainable_parameters())
 
 
 def _whole_log_probs(policy: GlmImageArPolicy, trajectory: TokenTrajectory) -> Tensor:
-    """[B, T] by one forward of every row's prompt and tokens."""
+    """Log-probs [B, T] by one forward pass of every row's prompt and tokens."""
     model = policy.image.tokens
     prompts = model._prompts(trajectory.encoded)
     hidden = hidden_whole(model.model, prompts, trajectory.prompt_of_row, trajectory.tokens)
@@ -195,18 +195,18 @@ def _whole_log_probs(policy: GlmImageArPolicy, trajectory: TokenTrajectory) -> T
 
 
 def _surrogate(log_probs: Tensor, old: Tensor) -> Tensor:
-    """Scalar loss of [B, S] log-probs, with advantages that any rewards might have given."""
+    """Scalar loss of [B, S] log-probs with arbitrary advantages."""
     advantages = torch.linspace(-1, 1, len(log_probs))
     return clipped_surrogate(importance_ratio(log_probs, old), advantages, 0.2, 0.2).mean()
 
 
-def _forget(parameters: Sequence[nn.Parameter]) -> None:
+def _drop_gradients(parameters: Sequence[nn.Parameter]) -> None:
     for parameter in parameters:
         parameter.grad = None
 
 
 def _pixels(image: GlmImage, latents: Tensor) -> None:
-    """[B, C, h, w] to pixels, ``decode_batch`` images at a time: one batch takes half as long again."""
+    """Decodes [B, C, h, w] to pixels, ``decode_batch`` images at a time: a single batch takes 1.5 times as long."""
     vae = image.pipeline.vae
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (vae.config.latents_mean, vae.config.latents_std))
     for part in (latents * std + mean).contiguous(memory_format=torch.channels_last).split(image.config.decode_batch):
@@ -214,7 +214,7 @@ def _pixels(image: GlmImage, latents: Tensor) -> None:
 
 
 def _upsampled(image: GlmImage, tokens: Tensor) -> Tensor:
-    """[B, T] -> [B, h * w / 4]: the large grid's tokens, each twice as high and wide."""
+    """[B, T] -> [B, h * w / 4]: the tokens of the large grid, upsampled by 2 in both directions."""
     grid = image.tokens.grid(sources=0)
     large = tokens[:, grid.preview_count :].view(-1, *grid.image)
     return large.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)

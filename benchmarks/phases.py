@@ -1,4 +1,4 @@
-"""CPU seconds of this process by phase; of methods too, without a change to what owns them."""
+"""Measures this process's CPU seconds by phase, also of methods of existing objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Seconds = dict[str, float]
 
 @contextlib.contextmanager
 def phase(seconds: Seconds, name: str) -> Iterator[None]:
-    """Adds what happens inside to ``seconds[name]``."""
+    """Adds the CPU time of the block to ``seconds[name]``."""
     started = time.process_time()
     try:
         yield
@@ -24,18 +24,19 @@ def phase(seconds: Seconds, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def phases_of_methods(seconds: Seconds, methods: Sequence[tuple[object, str, str]]) -> Iterator[None]:
-    """While inside, every call of an (object, its method's name, phase) adds to that phase; none may call another."""
+    """Within the block, adds the CPU time of the methods (object, method name, phase) to their phases; the methods must
+    not call each other."""
     for owner, method, name in methods:
         setattr(owner, method, _timed(getattr(owner, method), seconds, name))
     try:
         yield
     finally:
         for owner, method, _ in methods:
-            delattr(owner, method)  # The class's own shows again.
+            delattr(owner, method)  # Uncovers the method of the class.
 
 
 def medians(rounds: Sequence[Seconds]) -> Seconds:
-    """Of each phase over the rounds."""
+    """The median of each phase over the rounds."""
     return {name: statistics.median(seconds[name] for seconds in rounds) for name in rounds[0]}
 
 

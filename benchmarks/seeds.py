@@ -1,7 +1,7 @@
-"""The pipelines under several seeds, each in a clone of its own, and the README's tables of their results.
+"""Runs the pipelines with several seeds, each in a separate clone, and prints tables of the results.
 
-A seed's clone pretrains and draws its baseline once; then every component is trained and evaluated on it. What a
-clone holds already is not run again, so an interrupted call can be repeated.
+A clone pretrains and generates its baseline once; then every component is trained and evaluated on it. Completed parts
+are not run again, so that an interrupted call can be repeated.
 
     python benchmarks/seeds.py 0 1 2 --folder /somewhere
     python benchmarks/seeds.py 0 1 2 --folder /somewhere --components ar@130 dit both    # ar with 130 steps
@@ -64,7 +64,7 @@ def _seed(seed: int, clone: Path, arguments: argparse.Namespace) -> None:
 def _kedro(clone: Path, pipeline: str, params: str, env: str | None) -> None:
     kedro = Path(sys.executable).with_name("kedro")
     command = [str(kedro), "run", f"--pipeline={pipeline}", f"--params={params}", *([f"--env={env}"] if env else [])]
-    # The clone's own code, not this checkout's, which may change meanwhile.
+    # The code of the clone, because this checkout may change in the meantime.
     environment = os.environ | {"PYTHONPATH": str(clone / "src")}
     with (clone / "run.log").open("a") as log:
         print(f"$ {' '.join(command[1:])}", file=log, flush=True)
@@ -72,7 +72,7 @@ def _kedro(clone: Path, pipeline: str, params: str, env: str | None) -> None:
 
 
 def _keep(data: Path, result: Path) -> None:
-    """What the tables are made of, written last so that a folder is a whole result."""
+    """Keeps the files that the tables need; renamed at the end, so that an existing folder is complete."""
     fresh = result.with_name(f".{result.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(data / "06_models" / "adapters", fresh / "adapters")
@@ -83,7 +83,7 @@ def _keep(data: Path, result: Path) -> None:
 
 
 def markdown(clones: dict[int, Path], components: list[str], split: str = "held_out") -> str:
-    """One row a component, seed and sampler: the optimised total, and the share of images with everything right."""
+    """One row per component, seed and sampler: the optimised total, and the share of images with everything correct."""
     lines = [
         "| trained | seed | sampler | reward: base | trained | difference [95%] | all right: base | trained"
         " | train CPU s | samples |",
@@ -113,7 +113,7 @@ def markdown(clones: dict[int, Path], components: list[str], split: str = "held_
 
 
 def masks(clones: dict[int, Path], split: str = "held_out") -> str:
-    """One row a seed and sampler of the negative points: gIoU, cIoU and contrast before and after, with intervals."""
+    """One row per seed and sampler for negative points: gIoU, cIoU and contrast before and after, with intervals."""
     scores = ("gIoU", "cIoU", "contrast")
     heads = [head for name in scores for head in (f"{name}: base", "trained", "difference [95%]")]
     columns = ["seed", "sampler", *heads, "train CPU s", "samples"]
@@ -134,7 +134,7 @@ def masks(clones: dict[int, Path], split: str = "held_out") -> str:
 
 
 def difference(clones: dict[int, Path], before: str, after: str) -> str:
-    """Paired difference of two trained policies on the same images' prompts and seeds, at the stock sampler."""
+    """Paired difference of two trained policies on the same prompts and image seeds, with the stock sampler."""
     lines = ["| seed | all right: first | second | difference [95%] |", "|---|---|---|---|"]
     for seed, clone in clones.items():
         one, two = (read_scores(clone / "results" / name / "trained") for name in (before, after))

@@ -1,9 +1,9 @@
-"""CPU seconds of a training step's phases, beside a floor that does only what cannot be left out.
+"""Measures the CPU seconds of a training step by phase and compares them with a minimal reference implementation.
 
-The floors are in floors.py. Step and floor run in turn in one process, with conf/base and a reward that costs nothing;
-medians of process CPU time are printed, a table for each module.
+The reference (the floor) is in floors.py. Step and floor alternate in one process, with conf/base and a reward of
+negligible cost; prints a table of median process CPU times for each module.
 
-    python benchmarks/step.py                              # the starter's model, both modules
+    python benchmarks/step.py                              # both modules of the default model
     python benchmarks/step.py --module dit --model PATH --rounds 9
 """
 
@@ -22,14 +22,14 @@ from floors import BareFlow, ar_floor, decode_by_pipeline, dit_floor, update_dit
 from phases import Seconds, medians, phase, phases_of_methods
 from rich.console import Console
 from rich.table import Table
+from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
+from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
 
 from visual_grpo import components, third_party_output
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
-from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.shapes.world import COMBINATIONS
 from visual_grpo.types import PromptRecord, Sample
@@ -44,12 +44,12 @@ def main() -> None:
     image = components.build_model(config, arguments.model)
     trainer = components.build_trainer(config, image, RewardSet({"brightness": (brightness, 1.0)}))
     console = Console(width=120)
-    for module, own in trainer.modules.items():
-        records = distinct_prompts(own.config.prompts_per_step)
-        console.print(f"{module}, CPU seconds per step: {_shape(config, own)}", highlight=False)
-        console.print(_table(*_measure(own, records, arguments.rounds)))
-        if isinstance(own.policy, GlmImageDitPolicy):
-            for line in _dit_lines(own.policy, own.config.group_size, records, arguments.rounds):
+    for module, module_trainer in trainer.modules.items():
+        records = distinct_prompts(module_trainer.config.prompts_per_step)
+        console.print(f"{module}, CPU seconds per step: {_shape(config, module_trainer)}", highlight=False)
+        console.print(_table(*_measure(module_trainer, records, arguments.rounds)))
+        if isinstance(module_trainer.policy, GlmImageDitPolicy):
+            for line in _dit_lines(module_trainer.policy, module_trainer.config.group_size, records, arguments.rounds):
                 console.print(line, highlight=False)
 
 
@@ -58,14 +58,14 @@ def _measure(trainer: GRPOTrainer[Any], records: list[PromptRecord], rounds: int
     steps, floors = [], []
     for number in range(rounds + 1):
         step, floor = _step(trainer, records), _floor(trainer, records)
-        if number:  # The first round warms up.
+        if number:  # The first round is a warm-up.
             steps.append(step)
             floors.append(floor)
     return medians(steps), medians(floors)
 
 
 def _step(trainer: GRPOTrainer[Any], records: list[PromptRecord]) -> Seconds:
-    """One real training step, its phases split where the policy and the trainer split them."""
+    """A training step of the project, by phase."""
     seconds: Seconds = {}
     whole: Seconds = {}
     with phases_of_methods(seconds, [*_methods(trainer.policy), (trainer, "_update", "updates")]), phase(whole, "step"):
@@ -74,7 +74,7 @@ def _step(trainer: GRPOTrainer[Any], records: list[PromptRecord]) -> Seconds:
 
 
 def _methods(policy: object) -> list[tuple[object, str, str]]:
-    """(owner, method, phase) of a rollout."""
+    """(object, method name, phase) of the phases of a rollout."""
     if isinstance(policy, GlmImageArPolicy):
         return [
             (policy.image, "sample_tokens", "tokens"),
@@ -99,7 +99,7 @@ def _floor(trainer: GRPOTrainer[Any], records: list[PromptRecord]) -> Seconds:
 
 
 def _dit_lines(policy: GlmImageDitPolicy, group_size: int, records: list[PromptRecord], rounds: int) -> list[str]:
-    """What the table cannot show: the price of a gradient through the unconditional branch, and the plain pipeline."""
+    """The cost of a gradient through the unconditional branch, and of a plain pipeline call."""
     rollout = policy.rollout(records, group_size, torch.Generator().manual_seed(0))
     flow = BareFlow.of(policy, records, rollout.trajectory)
     tokens = policy.image.sample_tokens(rollout.prompts, range(len(rollout.prompts)), policy.token_sampler)
@@ -124,9 +124,9 @@ def _dit_lines(policy: GlmImageDitPolicy, group_size: int, records: list[PromptR
 
 
 def base_config(component: str, model: str) -> Parameters:
-    """conf/base with a brightness reward, on one thread of torch; not a joint rollout: each module has its own step."""
+    """conf/base with a brightness reward and one torch thread; ``both`` alternates, so that each module has a step."""
     tree = yaml.safe_load(CONF.read_text())
-    tree["seed"] = 0  # A reference that only Kedro resolves.
+    tree["seed"] = 0  # A reference in the file, which only Kedro resolves.
     tree["model"] |= {"path": model, "device": "cpu", "threads": 1}
     tree["policy"] |= {"component": component, "both": "alternating"}
     tree["rewards"] = {"brightness": {}}
@@ -134,7 +134,7 @@ def base_config(component: str, model: str) -> Parameters:
 
 
 def distinct_prompts(count: int) -> list[PromptRecord]:
-    """Distinct prompts of the starter's world, none with quoted text."""
+    """Distinct prompts of drawn shapes, without quoted text."""
     spread = COMBINATIONS[:: max(1, len(COMBINATIONS) // count)][:count]
     return [PromptRecord(id=str(row), prompt=combination.prompt) for row, combination in enumerate(spread)]
 
@@ -144,8 +144,8 @@ def brightness(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> li
 
 
 def _shape(config: Parameters, trainer: GRPOTrainer[Any]) -> str:
-    own, sampler, flow = trainer.config, config.sampling.rollout, config.policy.flow
-    shape = f"{own.prompts_per_step} prompts x {own.group_size}, {own.updates_per_rollout} updates"
+    grpo, sampler, flow = trainer.config, config.sampling.rollout, config.policy.flow
+    shape = f"{grpo.prompts_per_step} prompts x {grpo.group_size}, {grpo.updates_per_rollout} updates"
     shape += f", {sampler.steps} denoising steps, guidance {sampler.guidance_scale}"
     if isinstance(trainer.policy, GlmImageDitPolicy):
         window = trainer.policy.image.window(sampler.steps, torch.Generator().manual_seed(0))

@@ -48,7 +48,7 @@ def test_a_resumed_loop_counts_from_where_it_was_and_times_neither_those_steps_n
     assert lines() == ["train 7/10  0:01:40 elapsed", "train 8/10  0:00:40 left"]
 
 
-def test_steps_that_are_done_again_are_timed_anew():
+def test_repeated_steps_restart_the_estimate():
     clock, (target, lines) = Clock(), plain()
     with console.progress("train", 10, console=target, clock=clock, every=15) as bar:
         for seconds, steps in ((0, 1), (10, 4), (0, -5), (20, 1)):
@@ -57,7 +57,7 @@ def test_steps_that_are_done_again_are_timed_anew():
     assert lines()[0] == "train 1/10  0:03:00 left"
 
 
-def test_fields_stay_until_they_are_given_again():
+def test_fields_stay_until_they_are_replaced():
     clock, (target, lines) = Clock(), plain()
     with console.progress("x", 2, console=target, clock=clock, every=0) as bar:
         bar.advance(eval=0.5, reward=1)

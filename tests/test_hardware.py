@@ -39,7 +39,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two cores, and one thread of torch."""
+    """Two cores and one torch thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
@@ -93,4 +93,4 @@ def faults(keep: str, **environment: str) -> int:
 def test_freed_memory_is_not_cleared_again_for_the_next_tensors() -> None:
     given_back = faults("")
     assert faults("use_threads(1)") < given_back / 20
-    assert faults("use_threads(1)", MALLOC_TRIM_THRESHOLD_="0") > given_back / 2  # The environment wins.
+    assert faults("use_threads(1)", MALLOC_TRIM_THRESHOLD_="0") > given_back / 2  # The environment takes precedence.

@@ -1,4 +1,4 @@
-"""Every kind of image to upright RGB, fitting, tensors."""
+"""Reading images of every mode, masks, resizing, and conversion to tensors."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_every_orientation_agrees_with_pillow(tmp_path, orientation):
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_exif_data_that_cannot_be_parsed_are_passed_over(tmp_path):
+def test_invalid_exif_data_are_ignored(tmp_path):
     photo(1).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff")
     assert read_image(tmp_path / "a.jpg").size == (48, 16)
 
@@ -198,7 +198,7 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged():
         read_image(Forbidden())
 
 
-def test_an_error_of_our_own_is_not_called_damage(tmp_path, monkeypatch):
+def test_bugs_in_our_code_are_not_reported_as_damage(tmp_path, monkeypatch):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     monkeypatch.setattr("visual_grpo.images._upright", lambda image: image.no_such_attribute)
     with pytest.raises(AttributeError):
@@ -270,7 +270,7 @@ def grey(values, dtype=np.uint8):
 
 
 def black_and_white_palette():
-    """White is the palette's first colour, as some encoders write it."""
+    """White is the first colour of the palette, as some encoders write it."""
     image = Image.fromarray(np.array([[1, 0]], np.uint8))
     image.putpalette([255, 255, 255, 0, 0, 0])
     return image

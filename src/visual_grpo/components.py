@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visual_grpo.config import Dtype, LoraParams, ModelConfig, Parameters, PolicyConfig, SamplerConfig
+from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:
-    from visual_grpo.grpo.trainer import Trainer
-    from visual_grpo.grpo.trainer import GRPOTrainer
+    from visual_grpo.grpo.trainer import GRPOTrainer, Trainer
     from visual_grpo.policies.family import Family, Model
     from visual_grpo.policies.family_settings import Plan
     from visual_grpo.rewards.combine import RewardSet
@@ -131,7 +130,6 @@ def _joint_trainer(config: Parameters, model: Model, policies: dict[str, Policy[
 
 
 def _module_trainer(config: Parameters, policy: Policy[Any], module: str, scorer: RewardSet) -> GRPOTrainer[Any]:
-    from visual_grpo.grpo.trainer import GRPOTrainer
 
     own = scorer.weighted(config.weights([module]))
     return GRPOTrainer(policy, own, config.grpo_of(module), seed=config.seed, dtype=config.model.dtype, module=module)

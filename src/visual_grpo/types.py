@@ -50,7 +50,7 @@ class PromptRecord:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the dataset says of the record; rewards may read it."""
     held_with: str | None = None
-    """Equal for records that are held out together, as those of one image or one prompt are; None = with no other."""
+    """Group key: records that share it (one image, one prompt) go to the same split; None = ungrouped."""
 
 
 Ratio = tuple["Tensor", "Tensor"]
@@ -131,7 +131,7 @@ class SampleGenerator(Protocol):
     def generate(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> Sequence[Sample]:
-        """One sample per record, each a function of its own record and seed only."""
+        """One sample per record, each a function of that record and its seed only."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A policy that answers where a white square is, and a reward that cuts the answer's square out: texts as samples."""
+"""A policy that answers with the position of a white square, and a reward for it: text samples for tests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Overlap:
 
 
 def records(folder: Path, split: str, count: int) -> list[PromptRecord]:
-    """Queries about a white square on black, each with an image of its own."""
+    """Queries about a white square on black, each with a different image."""
     made = []
     for number in range(count):
         left = 2 * number

@@ -14,7 +14,7 @@ FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 
 
 def parameters(**changes: Any) -> Parameters:
-    """``parameters(grpo={"steps": 2})``: the default tree with those leaves changed."""
+    """The default parameters with changed leaves, as in ``parameters(grpo={"steps": 2})``."""
     tree = yaml.safe_load(FILE.read_text(encoding="utf-8")) | {"seed": 0}
     return Parameters.model_validate(_merged(tree, changes))
 

@@ -1,4 +1,4 @@
-"""A policy that paints noise around a brightness: enough to draw, keep, score and compare images."""
+"""A policy that generates noise around a brightness: enough to generate, save, score and compare images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROLLOUT = SamplerConfig.model_validate(
 
 
 class Painter:
-    """Images of ``side`` pixels; brighter by ``gain`` (0..1) than an untrained painter's."""
+    """Images of ``side`` pixels, brighter by ``gain`` (0..1) than those of an untrained painter."""
 
     def __init__(self, gain: float = 0.0, side: int = 32) -> None:
         self.gain, self.side = gain, side

@@ -49,11 +49,11 @@ def test_entries_by_hand() -> None:
     assert (guard["difference"], guard["win_rate"]) == (0, 0.5)
 
 
-def test_what_is_held_out_together_is_drawn_together() -> None:
+def test_records_held_out_together_are_resampled_together() -> None:
     before, after = scores([0, 1, 2, 3, 4, 5]), scores([1, 2, 2, 5, 4, 4])
     apart = compare(before, after, bootstrap_samples=2000, seed=0)[0]
     assert apart == compare(*(f.assign(unit=f["prompt"]) for f in (before, after)), bootstrap_samples=2000, seed=0)[0]
-    # Of p0, p1 and p2 the last two are queries about one image, whichever of its names sorts first.
+    # p1 and p2 are queries about the same image, whichever of its names sorts first.
     units = {"p0": "z", "p1": "y", "p2": "y"}
     together = compare(
         *(frame.assign(unit=frame["id"].map(units)) for frame in (before, after)), bootstrap_samples=2000, seed=0
@@ -75,7 +75,7 @@ def test_totals_of_both_sides_have_the_weights_of_the_trained_module() -> None:
     assert total["difference"] == pytest.approx((3 + 3 - 1) / 3)
 
 
-def test_rows_pair_by_image_not_by_position() -> None:
+def test_rows_are_paired_by_key_not_by_position() -> None:
     after = scores([1, 1, 3, 2])
     shuffled = after.iloc[[2, 0, 3, 1]].reset_index(drop=True)
     shuffled.attrs = after.attrs
@@ -85,7 +85,7 @@ def test_rows_pair_by_image_not_by_position() -> None:
     )
 
 
-def test_splits_and_samplers_are_measured_apart() -> None:
+def test_splits_and_samplers_are_measured_separately() -> None:
     def both(low: list[float], high: list[float]) -> pd.DataFrame:
         frame = pd.concat([scores(low), scores(high, sampler="rollout", split="held_out")], ignore_index=True)
         frame.attrs = scores(low).attrs
@@ -96,7 +96,7 @@ def test_splits_and_samplers_are_measured_apart() -> None:
     assert totals == {("eval", "stock"): 1, ("held_out", "rollout"): 5}
 
 
-def test_what_is_undefined_is_null_in_json() -> None:
+def test_undefined_values_are_null_in_json() -> None:
     nan = float("nan")
     unscored = compare(scores([nan, nan]), scores([1, 1]), bootstrap_samples=200, seed=0)[0]
     assert unscored["difference"] is None
@@ -123,13 +123,13 @@ def test_results_that_do_not_pair_are_refused(change, complaint: str) -> None:
         join(scores([0, 1, 2, 3]), change(scores([0, 1, 2, 3])))
 
 
-def test_each_image_once() -> None:
+def test_duplicate_images_are_refused() -> None:
     twice = pd.concat([scores([0, 1]), scores([0, 1])], ignore_index=True)
     with pytest.raises(pd.errors.MergeError):
         join(twice, scores([0, 1]))
 
 
-def test_a_baseline_made_otherwise_is_refused_with_what_differs() -> None:
+def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences() -> None:
     made = {"seed": 0, "sampling": {"stock": {"steps": 10, "top_p": None}}, "old": 1}
     now = {"seed": 0, "sampling": {"stock": {"steps": 20, "top_p": None}}, "new": None}
     check_facts(made, made)

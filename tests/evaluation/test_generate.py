@@ -61,7 +61,7 @@ def test_scores_are_those_of_the_files(tmp_path: Path) -> None:
     assert table["reward/halves"].isna().all()
 
 
-def test_every_prompt_is_drawn_at_every_sampler_with_its_own_seed(tmp_path: Path) -> None:
+def test_every_prompt_is_generated_with_every_sampler_and_its_own_seed(tmp_path: Path) -> None:
     table = draw(tmp_path)
     assert len(table) == 2 * (3 + 2) * 2
     assert len(list(tmp_path.glob("*/*.png"))) == len(table) == table["file"].nunique()
@@ -96,12 +96,12 @@ def test_records_of_one_prompt_are_evaluated_once() -> None:
     assert [record.id for record in found] == ["eval-00-0", "eval-01-0", "eval-02-0"]
 
 
-def test_one_prompt_with_other_sources_is_another_prompt() -> None:
+def test_the_same_prompt_with_other_sources_is_a_distinct_prompt() -> None:
     edits = [PromptRecord(id=i, prompt="make it red", source_images=(Path(i),)) for i in "ab"]
     assert len(distinct_prompts(edits, None)) == 2
 
 
-def test_a_limit_is_stable_and_does_not_take_the_first() -> None:
+def test_a_limit_is_stable_and_not_biased_to_the_first() -> None:
     few = distinct_prompts(records("eval", 40), 10)
     more = distinct_prompts(records("eval", 40), 20)
     assert len(few) == 10
@@ -139,7 +139,7 @@ def test_any_id_gives_a_file_name(name: str, tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_ids_that_clean_to_the_same_name_stay_apart() -> None:
+def test_ids_with_the_same_cleaned_name_get_different_files() -> None:
     alike = ["a/b", "a b", "a_b", "A_b", "a_B", "x" * 300, "x" * 301]
     assert len({file_stem(name).lower() for name in alike}) == len(alike)
     assert file_stem("eval-00.1_x") == "eval-00.1_x"
@@ -175,7 +175,7 @@ def test_images_from_prompts_have_no_columns_of_sources_and_answers(tmp_path: Pa
     assert not {"source", "answer"} & set(draw(tmp_path))
 
 
-def test_a_language_policys_answers_depend_on_how_it_is_asked() -> None:
+def test_conditions_of_a_language_policy_contain_the_vl_settings() -> None:
     changes = {"data": {"task": "segmentation"}, "starter": {"world": "scenes"}}
 
     def asked(**values: object) -> dict:
@@ -185,7 +185,7 @@ def test_a_language_policys_answers_depend_on_how_it_is_asked() -> None:
     assert asked(flow={"noise": 0.5}) == asked()
 
 
-def test_conditions_hold_what_images_and_scores_depend_on_and_no_more() -> None:
+def test_conditions_contain_exactly_what_images_and_scores_depend_on() -> None:
     base = conditions(parameters(), model="m", dataset="d")
     assert conditions(parameters(grpo={"learning_rate": 1.0}), model="m", dataset="d") == base
     assert conditions(parameters(evaluation={"batch_size": 3}), model="m", dataset="d") == base

@@ -18,7 +18,7 @@ HEIGHT, WIDTH_PX = 64, 96
 
 
 class Doubtful(WatershedSegmenter):
-    """Knows another reading of every prompt: the upper left corner."""
+    """Returns an alternative mask for every prompt: the upper left corner."""
 
     def multimasks(self, embedding: Linkage, prompt: PointPrompt) -> tuple[Tensor, Tensor]:
         corner = torch.zeros(1, *embedding.size, dtype=torch.bool)
@@ -75,7 +75,7 @@ def test_labels_do_not_depend_on_other_records(tmp_path: Path) -> None:
     assert label(records[0], Doubtful(), 1).labels != label(records[0], Doubtful(), 0).labels
 
 
-def test_the_picture_has_a_row_for_some_records_and_a_column_for_each_kind(tmp_path: Path) -> None:
+def test_the_picture_has_a_row_per_shown_record_and_a_column_per_kind(tmp_path: Path) -> None:
     records = [make_record(tmp_path, f"{number}") for number in range(2 * SHOWN)]
     written(records, tmp_path / "labels", WatershedSegmenter())
     picture = np.asarray(Image.open(tmp_path / "labels" / "labels.png").convert("RGB"))

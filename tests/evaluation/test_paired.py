@@ -35,7 +35,7 @@ def test_nothing_scored_is_undefined_not_zero() -> None:
     assert math.isnan(found.ci_low)
 
 
-def test_one_prompt_says_nothing_of_other_prompts() -> None:
+def test_a_single_prompt_gives_no_interval() -> None:
     found = paired_bootstrap([1, 2, 3], [2, 4, 4], ["a", "a", "a"], samples=200, seed=0)
     assert found.difference == pytest.approx(4 / 3)
     assert math.isnan(found.ci_low)
@@ -75,7 +75,7 @@ def test_copies_of_an_image_add_no_evidence() -> None:
     assert naive.ci_high - naive.ci_low == pytest.approx(width / math.sqrt(8), rel=0.05)
 
 
-def test_prompts_of_unequal_size_weigh_by_their_images() -> None:
+def test_prompts_are_weighted_by_their_number_of_images() -> None:
     # Means of resamples are sums over images by numbers of images: 0, 1/4, 1 or between, never beyond.
     found = paired_bootstrap([0, 0, 0, 0], [0, 0, 0, 1], ["a", "a", "a", "b"], samples=4000, seed=0)
     assert (found.difference, found.ci_low, found.ci_high) == (0.25, 0.0, 1.0)
@@ -98,7 +98,7 @@ def test_lengths_must_agree() -> None:
 
 
 def test_a_ratio_is_the_sum_of_numerators_over_the_sum_of_denominators() -> None:
-    # IoU of three masks of two prompts; the large one decides.
+    # IoU of three masks of two prompts; the largest mask dominates.
     before = ([1, 1, 2], [2, 4, 10])
     after = ([2, 1, 8], [2, 5, 10])
     found = paired_ratio_bootstrap(before, after, ["a", "a", "b"], samples=200, seed=0)
@@ -144,10 +144,10 @@ def test_a_ratio_with_denominators_of_one_is_the_mean() -> None:
     assert asdict(ratio) == pytest.approx(asdict(mean))
 
 
-def test_a_pair_without_a_ratio_of_its_own_decides_no_win() -> None:
+def test_a_pair_without_a_defined_ratio_is_left_out_of_the_win_rate() -> None:
     found = paired_ratio_bootstrap(([0, 1], [0, 2]), ([0, 2], [0, 2]), ["a", "b"], samples=200, seed=0)
     assert (found.images, found.baseline_mean, found.trained_mean, found.win_rate) == (2, 0.5, 1.0, 1.0)
-    assert math.isnan(found.ci_low)  # Prompt a alone has no ratio: what other prompts would give is unknown.
+    assert math.isnan(found.ci_low)  # A resample of prompt a alone has no defined ratio.
     nothing = paired_ratio_bootstrap(([NAN], [NAN]), ([1], [2]), ["a"], samples=200, seed=0)
     assert (nothing.images, nothing.unscored) == (0, 1)
     assert math.isnan(nothing.difference)

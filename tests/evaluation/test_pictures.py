@@ -33,7 +33,7 @@ def flat(colour: str, width: int = 64, height: int = 64) -> Image.Image:
 
 
 def has(picture: Image.Image, colour: str) -> bool:
-    """Whether ``colour`` itself fills some pixel."""
+    """Whether some pixel has exactly this ``colour``."""
     wanted = np.asarray(flat(colour, 1, 1))[0, 0]
     return bool((np.asarray(picture) == wanted).all(-1).any())
 
@@ -68,12 +68,12 @@ def test_grid_takes_tensors_and_keeps_proportions() -> None:
 
 
 @pytest.mark.parametrize(("count", "captions", "columns"), [(0, 0, 2), (2, 1, 2), (1, 1, 0)])
-def test_grid_refuses_what_it_cannot_show(count: int, captions: int, columns: int) -> None:
+def test_grid_refuses_invalid_arguments(count: int, captions: int, columns: int) -> None:
     with pytest.raises(ValueError, match=f"{count} images, {captions} captions, {columns} columns"):
         grid([flat("red")] * count, ["x"] * captions, columns)
 
 
-def test_longer_captions_make_room() -> None:
+def test_longer_captions_make_the_grid_higher() -> None:
     short, long = (grid([flat("red")], [text]) for text in ("word", "many words " * 6))
     assert long.height > short.height
     assert long.width == short.width
@@ -143,14 +143,14 @@ def test_a_system_font_with_the_glyphs_is_used(monkeypatch: pytest.MonkeyPatch) 
     fonts._system_font_with.cache_clear()
 
 
-def test_paper_is_white_around() -> None:
+def test_the_margin_is_white() -> None:
     shown = grid([flat("red")], ["x"])
     assert PAPER == "white"
     assert shown.getpixel((0, 0)) == (255, 255, 255)
 
 
 class Judge:
-    """Paints what it is given, or nothing."""
+    """Returns the given picture, or None."""
 
     def __init__(self, painted: torch.Tensor | None) -> None:
         self.painted = painted
@@ -168,7 +168,7 @@ def test_a_text_is_shown_as_it_is_painted(tmp_path) -> None:
     assert (shown.size, shown.getpixel((0, 0))) == ((40, 20), (255, 0, 0))
 
 
-def test_a_text_that_nobody_paints_stands_under_the_image_it_speaks_of(tmp_path) -> None:
+def test_a_text_without_a_painting_reward_is_shown_below_its_image(tmp_path) -> None:
     flat("blue").save(tmp_path / "source.png")
     record = PromptRecord(id="a", prompt="where?", source_images=(tmp_path / "source.png",))
     shown = np.asarray(of_sample(record, ANSWER, Judge(None)))
@@ -192,7 +192,7 @@ def test_sources_are_above_the_pairs_that_have_one() -> None:
     assert not has(without, "red")
 
 
-def test_several_sources_stand_beside_each_other() -> None:
+def test_several_sources_are_shown_side_by_side() -> None:
     assert beside([flat("red")]).size == (64, 64)
     shown = beside([flat("red"), flat("lime")])
     assert shown.getpixel((WIDTH // 2, WIDTH // 2)) == (255, 0, 0)

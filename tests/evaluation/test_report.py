@@ -50,7 +50,7 @@ class Images(HTMLParser):
             self.sources.append(dict(attrs)["src"] or "")
 
 
-def test_the_page_holds_everything_itself(tmp_path: Path) -> None:
+def test_the_page_is_self_contained(tmp_path: Path) -> None:
     folder = reported(tmp_path, gain=0.2)
     page = (folder / "evaluation.html").read_text(encoding="utf-8")
     parser = Images()
@@ -66,7 +66,7 @@ def test_the_page_holds_everything_itself(tmp_path: Path) -> None:
     assert f"{total['difference']:.4f}" in page
 
 
-def test_losses_are_shown_where_there_are_some(tmp_path: Path) -> None:
+def test_losses_are_shown_if_there_are_any(tmp_path: Path) -> None:
     folder = reported(tmp_path, gain=-0.1)
     assert (folder / "losses.png").exists()
     assert not (folder / "gains.png").exists()
@@ -86,7 +86,7 @@ def test_samples_ignore_the_result_gains_and_losses_follow_it() -> None:
     assert chosen["losses"]["id"].tolist() == ["e", "b"]
 
 
-def test_the_main_view_is_held_out_at_the_stock_sampler() -> None:
+def test_the_main_view_is_held_out_with_the_stock_sampler() -> None:
     views = [{"split": s, "sampler": k} for s in ("eval", "held_out") for k in ("rollout", "stock")]
     assert main_view(views) == ("held_out", "stock")
     assert main_view(views[:2]) == ("eval", "stock")

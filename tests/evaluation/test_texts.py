@@ -1,4 +1,4 @@
-"""Texts as samples from the policy to the report."""
+"""Text samples from the policy to the report."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from visual_grpo.rewards.combine import RewardSet
 
 @pytest.fixture
 def answers(tmp_path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The scores of a baseline and of a better answerer, as they are read from their folders."""
+    """The scores of a baseline and of a better answerer, read from their folders."""
     (tmp_path / "images").mkdir()
     found = records(tmp_path / "images", "held_out", 5)
     plan = plan_images({"held_out": found}, seed=0, images_per_prompt=2, max_prompts=None)
@@ -31,7 +31,7 @@ def answers(tmp_path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     return read_scores(tmp_path / "baseline"), read_scores(tmp_path / "trained")
 
 
-def test_an_answer_is_kept_as_text_and_as_the_picture_that_the_reward_paints(
+def test_an_answer_is_saved_as_text_and_as_the_picture_drawn_by_the_reward(
     answers: tuple[pd.DataFrame, pd.DataFrame], tmp_path: Path
 ) -> None:
     baseline, _ = answers
@@ -63,7 +63,7 @@ def test_ratios_are_compared_as_sums_over_sums(answers: tuple[pd.DataFrame, pd.D
     assert (joined["answer_baseline"] != joined["answer_trained"]).any()
 
 
-def test_a_ratio_that_only_one_side_has_is_refused(answers: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+def test_a_ratio_in_only_one_of_the_tables_is_refused(answers: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     before, after = answers
     columns = [f"{side}/overlap/ciou" for side in ("numerator", "denominator")]
     with pytest.raises(UserError, match=r"scores: 1 only in the trained results \('numerator/overlap/ciou'\)"):

@@ -191,6 +191,100 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit() -> None:
     assert [reproducible(m.values) for m in stopped + resumed] == [reproducible(m.values) for m in whole_metrics]
 
 
+class SomePromptsVary(CountingScorer):
+    """Only the groups of some prompts have different rewards, so that what is refilled depends on what was drawn."""
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        total = super().__call__(prompts, samples).total
+        total[[int(record.id[1:]) % 3 > 0 for record in prompts]] = 0.5
+        return Scores(total=total, rewards={"r": total}, parts={}, weights={"r": 1.0})
+
+
+def test_a_resumed_run_with_refills_goes_on_with_the_next_prompts() -> None:
+    options: dict[str, Any] = {"steps": 6, "loss": "dapo", "max_refills": 3}
+
+    def make() -> GRPOTrainer[Any]:
+        return GRPOTrainer(ToyTokenPolicy(), SomePromptsVary(), config(**options), seed=1)
+
+    def shown(metrics: list[Any]) -> list[Any]:
+        return [([record.id for record in m.prompts], reproducible(m.values)) for m in metrics]
+
+    whole, first, second = make(), make(), make()
+    want = list(whole.fit(records(10)))
+    stopped = [m for _, m in zip(range(3), first.fit(records(10)), strict=False)]
+    assert first.positions["0"] > 3 * 4  # More than a step without refills draws.
+    second.load_state(*first.state())
+    assert shown(stopped + list(second.fit(records(10)))) == shown(want)
+    assert torch.equal(second.policy.adapter_state_dict()["table"], whole.policy.adapter_state_dict()["table"])
+
+
+class Telling(ToyTokenPolicy):
+    """Measures a share and seconds, both of the number of the rollout."""
+
+    drawn = 0
+
+    def rollout(self, *arguments: Any) -> Any:
+        self.drawn += 1
+        return replace(super().rollout(*arguments), stats={"entropy": self.drawn, "seconds/decode": self.drawn})
+
+
+def test_what_the_policy_measures_is_averaged_over_refills_and_its_seconds_are_added() -> None:
+    policy, (metrics,) = trained(Telling(), CountingScorer(target=99), loss="dapo", steps=1, max_refills=2)
+    assert policy.drawn == 3
+    assert metrics.values["entropy"] == pytest.approx(2.0)
+    assert metrics.values["seconds/decode"] == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(("schedule", "falls"), [("constant", False), ("linear", True)])
+def test_warm_up_and_schedule_count_updates_and_not_rollouts(schedule: str, falls: bool) -> None:
+    _, metrics = trained(ToyTokenPolicy(), steps=4, updates_per_rollout=3, warmup_steps=4, schedule=schedule)
+    # The last updates of the four rollouts are the 3rd, 6th, 9th and 12th of 12.
+    after = [1 - (update - 4) / 8 if falls else 1.0 for update in (5, 8, 11)]
+    assert [m.values["learning_rate"] for m in metrics] == pytest.approx([0.05 * f for f in (3 / 4, *after)])
+
+
+class Sharpened(ToyTokenPolicy):
+    """Samples at a temperature of .5 and says with which log-probs."""
+
+    def rollout(self, *arguments: Any) -> Any:
+        plain = self.table.detach().clone()
+        self.table.data.div_(0.5)
+        try:
+            return super().rollout(*arguments)
+        finally:
+            self.table.data.copy_(plain)
+
+
+@pytest.mark.parametrize("replayed_at", [0.5, 1.0])
+def test_a_replay_at_another_temperature_than_the_rollout_is_stopped(replayed_at: float) -> None:
+    policy = Sharpened(replay_temperature=replayed_at)
+    policy.table.data.copy_(torch.linspace(0, 1, 20).view(4, 5))
+    before = policy.table.detach().clone()
+    if replayed_at == 0.5:
+        trained(policy)
+        assert not torch.equal(policy.table, before)
+    else:
+        with pytest.raises(RatioCheckError, match="temperature"):
+            trained(policy)
+        assert torch.equal(policy.table, before)
+
+
+def test_gradients_are_unscaled_before_they_are_clipped() -> None:
+    """The scale of float16's loss must be gone when the norm is measured, or every gradient would be clipped to it."""
+    options: dict[str, Any] = {"steps": 1, "max_grad_norm": 0.05}
+    plain, scaled = (
+        GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config(**options), seed=1, dtype=dtype)
+        for dtype in ("float32", "float16")
+    )
+    assert scaled.scaler.is_enabled()
+    assert scaled.scaler.get_scale() > 1000
+    (want,), (got,) = (list(trainer.fit(records(10))) for trainer in (plain, scaled))
+    assert want.values["grad_norm"] > 0.05
+    assert got.values["grad_norm"] == pytest.approx(want.values["grad_norm"], rel=1e-5)
+    gradients = [trainer.parameters[0].grad for trainer in (plain, scaled)]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=0)
+
+
 def test_another_seed_is_another_run() -> None:
     one, _ = trained(ToyTokenPolicy(), seed=1)
     two, _ = trained(ToyTokenPolicy(), seed=2)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from tests.grpo.test_trainer import config, trained
 from tests.toys import ToyTokenPolicy
 from visual_grpo.errors import UserError
+from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
 from visual_grpo.types import PromptRecord, ReplayChunk, Rollout, Scores
 
@@ -55,3 +57,41 @@ def test_a_kl_that_was_not_measured_is_not_reported() -> None:
     assert all("kl" not in step.values for step in without)
     assert all("kl" in step.values for step in measured)
     assert measured[-1].values["kl"] > 0
+
+
+def test_the_clips_of_the_configuration_replace_those_of_the_loss() -> None:
+    for loss, kind in LOSSES.items():
+        plain = Objective.of(config(loss=loss), [experience()])
+        assert (plain.clip_low, plain.clip_high) == (kind.clip_low, kind.clip_high)
+        own = Objective.of(config(loss=loss, clip_low=0.11, clip_high=0.44), [experience()])
+        assert (own.clip_low, own.clip_high) == (0.11, 0.44)
+
+
+def test_each_clip_takes_away_its_own_side() -> None:
+    """Row 0 is good: ratio e^.2 is above. Row 1 is bad: no ratio is below, e^.3 and e^.1 keep their gradient."""
+    assert recorded(clip_low=0.01, clip_high=0.3).means()["clip_fraction"] == 0
+    assert recorded(clip_low=0.01, clip_high=0.2).means()["clip_fraction"] == 1 / 5
+    own = experience()
+    turned = replace(own, advantages=-own.advantages)  # Row 0 is bad and its second ratio is e^-.1 = .905.
+    for clip_low, clipped in ((0.05, 1), (0.15, 0)):
+        stats = UpdateStats()
+        objective = Objective.of(config(clip_low=clip_low, clip_high=9.0), [turned])
+        chunk_loss(ReplayChunk(steps=slice(0, 3), log_probs=NEW, kl=None), turned, turned.rows, objective, stats)
+        assert stats.means()["clip_fraction"] == clipped / 5
+
+
+def test_what_an_update_reports_by_hand() -> None:
+    """Five steps count; the sixth, which is far off, does not."""
+    log_ratios = [0.2, -0.1, 0.0, 0.3, 0.1]
+    stats = recorded()
+    means = stats.means()
+    assert stats.steps == 5
+    assert means["ratio"] == pytest.approx(sum(map(math.exp, log_ratios)) / 5, rel=1e-6)
+    assert means["abs_log_ratio"] == pytest.approx(0.7 / 5, rel=1e-6)
+    assert means["approx_kl"] == pytest.approx(sum(math.exp(r) - r - 1 for r in log_ratios) / 5, rel=1e-5)
+    assert stats.max_abs_log_ratio == pytest.approx(0.3, rel=1e-6)
+
+
+def test_the_first_update_has_moved_the_policy_by_nothing() -> None:
+    _, metrics = trained(ToyTokenPolicy(), updates_per_rollout=1)
+    assert all(step.values["approx_kl"] == pytest.approx(0, abs=1e-9) for step in metrics)

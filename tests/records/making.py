@@ -18,7 +18,7 @@ def picture(path: Path, size: tuple[int, int] = (40, 40), colour: str | tuple[in
 
 
 def jsonl(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> Path:
-    """Writes mappings as JSON and text as it is, a line each."""
+    """Writes one line per item: mappings as JSON, text unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

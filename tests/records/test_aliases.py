@@ -1,4 +1,4 @@
-"""Seg-Zero's names for the parts of a record."""
+"""Alternative key names of segmentation records."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def renamed(extra, **fields):
 
 @pytest.mark.parametrize("query", ["query", "problem"])
 @pytest.mark.parametrize("box", ["box", "bbox"])
-def test_each_name_is_taken(query, box):
+def test_alternative_names_are_accepted(query, box):
     extra = {query: "the left wing", "image": "a.png", "mask": "m.png", box: [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
     record = renamed(extra)
     assert (record.prompt, record.source_images, record.target_image) == ("the left wing", "a.png", "m.png")
     assert record.extra == {"box": [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
 
 
-def test_the_own_keys_do_without():
+def test_the_standard_keys_need_no_alternative_names():
     record = renamed({"image": None}, prompt="a", source_images=["a.png"], target_image="m.png")
     assert (record.prompt, record.source_images, record.target_image, record.extra) == ("a", ["a.png"], "m.png", {})
 
@@ -43,19 +43,19 @@ def test_the_own_keys_do_without():
         ({"box": [0, 0, 1, 1], "bbox": [0, 0, 1, 2]}, {}, "box and bbox"),
     ],
 )
-def test_two_names_that_differ_are_rejected(extra, fields, names):
+def test_two_names_with_different_values_are_rejected(extra, fields, names):
     rejection = renamed(extra, id="x", **fields)
     assert isinstance(rejection, Rejection)
     assert (rejection.reason, rejection.id, rejection.place.line) == ("ambiguous_key", "x", 3)
     assert rejection.message == f"{names} are both given, and differ"
 
 
-def test_two_names_that_agree_are_not():
+def test_two_names_with_equal_values_are_accepted():
     record = renamed({"query": "a", "problem": "a", "box": [1], "bbox": [1]}, prompt="a")
     assert (record.prompt, record.extra) == ("a", {"box": [1]})
 
 
-def test_other_items_pass():
+def test_rejections_and_notes_pass_unchanged():
     items = [Note("x"), raw({}, prompt="a")]
     assert list(with_query_names(items)) == items
 

@@ -1,4 +1,4 @@
-"""Boxes and points: which are taken, and where they lie on the stretched image."""
+"""Boxes and points: which are accepted, and their positions on the stretched image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_pixel_centres_stay_where_they_are_on_the_picture():
     assert stretched_box((10, 4, 19, 7), **to) == (20.5, 1.75, 38.5, 3.25)
 
 
-def test_the_size_it_has_changes_nothing():
+def test_stretching_to_the_same_size_changes_nothing():
     assert stretched_box((0, 1, 7, 9), (8, 10), (8, 10)) == (0, 1, 7, 9)
     assert stretched_points(((0.25, 9.5),), (8, 10), (8, 10)) == [(0.25, 9.5)]
 
@@ -49,7 +49,7 @@ def test_values_of_the_right_shape():
     "value",
     [5, "1,2,3,4", [1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 3, "4"], [1, 2, 3, None], [1, 2, 3, True], [[1, 2, 3, 4]]],
 )
-def test_no_box(value):
+def test_values_that_are_not_a_box_are_rejected(value):
     with pytest.raises(Rejected, match=r"box must be \[x1, y1, x2, y2\], four numbers in pixels, got "):
         box_from(value)
 
@@ -61,13 +61,13 @@ def test_numbers_that_are_not_finite(value):
 
 
 @pytest.mark.parametrize("value", [[3, 0, 2, 5], [0, 5, 2, 4]])
-def test_a_box_the_wrong_way_round(value):
+def test_a_box_with_swapped_corners_is_rejected(value):
     with pytest.raises(Rejected, match="ends before it begins") as rejected:
         box_from(value)
     assert rejected.value.reason == "wrong_box"
 
 
 @pytest.mark.parametrize("value", [5, "a", [], [1, 2], [[1, 2, 3]], [[1, 2], [3]], [[1, 2], [3, "4"]], [None]])
-def test_no_points(value):
+def test_values_that_are_not_points_are_rejected(value):
     with pytest.raises(Rejected, match=r"points must be \[\[x, y\], \.\.\.\], a list of pairs"):
         points_from(value)

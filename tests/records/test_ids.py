@@ -1,4 +1,4 @@
-"""Ids for records that came without one."""
+"""Ids of records without one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def ids(*records):
     return [record.id for record in with_ids(records) if isinstance(record, RawRecord)]
 
 
-def test_an_id_depends_on_what_the_record_says_not_on_where_it_stands():
+def test_an_id_depends_on_the_records_content_not_its_place():
     cat, dog = ids(raw("a cat", 1), raw("a dog", 2))
     assert cat != dog
     assert ids(raw("a fish", 1), raw(" a dog\n", 2), raw("a cat", 9)) == [*ids(raw("a fish")), dog, cat]
@@ -33,7 +33,7 @@ def test_prompt_images_and_folder_count():
     assert ids(*records[::-1]) == ids(*records)[::-1]
 
 
-def test_equal_records_get_ids_of_their_own():
+def test_equal_records_get_different_ids():
     first, second, third = ids(raw("a cat"), raw("a cat"), raw("a cat"))
     assert len({first, second, third}) == 3
     assert ids(raw("a cat")) == [first]
@@ -44,6 +44,6 @@ def test_given_ids_and_other_items_stay():
     assert list(with_ids(items)) == items
 
 
-def test_records_that_will_be_rejected_do_no_harm():
+def test_invalid_records_get_ids_too():
     number, surrogate = ids(raw(3), raw("\udcff"))
     assert number != surrogate

@@ -1,4 +1,4 @@
-"""The layouts in which people keep prompts and images."""
+"""The layouts of prompts and images."""
 
 from __future__ import annotations
 
@@ -254,14 +254,14 @@ class TestDetection:
         for path in (tmp_path / "data", file):
             assert find_records(path).layout.name == name
 
-    def test_a_layout_that_is_named_wins_over_the_others(self, tmp_path):
+    def test_a_configured_layout_takes_precedence(self, tmp_path):
         for name in ("records", "prompts", "image_folder", "captions"):
             self.make(tmp_path, name)
         assert find_records(tmp_path).layout.name == "records"
         for name in ("records", "prompts", "image_folder", "captions"):
             assert read(tmp_path, name)[0][0].prompt == name
 
-    def test_nothing_that_fits_names_what_was_looked_for(self, tmp_path):
+    def test_without_a_fitting_layout_the_error_lists_what_was_looked_for(self, tmp_path):
         picture(tmp_path / "a.png")
         with pytest.raises(UserError) as error:
             find_records(tmp_path)

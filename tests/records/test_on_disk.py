@@ -1,4 +1,4 @@
-"""Counts and sorting that do not grow in memory."""
+"""Counters and sorting on disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_counts():
         assert [counter.count(key) for key in ("a", "b", "c")] == [3, 1, 0]
 
 
-def test_two_counters_know_nothing_of_each_other():
+def test_two_counters_are_independent():
     with DiskCounter() as one, DiskCounter() as other:
         one.add("a")
         assert other.count("a") == 0

@@ -1,4 +1,4 @@
-"""A function over a stream by several threads."""
+"""A function mapped over a stream with several threads."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def test_an_endless_stream_is_read_only_a_little_ahead():
     assert next(items) <= 3 + 8
 
 
-def test_an_error_comes_through():
+def test_an_exception_is_passed_on():
     with pytest.raises(ZeroDivisionError):
         list(ordered_map(lambda number: 1 // number, [2, 1, 0], threads=2))

@@ -166,7 +166,7 @@ def test_splits_keep_prompts_apart_and_do_not_depend_on_order(tmp_path):
     assert Counter((record.prompt, record.split) for record in after) == before
 
 
-def test_the_task_decides_which_records_are_taken(tmp_path):
+def test_the_task_decides_which_records_are_accepted(tmp_path):
     picture(tmp_path / "data/a.png")
     jsonl(
         tmp_path / "data/records.jsonl",
@@ -208,7 +208,7 @@ def test_a_group_or_one_instruction_with_one_source_is_held_out_as_a_whole(tmp_p
     assert {split for of, own in splits.items() if of.startswith("g") for split in own} == {"train", "held_out"}
 
 
-def test_a_second_run_uses_the_images_again_and_a_changed_one_is_made_anew(tmp_path):
+def test_a_second_run_reuses_the_images_except_changed_ones(tmp_path):
     data = tmp_path / "data"
     for name in ("a", "b", "c"):
         picture(data / f"{name}.png")
@@ -233,7 +233,7 @@ def test_a_second_run_uses_the_images_again_and_a_changed_one_is_made_anew(tmp_p
     assert read_size(other_size[1].target_image) == (64, 64)
 
 
-def test_a_damaged_prepared_image_is_made_anew(tmp_path):
+def test_a_damaged_prepared_image_is_prepared_again(tmp_path):
     picture(tmp_path / "data/a.png")
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.png"}])
     path = prepare(tmp_path, held_out_share=0, eval_share=0)[0].target_image

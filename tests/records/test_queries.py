@@ -15,7 +15,7 @@ from visual_grpo.records.table import RecordTable
 
 
 def prepare(folder, **changes):
-    """Prepares ``folder/data`` at height 32, width 96 into ``folder/out``; nothing is set aside."""
+    """Prepares ``folder/data`` at height 32, width 96 into ``folder/out``, without eval and held-out splits."""
     shares = {"eval_share": 0, "held_out_share": 0}
     config = {"path": str(folder / "data"), "task": "segmentation", "height": 32, "width": 96, **shares, **changes}
     Preparation(DataConfig.model_validate(config)).write(folder / "out/records.parquet")
@@ -23,7 +23,7 @@ def prepare(folder, **changes):
 
 
 def mask(path, size, *rectangles):
-    """Writes white rectangles (both corners inside) on black."""
+    """Writes white rectangles (inclusive corners) on black."""
     values = np.zeros(size[::-1], np.uint8)
     for x1, y1, x2, y2 in rectangles:
         values[y1 : y2 + 1, x1 : x2 + 1] = 255
@@ -40,7 +40,7 @@ def one(folder, size=(48, 64), rectangle=(12, 8, 23, 31), **row):
 
 
 def rejected(folder, *rows):
-    """What is said of the rows, beside one good record."""
+    """The listed rejections of the rows, prepared together with one valid record."""
     jsonl(folder / "data/records.jsonl", [*rows, one(folder, id="good")])
     return prepare(folder).report["rejected"]["listed"]
 
@@ -57,7 +57,7 @@ def test_image_and_mask_are_stretched_and_the_coordinates_with_them(tmp_path):
     assert record.prompt == "左边的翅膀"
     (image,) = record.source_images
     assert read_size(image) == read_size(record.target_image) == (96, 32)
-    assert read_image(image).getpixel((2, 1)) == (0, 0, 255)  # at the edge, where a crop would have cut it off
+    assert read_image(image).getpixel((2, 1)) == (0, 0, 255)  # at the edge, which a crop would have removed
     expected = torch.zeros(32, 96, dtype=torch.bool)
     expected[4:16, 24:48] = True
     assert torch.equal(read_mask(record.target_image), expected)
@@ -175,7 +175,7 @@ def test_records_of_one_image_are_held_out_together(tmp_path):
     assert len({record.split for record in prepare(tmp_path, held_out_share=0.1)}) == 1
 
 
-def test_a_second_run_uses_both_images_again_and_says_the_same(tmp_path):
+def test_a_second_run_reuses_both_images_with_the_same_result(tmp_path):
     jsonl(tmp_path / "data/records.jsonl", [one(tmp_path)])
     first = prepare(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/images").iterdir()}
@@ -193,7 +193,7 @@ def test_a_key_that_looks_misspelt_is_named(tmp_path):
 
 @pytest.mark.parametrize(("task", "source"), [("t2i", {}), ("mixed", {}), ("i2i", {"source_image": "a.png"})])
 def test_for_other_tasks_these_names_stay_metadata(tmp_path, task, source):
-    """Only of a query does ``image`` name the image."""
+    """``image`` names the image only for segmentation."""
     extra = {"image": "nowhere.png", "query": "q", "mask": 5, "bbox": "wide", "points": []}
     picture(tmp_path / "data/a.png")
     jsonl(tmp_path / "data/records.jsonl", [{"id": "x", "prompt": "a cat", **source, **extra}])

@@ -131,7 +131,7 @@ def test_rows_that_cannot_be_used_are_reported_with_their_number(tmp_path):
     assert "train.parquet, row 3, column image" in listed[1]["message"]
 
 
-def test_only_such_tables_are_recognised(tmp_path):
+def test_only_tables_with_the_columns_are_recognised(tmp_path):
     row = {"image": photo(), "text": "a"}
     table(tmp_path / "captions.parquet", [row])
     with pytest.raises(UserError, match="seg_zero: "):
@@ -170,6 +170,6 @@ def test_solutions(text, box, points):
     "text",
     ["left", "<box></box", "<box>12,8,23,31</box>", "<box>(1,2),(3,x)</box>", "[1]", "[{}]", "[", '[{"bbox_2d": 3}]'],
 )
-def test_no_solutions(text):
+def test_invalid_solutions_are_rejected(text):
     with pytest.raises(Rejected, match=r"(solution|box) must be "):
         solution_of(text)

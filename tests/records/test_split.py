@@ -1,4 +1,4 @@
-"""Which split a record belongs to."""
+"""The assignment of records to splits."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_slices_and_filters(table):
     ]
 
 
-def test_only_a_few_groups_are_held(table, monkeypatch):
+def test_only_a_few_row_groups_are_cached(table, monkeypatch):
     monkeypatch.setattr(table_module, "_CACHED_GROUPS", 2)
     fresh = RecordTable(table.path)
     assert [fresh[number].id for number in range(0, COUNT, 97)] == [f"id {n}" for n in range(0, COUNT, 97)]
@@ -65,7 +65,7 @@ def test_the_report_is_kept_with_the_rows(table, tmp_path):
     assert RecordTable(tmp_path / "a.parquet").report == {}
 
 
-def test_the_digest_says_the_content(table, tmp_path):
+def test_the_digest_depends_on_the_content(table, tmp_path):
     def digest(rows, name="a"):
         write_manifest(tmp_path / f"{name}.parquet", rows)
         return RecordTable(tmp_path / f"{name}.parquet").digest
@@ -86,7 +86,7 @@ def test_the_digest_says_the_content(table, tmp_path):
     assert table[:2].digest == reference
 
 
-def test_a_table_travels_to_another_process(table):
+def test_a_table_can_be_pickled(table):
     train = table.split("train")
     train[0]
     copied = pickle.loads(pickle.dumps(train))

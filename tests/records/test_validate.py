@@ -1,4 +1,4 @@
-"""Which records are usable, and what is said of the others."""
+"""Valid records, and the messages about invalid ones."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_query_needs_one_image_and_a_mask(raw, sources, target, reason):
         ({"target_image": "b.png"}, "mask 'b.png' does not exist"),
     ],
 )
-def test_of_a_query_messages_speak_in_its_words(raw, change, message):
+def test_messages_about_queries_use_their_key_names(raw, change, message):
     with pytest.raises(Rejected, match=message):
         check(replace(raw, **change), "segmentation")
 
@@ -155,5 +155,5 @@ def test_of_a_query_messages_speak_in_its_words(raw, change, message):
 @pytest.mark.parametrize(
     ("task", "sources"), [("t2i", None), ("i2i", ["a.png", "a.png"]), ("mixed", None), ("mixed", "a.png")]
 )
-def test_a_record_of_the_task_is_not(raw, task, sources):
+def test_a_record_of_the_task_is_accepted(raw, task, sources):
     check_task(check(replace(raw, source_images=sources)), task)

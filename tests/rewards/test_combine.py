@@ -113,7 +113,7 @@ def test_every_built_in_reward_loads_and_has_its_name() -> None:
         assert build_reward(name, configured()).name == name
 
 
-def test_an_unknown_reward_names_the_nearest() -> None:
+def test_an_unknown_reward_suggests_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"no built-in reward 'ssmi'\. Did you mean 'ssim'\?.*rewards.ssmi.function"):
         build_reward("ssmi", configured())
 
@@ -134,7 +134,7 @@ def test_configuration_gives_order_weights_options_and_own_functions() -> None:
 
 
 def painting(level: int) -> Any:
-    """A reward that paints every sample in one grey."""
+    """A reward that draws every sample in a uniform grey."""
 
     class Painting:
         def __call__(self, prompts: Any, samples: Any) -> list[float]:

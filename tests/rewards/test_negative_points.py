@@ -20,7 +20,7 @@ from visual_grpo.types import PromptRecord, RewardOutput, TextSample
 
 SIDE = 40
 LEFT, RIGHT, GROUND = (10, 20), (28, 20), (20, 3)
-"""(x, y) inside the part that is meant, inside the other one, and beside both."""
+"""(x, y) inside the queried part, inside the other part, and outside both."""
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_masks_with_and_without_negatives(record: PromptRecord) -> None:
 
 
 def test_a_policy_cannot_earn_contrast_by_confusing_the_segmenter_first(record: PromptRecord) -> None:
-    """A negative that undoes the policy's own wrong positive changes nothing of the truth's own points."""
+    """A negative that only corrects the policy's wrong positive does not change the mask of the true points."""
     got = judge(record, said([RIGHT], point=RIGHT), said([GROUND], point=GROUND))
     assert got.parts["gIoU"].tolist() == [0, 0]
     assert got.parts["contrast"].tolist() == [0.5, 0]
@@ -88,7 +88,7 @@ def test_the_reward_is_the_weighted_sum_of_its_terms(record: PromptRecord) -> No
     assert got.parts["box"].tolist() == [1]
 
 
-def test_what_cannot_be_used_is_counted_and_worse_than_anything_else(record: PromptRecord) -> None:
+def test_unusable_answers_are_counted_and_score_lowest(record: PromptRecord) -> None:
     crowd = [LEFT, (11, 20), (10, 21), (11, 21)]
     got = judge(record, NONSENSE, CUT, said(crowd, point=GROUND, box=(0, 0, 1, 1)))
     assert got.parts["malformed"].tolist() == [1, 0, 0]
@@ -99,7 +99,7 @@ def test_what_cannot_be_used_is_counted_and_worse_than_anything_else(record: Pro
     assert got.values[0] == pytest.approx(-(0.5 + 0.2 + 0.05))
 
 
-def test_reasoning_is_asked_for_where_the_format_has_it(record: PromptRecord) -> None:
+def test_reasoning_is_required_if_think_is_set(record: PromptRecord) -> None:
     thought = TextSample(text=f"<think>so</think>{said().text}", finished=True, frame=(SIDE, SIDE))
     assert judge(record, said(), thought, think=True).parts["format"].tolist() == [0, 1]
     assert judge(record, said(), thought).parts["format"].tolist() == [1, 1]
@@ -134,13 +134,13 @@ def test_rows_are_judged_by_their_own_record(record: PromptRecord, tmp_path: Pat
     assert got.parts["placement"].tolist() == [0, 1, 1]
 
 
-def test_sam2_encodes_an_image_once_whatever_is_asked_of_it(record: PromptRecord, tmp_path: Path) -> None:
+def test_sam2_encodes_an_image_once_for_all_its_queries(record: PromptRecord, tmp_path: Path) -> None:
     save_sam2(tmp_path / "sam2")
     reward = NegativePointsReward(segmenter={"kind": "sam2", "path": str(tmp_path / "sam2"), "device": "cpu"})
     assert isinstance(reward.segmenter, Sam2Segmenter)
     encoded: list[int] = []
     reward.segmenter.model.vision_encoder.register_forward_hook(lambda *_: encoded.append(1))
-    # Another record about the same image has a prepared file of its own.
+    # Another record with the same image has a separate prepared file.
     copies = [tmp_path / "copy.png", tmp_path / "copy_mask.png"]
     for name, copy in zip(("a.png", "a_mask.png"), copies, strict=True):
         copy.write_bytes((tmp_path / name).read_bytes())

@@ -1,4 +1,4 @@
-"""The judge of text in images, against drawings of known words."""
+"""The OCR reward on drawings of known words."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def page(text: str, top: int) -> Tensor:
         "an unclosed “quote",
     ],
 )
-def test_quotes_are_what_the_pipeline_gives_the_glyph_encoder(prompt: str) -> None:
-    pipeline = GlmImagePipeline.__new__(GlmImagePipeline)  # the method needs no parts
+def test_quoted_texts_equal_those_of_the_pipeline(prompt: str) -> None:
+    pipeline = GlmImagePipeline.__new__(GlmImagePipeline)  # the method needs no modules
     assert sorted(quoted_texts(prompt)) == sorted(pipeline.get_glyph_texts(prompt)[0])
 
 
@@ -60,7 +60,7 @@ def test_quotes_keep_the_prompts_order_and_lose_empty_ones() -> None:
     assert quoted_texts("first \"one\", '', then 'two' and “three”") == ["one", "two", "three"]
 
 
-def test_metadata_goes_before_quotes() -> None:
+def test_metadata_take_precedence_over_quotes() -> None:
     assert asked_text(record('a sign "CAB"', text="TAXI")) == "TAXI"
     assert asked_text(record('a sign "CAB"', text="")) is None
     assert asked_text(record('a sign "CAB" above "TAXI"')) == "CAB TAXI"
@@ -125,10 +125,10 @@ def test_without_a_line_text_is_found_anywhere_offline_and_in_silence(
     assert capfd.readouterr() == ("", "")
 
 
-def test_records_of_which_none_has_a_text_are_refused() -> None:
+def test_records_without_any_text_are_refused() -> None:
     rewards = RewardSet({"ocr": (OcrReward(), 1.0)})
     rewards.check_records([record("a dog"), record('a "CAB"')])
-    with pytest.raises(UserError, match="none of 2 records has one; the first is 'r': 'a dog'"):
+    with pytest.raises(UserError, match="none of 2 records has any; the first is 'r': 'a dog'"):
         rewards.check_records([record("a dog"), record("a cat")])
 
 

@@ -26,13 +26,13 @@ def test_placement(negatives: list[tuple[float, float]], expected: float) -> Non
     assert placement(negatives, CONFUSED, TRUTH) == expected
 
 
-def test_where_nothing_is_confused_no_negative_is_best() -> None:
+def test_without_confusion_no_negative_points_score_best() -> None:
     assert placement([], NOTHING, TRUTH) == 1
     assert placement([(5, 5)], NOTHING, TRUTH) == 0
     assert placement([(2, 5)], NOTHING, TRUTH) == -1
 
 
-def test_negatives_keep_apart_and_are_few() -> None:
+def test_negatives_are_spaced_and_capped() -> None:
     points = [(0.0, 0.0), (3.0, 0.0), (5.0, 0.0), (9.0, 0.0), (5.0, 5.0)]
     assert spaced(points, 9, 4.0) == ((0.0, 0.0), (5.0, 0.0), (9.0, 0.0), (5.0, 5.0))
     assert spaced(points, 2, 4.0) == ((0.0, 0.0), (5.0, 0.0))

@@ -1,4 +1,4 @@
-"""What negatives must do to the masks of any segmenter: the four-way ordering."""
+"""The effect that negative points must have on the masks of any segmenter: a four-way ordering of IoUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Case(NamedTuple):
     """bool [H, W]."""
     positives: tuple[Point, ...]
     right: Sequence[Point]
-    """Negatives on the part that is not meant, each a prompt of its own, like the next two."""
+    """Negatives on the other part; each is used in a separate prompt, like the next two."""
     random: Sequence[Point]
     """Anywhere in the image."""
     wrong: Sequence[Point]

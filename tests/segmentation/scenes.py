@@ -1,4 +1,4 @@
-"""A dark picture of one object in two parts of slightly different shade, and a slow watershed."""
+"""A dark picture of one object in two parts of slightly different shade, and a slow reference watershed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Scene(NamedTuple):
     target: Tensor
     """bool [H, W]: one part."""
     other: Tensor
-    """bool [H, W]: the part beside it."""
+    """bool [H, W]: the other part."""
 
 
 def draw_scene(generator: torch.Generator, height: int = 48, width: int = 64) -> Scene:
@@ -35,7 +35,7 @@ def draw_scene(generator: torch.Generator, height: int = 48, width: int = 64) ->
 
 
 def minimax(image: Tensor, x: int, y: int) -> Tensor:
-    """int64 [H, W]: least largest squared colour edge to pixel (x, y), by passing it on until nothing changes."""
+    """int64 [H, W]: smallest maximum squared colour edge on a path to pixel (x, y), by relaxation to a fixed point."""
     colours = image.long()
     beside = (colours[:, :, 1:] - colours[:, :, :-1]).square().sum(0)
     below = (colours[:, 1:] - colours[:, :-1]).square().sum(0)

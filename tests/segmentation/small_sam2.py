@@ -1,4 +1,4 @@
-"""A small Sam2Model with random weights that reads its prompts, saved with its processor."""
+"""A small Sam2Model with random weights whose masks depend on the prompts, saved with its processor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIDE = 64
 
 
 def sam2_config(side: int, stride: int, stages: Sequence[int], width: int) -> Sam2Config:
-    """For square images of ``side`` pixels, ``stride`` of which are a patch; ``stages``: the encoder's four widths."""
+    """For square images of ``side`` pixels with patches of ``stride`` pixels; ``stages``: the encoder's four widths."""
     from transformers import Sam2Config
 
     features = side // stride
@@ -65,7 +65,7 @@ def build_sam2(seed: int = 0) -> Sam2Model:
     torch.manual_seed(seed)
     model = Sam2Model(sam2_config(SIDE, stride=2, stages=(8, 12, 16, 24), width=16)).float().eval()
     with torch.no_grad():
-        # Fresh weights are so small that every prompt gives the same mask.
+        # Initial weights are so small that every prompt gives the same mask.
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 is_code = "embed" in name or "token" in name
@@ -78,7 +78,7 @@ def build_sam2(seed: int = 0) -> Sam2Model:
 
 @torch.no_grad()
 def tie_places(model: Sam2Model) -> None:
-    """A pretrained model has one code for places in the image and in the prompt; fresh ones are drawn apart."""
+    """Shares the positional encoding of image and prompt as in pretrained models; new models initialise them apart."""
     model.prompt_encoder.shared_embedding.positional_embedding.copy_(model.shared_image_embedding.positional_embedding)
 
 

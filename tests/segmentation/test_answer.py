@@ -17,13 +17,13 @@ def answer(bbox: str = "[1,2,30,40]", points: str = "[[5,6]]", negatives: str = 
     return f'<answer>{{"bbox":{bbox},"points":{points},"negative_points":{negatives}}}</answer>'
 
 
-def test_an_answer_is_read() -> None:
+def test_an_answer_is_parsed() -> None:
     got = parse_answer(said("<think>left of it</think>\n" + answer(negatives="[[50,60],[0,63.5]]")), SIZE)
     assert got == Answer(box=(1, 2, 30, 40), points=((5, 6),), negatives=((50, 60), (0, 63.5)), thought=True)
     assert got.prompt == PointPrompt(positives=((5, 6),), negatives=((50, 60), (0, 63.5)), box=(1, 2, 30, 40))
 
 
-def test_no_negative_point_is_an_answer_too() -> None:
+def test_an_answer_may_have_no_negative_point() -> None:
     assert parse_answer(said(answer(negatives="[]")), SIZE).negatives == ()
 
 
@@ -32,7 +32,7 @@ def test_only_reasoning_in_its_tags_is_a_thought(before: str) -> None:
     assert not parse_answer(said(before + answer()), SIZE).thought
 
 
-def test_coordinates_go_from_pixel_centre_to_pixel_centre() -> None:
+def test_pixel_centres_are_mapped_to_pixel_centres() -> None:
     """A frame of 32 x 128 (h x w) shown as 64 x 64: the first pixel's centre lies at 0.5, the last one's at 62.75."""
     got = parse_answer(said(answer("[0,0,127,31]", "[[0,0]]", "[[127,31]]"), frame=(32, 128)), SIZE)
     assert got.points == ((-0.25, 0.5),)
@@ -66,13 +66,13 @@ def test_coordinates_go_from_pixel_centre_to_pixel_centre() -> None:
         (answer(bbox="[0,0,64,63]"), "outside"),
     ],
 )
-def test_what_cannot_be_used_is_named(text: str, fault: str) -> None:
+def test_faults_of_unusable_answers(text: str, fault: str) -> None:
     with pytest.raises(AnswerError) as caught:
         parse_answer(said(text), SIZE)
     assert caught.value.fault == fault
 
 
-def test_a_cut_answer_is_truncated_even_where_it_could_be_read() -> None:
+def test_an_unfinished_answer_is_truncated_even_if_it_could_be_parsed() -> None:
     with pytest.raises(AnswerError) as caught:
         parse_answer(said(answer(), finished=False), SIZE)
     assert caught.value.fault == "truncated"

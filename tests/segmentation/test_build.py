@@ -21,7 +21,7 @@ def test_options_are_the_arguments_of_the_kind(tmp_path: Path) -> None:
     assert sam2.batch == 3
 
 
-def test_without_options_it_is_the_watershed() -> None:
+def test_the_default_is_the_watershed() -> None:
     assert isinstance(build_segmenter(), WatershedSegmenter)
 
 

@@ -8,18 +8,18 @@ from visual_grpo.segmentation.geometry import box_of, inner_points, ious
 
 
 def block(x1: int, y1: int, x2: int, y2: int, height: int = 20, width: int = 30) -> torch.Tensor:
-    """A rectangle with both corners inside."""
+    """A rectangle with inclusive corners."""
     mask = torch.zeros(height, width, dtype=torch.bool)
     mask[y1 : y2 + 1, x1 : x2 + 1] = True
     return mask
 
 
-def test_a_box_has_both_corners_inside() -> None:
+def test_box_corners_are_inclusive() -> None:
     assert box_of(block(3, 5, 12, 7)) == (3, 5, 12, 7)
     assert box_of(block(4, 9, 4, 9)) == (4, 9, 4, 9)
 
 
-def test_the_first_point_is_the_deepest_and_the_next_are_far_from_it_but_not_shallow() -> None:
+def test_the_first_point_is_the_deepest_and_the_next_are_far_from_it_but_deep() -> None:
     disc_with_tail = block(2, 4, 10, 12) | block(11, 8, 28, 8)
     assert inner_points(disc_with_tail, 1) == [(6, 8)]
     bar = block(2, 4, 22, 8)

@@ -33,7 +33,7 @@ def seeded(seed: int = 0) -> Generator:
 
 
 def filled(points: list[Pixel]) -> Tensor:
-    """Bool [H, W]: the pixels that are points."""
+    """Bool [H, W]: True at the points."""
     mask = torch.zeros_like(TRUTH)
     for x, y in points:
         assert not mask[y, x], "no pixel twice"
@@ -65,7 +65,7 @@ def test_multimask_points_are_in_the_masks_that_are_not_the_best() -> None:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_points_keep_their_distance_and_leave_no_room(name: str) -> None:
+def test_points_keep_their_distance_and_fill_the_allowed_area(name: str) -> None:
     points = torch.tensor(GENERATORS[name](MANY, seeded(), 5.0)).float()
     everything = torch.tensor(GENERATORS[name](MANY, seeded(), 0)).float()
     between = torch.cdist(points, points) + torch.eye(len(points)) * 100
@@ -82,7 +82,7 @@ def test_no_more_points_than_asked_and_the_same_for_the_same_seed(name: str) -> 
     assert generate(3, seeded(), 2.0) == generate(3, seeded(), 2.0) != generate(3, seeded(1), 2.0)
 
 
-def test_where_there_is_no_room_there_are_no_points() -> None:
+def test_without_candidates_there_are_no_points() -> None:
     everything = torch.ones_like(TRUTH)
     assert ring(everything, box_of(everything), 3, seeded()) == []
     assert edge(everything, 3, seeded()) == edge(~everything, 3, seeded()) == []

@@ -41,7 +41,7 @@ def embedding(segmenter: Sam2Segmenter, image: Tensor) -> Sam2Embedding:
 
 
 def stock_logits(segmenter: Sam2Segmenter, image: Tensor, prompt: PointPrompt, multimask: bool = False) -> Tensor:
-    """float32 [1 or 3, h, w]: the model's own, from pixels, with boxes as boxes and Sam2Processor's coordinates."""
+    """float32 [1 or 3, h, w]: logits of the plain model and Sam2Processor, with boxes passed as boxes."""
     points = [list(point) for point in (*prompt.positives, *prompt.negatives)]
     labels = [1] * len(prompt.positives) + [0] * len(prompt.negatives)
     inputs = segmenter.processor(
@@ -72,7 +72,7 @@ def test_logits_are_the_stock_models_for_pixels_boxes_and_the_processors_coordin
     torch.testing.assert_close(logits[0], resized, atol=1e-4, rtol=1e-4)
 
 
-def test_masks_are_the_processors_own(segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding) -> None:
+def test_masks_equal_those_of_the_processor(segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding) -> None:
     masks = segmenter.masks(embedding, PROMPTS)
     stock = torch.stack([stock_logits(segmenter, image, prompt) for prompt in PROMPTS])
     [expected] = segmenter.processor.post_process_masks([stock], [(HEIGHT, WIDTH)])
@@ -92,7 +92,7 @@ def test_a_mask_does_not_depend_on_the_prompts_beside_it(
 
 
 def test_the_models_padding_would_change_a_mask(segmenter: Sam2Segmenter, image: Tensor) -> None:
-    """Why prompts are grouped by their number of points; once this fails, one padded call will do."""
+    """The reason to group prompts by their number of points; if this fails one day, a padded call is sufficient."""
     arguments = {"images": image, "input_points": [[[[10, 20]]]], "input_labels": [[[1]]], "return_tensors": "pt"}
     inputs = segmenter.processor(**arguments)
     del inputs["original_sizes"]
@@ -104,7 +104,9 @@ def test_the_models_padding_would_change_a_mask(segmenter: Sam2Segmenter, image:
     assert (short - padded).abs().max() > 0.01 * short.std()
 
 
-def test_three_readings_with_their_scores(segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding) -> None:
+def test_three_alternative_masks_with_their_scores(
+    segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding
+) -> None:
     masks, scores = segmenter.multimasks(embedding, BOXED)
     stock = stock_logits(segmenter, image, BOXED, multimask=True)
     [expected] = segmenter.processor.post_process_masks([stock[None]], [(HEIGHT, WIDTH)])
@@ -126,16 +128,16 @@ def test_half_precision_gives_nearly_the_same_masks(folder: Path, segmenter: Sam
     assert same.float().mean() > 0.9
 
 
-def test_what_is_no_sam2_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_folders_without_sam2_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"contains no config.json; expected a folder saved by Sam2Model"):
         Sam2Segmenter(str(tmp_path))
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    segmenter = Sam2Segmenter(str(tmp_path))  # Only a first use reads weights.
+    segmenter = Sam2Segmenter(str(tmp_path))  # Weights are loaded at first use.
     with pytest.raises(UserError, match="cannot be loaded"):
         segmenter.embed(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
 
 
-def test_weights_that_would_be_drawn_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_missing_weights_are_refused(folder: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     save_sam2(tmp_path)

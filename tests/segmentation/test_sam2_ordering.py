@@ -1,4 +1,4 @@
-"""A trained SAM 2 behind the protocol: the same four-way ordering as the watershed's."""
+"""A trained SAM 2 as a segmenter: the same four-way ordering as with the watershed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def points_in(mask: Tensor, count: int, generator: torch.Generator) -> list[Poin
 
 
 @pytest.mark.slow
-def test_a_negative_helps_where_it_is_right_and_hurts_in_the_object(tmp_path: Path) -> None:
-    """On scenes that were not trained on."""
+def test_a_negative_point_helps_on_the_confused_part_and_hurts_inside_the_object(tmp_path: Path) -> None:
+    """Tested on scenes that are not in the training data."""
     generator = torch.Generator().manual_seed(99)
     cases = [
         Case(

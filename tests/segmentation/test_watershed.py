@@ -28,7 +28,7 @@ def slow_mask(image: Tensor, prompt: PointPrompt, edge: float) -> Tensor:
 
 
 @pytest.mark.parametrize("levels", [2, 4, 256], ids=["flat regions", "many ties", "few ties"])
-def test_it_is_the_watershed_to_the_pixel(levels: int) -> None:
+def test_masks_equal_a_reference_watershed_to_the_pixel(levels: int) -> None:
     generator = torch.Generator().manual_seed(levels)
     segmenter = WatershedSegmenter(edge=0.6)
     shares = []
@@ -56,7 +56,7 @@ def test_two_points_in_one_flat_region_tie_and_ties_are_background() -> None:
     assert segmenter.masks(segmenter.embed(image), [both, both.without_negatives()]).sum((1, 2)).tolist() == [0, 48]
 
 
-def test_a_negative_helps_where_it_is_right_and_hurts_in_the_object() -> None:
+def test_a_negative_point_helps_on_the_confused_part_and_hurts_inside_the_object() -> None:
     generator = torch.Generator().manual_seed(0)
     cases = [
         Case(
@@ -83,7 +83,7 @@ def test_an_edge_as_large_as_the_limit_is_not_crossed() -> None:
 def test_points_are_rounded_and_kept_inside_an_image_that_is_no_square() -> None:
     generator = torch.Generator().manual_seed(3)
     image = torch.randint(256, (3, 5, 9), generator=generator, dtype=torch.uint8)
-    segmenter = WatershedSegmenter(edge=0.01)  # Every pixel is an object of its own.
+    segmenter = WatershedSegmenter(edge=0.01)  # Every pixel is a separate object.
     points = [(8.0, 4.0), (7.6, 3.7), (20.0, 99.0), (-4.0, 2.2)]
     masks = segmenter.masks(segmenter.embed(image), [PointPrompt(positives=(point,)) for point in points])
     assert [mask.nonzero().tolist() for mask in masks] == [[[4, 8]], [[4, 8]], [[4, 8]], [[2, 0]]]

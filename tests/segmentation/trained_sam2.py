@@ -1,4 +1,4 @@
-"""A small Sam2Model that is trained, in about a minute, to leave out the part of an object that a negative is in.
+"""Trains a small Sam2Model in about a minute to leave out the part of an object that has a negative point.
 
 Two touching discs in two colours are one object. A positive anywhere in it means all of it; a negative in a disc
 takes that disc out, and one on the ground takes nothing.
@@ -23,8 +23,8 @@ _SCENES = 16
 _LEARNING_RATE = 3e-3
 _WARMUP = 30
 _NEGATIVES_ONLY = 140
-"""Steps in which every prompt has a negative in one of the discs. What no negative means is learnt in a few steps,
-and a model that has learnt it first stays blind to negatives."""
+"""Steps in which every prompt has a negative in one of the discs. Prompts without negatives are learnt in a few steps,
+but a model that learns them first keeps ignoring negatives."""
 _STEPS = 300
 
 
@@ -91,7 +91,7 @@ def _fresh(seed: int) -> Sam2Model:
     codes = ("point_embed", "iou_token", "mask_tokens")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim > 1:  # Fresh weights are so small that prompts hardly matter.
+            if parameter.ndim > 1:  # Initial weights are so small that prompts hardly matter.
                 is_code = any(code in name for code in codes)
                 parameter.normal_(std=1.0 if is_code else parameter[0].numel() ** -0.5)
         model.shared_image_embedding.positional_embedding.mul_(0.5)

@@ -1,4 +1,4 @@
-"""The whole starter with a handful of steps."""
+"""The complete starter with very few steps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def no_progress(description: str, total: int) -> Iterator[Counter]:
     counter = Counter()
     yield counter
     assert counter.done == total
-    # Two steps make no VAE that keeps colours, and there are three attempts.
+    # After two steps no VAE preserves colours, so all three attempts are made.
     assert counter.notes == ["The VAE dulls a colour: it is pretrained once more, from other weights"] * 2
 
 
@@ -93,7 +93,7 @@ def test_the_plain_pipeline_loads_it_and_draws(built: StarterConfig) -> None:
 
 
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, tmp_path: Path) -> None:
-    """Once more in this process: neither the process nor its neighbour may matter."""
+    """Repeated in this process: the weights must not depend on the process or on parallel ones."""
     torch.set_num_threads(1)
     for seed, same in ((SEED, True), (SEED + 1, False)):
         job = job_in(tmp_path / str(seed), seed)
@@ -128,7 +128,7 @@ def test_the_task_decides_dataset_steps_and_model(tmp_path: Path, monkeypatch: p
 def test_a_model_of_edits_loads_and_edits(
     built: StarterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this process and on few pictures, which is quicker."""
+    """Runs in this process and on few pictures, which is faster."""
     torch.set_num_threads(1)
     monkeypatch.setattr(corpus, "_EDITS", 20)
     monkeypatch.setattr(corpus, "_IMAGES_PER_COMBINATION", 1)
@@ -153,7 +153,7 @@ def test_a_model_of_edits_loads_and_edits(
     assert image.shape == (1, HEIGHT, WIDTH, 3)
 
 
-def test_what_is_there_is_kept(built: StarterConfig) -> None:
+def test_a_current_model_is_kept(built: StarterConfig) -> None:
     build_starter(built, DATA, SEED, progress=never)
     with pytest.raises(AssertionError, match="nothing should be pretrained"):
         build_starter(built, DATA, SEED + 1, progress=never)

@@ -1,4 +1,4 @@
-"""The starter's node where a model is given and nothing needs pretraining."""
+"""The starter's node with a given model, so that nothing is pretrained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARAMETERS = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 
 @pytest.fixture
 def parameters(tmp_path: Path) -> dict[str, Any]:
-    """The default ones, with a model of one's own and every folder in a temporary place."""
+    """The default parameters with a custom model and all folders in a temporary directory."""
     tree: dict[str, Any] = yaml.safe_load(PARAMETERS.read_text(encoding="utf-8"))
     tree["seed"] = 0
     tree["model"]["path"] = "zai-org/GLM-Image"
@@ -44,7 +44,7 @@ def test_the_task_decides_what_is_drawn(parameters: dict[str, Any], tmp_path: Pa
     assert len(list((tmp_path / "shapes" / "source_images").iterdir())) == 150
 
 
-def test_with_own_data_and_own_model_nothing_is_made(parameters: dict[str, Any], tmp_path: Path) -> None:
+def test_with_custom_data_and_a_custom_model_nothing_is_made(parameters: dict[str, Any], tmp_path: Path) -> None:
     parameters["data"]["path"] = str(tmp_path / "mine")
     assert build_from(parameters)["dataset"] == str(tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The scenes world: what is drawn, what the small Qwen2.5-VL is taught, and the whole starter with a few steps."""
+"""Drawn scenes, the training data of the small Qwen2.5-VL, and the complete starter with very few steps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_scene_is_one_object_of_two_touching_parts(scenes: Scenes) -> None:
 
 
 def test_only_the_right_negative_point_helps(scenes: Scenes) -> None:
-    """The world's reason: right negative > random >= none > inside the truth."""
+    """The property that scenes are designed for: negative on the other part > random >= none > inside the object."""
     segmenter, rng = WatershedSegmenter(), np.random.default_rng(0)
     found: dict[str, list[float]] = {"right": [], "random": [], "none": [], "inside": []}
     others = scenes.parts == 1 - scenes.asked[:, None, None]
@@ -82,7 +82,7 @@ def test_boxes_and_centres_are_those_of_the_masks(scenes: Scenes) -> None:
         assert truth[max(y - 2, 0) : y + 3, max(x - 2, 0) : x + 3].all()
 
 
-def test_the_dataset_says_what_is_drawn(tmp_path: Path) -> None:
+def test_the_records_match_the_drawn_scenes(tmp_path: Path) -> None:
     digest = draw_scene_records(tmp_path / "a", 2, *SIZE, seed=3)
     records = [json.loads(line) for line in (tmp_path / "a" / "records.jsonl").read_text().splitlines()]
     assert len(records) == len({record["id"] for record in records}) == 16
@@ -125,14 +125,14 @@ def test_mirrored_numbers_are_those_of_the_mirrored_mask(scenes: Scenes) -> None
 
 
 @torch.no_grad()
-def test_what_is_taught_is_what_the_policy_says(small_batch: None, tmp_path: Path) -> None:
-    """The pretraining's own forward gives the log-probs of the sampler and scorer that GRPO uses."""
+def test_the_pretraining_gives_the_log_probs_of_the_policy(small_batch: None, tmp_path: Path) -> None:
+    """The forward pass of the pretraining gives the same log-probs as the sampler and scorer of GRPO."""
     processor = build_processor(*SIZE)
     model = build_model(processor, seed=0)
     pool = pretraining.build_pool(processor, *SIZE, seed=0, count=60)
     lesson = pretraining._Lesson(model, processor, pool, SIZE, torch.Generator().manual_seed(0))
     images, _, numbers, queries = lesson._batch()
-    taught, targets = lesson._speak(queries, lesson._look(images), numbers)
+    taught, targets = lesson._answer_log_probs(queries, lesson._encode_images(images), numbers)
     lesson.close()
     records = []
     for row, (image, query) in enumerate(zip(images, queries, strict=True)):
@@ -141,7 +141,7 @@ def test_what_is_taught_is_what_the_policy_says(small_batch: None, tmp_path: Pat
         words = processor.tokenizer.decode(query).split("<|vision_end|>")[1].split("<|im_end|>")[0]
         records.append(PromptRecord(id=str(row), prompt=words, source_images=(path,)))
     said = AnswerModel(model, processor, instruction="{query}", max_tokens=answers.LENGTH, batch=64, share_prefix=True)
-    said.bias = torch.zeros_like(said.bias)  # Nothing is banned while it is taught.
+    said.bias = torch.zeros_like(said.bias)  # No tokens are suppressed during pretraining.
     trajectory = AnswerTrajectory(
         encoded=said.encode(records),
         prompt_of_row=torch.arange(len(records)),
@@ -152,8 +152,8 @@ def test_what_is_taught_is_what_the_policy_says(small_batch: None, tmp_path: Pat
     torch.testing.assert_close(taught.gather(2, targets[..., None])[..., 0], scored, rtol=0, atol=1e-5)
 
 
-def test_what_is_taught_of_a_scene_is_true(small_batch: None) -> None:
-    """Boxes, points and labels agree after mirroring; negatives are outside what is meant."""
+def test_training_batches_match_their_scenes(small_batch: None) -> None:
+    """Boxes, points and labels agree after mirroring; negatives are outside the queried part."""
     processor = build_processor(*SIZE)
     pool = pretraining.build_pool(processor, *SIZE, seed=0, count=60)
     lesson = pretraining._Lesson(build_model(processor, 0), processor, pool, SIZE, torch.Generator().manual_seed(0))

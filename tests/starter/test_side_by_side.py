@@ -43,7 +43,7 @@ def test_every_task_runs_and_reports_in_order(at_once: int) -> None:
     assert seen == {"a": [1, 2, 3], "b": [1, 2, 3]}
 
 
-def test_a_failure_brings_its_traceback_and_ends_the_others(tmp_path: Path) -> None:
+def test_a_failure_is_raised_with_its_traceback_and_ends_the_others(tmp_path: Path) -> None:
     other = partial(tasks.tell_pid_and_go_on, tmp_path / "pid")
 
     def fail_once_the_other_runs(name: str, done: int) -> None:

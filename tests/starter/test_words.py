@@ -1,4 +1,4 @@
-"""The words world: what is drawn, what its tokens say, and the whole starter with a handful of steps."""
+"""Drawn words, their tokens, and the complete starter with very few steps."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_word_has_a_record_that_shows_it(built: StarterConfig) -> None:
             assert image.tobytes() == draw(word, HEIGHT, WIDTH).tobytes()
 
 
-def test_what_is_drawn_is_kept_until_its_size_changes(tmp_path: Path) -> None:
+def test_drawn_words_are_kept_until_the_size_changes(tmp_path: Path) -> None:
     folder = tmp_path / "words"
     first = draw_words(folder, 1, 32, 96)
     (folder / "mark").touch()
@@ -76,7 +76,7 @@ def test_what_is_drawn_is_kept_until_its_size_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(64, 96), (128, 96), (64, 192)])
-def test_tokens_tell_tiles_apart_and_words_not(size: tuple[int, int]) -> None:
+def test_tokens_identify_tiles_but_not_words(size: tuple[int, int]) -> None:
     corpus = build_corpus(*size, seed=0)
     rows, columns = corpus.image_grid
     image = corpus.generated_tokens()[:, -rows * columns - 1 : -1].unique(dim=0)
@@ -145,6 +145,6 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, 
         assert all(torch.equal(here[name], there[name]) for name in here), weights
 
 
-def test_worlds_are_told_apart(built: StarterConfig) -> None:
+def test_worlds_have_different_digests(built: StarterConfig) -> None:
     shapes = built.model_copy(update={"world": "shapes"})
     assert model_digest(built, DATA, SEED) != model_digest(shapes, DATA, SEED)

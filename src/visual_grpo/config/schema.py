@@ -80,7 +80,7 @@ class ModelConfig(Strict):
     path: str | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
     dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    threads: int = Field(1, ge=1, description="CPU threads of torch; results can differ in the last bits between counts")
+    threads: int = Field(1, ge=1, description="CPU threads of torch; results can differ in their last bits")
     options: dict[str, object] = Field(
         default_factory=dict, description="of the family, as instruction and max_tokens of qwen2_5_vl"
     )
@@ -269,7 +269,8 @@ class ModuleConfig(Strict):
     advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
     lora: LoraParams | None = Field(None, description="as policy.lora")
     rewards: dict[str, float] = Field(
-        default_factory=dict, description="weights in this module's training, where they differ from rewards.NAME.weight"
+        default_factory=dict,
+        description="weights in this module's training, where they are not rewards.NAME.weight",
     )
 
     def grpo(self) -> dict[str, Any]:
@@ -337,7 +338,7 @@ class Parameters(Strict):
             for reward in module.rewards:
                 if reward not in self.rewards:
                     raise ValueError(
-                        f"modules.{name}.rewards names {reward!r}, which is not among rewards: {', '.join(self.rewards)}"
+                        f"modules.{name}.rewards names {reward!r}, which is not in rewards: {', '.join(self.rewards)}"
                     )
         return self
 

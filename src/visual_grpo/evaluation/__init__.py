@@ -1,1 +1,1 @@
-"""Baseline against trained: same prompts, same seeds, paired differences and their uncertainty."""
+"""Compares the baseline with the trained policy on the same prompts and seeds: paired differences with intervals."""

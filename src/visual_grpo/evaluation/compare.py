@@ -1,4 +1,4 @@
-"""Joins the baseline's and the trained policy's scores sample by sample and measures what changed."""
+"""Joins the scores of the baseline and the trained policy sample by sample and measures the differences."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from visual_grpo.types import weighted_total
 
 KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
-REMEDY = "Draw the baseline again with the present parameters: kedro run --pipeline=baseline"
+REMEDY = "Generate the baseline again with the current parameters: kedro run --pipeline=baseline"
 
 
 def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Refuses a baseline that was made under other conditions, naming each that differs."""
+    """Raises UserError if the baseline was made under other conditions; names each difference."""
     before, now = dict(_leaves(baseline)), dict(_leaves(present))
     different = [
         f"{key} was {before.get(key, 'absent')!r}, now {now.get(key, 'absent')!r}"
@@ -31,10 +31,10 @@ def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> None
 
 
 def check_adapter(training: Mapping[str, Any], *, model: str) -> None:
-    """Refuses an adapter that was trained on another base model than the one with the digest ``model``."""
+    """Raises UserError if the adapter was trained on a base model with another digest than ``model``."""
     if training["model_digest"] != model:
         raise UserError(
-            "the adapter was trained on another base model than the present one."
+            "the adapter was trained on another base model than the current one."
             " Train again: kedro run --pipeline=train"
         )
 
@@ -44,9 +44,9 @@ def compare(
 ) -> list[dict[str, Any]]:
     """One entry per score (total, each reward, each part and ratio), split and sampler; None = undefined.
 
-    ``difference`` is trained minus baseline over samples of the same prompt and seed, with a 95%
-    interval over what is held out together: a prompt, an image, a group (see ``paired``). Raises
-    ``UserError`` unless both hold exactly the same samples and scores.
+    ``difference`` is trained minus baseline over samples of the same prompt and seed. Its 95% interval resamples
+    whatever is held out together: a prompt, an image or a group (see ``paired``). Raises ``UserError`` unless both
+    tables contain exactly the same samples and scores.
     """
     pairs = join(baseline, trained)
     weights = trained.attrs["weights"]
@@ -60,11 +60,11 @@ def compare(
 
 
 def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
-    """One row per sample: the key, ``prompt``, ``unit``, ``source`` (relative to the baseline's folder, if there is
-    one), and every score, ``file`` and ``answer`` once with each suffix ``_baseline`` and ``_trained``.
+    """One row per sample: the key, ``prompt``, ``unit``, ``source`` (relative to the baseline's folder; optional), and
+    every score, ``file`` and ``answer`` with the suffixes ``_baseline`` and ``_trained``.
 
-    The baseline's total is taken anew with the weights of the trained results: which module was trained decides
-    them, and one baseline serves every module.
+    The baseline's total is recomputed with the weights of the trained results: the weights depend on the module that
+    was trained, and one baseline is used for every module.
     """
     baseline = retotalled(baseline, trained.attrs["weights"])
     _check_same("scores", set(score_columns(baseline)), set(score_columns(trained)))
@@ -88,9 +88,9 @@ def retotalled(scores: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFra
 
 
 def score_columns(scores: pd.DataFrame) -> dict[str, str]:
-    """Column of ``scores.parquet`` -> name in the evaluation: total, then each reward before its parts and ratios.
+    """Column of ``scores.parquet`` -> name in the evaluation: total, then each reward followed by its parts and ratios.
 
-    A ratio has the column of its numerators.
+    A ratio is represented by the column of its numerators.
     """
     names = {
         column: column.removeprefix("reward/").removeprefix("part/").removeprefix(NUMERATOR)
@@ -109,13 +109,14 @@ def _measure(rows: pd.DataFrame, column: str, clusters: list[str], samples: int,
     else:
         measured = paired_bootstrap(rows[before], rows[after], clusters, samples, seed)
     prompts = rows["id"][rows[[before, after]].notna().all(axis=1)].nunique()
-    # JSON knows no NaN
+    # JSON has no NaN.
     return {"prompts": prompts} | {key: None if math.isnan(value) else value for key, value in asdict(measured).items()}
 
 
 def _independent(rows: pd.DataFrame) -> list[str]:
-    """[n] the first id among the records that are held out together: queries about one image, edits of one kind."""
-    units = rows["unit"] if "unit" in rows else rows["id"]  # Scores of an older version have none.
+    """[n] cluster of each row: the smallest id of the records that are held out together (such as all queries about an
+    image)."""
+    units = rows["unit"] if "unit" in rows else rows["id"]  # Scores of older versions lack the column.
     return list(rows["id"].groupby(units).transform("min"))
 
 

@@ -1,4 +1,4 @@
-"""A font that has the glyphs of a text, or the text made printable without one."""
+"""Finds a font with all glyphs of a text, or escapes the characters that no font can show."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from matplotlib.ft2font import FT2Font
 from PIL import ImageFont
 
 DEFAULT = Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
-"""Ships with matplotlib: Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean."""
+"""Included in matplotlib: Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean."""
 
 
 class Printable(NamedTuple):
-    """A text and a font with every glyph of it."""
+    """A text and a font with all of its glyphs."""
 
     text: str
     font: ImageFont.FreeTypeFont
@@ -24,8 +24,8 @@ class Printable(NamedTuple):
 def printable(text: str, size: int) -> Printable:
     """``text`` on one line with a font of ``size`` pixels that can show it.
 
-    Looks at the default font, then at the system's. Where none has all glyphs, the characters that
-    the default font lacks are written as escapes (``\\u7ea2``), which can be read back.
+    Tries the default font, then the system's fonts. If none has all glyphs, the characters missing from the default
+    font are replaced by escape sequences (``\\u7ea2``).
     """
     text = " ".join(text.split())
     lacking = frozenset(text) - _glyphs(DEFAULT)

@@ -1,4 +1,4 @@
-"""Draws samples at fixed seeds and scores them; keeps a picture of each, of an image the pixels that were scored."""
+"""Generates samples at fixed seeds and scores them; saves each image as scored, or a picture of each text sample."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Advance(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One sample to draw."""
+    """One sample to generate."""
 
     split: str
     record: PromptRecord
@@ -69,7 +69,7 @@ def plan_images(
     images_per_prompt: int,
     max_prompts: int | None,
 ) -> list[Request]:
-    """Every image to draw at each sampler: ``images_per_prompt`` of each distinct prompt of each split."""
+    """The samples to generate with each sampler: ``images_per_prompt`` of each distinct prompt of each split."""
     return [
         Request(split=split, record=record, index=index, seed=image_seed(seed, record.id, index))
         for split, records in splits.items()
@@ -81,8 +81,8 @@ def plan_images(
 def distinct_prompts(records: Iterable[PromptRecord], limit: int | None) -> list[PromptRecord]:
     """The first record (by id) of each distinct prompt, at most ``limit`` of them, in order of id.
 
-    Records of one prompt ask for the same image: counting each would claim more evidence than there
-    is. A limit keeps the prompts whose ids hash lowest, so that the choice favours no part of the data.
+    Records with the same prompt ask for the same image and are not independent evidence. A limit keeps the records
+    whose ids have the lowest hashes, so that the choice is not biased towards a part of the data.
     """
     first: dict[tuple[str, tuple[Path, ...]], PromptRecord] = {}
     for record in records:
@@ -108,15 +108,15 @@ def draw_and_score(
 
     Columns: sampler, split, id, prompt, unit (equal for records that are held out together), index, seed, file, total,
     reward/<name>, part/<reward>/<part>, numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored.
-    Where there are any: ``answer``, a text sample's text, and ``source``, the images that were edited, relative to
-    ``folder`` (a text's picture shows its image already). ``facts`` (what the samples depend on) and the rewards'
-    weights travel in ``DataFrame.attrs``, which Parquet keeps. Samples of different samplers share their seeds.
+    Optional columns: ``answer``, the text of a text sample, and ``source``, the images that were edited, relative to
+    ``folder`` (the picture of a text sample already shows its image). ``facts`` (the conditions that samples depend on)
+    and the rewards' weights are stored in ``DataFrame.attrs``, which Parquet preserves. Samplers share the seeds.
     """
     from visual_grpo.evaluation.pictures import of_sample
 
     if not requests:
         raise UserError(
-            "no eval and no held-out prompts to draw samples for: raise data.eval_share or data.held_out_share"
+            "no eval and no held-out prompts to generate samples for: raise data.eval_share or data.held_out_share"
         )
     frames: list[pd.DataFrame] = []
     weights: dict[str, float] = {}
@@ -140,7 +140,7 @@ def draw_and_score(
 
 
 def check_samples(samples: Sequence[Sample], records: Sequence[PromptRecord]) -> None:
-    """Refuses anything but one uint8 [3, height, width] tensor or one ``TextSample`` per record."""
+    """Raises an error unless there is one uint8 [3, height, width] tensor or one ``TextSample`` per record."""
     if len(samples) != len(records):
         raise ValueError(f"the policy was asked for {len(records)} samples and returned {len(samples)}")
     for sample, record in zip(samples, records, strict=True):
@@ -152,9 +152,9 @@ def check_samples(samples: Sequence[Sample], records: Sequence[PromptRecord]) ->
 
 
 def file_stem(record_id: str) -> str:
-    """A file name for an id: itself where that is safe, else a cleaned one made unique by a hash.
+    """A file name for an id: the id if it is safe, else a cleaned version with a hash that makes it unique.
 
-    Upper case counts as unsafe because some file systems ignore case.
+    Upper case is unsafe because some file systems ignore case.
     """
     stem = re.sub(r"[^\w.-]", "_", record_id)[:60]
     if stem == record_id == record_id.lower():
@@ -197,7 +197,7 @@ def _rows(
 def _beside_the_picture(record: PromptRecord, sample: Sample, folder: Path) -> dict[str, str | list[str] | None]:
     if isinstance(sample, TextSample):
         return {"answer": sample.text, "source": None}
-    # Relative: scores and prepared images may move, as long as they move together.
+    # Relative paths stay valid if scores and prepared images are moved together.
     return {"answer": None, "source": [os.path.relpath(path, folder) for path in record.source_images] or None}
 
 

@@ -1,4 +1,4 @@
-"""Every record's negative labels as a file, and some of them as pictures: which kind of point would help a policy?"""
+"""Writes negative points by every rule for all records as a file, and a few as a picture, to compare the rules."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch import Generator, Tensor
 
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, grid
 from visual_grpo.evaluation.seeds import image_seed
-from visual_grpo.images import read_image, to_pil, to_tensor
+from visual_grpo.images import read_image, read_mask, to_pil, to_tensor
 from visual_grpo.segmentation.points_by_rule import Pixel, edge, multimask, ring
 from visual_grpo.segmentation.segmenter import Box, MultimaskSegmenter, Point, PointPrompt, Segmenter
+from visual_grpo.segmentation.truth import true_box_and_points
 from visual_grpo.types import PromptRecord
 
 COUNT = 3
@@ -24,9 +25,9 @@ COUNT = 3
 SHOWN = 8
 """Records in the picture."""
 CANVAS = 840
-"""Pixels of the side that margins and spacings are given for; on another image they shrink or grow with it."""
+"""Margins and spacings are given in pixels of an image with this longer side, and scaled to the actual image."""
 DOT = 5
-"""Pixels of a shown point's radius."""
+"""Radius of a drawn point in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,8 @@ def write_labels(
     """Writes ``labels.jsonl`` (id, kind, points: a line for each record and kind) and ``labels.png``.
 
     Args:
-        records: their ``target_image`` is the mask of what they ask for in their one source image.
-        segmenter: only one with `multimasks` adds that kind.
+        records: each with one source image and the true mask as its ``target_image``.
+        segmenter: the kind ``multimask`` is added if it has `multimasks`.
         advance: called after each record.
     """
     shown = []
@@ -68,14 +69,12 @@ def write_labels(
 
 
 def label(record: PromptRecord, segmenter: Segmenter[Any], seed: int) -> Labelled:
-    """One record's negative labels; the same for the same seed, whatever other records there are."""
-    assert record.target_image is not None, "a record of data.task segmentation has a mask"
+    """One record's negative labels; they depend on seed and record only, not on other records."""
+    assert record.target_image is not None, "records of data.task segmentation have a mask"
     image = to_tensor(read_image(record.source_images[0]))
-    truth = to_tensor(read_image(record.target_image))[0] > 127
-    prompt = PointPrompt(
-        positives=tuple((float(x), float(y)) for x, y in record.metadata["points"]),
-        box=_box(record.metadata["box"]),
-    )
+    truth = read_mask(record.target_image)
+    box, points = true_box_and_points(record)
+    prompt = PointPrompt(positives=points, box=box)
     scale = max(truth.shape) / CANVAS
     generator = Generator().manual_seed(image_seed(seed, record.id, 0))
     labels = _labels(image, truth, prompt, segmenter, scale, generator)
@@ -98,7 +97,7 @@ def _labels(
 
 
 def draw(labelled: Sequence[Labelled]) -> Image.Image:
-    """A row for each record: its prompt's points and box, then each kind's points; the truth is outlined."""
+    """A row for each record: the true points and box, then the points of each kind; the true mask is outlined."""
     cells = [cell for one in labelled for cell in _row(one)]
     columns = 1 + len(labelled[0].labels)
     return grid([picture for picture, _ in cells], [caption for _, caption in cells], columns)
@@ -111,7 +110,7 @@ def _row(one: Labelled) -> list[tuple[Image.Image, str]]:
 
 
 def _picture(one: Labelled, points: Sequence[Point], colour: str, box: Box | None = None) -> Image.Image:
-    """The image, enlarged without smoothing so that its pixels can be counted, with outline and points."""
+    """The image with outline and points, scaled without smoothing so that single pixels are visible."""
     height, width = one.truth.shape
     factor = WIDTH / width
     size = (WIDTH, max(1, round(height * factor)))
@@ -130,8 +129,3 @@ def _picture(one: Labelled, points: Sequence[Point], colour: str, box: Box | Non
 def _outline(mask: Image.Image) -> Image.Image:
     """The mask's outermost pixels."""
     return ImageChops.subtract(mask, mask.filter(ImageFilter.MinFilter(3)))
-
-
-def _box(values: Sequence[float]) -> Box:
-    x1, y1, x2, y2 = map(float, values)
-    return x1, y1, x2, y2

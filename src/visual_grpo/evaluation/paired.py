@@ -1,9 +1,9 @@
 """Paired differences of means, or of ratios of sums, with a bootstrap interval.
 
-Samples of one prompt (images, answers) resemble each other, and so do prompts that are held out together, as queries
-about one image are. So clusters of them, not samples, are drawn with replacement: the interval answers "what if other
-prompts had been used". Percentile intervals and resampling of whole sampling units: Efron & Tibshirani, An
-Introduction to the Bootstrap (1993), chapters 8 and 13.
+Samples of the same prompt are correlated, and so are prompts that are held out together, such as queries about the
+same image. So the bootstrap resamples clusters of them instead of single samples: the interval reflects the variation
+over other prompts. Percentile intervals and resampling of whole sampling units: Efron & Tibshirani, An Introduction to
+the Bootstrap (1993), chapters 8 and 13.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class PairedDifference:
     """Trained minus baseline over the pairs where both samples were scored; NaN where undefined."""
 
     units: int
-    """Clusters that count."""
+    """Number of clusters with scored pairs."""
     images: int
-    """Pairs that count."""
+    """Number of scored pairs."""
     unscored: int
-    """Pairs left out because one sample or both could not be scored."""
+    """Number of pairs left out because at least one sample could not be scored."""
     baseline_mean: float
     trained_mean: float
     difference: float
     ci_low: float
-    """95% interval of ``difference``; NaN below two units: one says nothing of others."""
+    """95% interval of ``difference``; NaN with fewer than two units."""
     ci_high: float
     win_rate: float
     """Share of pairs in which the trained sample scores higher; a tie counts one half."""
@@ -77,15 +77,15 @@ def paired_ratio_bootstrap(
     samples: int,
     seed: int,
 ) -> PairedDifference:
-    """Compares ratios of sums: sum of numerators over sum of denominators, as the cumulative IoU of masks.
+    """Compares ratios of sums: sum of numerators over sum of denominators, such as the cumulative IoU of masks.
 
     ``baseline``, ``trained``: numerators [n] and denominators [n] >= 0, NaN = unscored. ``baseline_mean`` and
-    ``trained_mean`` are the two ratios, the interval is of their difference over resampled units. A pair's win is
-    decided by its own two ratios; pairs without one (0 / 0) decide nothing.
+    ``trained_mean`` are the two ratios, and the interval is that of their difference over resampled units. The win rate
+    compares the two ratios of each pair; pairs with a ratio of 0 / 0 are left out of it.
     """
     columns = np.asarray([*baseline, *trained], dtype=np.float64)
     if columns.shape != (4, len(clusters)):
-        raise ValueError(f"expected 4 columns of {len(clusters)} numbers, one a cluster, got {list(columns.shape)}")
+        raise ValueError(f"expected 4 columns of {len(clusters)} numbers, one per sample, got {list(columns.shape)}")
     scored = ~np.isnan(columns).any(0)
     names, members = np.unique(np.asarray(clusters, dtype=object)[scored], return_inverse=True)
     columns = columns[:, scored]
@@ -118,8 +118,8 @@ def _interval(
 ) -> tuple[float, float]:
     """Percentile interval of a statistic when whole clusters are drawn with replacement.
 
-    ``statistic``: [k, clusters] times that each cluster was drawn -> [k]. NaN below two clusters, and where a
-    resample leaves the statistic undefined.
+    ``statistic`` maps counts [k, clusters] of how often each cluster was drawn to values [k]. The interval is NaN with
+    fewer than two clusters, or if the statistic is undefined for a resample.
     """
     if clusters < 2:
         return float("nan"), float("nan")
@@ -134,12 +134,12 @@ def _interval(
 
 
 def _sums(values: Values, members: NDArray[np.intp]) -> Values:
-    """[n] values of samples and the cluster of each -> [clusters]."""
+    """Sums values [n] by cluster; ``members`` [n] is the cluster of each value. Returns [clusters]."""
     return np.asarray(np.bincount(members, weights=values), dtype=np.float64)
 
 
 def _quotient(above: Values, below: Values) -> Values:
-    """``above / below``, NaN where ``below`` is 0."""
+    """``above / below``; NaN where ``below`` is 0."""
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below != 0)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of samples, in grids with their prompts and rewards under them, and baseline above trained."""
+"""Draws samples in grids with captions, and pairs of baseline and trained samples with their rewards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from visual_grpo.images import read_image, to_pil
 from visual_grpo.types import Judge, PromptRecord, Sample
 
 WIDTH = 224
-"""Pixels that every image is shown with."""
+"""Width in pixels of every image in a picture."""
 GAP = 14
 LEADING = 5
 TEXT_SIZE = 19
@@ -28,7 +28,7 @@ WORSE = "#cf222e"
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The same prompt and seed before and after training."""
+    """Samples of the same prompt and seed before and after training."""
 
     prompt: str
     baseline: Image.Image | Tensor
@@ -36,11 +36,12 @@ class Pair:
     baseline_reward: float
     trained_reward: float
     source: Image.Image | Tensor | None = None
-    """What both were made from, where they do not show it themselves."""
+    """The image that both were made from, unless their pictures already show it."""
 
 
 def of_sample(record: PromptRecord, sample: Sample, judge: Judge) -> Image.Image:
-    """An image itself; of a text what a reward paints, else the image that it speaks of above it."""
+    """The picture of a sample: an image itself; for a text the picture that a reward draws, else the source image with
+    the text below."""
     painted = judge.picture(record, sample)
     if painted is not None:
         return to_pil(painted)
@@ -49,7 +50,7 @@ def of_sample(record: PromptRecord, sample: Sample, judge: Judge) -> Image.Image
 
 
 def beside(images: Sequence[Image.Image | Tensor]) -> Image.Image:
-    """One image as it is; several in a row."""
+    """A single Pillow image unchanged, otherwise the images in a row."""
     if len(images) == 1 and isinstance(images[0], Image.Image):
         return images[0]
     return _table([[_shown(image) for image in images]])
@@ -58,22 +59,24 @@ def beside(images: Sequence[Image.Image | Tensor]) -> Image.Image:
 def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], columns: int = 8) -> Image.Image:
     """Images (PIL, or uint8 [3, height, width]) in rows of ``columns``, each with its caption below.
 
-    A caption's own line breaks are kept; long lines wrap, and what exceeds a few lines is cut.
+    Line breaks in captions are kept; long lines wrap to at most `MAX_LINES` lines, and the rest is cut.
     """
     if not images or len(images) != len(captions) or columns < 1:
         raise ValueError(
             "a grid needs at least one image, a caption for each and at least one column,"
             f" got {len(images)} images, {len(captions)} captions, {columns} columns"
         )
-    return _framed([_grid_band(images[i : i + columns], captions[i : i + columns]) for i in _starts(images, columns)])
+    return _framed(
+        [_grid_band(images[i : i + columns], captions[i : i + columns]) for i in _row_starts(images, columns)]
+    )
 
 
 def pairs(pairs: Sequence[Pair], columns: int = 6) -> Image.Image:
-    """Each pair as a column: the prompt, the source if there is one, and the baseline's and the trained picture, each
-    with its reward."""
+    """Each pair as a column: the prompt, the source image if there is one, and baseline and trained sample with their
+    rewards."""
     if not pairs or columns < 1:
         raise ValueError(f"expected at least one pair and one column, got {len(pairs)} and {columns}")
-    return _framed([_pairs_band(pairs[i : i + columns]) for i in _starts(pairs, columns)])
+    return _framed([_pairs_band(pairs[i : i + columns]) for i in _row_starts(pairs, columns)])
 
 
 def _grid_band(images: Sequence[Image.Image | Tensor], captions: Sequence[str]) -> Image.Image:
@@ -97,7 +100,7 @@ def _pairs_band(pairs: Sequence[Pair]) -> Image.Image:
 
 
 def _source_row(pairs: Sequence[Pair]) -> list[list[Image.Image]]:
-    """The row of sources, or no row where no pair has one."""
+    """The row of source images; no row if no pair has one."""
     sources = [None if pair.source is None else _shown(pair.source) for pair in pairs]
     height = max((source.height for source in sources if source is not None), default=0)
     if not height:
@@ -122,7 +125,7 @@ def _shown(image: Image.Image | Tensor) -> Image.Image:
 
 
 def _text(text: str, colour: str = INK, width: int = WIDTH, most: int = MAX_LINES) -> Image.Image:
-    """Text as a picture of ``width`` pixels, as high as its lines."""
+    """Text as a picture ``width`` pixels wide and as high as its lines."""
     lines = [(line, shown.font) for shown in map(_printable, text.split("\n")) for line in wrap(shown, width, most)]
     step = round(TEXT_SIZE * 1.3)
     canvas = Image.new("RGB", (width, step * len(lines)), PAPER)
@@ -133,7 +136,7 @@ def _text(text: str, colour: str = INK, width: int = WIDTH, most: int = MAX_LINE
 
 
 def _sideways(text: str, height: int) -> Image.Image:
-    """One line of text that reads upwards, centred along ``height``."""
+    """One line of text rotated to read upwards, centred along ``height``."""
     shown = _printable(text)
     length = math.ceil(shown.font.getlength(text))
     line = Image.new("RGB", (height, round(TEXT_SIZE * 1.3)), PAPER)
@@ -142,9 +145,9 @@ def _sideways(text: str, height: int) -> Image.Image:
 
 
 def wrap(shown: Printable, width: int, most: int = MAX_LINES) -> list[str]:
-    """Lines of at most ``width`` pixels, broken between words or, in a long word, between characters.
+    """Breaks text into lines of at most ``width`` pixels, between words or, within a long word, between characters.
 
-    At most ``most`` of them; the last one ends in an ellipsis where text was cut.
+    At most ``most`` lines; the last one ends in an ellipsis if text was cut.
     """
 
     def fits(line: str) -> bool:
@@ -189,7 +192,7 @@ def _table(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
 
 
 def _framed(bands: Sequence[Image.Image]) -> Image.Image:
-    """Bands below each other on paper with a margin."""
+    """Stacks bands vertically on a white background with a margin."""
     width = max(band.width for band in bands) + 2 * GAP
     canvas = Image.new("RGB", (width, sum(band.height + GAP for band in bands) + GAP), PAPER)
     top = GAP
@@ -203,5 +206,5 @@ def _printable(text: str) -> Printable:
     return printable(text, TEXT_SIZE)
 
 
-def _starts(items: Sequence[object], columns: int) -> range:
+def _row_starts(items: Sequence[object], columns: int) -> range:
     return range(0, len(items), columns)

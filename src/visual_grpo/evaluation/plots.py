@@ -1,4 +1,4 @@
-"""Plots of the evaluation and of training; drawn with matplotlib's Agg, no display needed."""
+"""Plots of the evaluation and of training. They need no display."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OFFSET = 0.14
 
 
 def differences(entries: Sequence[Mapping[str, Any]]) -> Figure:
-    """Forest plot: trained minus baseline with its 95% interval, a panel per split and reward.
+    """Forest plot: trained minus baseline with 95% intervals, one panel per split and reward.
 
-    ``entries`` are the evaluation's. Rewards have panels of their own because their units differ.
+    ``entries`` come from `compare.compare`. Each reward has its own panel because units differ.
     """
     splits = list(dict.fromkeys(entry["split"] for entry in entries))
     families = _families(entries)
@@ -43,7 +43,7 @@ def differences(entries: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def reward_curve(history: pd.DataFrame) -> Figure:
-    """Mean reward of each training step (``reward/total``) and of evaluations between (``eval/total``)."""
+    """Mean reward of each training step (``reward/total``) and of the intermediate evaluations (``eval/total``)."""
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axis = figure.subplots()
     reward = history["reward/total"]
@@ -72,7 +72,7 @@ def reward_curve(history: pd.DataFrame) -> Figure:
 
 
 def _families(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Names grouped by the reward that they belong to, in the entries' order."""
+    """Groups score names by reward, in the order of the entries."""
     families: dict[str, list[str]] = {}
     for name in dict.fromkeys(entry["name"] for entry in entries):
         families.setdefault(name.split("/")[0], []).append(name)

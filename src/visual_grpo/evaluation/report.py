@@ -1,4 +1,4 @@
-"""The evaluation as one readable page: numbers, intervals, and the best and the worst pictures."""
+"""Writes the evaluation as one HTML page: numbers, intervals, and sample pictures with the best and worst changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.images import read_image
 
 SHOWN = 6
-"""Pairs in each picture."""
+"""Maximum number of pairs in a picture."""
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:66rem;margin:2rem auto;padding:0 1rem;color:#1f2328}"
     "img{max-width:100%}table{border-collapse:collapse;font-size:.85rem}"
@@ -31,10 +31,10 @@ STYLE = (
 def write_report(
     folder: Path, evaluation: Mapping[str, Any], baseline: Path, trained: Path, history: pd.DataFrame
 ) -> None:
-    """Writes ``evaluation.html`` (complete in itself), its pictures as PNG and ``evaluation.json``.
+    """Writes ``evaluation.html`` (self-contained), its pictures as PNG, and ``evaluation.json``.
 
-    ``baseline`` and ``trained`` are folders that ``generate.draw_and_score`` filled; ``history`` has
-    one row per training step.
+    ``baseline`` and ``trained`` are folders written by ``generate.draw_and_score``; ``history`` has one row per
+    training step.
     """
     plots.differences(evaluation["rewards"]).savefig(folder / "differences.png", dpi=150)
     plots.reward_curve(history).savefig(folder / "training.png", dpi=150)
@@ -49,13 +49,13 @@ def write_report(
 
 
 def main_view(entries: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """The split and sampler that say most: held-out prompts at the stock sampler if they are there."""
+    """The most important split and sampler: held-out prompts and the stock sampler if available."""
     views = dict.fromkeys((entry["split"], entry["sampler"]) for entry in entries)
     return min(views, key=lambda view: (view[0] != "held_out", view[1] != "stock"))
 
 
 def scored_pairs(baseline: Path, trained: Path, split: str, sampler: str) -> pd.DataFrame:
-    """Pairs of one split and sampler whose total both sides have, with their ``difference``."""
+    """Pairs of one split and sampler in which both samples have a total, with their ``difference``."""
     rows = join(read_scores(baseline), read_scores(trained))
     rows = rows[(rows["split"] == split) & (rows["sampler"] == sampler)]
     rows = rows.assign(difference=rows["total_trained"] - rows["total_baseline"])
@@ -63,10 +63,10 @@ def scored_pairs(baseline: Path, trained: Path, split: str, sampler: str) -> pd.
 
 
 def choose(rows: pd.DataFrame, shown: int = SHOWN) -> dict[str, pd.DataFrame]:
-    """Pairs to show, each of another prompt.
+    """Pairs to show, at most one per prompt.
 
-    ``samples``: evenly spaced over the prompts without regard to the result; ``gains`` and
-    ``losses``: the greatest rises and falls of the total.
+    ``samples``: evenly spaced over the prompts, independent of the result; ``gains`` and ``losses``: the largest
+    increases and decreases of the total.
     """
     first = rows.drop_duplicates("id")
     spaced = np.unique(np.linspace(0, len(first) - 1, min(shown, len(first))).round().astype(int))
@@ -77,7 +77,7 @@ def choose(rows: pd.DataFrame, shown: int = SHOWN) -> dict[str, pd.DataFrame]:
 
 
 def sentence(entry: Mapping[str, Any]) -> str:
-    """One evaluation entry in words."""
+    """Describes one evaluation entry in a sentence."""
     if entry["difference"] is None:
         return f"{entry['name']}: no pair of samples could be scored."
     interval = "" if entry["ci_low"] is None else f" [{entry['ci_low']:+.3f}, {entry['ci_high']:+.3f}]"
@@ -90,7 +90,7 @@ def sentence(entry: Mapping[str, Any]) -> str:
 
 
 def extent(entry: Mapping[str, Any]) -> str:
-    """How many prompts an entry is made of, and how many independent units where those are fewer."""
+    """The number of prompts of an entry, and the number of independent groups if it is smaller."""
     prompts = f"{entry['prompts']} prompts"
     return prompts if entry["units"] == entry["prompts"] else f"{prompts} in {entry['units']} groups"
 
@@ -110,7 +110,7 @@ def _load(rows: pd.DataFrame, baseline: Path, trained: Path) -> list[pictures.Pa
 
 
 def _source(folder: Path, paths: Sequence[str] | None) -> Image | None:
-    """The images that were edited, whose ``paths`` are relative to ``folder``; None where there are none."""
+    """The source images side by side; ``paths`` are relative to ``folder``. None if there are none."""
     return None if paths is None else pictures.beside([read_image(folder / path) for path in paths])
 
 
@@ -128,7 +128,7 @@ def _page(evaluation: Mapping[str, Any], folder: Path, split: str, sampler: str)
         _figure(folder, "training", "Mean reward while training"),
         "<h2>All numbers</h2>",
         "<p>Pairs share prompt and seed. Intervals: 95%, percentile bootstrap over prompts. "
-        "Win rate: share of pairs that the trained sample wins, ties count half.</p>",
+        "Win rate: share of pairs in which the trained sample scores higher; ties count half.</p>",
         pd.DataFrame(entries).to_html(index=False, border=0, float_format="{:.4f}".format, na_rep=""),
         "<h2>Conditions</h2>",
         f"<pre>{html.escape(json.dumps(facts, indent=2, ensure_ascii=False))}</pre>",
@@ -138,7 +138,7 @@ def _page(evaluation: Mapping[str, Any], folder: Path, split: str, sampler: str)
 
 
 def _figure(folder: Path, name: str, title: str) -> str:
-    """A heading and ``name``.png inside the page, so that the page also shows where files stand alone."""
+    """A heading and ``name``.png embedded in the page, so that the page works without other files."""
     path = folder / f"{name}.png"
     if not path.is_file():
         return f"<h2>{html.escape(title)}</h2><p>None.</p>"

@@ -1,4 +1,4 @@
-"""One fixed seed per sample, so that baseline and trained samples pair."""
+"""A fixed seed per sample, so that baseline and trained samples can be paired."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
     path = folder / json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]
     if not path.is_dir():
         raise UserError(
-            f"{pointer} names the checkpoint {path.name}, which is not there; delete {folder} to start anew."
+            f"{pointer} names the checkpoint {path.name}, which is not there; delete {folder} to start again."
         )
     return path
 

@@ -10,7 +10,7 @@ from visual_grpo.types import PromptRecord
 
 
 class PromptOrder:
-    """Endless passes over the prompts, each pass in an order of its own; one draw holds prompts of one kind.
+    """Endless passes over the prompts, each pass in another order; one draw holds prompts of one kind.
 
     Prompts whose tensors differ in shape (another number of source images) are of different kinds and cannot share
     a batch. Each draw takes the kind that is furthest behind in its passes, so that all are seen equally often.
@@ -18,7 +18,7 @@ class PromptOrder:
     """
 
     def __init__(self, kinds: Sequence[int], seed: int, positions: Mapping[str, int] | None = None) -> None:
-        """``kinds``: one for each prompt; ``positions``: of an order to go on with, by the kind's name."""
+        """``kinds``: one for each prompt; ``positions``: those of an order to continue, by the kind's name."""
         if not kinds:
             raise ValueError("there are no prompts to draw from")
         self.seed = seed

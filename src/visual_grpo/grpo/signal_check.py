@@ -4,7 +4,7 @@ Where a reward cannot see what a policy varies, each rollout's gradient is noise
 about 0 and training is a random walk at any learning rate. Where there is something to learn it is well above.
 
 The rule (`SignalRule`). A run is stopped only where all the rollouts that it may draw cannot tell its cosine from 0,
-although they were enough to tell a useful cosine from 0. Anything else goes on: a cosine above 0 by two standard
+although they were enough to tell a useful cosine from 0. Any other run starts: a cosine above 0 by two standard
 errors however small it is, and a cosine that too few rollouts leave unknown, which is said.
 
 The cosine is taken of the gradients as AdamW scales them. Without that a few elements decide it: of the gradient of the

@@ -1,6 +1,6 @@
 """Training the two stages of one model: alternating, each with its own rollouts, or jointly from one rollout.
 
-The outer stage decides first (GLM-Image: the tokens), the inner one goes on from its decisions (the denoising).
+The outer stage decides first (GLM-Image: the tokens), the inner one continues from its decisions (the denoising).
 Shapes: N prompts, A outer samples of each, D inner samples of each of those.
 """
 

@@ -1,0 +1,1 @@
+"""Device, threads, parallel batches and memory."""

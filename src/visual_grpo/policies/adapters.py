@@ -41,7 +41,9 @@ class AdapterSet:
 
     def state(self) -> dict[str, Tensor]:
         """Every adapter's tensors, as ``module/name``; copies, which training does not change."""
-        return {f"{m}/{name}": value for m, adapter in self._adapters.items() for name, value in adapter.state().items()}
+        return {
+            f"{m}/{name}": value for m, adapter in self._adapters.items() for name, value in adapter.state().items()
+        }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Puts tensors of ``state`` back."""

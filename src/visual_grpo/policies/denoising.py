@@ -84,7 +84,7 @@ class Denoiser(Generic[C]):
         return [image for part in parts for image in part]
 
     def generate(self, conditions: C, seeds: Sequence[int], sampler: SamplerConfig) -> list[Tensor]:
-        """An image for each of N entries, by the ODE or, where ``sampler.stochastic``, as training samples are drawn."""
+        """An image of each of N entries by the ODE or, where ``sampler.stochastic``, as training samples are drawn."""
         steps, _ = sampler.denoising()
         entries = torch.arange(len(seeds))
         if not sampler.stochastic:

@@ -11,7 +11,7 @@ from visual_grpo.config import SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.policies.adapters import AdapterSet
 from visual_grpo.policies.denoising import Denoiser
-from visual_grpo.policies.family import Module, ModelSettings
+from visual_grpo.policies.family import ModelSettings, Module
 from visual_grpo.policies.flow_model import FlowModel
 from visual_grpo.policies.flow_policy import FlowPolicy
 from visual_grpo.policies.rows import rows_by_source_count

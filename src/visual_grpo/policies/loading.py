@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,13 +20,16 @@ MODEL_FILE = "config.json"
 M = TypeVar("M")
 
 
-def load_pipeline(pipeline_class: str, path: str, config: ModelConfig, parts: Sequence[str]) -> Any:
+def load_pipeline(
+    pipeline_class: str, path: str, config: ModelConfig, parts: Sequence[str], without: Sequence[str] = ()
+) -> Any:
     """A diffusers pipeline by plain ``from_pretrained``: frozen, in evaluation mode, on the device.
 
     Args:
         pipeline_class: its name in diffusers.
         path: folder or hub id.
         parts: components that must be there.
+        without: components that are not loaded even where they are there.
 
     Raises:
         UserError: nothing at ``path``, another class, or a component is missing; the message names it.
@@ -35,8 +38,12 @@ def load_pipeline(pipeline_class: str, path: str, config: ModelConfig, parts: Se
     import torch
 
     check_parts(path, parts)
+    loader = getattr(diffusers, pipeline_class)
     with loading(path):
-        pipeline = getattr(diffusers, pipeline_class).from_pretrained(path, dtype=getattr(torch, config.dtype))
+        # diffusers loads a pipeline that was saved without a component only where it is told so.
+        saved = {name for name, entry in loader.load_config(path).items() if entry == [None, None]}
+        absent = dict.fromkeys(sorted(saved.union(without)))
+        pipeline = loader.from_pretrained(path, dtype=getattr(torch, config.dtype), **absent)
     missing = [part for part in parts if getattr(pipeline, part, None) is None]
     if missing:
         raise _incomplete(path, missing)
@@ -69,9 +76,7 @@ def check_parts(path: str, parts: Sequence[str]) -> None:
     if not (folder / PIPELINE_FILE).is_file():
         return
     index = _json(folder / PIPELINE_FILE)
-    missing = [
-        part for part in parts if not any(index.get(part) or [None]) or not (folder / part).is_dir()
-    ]
+    missing = [part for part in parts if not any(index.get(part) or [None]) or not (folder / part).is_dir()]
     if missing:
         raise _incomplete(path, missing)
 

@@ -1,7 +1,7 @@
 """LoRA adapters through peft: attach, switch off for the reference, merge for sampling, save, load.
 
-The adapters of transformers' models are peft's own (``PeftModel``), the DiT's is injected by diffusers: so each loads
-by the plain call of the library that its module comes from.
+The adapters of transformers' models are peft's own (``PeftModel``), those of diffusers' models are injected by
+diffusers: so each loads by the plain call of the library that its module comes from.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from visual_grpo.config import LoraParams
 from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:
-    from diffusers import GlmImageTransformer2DModel
     from peft import LoraConfig, PeftModel
     from transformers import PreTrainedModel
 
@@ -56,9 +55,7 @@ class PeftAdapter:
         self.model = model
 
     @classmethod
-    def attach(
-        cls, base: PreTrainedModel, params: LoraParams, targets: str | list[str], seed: int
-    ) -> PeftAdapter:
+    def attach(cls, base: PreTrainedModel, params: LoraParams, targets: str | list[str], seed: int) -> PeftAdapter:
         """Freezes ``base`` and adds a LoRA of zero effect (B = 0; arXiv 2106.09685), without dropout.
 
         ``targets`` are the modules that get one where ``params`` does not name them. A's initial values come from
@@ -97,33 +94,35 @@ class PeftAdapter:
         self.model.save_pretrained(str(folder))
 
 
-class DitAdapter:
-    """On GLM-Image's DiT; saved as ``transformer.load_lora_adapter(folder, prefix=None)`` reads it."""
+class DiffusersAdapter:
+    """On a diffusers transformer; saved as ``transformer.load_lora_adapter(folder, prefix=None)`` reads it."""
 
-    def __init__(self, model: GlmImageTransformer2DModel) -> None:
+    prefix: ClassVar[str | None] = None
+    """What the names of saved tensors start with."""
+
+    def __init__(self, model: Any) -> None:
         self.model = model
 
     @classmethod
-    def attach(
-        cls, base: GlmImageTransformer2DModel, params: LoraParams, targets: str | list[str], seed: int
-    ) -> DitAdapter:
+    def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
         """As `PeftAdapter.attach`."""
         base.requires_grad_(False)
         with _seeded(seed):
             base.add_adapter(_config(params, targets))
         adapter = cls(base)
-        for (
-            parameter
-        ) in adapter.parameters():  # peft does so itself for the AR module: updates vanish in half precision.
+        for parameter in adapter.parameters():
+            # peft does so itself for a PeftModel: updates vanish in half precision.
             parameter.data = parameter.data.float()
         return adapter
 
     @classmethod
-    def load(cls, base: GlmImageTransformer2DModel, folder: Path) -> DitAdapter:
+    def load(cls, base: Any, folder: Path) -> Self:
         """A saved adapter on a plain model, for sampling only."""
         _require(folder / _DIFFUSERS_FILE)
         with _loading(folder):
-            base.load_lora_adapter(str(folder), prefix=None, adapter_name="default", use_safetensors=True)
+            base.load_lora_adapter(str(folder), prefix=cls.prefix, adapter_name="default", use_safetensors=True)
+            if not hasattr(base, "peft_config"):  # diffusers only warns where it finds nothing.
+                raise ValueError(f"no tensor's name starts with {cls.prefix}.")
         return cls(base)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -146,7 +145,13 @@ class DitAdapter:
     def save(self, folder: Path | str) -> None:
         """``pytorch_lora_weights.safetensors``, with the adapter's configuration in its metadata."""
         self.model.save_lora_adapter(str(folder))
-        _make_reproducible(Path(folder) / _DIFFUSERS_FILE)
+        _rewrite(Path(folder) / _DIFFUSERS_FILE, self.prefix)
+
+
+class PipelineAdapter(DiffusersAdapter):
+    """On the transformer of a pipeline that loads adapters itself, by ``pipeline.load_lora_weights(folder)``."""
+
+    prefix = "transformer"
 
 
 @contextlib.contextmanager
@@ -204,8 +209,12 @@ def _loading(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _make_reproducible(file: Path) -> None:
-    """Equal adapters as equal files: several metadata entries, and the names in a set, come in any order."""
+def _rewrite(file: Path, prefix: str | None) -> None:
+    """Gives names and configuration their prefix, and makes equal adapters equal files.
+
+    A pipeline reads only what has the prefix, and without the configuration it takes alpha to be the rank. diffusers
+    writes several metadata entries, and the names in a set, in any order.
+    """
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
@@ -213,7 +222,9 @@ def _make_reproducible(file: Path) -> None:
         config = json.loads(opened.metadata()[_DIFFUSERS_CONFIG])
     if isinstance(config["target_modules"], list):
         config["target_modules"].sort()
-    save_file(load_file(file), file, metadata={_DIFFUSERS_CONFIG: json.dumps(config, sort_keys=True)})
+    start = f"{prefix}." if prefix else ""
+    tensors, config = ({start + name: value for name, value in part.items()} for part in (load_file(file), config))
+    save_file(tensors, file, metadata={_DIFFUSERS_CONFIG: json.dumps(config, sort_keys=True)})
 
 
 def _state(model: Any) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from visual_grpo.config import SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.policies.adapters import AdapterSet
-from visual_grpo.policies.family import Module, ModelSettings
+from visual_grpo.policies.family import ModelSettings, Module
 from visual_grpo.policies.token_model import Encoded, TokenModel
 from visual_grpo.policies.token_policy import TokenPolicy, sample_merged
 from visual_grpo.types import JointPolicy, Policy, PromptRecord, Sample

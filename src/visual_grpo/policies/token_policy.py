@@ -68,9 +68,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
         self.share_prefix = config.share_prefix and not config.gradient_checkpointing
         if config.gradient_checkpointing:
             # use_reentrant=False: a reentrant checkpoint drops the gradient when its input needs none.
-            model.network.activation_checkpointing_enable(
-                activation_checkpointing_kwargs={"use_reentrant": False}
-            )
+            model.network.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
 
     @torch.no_grad()
     def rollout(
@@ -85,9 +83,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
         return self.as_rollout(groups, samples, {"seconds/tokens": seconds, "seconds/decode": decoding})
 
     @torch.no_grad()
-    def sample(
-        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
-    ) -> SampledGroups[E]:
+    def sample(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> SampledGroups[E]:
         """The tokens of a rollout, with the reference's log-probs where there is a KL penalty."""
         records = repeated(prompts, group_size)
         seeds = draw_seeds(len(records), generator)

@@ -1,1 +1,1 @@
-"""What judges the images: plain functions, combined by weight."""
+"""Rewards: functions that score samples, combined by weight."""

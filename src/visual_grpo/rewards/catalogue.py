@@ -1,4 +1,4 @@
-"""The built-in rewards by name, and any other by ``package.module:function``."""
+"""Builds rewards: built-in ones by name, custom ones from ``package.module:function``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BUILT_IN = {
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",
     "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",
 }
-"""Imported only when asked for, so that a reward's library is needed only by those who use it."""
+"""Import paths; a reward's libraries are imported only if it is configured."""
 
 
 def build_reward(name: str, config: RewardConfig) -> FunctionReward:
-    """The reward called ``name``: ``config.function`` if given, else the built-in of that name."""
+    """Builds the reward ``name`` from ``config.function`` if given, else the built-in reward of that name."""
     path = config.function or BUILT_IN.get(name)
     if path is None:
         raise UserError(
@@ -36,5 +36,5 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
 
 
 def build_reward_set(rewards: Mapping[str, RewardConfig], weights: Mapping[str, float]) -> RewardSet:
-    """Every configured reward with the weight given for its name, in the configuration's order."""
+    """Builds all configured rewards with their weights, in the order of the configuration."""
     return RewardSet({name: (build_reward(name, config), weights[name]) for name, config in rewards.items()})

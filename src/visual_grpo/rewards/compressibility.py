@@ -1,4 +1,4 @@
-"""How small an image is as a JPEG: a reward without a model, from DDPO (arXiv 2305.13301, section 5.2)."""
+"""JPEG compressibility: a reward that needs no model, from DDPO (arXiv 2305.13301, section 5.2)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from visual_grpo.types import PromptRecord
 
 
 class JpegSizeReward:
-    """Minus the size in kilobytes (1000 bytes) at JPEG ``quality``: higher is more compressible.
+    """Minus the file size in kilobytes (1000 bytes) at JPEG ``quality``.
 
-    A negative weight rewards detail instead.
+    With a negative weight it rewards detail instead.
     """
 
     needs_target = False

@@ -1,7 +1,7 @@
-"""Guards: reported beside the optimised rewards (weight 0) to show what those overlook.
+"""Guards against reward hacking: reported with weight 0 alongside the optimised rewards.
 
-A text reward alone was seen to blank backgrounds, which halves edge density and colour entropy
-while the optimised reward rises.
+For example, a policy trained on a text reward alone learned to blank backgrounds: the reward rose while edge density
+and colour entropy halved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 class EdgeDensity:
-    """Share of pixels where the luma (0..1) changes by over ``threshold`` a pixel (central difference)."""
+    """Share of pixels whose luma gradient (luma in 0..1, central differences) exceeds ``threshold`` per pixel."""
 
     needs_target = False
 
@@ -39,7 +39,7 @@ class EdgeDensity:
 
 
 class ColourEntropy:
-    """Shannon entropy in bits of the colours, each channel cut into ``levels``: 0 for one flat colour."""
+    """Shannon entropy in bits of the colour histogram with ``levels`` levels per channel; 0 for a single colour."""
 
     needs_target = False
 

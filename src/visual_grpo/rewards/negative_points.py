@@ -1,4 +1,4 @@
-"""Judges an answer by the mask that a segmenter makes of it, and by what its negative points change."""
+"""Rewards an answer for the segmenter's mask of its points, and for the effect of its negative points."""
 
 from __future__ import annotations
 
@@ -22,44 +22,47 @@ from visual_grpo.rewards.point_pictures import draw_answer
 from visual_grpo.segmentation.answer import FAULTS, Answer, AnswerError, parse_answer
 from visual_grpo.segmentation.build import DEFAULT, build_segmenter
 from visual_grpo.segmentation.segmenter import Box, Point, PointPrompt
+from visual_grpo.segmentation.truth import true_box_and_points
 from visual_grpo.types import PromptRecord, RewardOutput, TextSample
 
 TERMS = ("iou", "contrast", "placement", "number", "format", "box", "points")
 
 
 class Weights(BaseModel):
-    """What each term counts for in the reward."""
+    """The weight of each term in the reward."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    iou: float = Field(1.0, description="of the answer's mask with the truth, 0..1")
-    contrast: float = Field(0.5, description="what the negatives change of the IoU of the truth's own points, -1..1")
-    placement: float = Field(0.2, description="negatives in the confused area minus those in the truth, -1..1")
+    iou: float = Field(1.0, description="IoU of the answer's mask with the true mask, 0..1")
+    contrast: float = Field(0.5, description="change of the IoU when the negatives are added to the true points, -1..1")
+    placement: float = Field(
+        0.2, description="share of negatives in the confused area minus share in the object, -1..1"
+    )
     number: float = Field(0.05, description="minus the share of negatives too many or too close, -1..0")
-    format: float = Field(0.1, description="1 for an answer that can be used, else 0")
+    format: float = Field(0.1, description="1 for an answer that can be parsed, else 0")
     box: float = Field(0.0, description="Seg-Zero's box term, 0..1")
     points: float = Field(0.0, description="Seg-Zero's point term, 0 or 1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """An image as the segmenter knows it."""
+class ImageEmbedding:
+    """An image and its embedding by the segmenter."""
 
-    image: Tensor
+    pixels: Tensor
     """uint8 [3, H, W]."""
     embedding: Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
-    """What a record means by its query."""
+class Query:
+    """The ground truth of a record's query."""
 
     truth: Tensor
-    """Bool [H, W]."""
+    """Bool [H, W]: the true mask."""
     box: Box
     points: tuple[Point, ...]
-    alone: Tensor
-    """Bool [H, W]: the mask of the truth's own points and box, without any negative."""
+    positive_mask: Tensor
+    """Bool [H, W]: the segmenter's mask of the true points and box, without negative points."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -67,32 +70,32 @@ class Scene:
 
     @property
     def confused(self) -> Tensor:
-        """Bool [H, W]: what the segmenter takes for the truth unless it is told not to."""
-        return self.alone & ~self.truth
+        """Bool [H, W]: pixels that the segmenter wrongly adds to the object without negative points."""
+        return self.positive_mask & ~self.truth
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """One answer's masks and terms."""
+    """The masks and terms of one answer."""
 
     answer: Answer | None
-    """None = it cannot be used."""
+    """None if it cannot be parsed."""
     fault: str | None
     masks: Tensor
-    """Bool [2, H, W]: without and with the negatives; empty masks for an answer that cannot be used."""
+    """Bool [2, H, W]: without and with the negatives; empty if the answer cannot be parsed."""
     counts: tuple[tuple[int, int], tuple[int, int]]
-    """Pixels in the intersection and the union of either mask with the truth: gIoU and cIoU are made of them."""
+    """Pixels in the intersection and the union of each mask with the truth, from which gIoU and cIoU are computed."""
     terms: Mapping[str, float] = field(default_factory=dict)
 
 
 class NegativePointsReward:
-    """Weighted terms of an answer in the format of ``segmentation.answer``.
+    """The weighted sum of the terms of an answer in the format of ``segmentation.answer``.
 
-    The contrast is measured from the truth's own points, so that a policy cannot earn it by pointing at the wrong thing
-    first. An answer that cannot be used gets less than any other can, and no mask. Parts: ``gIoU`` and
-    ``gIoU_without`` (mean IoU with and without the negatives), every term, and ``truncated`` and ``malformed``;
-    ``cIoU`` and ``cIoU_without`` are sums of intersections over sums of unions. An image is embedded once while it is
-    among the ``cache`` last used, however many records ask about it, and a record's prompts are answered in one batch.
+    The contrast uses the true positive points, so that a policy cannot increase it by placing its own positive points
+    badly. An answer that cannot be parsed scores lower than any other and has an empty mask. Parts: ``gIoU`` and
+    ``gIoU_without`` (mean IoU with and without the negatives), every other term, ``truncated`` and ``malformed``.
+    Ratios: ``cIoU`` and ``cIoU_without``, sums of intersections over sums of unions. Image embeddings are in an LRU
+    cache, shared by all records of an image; the segmenter gets all prompts of a record in one batch.
     """
 
     needs_target = True
@@ -110,11 +113,12 @@ class NegativePointsReward:
         """
         Args:
             segmenter: options of ``segmentation.build``; None = the watershed.
-            weights: of the terms, where they differ from `Weights`.
-            cap: negatives that are used; further ones only cost.
-            spacing: least distance between two negatives, as a share of the image's shorter side.
-            think: an answer in the right format has its reasoning in ``<think>`` tags before it.
-            cache: images whose embeddings are kept; SAM2's take about 16 MB each, the watershed's 24 bytes a pixel.
+            weights: overrides of the default `Weights`.
+            cap: maximum number of negatives passed to the segmenter; more are penalised by the term ``number``.
+            spacing: minimum distance between two negatives, as a share of the image's shorter side.
+            think: require reasoning in ``<think>`` tags before the answer.
+            cache: number of image embeddings in the LRU cache; SAM 2 needs about 16 MB each, the watershed 24 bytes
+                per pixel.
         """
         if cap < 1 or not 0 <= spacing < 1 or cache < 1:
             raise UserError(
@@ -124,8 +128,8 @@ class NegativePointsReward:
         self.segmenter = build_segmenter(DEFAULT if segmenter is None else segmenter)
         self.weights = _checked_weights(weights or {})
         self.cap, self.spacing, self.think = cap, spacing, think
-        self._seen: LRUCache[str, Seen] = LRUCache(cache)
-        self._scenes: LRUCache[tuple[Path, Path | None], Scene] = LRUCache(cache)
+        self._images: LRUCache[str, ImageEmbedding] = LRUCache(cache)
+        self._queries: LRUCache[tuple[Path, Path | None], Query] = LRUCache(cache)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[TextSample]) -> RewardOutput:
         judged: dict[int, Judgement] = {}
@@ -133,8 +137,8 @@ class NegativePointsReward:
         for row, record in enumerate(prompts):
             rows_of[record.id].append(row)
         for rows in rows_of.values():
-            seen, scene = self._look(prompts[rows[0]])
-            judged |= zip(rows, self._judge(seen, scene, [samples[row] for row in rows]), strict=True)
+            image, query = self._prepare(prompts[rows[0]])
+            judged |= zip(rows, self._judge(image, query, [samples[row] for row in rows]), strict=True)
         return self._output([judged[row] for row in range(len(prompts))])
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
@@ -149,73 +153,73 @@ class NegativePointsReward:
                 )
 
     def picture(self, record: PromptRecord, sample: TextSample) -> Tensor:
-        """uint8 [3, h, w]: the image with the truth and the answer, the mask without and with the negatives."""
-        seen, scene = self._look(record)
-        (judgement,) = self._judge(seen, scene, [sample])
-        return draw_answer(seen.image, scene.truth, judgement.answer, judgement.fault, judgement.masks)
+        """uint8 [3, h, w]: the image with truth and answer, and the masks without and with the negatives."""
+        image, query = self._prepare(record)
+        (judgement,) = self._judge(image, query, [sample])
+        return draw_answer(image.pixels, query.truth, judgement.answer, judgement.fault, judgement.masks)
 
-    def _look(self, record: PromptRecord) -> tuple[Seen, Scene]:
-        """The record's image by its content, since several records may show the same, and what its query means."""
+    def _prepare(self, record: PromptRecord) -> tuple[ImageEmbedding, Query]:
+        """The record's image, cached by content because records may share it, and the ground truth of its query."""
         content = record.source_images[0].read_bytes()
-        seen = cached(self._seen, lambda content: hashlib.sha256(content).hexdigest())(self._see)(content)
-        by_files = cached(self._scenes, lambda record, seen: (record.source_images[0], record.target_image))
-        return seen, by_files(self._understand)(record, seen)
+        image = cached(self._images, lambda content: hashlib.sha256(content).hexdigest())(self._embed)(content)
+        by_files = cached(self._queries, lambda record, image: (record.source_images[0], record.target_image))
+        return image, by_files(self._read_query)(record, image)
 
-    def _see(self, content: bytes) -> Seen:
-        image = to_tensor(read_image(io.BytesIO(content)))
-        return Seen(image=image, embedding=self.segmenter.embed(image))
+    def _embed(self, content: bytes) -> ImageEmbedding:
+        pixels = to_tensor(read_image(io.BytesIO(content)))
+        return ImageEmbedding(pixels=pixels, embedding=self.segmenter.embed(pixels))
 
-    def _understand(self, record: PromptRecord, seen: Seen) -> Scene:
+    def _read_query(self, record: PromptRecord, image: ImageEmbedding) -> Query:
         assert record.target_image is not None
-        x1, y1, x2, y2 = record.metadata["box"]
-        points = tuple((float(x), float(y)) for x, y in record.metadata["points"])
-        alone = self.segmenter.masks(seen.embedding, [PointPrompt(positives=points, box=(x1, y1, x2, y2))])[0]
-        return Scene(truth=read_mask(record.target_image), box=(x1, y1, x2, y2), points=points, alone=alone)
+        box, points = true_box_and_points(record)
+        (positive_mask,) = self.segmenter.masks(image.embedding, [PointPrompt(positives=points, box=box)])
+        return Query(truth=read_mask(record.target_image), box=box, points=points, positive_mask=positive_mask)
 
-    def _judge(self, seen: Seen, scene: Scene, samples: Sequence[TextSample]) -> list[Judgement]:
-        """Each answer's terms; one batch of prompts for all of them."""
-        parsed = [self._parse(sample, scene) for sample in samples]
+    def _judge(self, image: ImageEmbedding, query: Query, samples: Sequence[TextSample]) -> list[Judgement]:
+        """Judges all answers to a query with one batch of segmenter prompts."""
+        parsed = [self._parse(sample, query) for sample in samples]
         usable = [answer for answer in parsed if isinstance(answer, Answer)]
-        kept = [self._kept(answer, scene) for answer in usable]
-        prompts = [prompt for answer, own in zip(usable, kept, strict=True) for prompt in _prompts(answer, own, scene)]
-        masks = iter(self.segmenter.masks(seen.embedding, prompts).view(len(usable), 3, *scene.size))
-        negatives = iter(kept)
+        used = [self._used_negatives(answer, query) for answer in usable]
+        pairs = zip(usable, used, strict=True)
+        prompts = [prompt for answer, negatives in pairs for prompt in _prompts(answer, negatives, query)]
+        masks = iter(self.segmenter.masks(image.embedding, prompts).view(len(usable), 3, *query.size))
+        remaining = iter(used)
         return [
-            self._judged(scene, answer, next(negatives), next(masks))
+            self._judgement(query, answer, next(remaining), next(masks))
             if isinstance(answer, Answer)
-            else _unusable(answer, scene)
+            else _unusable(answer, query)
             for answer in parsed
         ]
 
-    def _parse(self, sample: TextSample, scene: Scene) -> Answer | AnswerError:
+    def _parse(self, sample: TextSample, query: Query) -> Answer | AnswerError:
         try:
-            answer = parse_answer(sample, scene.size)
+            answer = parse_answer(sample, query.size)
         except AnswerError as error:
             return error
         if self.think and not answer.thought:
             return AnswerError("no_answer", "no <think>...</think> before the answer")
         return answer
 
-    def _kept(self, answer: Answer, scene: Scene) -> tuple[Point, ...]:
-        return point_terms.spaced(answer.negatives, self.cap, self.spacing * min(scene.size))
+    def _used_negatives(self, answer: Answer, query: Query) -> tuple[Point, ...]:
+        return point_terms.spaced(answer.negatives, self.cap, self.spacing * min(query.size))
 
-    def _judged(self, scene: Scene, answer: Answer, kept: tuple[Point, ...], masks: Tensor) -> Judgement:
-        """``masks``: bool [3, H, W] of the answer without and with its negatives, of the truth's points with them."""
-        without, with_ = _counts(masks[0], scene.truth), _counts(masks[1], scene.truth)
+    def _judgement(self, query: Query, answer: Answer, used: tuple[Point, ...], masks: Tensor) -> Judgement:
+        """``masks``: bool [3, H, W] of the answer without and with its negatives, and of the true points with them."""
+        without, with_ = _counts(masks[0], query.truth), _counts(masks[1], query.truth)
         terms = {
             "iou": _share(with_),
-            "contrast": _share(_counts(masks[2], scene.truth)) - _share(_counts(scene.alone, scene.truth)),
-            "placement": point_terms.placement(answer.negatives, scene.confused, scene.truth),
-            "number": point_terms.number(answer.negatives, kept),
+            "contrast": _share(_counts(masks[2], query.truth)) - _share(_counts(query.positive_mask, query.truth)),
+            "placement": point_terms.placement(answer.negatives, query.confused, query.truth),
+            "number": point_terms.number(answer.negatives, used),
             "format": 1.0,
-            "box": point_terms.box_term(answer.box, scene.box, scene.size),
-            "points": point_terms.points_term(answer.points, scene.points, scene.box, scene.size),
+            "box": point_terms.box_term(answer.box, query.box, query.size),
+            "points": point_terms.points_term(answer.points, query.points, query.box, query.size),
         }
         return Judgement(answer=answer, fault=None, masks=masks[:2], counts=(without, with_), terms=terms)
 
     def _output(self, judged: Sequence[Judgement]) -> RewardOutput:
         weights = self.weights.model_dump()
-        # No usable answer can do worse than all its terms at their lowest.
+        # The lowest possible total of a usable answer: these three terms at -1, the others at 0.
         floor = -(weights["contrast"] + weights["placement"] + weights["number"])
         totals = [sum(weights[t] * j.terms[t] for t in TERMS) if j.answer else floor for j in judged]
         terms = {term: _column(j.terms.get(term, 0.0) for j in judged) for term in TERMS if term != "iou"}
@@ -236,20 +240,21 @@ class NegativePointsReward:
         )
 
 
-def _unusable(error: AnswerError, scene: Scene) -> Judgement:
-    empty = torch.zeros(2, *scene.size, dtype=torch.bool)
-    nothing = _counts(empty[0], scene.truth)
+def _unusable(error: AnswerError, query: Query) -> Judgement:
+    empty = torch.zeros(2, *query.size, dtype=torch.bool)
+    nothing = _counts(empty[0], query.truth)
     return Judgement(answer=None, fault=error.fault, masks=empty, counts=(nothing, nothing))
 
 
-def _prompts(answer: Answer, kept: tuple[Point, ...], scene: Scene) -> tuple[PointPrompt, PointPrompt, PointPrompt]:
-    own = PointPrompt(positives=answer.points, negatives=kept, box=answer.box)
-    true = PointPrompt(positives=scene.points, negatives=kept, box=scene.box)
-    return own.without_negatives(), own, true
+def _prompts(answer: Answer, used: tuple[Point, ...], query: Query) -> tuple[PointPrompt, PointPrompt, PointPrompt]:
+    """The answer without and with its negatives, and the true points with its negatives."""
+    answered = PointPrompt(positives=answer.points, negatives=used, box=answer.box)
+    true = PointPrompt(positives=query.points, negatives=used, box=query.box)
+    return answered.without_negatives(), answered, true
 
 
 def _counts(mask: Tensor, truth: Tensor) -> tuple[int, int]:
-    """Pixels in the intersection and in the union."""
+    """Number of pixels in the intersection and in the union."""
     return int((mask & truth).sum()), int((mask | truth).sum())
 
 

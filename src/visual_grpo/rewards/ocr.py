@@ -1,6 +1,6 @@
-"""Judges text in images: is what can be read there what the prompt asks for?
+"""Scores text in images: does the image show the text that the prompt asks for?
 
-The score is that of Flow-GRPO (arXiv 2505.05470): one minus the edit distance over the asked text's length.
+As in Flow-GRPO (arXiv 2505.05470), the score is one minus the edit distance divided by the requested text's length.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from visual_grpo.types import PromptRecord, RewardOutput
 
 
 class OcrReward:
-    """How much of the asked text the image shows: 1 = all of it and nothing else, 0 = nothing of it.
+    """How closely the text in the image matches the requested text: 1 = exactly, 0 = not at all.
 
-    The value is 1 - min(distance, n) / n with the Levenshtein distance to the asked text of n characters. Part
-    ``accuracy`` is 1 where the two are equal, else 0. Case, white space and character width do not count. The
-    text is ``record.metadata["text"]``, else what the prompt quotes; a record with neither is unscored.
+    The value is 1 - min(distance, n) / n with the Levenshtein distance to the requested text of n characters. Part
+    ``accuracy`` is 1 if the two are equal, else 0. Case, white space and character width are ignored. The requested
+    text is ``record.metadata["text"]``, else the quoted text in the prompt; a record with neither is unscored.
 
     Args:
-        line: where the image holds its one line of text, [top, left, bottom, right] as shares of height and
-            width. Without it text is searched for in the whole image, which takes much longer.
+        line: the region of the image's single line of text, [top, left, bottom, right] as shares of height and
+            width. Without it, text is detected in the whole image, which takes much longer.
     """
 
     needs_target = False
@@ -35,7 +35,7 @@ class OcrReward:
         self.line = None if line is None else _checked_line(line)
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
-        """Raises UserError where there are records and none asks for a text."""
+        """Raises UserError if there are records but none of them asks for text."""
         first, count = None, 0
         for record in records:
             if asked_text(record):
@@ -43,8 +43,8 @@ class OcrReward:
             first, count = first or record, count + 1
         if first is not None:
             raise UserError(
-                f"the reward 'ocr' scores text that a prompt puts in quotes (\"...\", '...', “...” or 「...」) or that"
-                f" stands in metadata text, and none of {count} records has one; the first is"
+                f"the reward 'ocr' scores text that is quoted in the prompt (\"...\", '...', “...” or 「...」) or given"
+                f" as metadata text, and none of {count} records has any; the first is"
                 f" {first.id!r}: {first.prompt!r}. Quote the text in the prompts or remove the reward"
             )
 
@@ -63,14 +63,14 @@ class OcrReward:
 
 
 def closeness(read: str, asked: str) -> float:
-    """1 - min(distance, n) / n over the n characters of ``asked``, both normalised."""
+    """1 - min(distance, n) / n, where n is the length of ``asked``; both texts are normalised first."""
     wanted = normalised(asked)
     distance = Levenshtein.distance(normalised(read), wanted)
     return 1 - min(distance, len(wanted)) / len(wanted)
 
 
 def normalised(text: str) -> str:
-    """Without white space, case and full-width forms, which the recogniser gives now and then for Latin letters."""
+    """Removes white space, case and full-width forms (which the recogniser sometimes returns for Latin letters)."""
     return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 

@@ -1,4 +1,4 @@
-"""Pictures of an answer: what was pointed at, and the masks without and with the negative points."""
+"""Draws an answer: its points and box, and the masks without and with its negative points."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SIDE = 192
-"""Pixels of a panel's longer side, at least."""
+"""Approximate pixels of a panel's longer side; images are enlarged by a whole factor, never shrunk."""
 _TRUTH, _POSITIVE, _NEGATIVE, _BOX = (255, 255, 255), (60, 220, 90), (255, 70, 70), (250, 200, 60)
 _TINT = (70, 150, 255)
 _GAP = 4
 
 
 def draw_answer(image: Tensor, truth: Tensor, answer: Answer | None, fault: str | None, masks: Tensor) -> Tensor:
-    """uint8 [3, h, w]: three panels below each other.
+    """uint8 [3, h, w]: three panels, one below the other.
 
-    The image with the truth's outline (white), the box (yellow), positive (green) and negative points (red crosses);
-    the mask without the negatives; the mask with them. An answer that cannot be used has its fault written instead.
+    The panels show the image with the outline of the truth (white), the mask without the negatives, and the mask with
+    them, each with the box (yellow), positive (green) and negative points (red crosses). If the answer cannot be
+    parsed, its fault is written into the first panel instead.
 
     Args:
         image: uint8 [3, H, W].
         truth: bool [H, W].
-        masks: bool [2, H, W], without and with.
+        masks: bool [2, H, W], without and with the negatives.
     """
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""What negative points are judged by, term by term: free functions of points, boxes and masks."""
+"""The terms of the negative-points reward, as functions of points, boxes and masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from visual_grpo.segmentation.segmenter import Box, Point
 
 _CANVAS = 840
-"""Side in pixels of Seg-Zero's images, which its thresholds are of."""
+"""Side in pixels of Seg-Zero's images, to which its thresholds refer."""
 _BOX_IOU, _BOX_L1, _POINT_L1 = 0.5, 10 / _CANVAS, 100 / _CANVAS
 """Seg-Zero's thresholds (arXiv 2503.06520), distances as shares of an image's side."""
 
@@ -18,7 +18,7 @@ _BOX_IOU, _BOX_L1, _POINT_L1 = 0.5, 10 / _CANVAS, 100 / _CANVAS
 def placement(negatives: Sequence[Point], confused: Tensor, truth: Tensor) -> float:
     """Share of the negatives inside ``confused`` minus share inside ``truth`` (bool [H, W]), -1..1.
 
-    Where nothing is confused no negative is needed: none is then worth 1, and others only lose by being in the truth.
+    If ``confused`` is empty, no negative is needed: no negatives score 1, and any score minus their share in the truth.
     """
     if not confused.any() and not negatives:
         return 1.0
@@ -28,7 +28,7 @@ def placement(negatives: Sequence[Point], confused: Tensor, truth: Tensor) -> fl
 
 
 def spaced(negatives: Sequence[Point], cap: int, spacing: float) -> tuple[Point, ...]:
-    """The first ``cap`` of the negatives that keep ``spacing`` pixels from those kept before them."""
+    """The first ``cap`` negatives, skipping those closer than ``spacing`` pixels to one that was kept before."""
     kept: list[Point] = []
     for point in negatives:
         if len(kept) < cap and all(math.dist(point, other) >= spacing for other in kept):
@@ -37,19 +37,20 @@ def spaced(negatives: Sequence[Point], cap: int, spacing: float) -> tuple[Point,
 
 
 def number(negatives: Sequence[Point], kept: Sequence[Point]) -> float:
-    """Minus the share of the negatives that were too many or too close, -1..0."""
+    """Minus the share of the negatives that were dropped as too many or too close, -1..0."""
     return (len(kept) - len(negatives)) / max(len(negatives), 1)
 
 
 def box_term(box: Box, truth: Box, size: tuple[int, int]) -> float:
-    """Seg-Zero's: half for an IoU above 0.5, half for a mean L1 distance below 10 of 840 pixels. 0, 0.5 or 1."""
+    """Seg-Zero's box term: 0.5 for an IoU above 0.5, plus 0.5 for a mean L1 distance below 10 of 840 pixels."""
     sides = (size[1], size[0]) * 2
     distance = sum(abs(a - b) / side for a, b, side in zip(box, truth, sides, strict=True)) / len(sides)
     return (int(_box_iou(box, truth) > _BOX_IOU) + int(distance < _BOX_L1)) / 2
 
 
 def points_term(points: Sequence[Point], truth_points: Sequence[Point], truth: Box, size: tuple[int, int]) -> float:
-    """Seg-Zero's: 1 if all points are in the true box and near a true point, on average within 100 of 840 pixels."""
+    """Seg-Zero's point term: 1 if all points are in the true box and their mean distance to the nearest true point is
+    below 100 of 840 pixels, else 0."""
     inside = all(truth[0] <= x <= truth[2] and truth[1] <= y <= truth[3] for x, y in points)
     scaled = [(x / size[1], y / size[0]) for x, y in truth_points]
     distances = [min(math.dist((x / size[1], y / size[0]), other) for other in scaled) for x, y in points]
@@ -65,7 +66,7 @@ def _pixel(value: float, side: int) -> int:
 
 
 def _box_iou(a: Box, b: Box) -> float:
-    """Of boxes with inclusive corners."""
+    """IoU of boxes with inclusive corners."""
     overlap = _area(max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3]))
     return overlap / (_area(*a) + _area(*b) - overlap)
 

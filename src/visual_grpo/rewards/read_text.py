@@ -1,4 +1,4 @@
-"""Reads text off images with the models in rapidocr's wheel: offline, on one thread, loaded once per process."""
+"""Reads text in images with the models in rapidocr's wheel: offline, on one thread, loaded once per process."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from rapidocr import RapidOCR
 
 _LINE_HEIGHT = 48
-"""Pixels; the recogniser takes lines of any width."""
+"""Input height of the recogniser in pixels; the width is free."""
 _BATCH = 16
 _PAGE_SIDE = 320
-"""The detector sees the image with its shorter side at least this long: enough for text that is a tenth of it."""
+"""Minimum pixels of the shorter side of the detector's input: enough for text of a tenth of the image's height."""
 _BLANK = 0
-"""The class of the recogniser that stands for no character (CTC)."""
+"""The recogniser's CTC blank class."""
 
 
 def read_line(images: Sequence[Tensor], line: tuple[float, float, float, float]) -> list[str]:
-    """Reads the part ``line`` (top, left, bottom, right, shares) of each uint8 [3, height, width] as one line."""
+    """Reads the region ``line`` (top, left, bottom, right as shares) of each image, uint8 [3, height, width], as one
+    line of text."""
     texts = [""] * len(images)
     by_size: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row, image in enumerate(images):
@@ -45,13 +46,13 @@ def read_line(images: Sequence[Tensor], line: tuple[float, float, float, float])
 
 
 def read_page(image: Tensor) -> str:
-    """All text that is found in a uint8 [3, height, width], line by line, with spaces between."""
-    found = _page_reader()(np.ascontiguousarray(image.flip(0).permute(1, 2, 0).cpu().numpy()))  # it wants BGR
-    return " ".join(getattr(found, "txts", None) or ())  # another class where nothing was found
+    """All text found in an image, uint8 [3, height, width]: the lines joined by spaces."""
+    found = _page_reader()(np.ascontiguousarray(image.flip(0).permute(1, 2, 0).cpu().numpy()))  # expects BGR
+    return " ".join(getattr(found, "txts", None) or ())  # a result without text has another class, without txts
 
 
 def _cut(images: Tensor, line: tuple[float, float, float, float]) -> Tensor:
-    """uint8 [B, 3, height, width] -> float32 [B, 3, 48, w] in -1..1, BGR, in the part's own proportions."""
+    """Crops and scales uint8 [B, 3, height, width] to float32 [B, 3, 48, w] in -1..1, BGR; keeps the aspect ratio."""
     height, width = images.shape[-2:]
     top, left = round(line[0] * height), round(line[1] * width)
     bottom, right = max(round(line[2] * height), top + 1), max(round(line[3] * width), left + 1)
@@ -61,7 +62,7 @@ def _cut(images: Tensor, line: tuple[float, float, float, float]) -> Tensor:
 
 
 def _recognise(lines: Tensor) -> list[str]:
-    """CTC: the likeliest class of every column, repetitions merged, blanks left out."""
+    """Greedy CTC decoding: the most likely class of every column, repetitions merged, blanks removed."""
     session, characters = _line_reader()
     scores = session.run(None, {session.get_inputs()[0].name: lines.cpu().numpy()})[0]  # [B, columns, classes]
     texts = []
@@ -73,7 +74,7 @@ def _recognise(lines: Tensor) -> list[str]:
 
 @cache
 def _line_reader() -> tuple[InferenceSession, list[str]]:
-    """The recogniser and its classes: blank, what the model's metadata lists, space."""
+    """The recogniser and its classes: blank, the characters in the model's metadata, space."""
     from onnxruntime import InferenceSession, SessionOptions
 
     options = SessionOptions()
@@ -90,8 +91,8 @@ def _page_reader() -> RapidOCR:
 
     options = {
         "Global.log_level": "critical",
-        "Global.use_cls": False,  # whether a line stands on its head
-        "Det.model_path": str(_model("det")),  # paths keep it from looking for downloads
+        "Global.use_cls": False,  # the classifier of upside-down lines
+        "Det.model_path": str(_model("det")),  # explicit paths prevent downloads
         "Rec.model_path": str(_model("rec")),
         "Det.limit_side_len": _PAGE_SIDE,
         "EngineConfig.onnxruntime.intra_op_num_threads": 1,
@@ -104,5 +105,5 @@ def _model(task: str) -> Path:
     folder = Path(str(files("rapidocr"))) / "models"
     found = sorted(folder.glob(f"*_{task}_*.onnx"))
     if not found:
-        raise UserError(f"rapidocr has no {task} model in {folder}; its wheel brings them: install it again")
+        raise UserError(f"rapidocr has no {task} model in {folder}; the models are part of its wheel: reinstall it")
     return found[0]

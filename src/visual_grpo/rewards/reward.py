@@ -49,7 +49,7 @@ class FunctionReward:
 
     @property
     def checks_records(self) -> bool:
-        """Whether the callable has a ``check_records`` of its own."""
+        """Whether the callable has a ``check_records`` method."""
         return hasattr(self.function, "check_records")
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
@@ -59,7 +59,7 @@ class FunctionReward:
 
     @property
     def paints(self) -> bool:
-        """Whether the callable has a ``picture`` of its own."""
+        """Whether the callable has a ``picture`` method."""
         return hasattr(self.function, "picture")
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor:

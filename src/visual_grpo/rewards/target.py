@@ -1,4 +1,4 @@
-"""Likeness to the record's target image, pixel by pixel and by structure."""
+"""Similarity to the record's target image: pixel error, PSNR and SSIM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from visual_grpo.types import PromptRecord
 
 
 class PixelReward:
-    """1 - mean squared error of pixels in [0, 1]: 1 for the target itself, 0 for its opposite."""
+    """1 - mean squared error of pixels in [0, 1]: 1 for the target itself, 0 for the maximum error."""
 
     needs_target = True
 
@@ -70,8 +70,8 @@ def against_targets(
 ) -> Tensor:
     """[B] float32: ``measure(sample, target)`` on float32 [3, height, width] in [0, 1].
 
-    Each target is read once however many samples share it. Raises ``UserError`` for a record
-    without a target or with one of another size.
+    Each target is read once, even if several samples share it. Raises ``UserError`` for a record without a target or
+    with a target of another size.
     """
     targets = {record.id: _target(record) for record in prompts}
     values = []
@@ -80,7 +80,7 @@ def against_targets(
         if target.shape != sample.shape:
             raise UserError(
                 f"record {record.id!r}: its target image {record.target_image} is {list(target.shape)} and"
-                f" the sample {list(sample.shape)}; both must be [3, height, width] of one size"
+                f" the sample {list(sample.shape)}; both must be [3, height, width] of the same size"
             )
         values.append(measure(sample.float() / 255, target.float() / 255))
     return torch.stack(values).cpu() if values else torch.zeros(0)

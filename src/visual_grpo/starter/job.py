@@ -1,4 +1,4 @@
-"""What a pretraining is asked to do. Light: it travels to other processes."""
+"""The parameters of a pretraining. Imports no heavy libraries, because it is sent to other processes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 from visual_grpo.config import Task, World
 
 Advance = Callable[[str, int], None]
-"""Called with the name of a module (``vae``, ``dit``, ``ar``) and the number of its steps done."""
+"""Called with the name of a module (``vae``, ``dit``, ``ar``, ``vl``) and the number of its completed steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All that the weights depend on, and where they are saved."""
+    """Everything that the weights depend on, and where they are saved."""
 
     folder: Path
-    """Every trained module gets a folder of its own in here."""
+    """Each trained module is saved to a subfolder."""
     height: int
     """Pixels, a multiple of 32, like ``width``."""
     width: int
     seed: int
     task: Task = "t2i"
-    """Which records the model learns to serve."""
+    """Whether the model learns prompts, edits or both."""
     vae_steps: int
     dit_steps: int
     ar_steps: int
     world: World = "shapes"
-    """Which pictures are drawn and learnt."""
+    """Which pictures the model learns to draw."""

@@ -1,4 +1,4 @@
-"""The optimiser loop that the three pretrainings share."""
+"""The optimiser loop shared by all pretrainings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 Report = Callable[[int], None]
-"""Called with the number of steps done."""
+"""Called with the number of completed steps."""
 
 _FINAL_SHARE = 0.03
-"""The learning rate ends at this share of its peak."""
+"""Final learning rate as a share of its peak."""
 
 
 def minimise(
@@ -23,7 +23,7 @@ def minimise(
     warmup: int,
     report: Report,
 ) -> None:
-    """AdamW with linear warm-up and linear decay, gradients clipped to norm 1."""
+    """Runs AdamW with linear warm-up and linear decay, gradients clipped to norm 1."""
     parameters = list(parameters)
     optimizer = torch.optim.AdamW(parameters, peak_learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     for step in range(steps):

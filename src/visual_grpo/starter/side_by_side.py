@@ -1,4 +1,4 @@
-"""Runs tasks in processes of their own, which end with the caller: on an error, on Ctrl-C, or when it is killed."""
+"""Runs tasks in child processes, which end with the caller: on an error, on Ctrl-C, or when the caller is killed."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     Messages = multiprocessing.Queue[tuple[str, Any]]
 
 Task = Callable[[Advance], None]
-"""Picklable; called in a fresh process with what it reports its progress to."""
+"""A picklable function; called in a new process with the callback for its progress."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 _POLL = 0.5
-"""Seconds between two looks at whether the processes still live."""
+"""Seconds between two checks that the processes are alive."""
 _FINISHED, _FAILED = "finished", "failed"
 
 
 def run_side_by_side(tasks: Mapping[str, Task], at_once: int, advance: Advance) -> None:
-    """Runs every task, ``at_once`` of them at a time, in order; their progress goes to ``advance``.
+    """Starts the tasks in order, at most ``at_once`` at a time; their progress goes to ``advance``.
 
-    Raises RuntimeError when a task fails, with its traceback; the others are ended then.
+    If a task fails, terminates the others and raises RuntimeError with its traceback.
     """
     waiting = list(tasks)
     messages: Messages = _SPAWN.Queue()
-    with _ended_with_the_block() as processes:
+    with _terminated_at_exit() as processes:
         while waiting or processes:
             while waiting and len(processes) < at_once:
                 name = waiting.pop(0)
@@ -48,7 +48,8 @@ def _start(name: str, task: Task, messages: Messages) -> SpawnProcess:
 
 
 @contextmanager
-def _ended_with_the_block() -> Iterator[dict[str, SpawnProcess]]:
+def _terminated_at_exit() -> Iterator[dict[str, SpawnProcess]]:
+    """Yields a dict of processes, which are terminated when the block ends."""
     processes: dict[str, SpawnProcess] = {}
     try:
         yield processes
@@ -75,16 +76,16 @@ def _take_message(messages: Messages, processes: dict[str, SpawnProcess], advanc
 
 def _require_alive(processes: Mapping[str, SpawnProcess]) -> None:
     for name, process in processes.items():
-        if process.exitcode:  # 0 comes after a message, which is still on its way then
+        if process.exitcode:  # with exit code 0 its last message may still be in the queue
             raise RuntimeError(
                 f"the starter's process {name!r} ended with exit code {process.exitcode} and without a result;"
-                " too little memory is the usual cause"
+                " the usual cause is too little memory"
             )
 
 
 def _run(name: str, task: Task, messages: Messages) -> None:
-    """What a process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the caller, who ends this process
+    """The main function of a child process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and terminates this process
     caller = multiprocessing.parent_process()
 
     def advance(module: str, done: int) -> None:

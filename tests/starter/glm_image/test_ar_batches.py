@@ -1,4 +1,4 @@
-"""What the AR module is pretrained on."""
+"""The training batches of the AR module."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_bank_knows_the_tokens_of_every_scene(bank: SceneBank) -> None:
 def test_an_edit_is_formatted_as_the_processor_does(
     model: GlmImageForConditionalGeneration, processor: GlmImageProcessor, bank: SceneBank
 ) -> None:
-    """Ids, mask and all positions; where the processor has placeholders stand the source's tokens."""
+    """Compares ids, mask and positions; the processor's placeholders are replaced by the source's tokens."""
     batch = next(edit_batches(model, processor, bank, seed=0))
     texts = [text_of(processor, batch, row) for row in range(6)]
     blank = Image.new("RGB", (WIDTH, HEIGHT))
@@ -109,7 +109,7 @@ def test_sources_are_true_and_targets_are_often_but_not_always_other_than_them(
     assert empty.any()
 
 
-def test_kinds_take_turns() -> None:
+def test_kinds_of_batches_alternate() -> None:
     def numbers(start: int) -> Iterator[ArBatch]:
         for number in range(start, start + 10):
             empty = torch.empty(0)

@@ -9,7 +9,7 @@ from torch import Tensor
 import visual_grpo.starter.glm_image.modules as modules
 from visual_grpo.policies.glm_image.source_cache import write_sources
 from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
-from visual_grpo.starter.glm_image.pretrain_dit import Sources, _read, pretrain_dit
+from visual_grpo.starter.glm_image.pretrain_dit import Sources, _source_kv, pretrain_dit
 
 PICTURES, SOURCES, WIDTH = 6, 3, 32
 """Two pictures of every source, as with two fadings of each target."""
@@ -29,7 +29,7 @@ def sources(seed: int) -> Sources:
 
 
 def trained(codebook: Tensor, steps: int, read: Sources | None) -> Tensor:
-    """A weight that only what is read through the sources' keys and the picture itself can move."""
+    """A weight whose gradient depends only on the attention to the sources and on the picture itself."""
     generator = torch.Generator().manual_seed(1)
     dit = modules.build_dit(codebook, seed=2)
     pretrain_dit(
@@ -57,7 +57,7 @@ def test_every_other_step_reads_the_sources(codebook: Tensor) -> None:
 @torch.no_grad()
 def test_a_picture_reads_its_own_source(codebook: Tensor) -> None:
     dit, own = modules.build_dit(codebook, seed=2), sources(4)
-    read = _read(dit, own, torch.tensor([5, 1, 3]), WIDTH)
+    read = _source_kv(dit, own, torch.tensor([5, 1, 3]), WIDTH)
     expected = write_sources(dit, [own.latents], [own.tokens], WIDTH).select(torch.tensor([2, 1, 0]))
     for layer, other in zip(read.caches, expected.caches, strict=True):
         torch.testing.assert_close(torch.cat(layer.k_caches), torch.cat(other.k_caches), rtol=0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""What the small VAE is shown while it is pretrained, and when it is good enough."""
+"""The training images of the small VAE, and the criterion for a good one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_crops_start_where_a_latent_does(monkeypatch: pytest.MonkeyPatch) -> Non
     vae = modules.build_vae(HEIGHT, WIDTH, 0)
     crops: list[Any] = []
     vae.encoder.register_forward_hook(lambda module, given, _: crops.append(given[0][:, :, 0, 0]))
-    # Each pixel says where it is: its row in the first channel, its column in the second.
+    # Each pixel encodes its position: its row in the first channel, its column in the second.
     rows, columns = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
     images = torch.stack([rows, columns, rows]).to(torch.uint8)[None]
     pretrain_vae(vae, images, steps=4, whole_share=0.0, seed=0, report=lambda done: None)
@@ -58,7 +58,7 @@ def test_latents_are_normalised_channel_by_channel_and_the_configuration_knows_h
 
 
 class Dulling:
-    """Gives an image back with what differs from the background shrunk, and the background shifted."""
+    """Returns images with the difference from the background reduced and the background shifted."""
 
     def __init__(self, share: float, shift: float) -> None:
         self.share, self.shift = share, shift
@@ -79,7 +79,7 @@ def test_the_colour_error_is_that_of_the_objects_alone() -> None:
     # Each of three channels is at an end of -1..1 and loses a tenth of it.
     assert colour_error(Dulling(0.1, 0.0), images) == pytest.approx(0.1 * 3**0.5 / 2)
     assert colour_error(Dulling(0.1, 0.0), images[:3]) == pytest.approx(0.1 * 3**0.5 / 2)
-    # Where four in five are right, for want of an object here, the fifth counts.
+    # If four in five have no error (here because they have no object), the fifth counts.
     images[torch.arange(200) % 5 > 0] = images[0, :, :1, :1]
     assert colour_error(Dulling(0.1, 0.5), images) == pytest.approx(0.1 * 3**0.5 / 2)
     assert colour_error(Dulling(0.1, 0.5), images[:, :, :4, :4]) == 0

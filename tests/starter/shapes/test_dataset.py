@@ -85,7 +85,7 @@ def test_the_seed_decides_the_files(tmp_path: Path) -> None:
     assert content(tmp_path / "a") != content(tmp_path / "c")
 
 
-def test_what_is_there_is_kept_and_what_is_not_is_redrawn(tmp_path: Path) -> None:
+def test_a_current_dataset_is_kept_and_another_is_redrawn(tmp_path: Path) -> None:
     folder = tmp_path / "shapes"
     first = draw_dataset(folder, 1, 32, 32, seed=0)
     (folder / "mark").touch()

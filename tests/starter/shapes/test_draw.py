@@ -1,4 +1,4 @@
-"""The drawn world: what it holds and that it is drawn the same way every time."""
+"""Drawn shapes: their properties, and that drawing is deterministic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits of drawn scenes: what they say, what they change, and that nothing else moves."""
+"""Edits of drawn shapes: their instructions, their changes, and that everything else stays the same."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_group_is_a_source_in_words_and_an_instruction() -> None:
     assert all(len(own) == 1 for own in words.values())
 
 
-def test_what_an_edit_leaves_alone_keeps_its_pixels() -> None:
+def test_unchanged_objects_keep_their_pixels() -> None:
     rng = random.Random(2)
     for kind in ("add", "remove"):
         for edit in some(kind, 40):

@@ -1,4 +1,4 @@
-"""The base policy's planted errors."""
+"""The deliberate errors of the base policy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def drawings(edit: Edit) -> Counter[tuple[Combination | None, Combination | None
     return Counter(misread_edit(edit, rng) for _ in range(3000))
 
 
-def test_what_an_edit_comes_out_as_instead() -> None:
+def test_misread_edits() -> None:
     small = Combination(color="red", shape="circle", position="left", size="small")
     large = Combination(color="red", shape="circle", position="left", size="large")
     moved = Combination(color="red", shape="circle", position="right", size="small")

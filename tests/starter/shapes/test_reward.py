@@ -1,4 +1,4 @@
-"""The judge of drawn shapes against drawings of known attributes."""
+"""The reward for drawn shapes on drawings with known attributes."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_instructed_and_kept(case: str) -> None:
 
 
 def test_an_edits_value_is_what_was_followed_and_kept() -> None:
-    """By hand: followed 1; kept (colour 1, shape 1, position 0) / 3; not all right."""
+    """By hand: followed 1; kept (colour 1, shape 1, position 0) / 3; not everything correct."""
     away = scene(replace(ASKED, position="right"))
     scores = ShapesReward()([edited("resize", ASKED)], [away])
     assert scores.values.item() == pytest.approx((1 + 1 * 2 / 3 + 0) / 3, abs=0.02)

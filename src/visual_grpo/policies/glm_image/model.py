@@ -18,7 +18,7 @@ from visual_grpo.policies.glm_image.decoder import Conditions, GlmImageDecoder
 from visual_grpo.policies.glm_image.joint import GlmImageJointPolicy
 from visual_grpo.policies.glm_image.sources import SourceEncoder
 from visual_grpo.policies.glm_image.token_model import EncodedPrompts, GlmImageTokens
-from visual_grpo.policies.lora import DitAdapter, PeftAdapter
+from visual_grpo.policies.lora import DiffusersAdapter, PeftAdapter
 from visual_grpo.policies.rows import rows_by_source_count
 from visual_grpo.policies.token_model import SampledTokens
 from visual_grpo.policies.token_policy import TokenPolicy, sample_merged
@@ -39,7 +39,7 @@ MODULES = {
     ),
     "dit": Module(
         kind="flow",
-        adapter=DitAdapter,
+        adapter=DiffusersAdapter,
         targets=["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"],
         advice=(
             "a reward that sees what the denoising steps decide (detail, colour, text); policy.flow.noise between .4"

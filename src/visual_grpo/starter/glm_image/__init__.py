@@ -1,0 +1,1 @@
+"""The small GLM-Image: its modules, tokens and pretraining."""

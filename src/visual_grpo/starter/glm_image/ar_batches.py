@@ -1,4 +1,4 @@
-"""What the small AR module is pretrained on: prompts or edits, and the tokens of what a weak policy draws for them."""
+"""Training batches of the small AR module: prompts or edits, with the image tokens of a deliberately flawed policy."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _BATCH = 48
 
 @dataclass(frozen=True, kw_only=True)
 class ArBatch:
-    """B rows of L prompt tokens, left padded, and the T tokens to generate."""
+    """B rows of L prompt tokens, left-padded, and T target tokens."""
 
     ids: Tensor
     """[B, L] int64."""
     mask: Tensor
-    """[B, L + T - 1] int64, like the positions of prompt and generated tokens."""
+    """[B, L + T - 1] int64 attention mask of prompt and target tokens."""
     positions: Tensor
     """[3, B, L + T - 1] int64."""
     target: Tensor
@@ -41,10 +41,10 @@ def prompt_batches(
     grids: list[Grid],
     seed: int,
 ) -> Iterator[ArBatch]:
-    """Endless batches of prompts.
+    """Infinite batches of prompts.
 
-    ``tokens``: [combinations, K, T] int64, what is generated for K pictures of each combination: preview, image
-    and end token; ``grids``: (rows, columns) of the image and of the preview.
+    ``tokens``: [combinations, K, T] int64, the tokens of K pictures of each combination: preview, image and end token;
+    ``grids``: (rows, columns) of the image and of the preview.
     """
     rng = random.Random(seed)
     rank = {combination: i for i, combination in enumerate(COMBINATIONS)}
@@ -60,7 +60,7 @@ def prompt_batches(
 def edit_batches(
     model: GlmImageForConditionalGeneration, processor: GlmImageProcessor, bank: SceneBank, *, seed: int
 ) -> Iterator[ArBatch]:
-    """Endless batches of edits: the source's tokens stand before the instruction, and there is no preview."""
+    """Infinite batches of edits: the tokens of the source precede the instruction, and there is no preview."""
     rng = random.Random(seed)
     texts = instructions()
     rank = {text: i for i, text in enumerate(texts)}
@@ -78,7 +78,7 @@ def edit_batches(
 
 
 def in_turns(*kinds: Iterator[ArBatch]) -> Iterator[ArBatch]:
-    """A batch of each kind after the other: rows of different lengths share none."""
+    """Alternates between the kinds of batches: prompts and edits have different lengths and cannot share a batch."""
     while True:
         for kind in kinds:
             yield next(kind)
@@ -86,7 +86,7 @@ def in_turns(*kinds: Iterator[ArBatch]) -> Iterator[ArBatch]:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedTexts:
-    """Every text once; shapes as in `ArBatch`, with texts for rows."""
+    """Every text once; fields as in `ArBatch`, with one row per text."""
 
     ids: Tensor
     mask: Tensor
@@ -105,7 +105,7 @@ def encode_texts(
     targets: list[Grid],
     generated: int,
 ) -> EncodedTexts:
-    """Texts as the processor formats them, with a placeholder for every token of a source."""
+    """Encodes texts in the processor's format, with a placeholder for every source token."""
     before = "".join(
         image_token(IMAGE_START) + processor.image_token * (rows * columns) + image_token(IMAGE_END)
         for rows, columns in sources
@@ -116,13 +116,13 @@ def encode_texts(
     grids = [*sources, *targets]
     count = len(texts)
     thw = torch.tensor([[1, *grid] for grid in grids]).repeat(count, 1)
-    own, _ = model.model.get_rope_index(
+    prompt_positions, _ = model.model.get_rope_index(
         ids, image_grid_thw=thw, images_per_sample=torch.full((count,), len(grids)), attention_mask=mask
     )
-    during = model.model._cached_decode_position_ids.permute(1, 0, 2)[:, :, : generated - 1]
+    generated_positions = model.model._cached_decode_position_ids.permute(1, 0, 2)[:, :, : generated - 1]
     model.model._cached_decode_position_ids = model.model.rope_deltas = model.model._prefill_len = None
     return EncodedTexts(
         ids=ids,
         mask=torch.cat([mask, torch.ones(count, generated - 1, dtype=mask.dtype)], 1),
-        positions=torch.cat([own, during], -1),
+        positions=torch.cat([prompt_positions, generated_positions], -1),
     )

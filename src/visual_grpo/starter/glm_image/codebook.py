@@ -1,8 +1,7 @@
-"""The visual vocabulary of the small model: what a patch of 32 x 32 pixels may look like.
+"""The visual vocabulary of the small model: the codebook of patches of 32 x 32 pixels.
 
-A code is a colour times an occupancy pattern (how much of each of the 4 x 4 cells of the patch the
-shape covers); code 0 is the background. The patterns are k-means centres of drawn patches, so that a
-grid of codes carries the whole picture.
+A code is a colour times an occupancy pattern (the covered share of each of the 4 x 4 cells of the patch); code 0 is
+the background. The patterns are k-means centres of drawn patches, so that a grid of codes represents the whole picture.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from torch import Tensor
 from visual_grpo.starter.shapes.world import BACKGROUND, COLORS
 
 PATCH = 32
-"""Pixels a side that one image token of GLM-Image stands for."""
+"""Pixels per side of the patch that one image token of GLM-Image represents."""
 CELLS = 4
 """Cells along each side of a patch."""
 FEATURES = CELLS * CELLS * 3
 PATTERNS = 40
-"""Occupancy patterns of each colour."""
+"""Number of occupancy patterns of each colour."""
 CODEBOOK_SIZE = 1 + len(COLORS) * PATTERNS
 _KMEANS_STEPS = 25
 
 
 def patch_features(images: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Cell means of every patch.
+    """Mean colour of every cell of every patch.
 
-    ``images``: [N, 3, H, W] in 0..1; ``grid``: patches down and across, whatever H and W are.
+    ``images``: [N, 3, H, W] in 0..1, of any size; ``grid``: rows and columns of patches.
     Returns [N, rows * columns, 48]: cells row by row, RGB innermost.
     """
     rows, columns = grid
@@ -37,12 +36,12 @@ def patch_features(images: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def nearest_codes(images: Tensor, grid: tuple[int, int], codebook: Tensor) -> Tensor:
-    """Image tokens by their definition: [N, rows * columns] int64, the nearest code in L2."""
+    """Image tokens, [N, rows * columns] int64: the code nearest to each patch in L2."""
     return torch.cdist(patch_features(images, grid), codebook).argmin(-1)
 
 
 def fit_codebook(images: Tensor, grids: list[tuple[int, int]], seed: int) -> Tensor:
-    """[CODEBOOK_SIZE, 48] in 0..1 from drawn images of every colour ([N, 3, H, W] in 0..1)."""
+    """Fits the codebook, [CODEBOOK_SIZE, 48] in 0..1, to drawn images of every colour ([N, 3, H, W] in 0..1)."""
     occupancy = torch.cat([_occupancy(patch_features(images, grid)) for grid in grids])
     patterns = _kmeans(occupancy, PATTERNS, torch.Generator().manual_seed(seed))
     background = torch.tensor(BACKGROUND) / 255
@@ -54,13 +53,13 @@ def fit_codebook(images: Tensor, grids: list[tuple[int, int]], seed: int) -> Ten
 
 
 def standardised(codebook: Tensor) -> Tensor:
-    """The codebook centred and scaled to unit variance: a start for embeddings of image tokens."""
+    """The codebook centred and scaled to unit variance, to initialise image-token embeddings."""
     centred = codebook - codebook.mean(0)
     return centred / centred.std()
 
 
 def _occupancy(features: Tensor) -> Tensor:
-    """Share of each cell that a shape covers: [M, 16] of the patches that are not background."""
+    """Share of each cell that is covered by a shape, [M, 16], for the patches that are not background."""
     background = torch.tensor(BACKGROUND) / 255
     offset = features.reshape(-1, CELLS * CELLS, 3) - background
     full = torch.tensor(list(COLORS.values())) / 255 - background
@@ -72,7 +71,7 @@ def _occupancy(features: Tensor) -> Tensor:
 
 
 def _kmeans(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Lloyd's algorithm; starts are spread by k-means++ (Arthur and Vassilvitskii, 2007)."""
+    """Lloyd's algorithm with k-means++ initialisation (Arthur and Vassilvitskii, 2007)."""
     centres = points[torch.randint(len(points), (1,), generator=generator)]
     while len(centres) < count:
         distance = torch.cdist(points, centres).amin(1).square()

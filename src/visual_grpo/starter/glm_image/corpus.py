@@ -1,4 +1,4 @@
-"""The pictures that the small model is pretrained on, with their image tokens."""
+"""The pictures of drawn shapes that the small model is pretrained on, with their image tokens."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Grid = tuple[int, int]
 """Rows and columns of image tokens."""
 
 PREVIEW_SIDE = 2
-"""Tokens along each side of a square format's preview; the released model's is 16."""
+"""Tokens per side of a square image's preview (16 in the released model)."""
 _IMAGES_PER_COMBINATION = 10
 _EDITS = 1500
 _SEED_OFFSET = 1_000_003
-"""Keeps these pictures different from those of the dataset that has the same seed."""
+"""Makes these pictures differ from those of the dataset with the same seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """C combinations, K pictures of each, in one size."""
+    """K pictures of each of the C combinations, all of one size."""
 
     images: Tensor
     """uint8 [C, K, 3, H, W]."""
@@ -45,13 +45,13 @@ class Corpus:
         return self.images.shape[-2], self.images.shape[-1]
 
     def generated_tokens(self) -> Tensor:
-        """[C, K, T] int64, what the AR module generates for each picture: preview, image, end."""
+        """[C, K, T] int64: the tokens that the AR module generates for each picture: preview, image, end token."""
         preview, image = self._tokens(self.preview_grid), self._tokens(self.image_grid)
         end = torch.full((len(image), 1), IMAGE_END)
         return torch.cat([preview, image, end], 1).view(*self.images.shape[:2], -1)
 
     def upsampled_tokens(self) -> Tensor:
-        """[C * K, 4 * rows * columns] int64, what the DiT gets: every token twice as high and wide."""
+        """[C * K, 4 * rows * columns] int64: the tokens as input of the DiT, upsampled by 2 in both directions."""
         return upsampled(self._tokens(self.image_grid).view(-1, *self.image_grid))
 
     def _tokens(self, grid: Grid) -> Tensor:
@@ -60,20 +60,22 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class EditCorpus:
-    """N edits as pictures, with the tokens that the DiT gets of them."""
+    """N edits as pictures, with the tokens that the DiT receives for them."""
 
     sources: Tensor
-    """uint8 [N, 3, H, W], like ``targets``."""
+    """uint8 [N, 3, H, W]."""
     targets: Tensor
+    """uint8 [N, 3, H, W]."""
     source_tokens: Tensor
-    """[N, 4 * rows * columns] int64, already upsampled, like ``target_tokens``."""
+    """[N, 4 * rows * columns] int64, already upsampled."""
     target_tokens: Tensor
+    """[N, 4 * rows * columns] int64, already upsampled."""
 
 
 class SceneBank:
-    """Image tokens of any scene of the drawn world, without drawing it.
+    """Computes the image tokens of any scene of drawn shapes without drawing it.
 
-    Two objects of a scene never share a cell, so that its features are those of its objects put together.
+    Two objects of a scene never share a cell, so the features of a scene are the sum of those of its objects.
     """
 
     def __init__(self, codebook: Tensor, height: int, width: int, seed: int) -> None:
@@ -90,20 +92,20 @@ class SceneBank:
     def tokens(
         self, scenes: Sequence[tuple[Combination | None, Combination | None]], jitters: Sequence[tuple[int, int]]
     ) -> Tensor:
-        """[B, rows * columns] int64 of B scenes of two objects, each there or not.
+        """[B, rows * columns] int64: tokens of B scenes of up to two objects (None = no object).
 
-        ``jitters`` are indices into the bank's own, one for each of the two.
+        ``jitters`` are indices into ``self.jitters``, one per object.
         """
         features = self._background.expand(len(scenes), *self._offsets.shape[2:]).clone()
-        for row, (things, own) in enumerate(zip(scenes, jitters, strict=True)):
-            for thing, jitter in zip(things, own, strict=True):
+        for row, (things, jitters_of_row) in enumerate(zip(scenes, jitters, strict=True)):
+            for thing, jitter in zip(things, jitters_of_row, strict=True):
                 if thing is not None:
                     features[row] += self._offsets[self._rank[thing], jitter]
         return torch.cdist(features, self.codebook).argmin(-1)
 
 
 def build_corpus(height: int, width: int, seed: int) -> Corpus:
-    """Deterministic in its arguments; ``height`` and ``width`` are pixels, multiples of 32."""
+    """Draws the corpus; deterministic in its arguments. ``height`` and ``width`` are pixels, multiples of 32."""
     images = draw_all(_IMAGES_PER_COMBINATION, height, width, seed + _SEED_OFFSET)
     grid, preview = (height // PATCH, width // PATCH), preview_grid(height, width)
     return Corpus(
@@ -115,19 +117,19 @@ def build_corpus(height: int, width: int, seed: int) -> Corpus:
 
 
 def build_edit_corpus(codebook: Tensor, height: int, width: int, seed: int) -> EditCorpus:
-    """Deterministic; edits of every kind in equal numbers."""
+    """Draws edits of every kind in equal numbers; deterministic in its arguments."""
     rng = random.Random(seed + _SEED_OFFSET)
     edits = [random_edit(EDITS[i % len(EDITS)], rng.choice(COMBINATIONS), rng) for i in range(_EDITS)]
     sources, targets = (stacked(side) for side in zip(*(draw_edit(e, height, width, rng) for e in edits), strict=True))
     grid = (height // PATCH, width // PATCH)
-    own, asked = (
+    source_tokens, target_tokens = (
         upsampled(nearest_codes(images.float() / 255, grid, codebook).view(-1, *grid)) for images in (sources, targets)
     )
-    return EditCorpus(sources=sources, targets=targets, source_tokens=own, target_tokens=asked)
+    return EditCorpus(sources=sources, targets=targets, source_tokens=source_tokens, target_tokens=target_tokens)
 
 
 def preview_grid(height: int, width: int) -> Grid:
-    """Rows and columns of the preview, by the released processor's rule with another side."""
+    """Rows and columns of the preview, by the rule of the released processor with a smaller side."""
     ratio = math.sqrt(height / width)
     return max(1, int(PREVIEW_SIDE * ratio)), max(1, int(PREVIEW_SIDE / ratio))
 

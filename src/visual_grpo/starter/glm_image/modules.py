@@ -1,4 +1,4 @@
-"""The parts of the small GLM-Image: real classes, about two million parameters, weights from a seed."""
+"""Builds the modules of the small GLM-Image: the original classes with about two million parameters in total."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _GLYPH_WIDTH = 32
 _TEXT_HIDDEN, _TEXT_HEADS = 128, 4
 _VISION_HIDDEN = 64
 _EMBEDDING_SCALE = 0.06
-"""Size of the AR module's initial image-token embeddings beside its other weights (std 0.02)."""
+"""Standard deviation of the initial image-token embeddings of the AR module (0.02 for its other weights)."""
 
 
 def build_ar(processor: GlmImageProcessor, codebook: Tensor, seed: int) -> GlmImageForConditionalGeneration:
-    """The AR module with its vision tower set; image tokens that look alike start with like embeddings."""
+    """The AR module with its vision tower set; similar-looking image tokens start with similar embeddings."""
     torch.manual_seed(seed)
     model = GlmImageForConditionalGeneration(_ar_config(processor)).eval()
     model.generation_config = GenerationConfig(
@@ -86,7 +86,7 @@ def build_vae(height: int, width: int, seed: int) -> AutoencoderKL:
 
 
 def build_glyph_encoder(seed: int) -> T5EncoderModel:
-    """Never trained: drawn prompts hold no quoted text, so its output is one constant per model."""
+    """The glyph encoder. For drawn shapes it stays untrained: without quoted text its output is a constant."""
     torch.manual_seed(seed)
     config = T5Config(
         vocab_size=384,

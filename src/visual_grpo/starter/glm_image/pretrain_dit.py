@@ -17,15 +17,15 @@ from visual_grpo.starter.optimise import Report, minimise
 
 _BATCH = 24
 _BATCH_WITH_SOURCES = 16
-"""A row with a source costs twice as much."""
+"""Smaller, because a row with a source costs twice as much."""
 _LEAST_SIGMA = 0.002
 _UNCONDITIONAL_SHARE = 0.1
-"""Rows whose image tokens are dropped, for classifier-free guidance."""
+"""Share of rows whose image tokens are dropped, for classifier-free guidance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """One source of each of N pictures."""
+    """One source image for each of N pictures."""
 
     latents: Tensor
     """[N, channels, h, w], normalised."""
@@ -46,14 +46,15 @@ def pretrain_dit(
     seed: int,
     report: Report,
 ) -> None:
-    """Rectified flow (Liu et al., 2022): x = (1 - sigma) latent + sigma noise, target noise - latent.
+    """Trains ``dit`` in place as a rectified flow (Liu et al., 2022): x = (1 - sigma) latent + sigma noise, target
+    noise - latent.
 
     ``latents``: [N, channels, h, w], normalised; ``tokens``: [N, (h/2) * (w/2)] int64, already upsampled;
     ``glyphs``: [1, L, width], the embedding of a prompt without quoted text; ``size``: (height, width) in pixels.
-    Sigmas are uniform: a solver's error is an integral over sigma, so that few steps suffice. Trains ``dit`` in place.
+    Sigmas are sampled uniformly: a solver's error is an integral over sigma, so few sampling steps suffice.
 
-    With ``sources`` (picture i's is number i modulo N) every other step reads them. The steps between have none: that
-    is how a prompt, and the unconditional pass of an edit, are denoised, and it halves what reading them costs.
+    With ``sources`` (picture i has source i modulo their number), every other step conditions on them. The steps in
+    between do not, as in the denoising of prompts and in the unconditional pass of edits; this also halves the cost.
     """
     generator = torch.Generator().manual_seed(seed)
     dit.train()
@@ -62,21 +63,21 @@ def pretrain_dit(
     unconditional_share = _UNCONDITIONAL_SHARE if sources is None else 2 * _UNCONDITIONAL_SHARE
 
     def loss_of_step() -> Tensor:
-        reads = next(turns)
-        count = _BATCH_WITH_SOURCES if reads else _BATCH
+        with_sources = next(turns)
+        count = _BATCH_WITH_SOURCES if with_sources else _BATCH
         rows = torch.randint(len(latents), (count,), generator=generator)
         clean, noise = latents[rows], torch.randn((count, *latents.shape[1:]), generator=generator)
         sigma = torch.rand(count, 1, 1, 1, generator=generator) * (1 - _LEAST_SIGMA) + _LEAST_SIGMA
-        dropped = torch.rand(count, 1, generator=generator) < (0.0 if reads else unconditional_share)
+        dropped = torch.rand(count, 1, generator=generator) < (0.0 if with_sources else unconditional_share)
         velocity = dit(
             hidden_states=(1 - sigma) * clean + sigma * noise,
             prior_token_id=tokens[rows],
             prior_token_drop=dropped.expand(-1, tokens.shape[1]),
-            timestep=unshifted_timesteps(sigma.flatten(), shift) - 1,  # the pipeline, too, passes them less one
+            timestep=unshifted_timesteps(sigma.flatten(), shift) - 1,  # - 1 as in the pipeline
             encoder_hidden_states=glyphs.expand(count, -1, -1),
             target_size=torch.tensor([size], dtype=torch.float32).expand(count, -1),
             crop_coords=torch.zeros(count, 2),
-            kv_caches=_read(dit, sources, rows, glyphs.shape[-1]) if sources is not None and reads else None,
+            kv_caches=_source_kv(dit, sources, rows, glyphs.shape[-1]) if sources and with_sources else None,
             return_dict=False,
         )[0]
         return F.mse_loss(velocity, noise - clean)
@@ -85,18 +86,19 @@ def pretrain_dit(
     dit.eval().requires_grad_(False)
 
 
-def _read(dit: GlmImageTransformer2DModel, sources: Sources, rows: Tensor, text_width: int) -> GlmImageKVCache:
-    own = rows % len(sources.latents)
-    written = write_sources(dit, [sources.latents[own]], [sources.tokens[own]], text_width)
+def _source_kv(dit: GlmImageTransformer2DModel, sources: Sources, rows: Tensor, text_width: int) -> GlmImageKVCache:
+    """The DiT's key-value caches of the rows' source images."""
+    chosen = rows % len(sources.latents)
+    written = write_sources(dit, [sources.latents[chosen]], [sources.tokens[chosen]], text_width)
     return written.select(torch.arange(len(rows)))
 
 
 def unshifted_timesteps(sigma: Tensor, shift: float) -> Tensor:
-    """Timesteps 0..1000 whose sigmas after the pipeline's shift are these: sigma = mu / (mu + 1000 / t - 1)."""
+    """Timesteps 0..1000 that the pipeline's shift maps to ``sigma``: sigma = mu / (mu + 1000 / t - 1)."""
     return 1000 / (1 + shift * (1 / sigma - 1))
 
 
 def time_shift(scheduler: FlowMatchEulerDiscreteScheduler, sequence_length: int) -> float:
-    """mu of the pipeline's linear time shift."""
+    """The parameter mu of the pipeline's linear time shift."""
     config = scheduler.config
     return calculate_shift(sequence_length, config.base_image_seq_len, config.base_shift, config.max_shift)

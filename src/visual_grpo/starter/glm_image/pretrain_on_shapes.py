@@ -1,4 +1,4 @@
-"""The two halves of the pretraining, which do not depend on each other: the AR module and the decoder."""
+"""The two independent halves of the pretraining on drawn shapes: the AR module, and the decoder (VAE and DiT)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.shapes.fading import fade
 
 _FADED_COPIES = 2
-"""Fadings of each picture: with one the DiT could learn a picture's own fading by heart."""
+"""Faded copies of each picture; with a single one the DiT could memorise the fading of each picture."""
 _WHOLE_SHARE = 0.4
-"""Of the VAE's steps; see `pretrain_vae`."""
+"""Share of the VAE's steps on whole images; see `pretrain_vae`."""
 _VAE_ATTEMPTS = 3
 _NEXT_SEED = 10_007
 _COLOUR_ERROR = 0.125
-"""What a VAE may be off by; see `colour_error`. Half of what the judge of the shapes forgives."""
+"""Maximum `colour_error` of an accepted VAE: half of the tolerance of the judge of shapes."""
 
 
 def pretrain_language_half(job: Job, advance: Advance) -> None:
-    """Saves ``vision_language_encoder``."""
+    """Trains the AR module and saves it as ``vision_language_encoder``."""
     corpus, processor = build_corpus(job.height, job.width, job.seed), build_processor(job.task)
     model = modules.build_ar(processor, corpus.codebook, job.seed)
     kinds = []
@@ -45,7 +45,7 @@ def pretrain_language_half(job: Job, advance: Advance) -> None:
 
 
 def pretrain_decoder_half(job: Job, advance: Advance) -> None:
-    """Saves ``vae`` and ``transformer``; sources keep their colours, and only what is drawn from tokens fades."""
+    """Trains and saves ``vae`` and ``transformer``; the DiT's targets are faded, source images are not."""
     corpus = build_corpus(job.height, job.width, job.seed)
     edits = None if job.task == "t2i" else build_edit_corpus(corpus.codebook, job.height, job.width, job.seed)
     shown = corpus.images.flatten(0, 1) if edits is None else edits.targets
@@ -72,9 +72,9 @@ def pretrain_decoder_half(job: Job, advance: Advance) -> None:
 
 
 def _faithful_vae(job: Job, images: Tensor, plain: Tensor, advance: Advance) -> AutoencoderKL:
-    """The first of a few that keeps the colours of ``plain``, or the nearest to it.
+    """Trains up to `_VAE_ATTEMPTS` VAEs until one preserves the colours of ``plain``; returns the best one.
 
-    Some initial weights end in a decoder that dulls a colour, and no training of the DiT can mend that.
+    Some seeds give a decoder that dulls a colour, which no training of the DiT can correct.
     """
     tried: list[tuple[float, AutoencoderKL]] = []
     for attempt in range(_VAE_ATTEMPTS):
@@ -98,11 +98,11 @@ HALVES: Mapping[str, Callable[[Job, Advance], None]] = {
     "decoder": pretrain_decoder_half,
     "language": pretrain_language_half,
 }
-"""By name, the longer one first."""
+"""By name, the slower one first."""
 
 
 @torch.no_grad()
 def _no_glyphs(encoder: T5EncoderModel) -> Tensor:
-    """[1, L, width]: what the pipeline gives the DiT for a prompt without quoted text."""
+    """[1, L, width]: the DiT's text input for a prompt without quoted text."""
     ids = torch.tensor([ByT5Tokenizer()("").input_ids])
     return encoder(ids).last_hidden_state

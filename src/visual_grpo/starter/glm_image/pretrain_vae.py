@@ -1,4 +1,4 @@
-"""Pretrains the small AutoencoderKL on crops of the drawn images, and on whole ones."""
+"""Pretrains the small AutoencoderKL, first on crops of drawn images, then on whole images."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from visual_grpo.starter.shapes.world import BACKGROUND
 _CROPS = 8
 _CROP = 64
 _WHOLE_IMAGES = 3
-"""A step: half again as many pixels of a 128 px image as its crops have."""
+"""Per step; of 128 px images, 1.5 times as many pixels as the crops have."""
 _LATENT_PIXELS = 8
-"""Pixels a side that one latent stands for; crops start at multiples of it."""
+"""Pixels per side of a latent; crops start at multiples of it."""
 _LATENT_NOISE = 0.08
 _OBJECT_WEIGHT = 3.0
-"""Most of a crop is background: without it colours come last, and a dull decoder caps what training can reach."""
+"""Extra loss weight of objects. Most of a crop is background; without it the decoder learns colours late, and dull
+colours limit the reward that training can reach."""
 _TIE = 0.3
 _ENCODE_BATCH = 32
 _JUDGED = 64
-"""Images that a finished VAE is judged by."""
+"""Approximate number of images in `colour_error`."""
 
 
 def pretrain_vae(
     vae: AutoencoderKL, images: Tensor, *, steps: int, whole_share: float, seed: int, report: Report
 ) -> None:
-    """Reconstruction with a little latent noise, so that the decoder forgives an inexact DiT.
+    """Trains ``vae`` in place on reconstruction, with some latent noise to make the decoder robust to an inexact DiT.
 
-    Three latent channels are also held to the pixels' local means: without it some seeds give latents that the
-    DiT learns far worse. Crops show more objects for the same work, but the group norms see other statistics in
-    them than in whole images: colours that were right in crops alone come out dull in images.
+    Three latent channels are also tied to the local pixel means: without this, some seeds give latents that the DiT
+    learns far worse. Crops contain more objects for the same compute, but the statistics of the group norms differ
+    between crops and whole images: after training on crops alone, the colours of whole images are dull.
 
     Args:
         images: uint8 [N, 3, H, W].
-        whole_share: the last steps, as a share of all, that see whole images.
-
-    Trains ``vae`` in place.
+        whole_share: share of the steps, at the end, that use whole images.
     """
     generator = torch.Generator().manual_seed(seed)
     draws = iter([_random_crops] * round(steps * (1 - whole_share)) + [_random_images] * steps)
@@ -60,10 +59,10 @@ def pretrain_vae(
 
 @torch.no_grad()
 def colour_error(vae: AutoencoderKL, images: Tensor) -> float:
-    """Distance in RGB, 0..1, between the mean colours of the objects and of their reconstructions.
+    """RGB distance, 0..1, between the mean colours of the objects and of their reconstructions.
 
-    The mean over the worst fifth of some of ``images``, uint8 [N, 3, H, W], since it is one colour that comes out
-    dull. A pixel counts by its distance from the background.
+    Averages over the worst fifth of a sample of ``images``, uint8 [N, 3, H, W], because usually a single colour is
+    dull. Pixels are weighted by their distance from the background colour.
     """
     pixels = to_model_range(images[:: -(-len(images) // _JUDGED)])
     decoded = torch.cat(
@@ -75,9 +74,9 @@ def colour_error(vae: AutoencoderKL, images: Tensor) -> float:
 
 
 def encode_normalised(vae: AutoencoderKL, images: Tensor) -> Tensor:
-    """Latents of uint8 [N, 3, H, W] as float32 [N, channels, H/8, W/8] of mean 0 and std 1 per channel.
+    """Encodes uint8 [N, 3, H, W] to float32 [N, channels, H/8, W/8] with mean 0 and std 1 per channel.
 
-    Writes that mean and std into the VAE's configuration, where the pipeline looks for them.
+    Stores the mean and std in the VAE's configuration, from which the pipeline reads them.
     """
     latents = _encode(vae, images)
     mean, std = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
@@ -86,7 +85,7 @@ def encode_normalised(vae: AutoencoderKL, images: Tensor) -> Tensor:
 
 
 def encode_like(vae: AutoencoderKL, images: Tensor) -> Tensor:
-    """Likewise, with the mean and std that stand in the VAE's configuration."""
+    """Like `encode_normalised`, with the mean and std from the VAE's configuration."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (vae.config.latents_mean, vae.config.latents_std))
     return (_encode(vae, images) - mean) / std
 
@@ -98,18 +97,18 @@ def _encode(vae: AutoencoderKL, images: Tensor) -> Tensor:
 
 
 def to_model_range(images: Tensor) -> Tensor:
-    """uint8 0..255 -> float32 -1..1, channels last in memory (the faster layout on a CPU)."""
+    """uint8 0..255 -> float32 -1..1, in the memory format channels_last (faster on a CPU)."""
     return (images.float() / 127.5 - 1).contiguous(memory_format=torch.channels_last)
 
 
 def _object_weight(pixels: Tensor) -> Tensor:
-    """[B, 1, h, w] of mean 1: the farther a pixel's colour is from the background's, the more it counts."""
+    """Loss weights [B, 1, h, w] with mean 1 that increase with the distance from the background colour."""
     weight = 1 + _OBJECT_WEIGHT * _from_background(pixels)
     return weight / weight.mean()
 
 
 def _from_background(pixels: Tensor) -> Tensor:
-    """[B, 1, h, w]: how far each pixel's colour is from the background's."""
+    """[B, 1, h, w]: distance of each pixel from the background colour."""
     background = (torch.tensor(BACKGROUND) / 127.5 - 1).view(1, 3, 1, 1)
     return (pixels - background).square().sum(1, keepdim=True).sqrt()
 

@@ -1,8 +1,8 @@
 """Tokenizer and processor of the small GLM-Image.
 
-As in the released model, image tokens come first in the vocabulary (``<|dit_token_i|>`` has id i), the
-two ids after the codebook open and close an image, and text follows. The text part is a byte-level BPE:
-it was trained on the drawn prompts and instructions and still encodes any text.
+As in the released model, image tokens come first in the vocabulary (``<|dit_token_i|>`` has id i), the two ids after
+the codebook mark the start and end of an image, and text tokens follow. The text part is a byte-level BPE trained on
+the prompts and instructions of the drawn shapes; it can encode any text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAD = VISION_VOCABULARY
 _SPECIAL = ("<|endoftext|>", "<|image|>", "<sop>", "<eop>")
 _TEXT_VOCABULARY = 400
 VISION_PATCH = 16
-"""Patch of the vision tower; the image processor halves images first, so it covers 32 x 32 pixels."""
+"""Patch side of the vision tower; the image processor first halves images, so a patch covers 32 x 32 pixels."""
 
 _CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -42,7 +42,7 @@ def image_token(index: int) -> str:
 
 
 def build_tokenizer(task: Task = "t2i") -> PreTrainedTokenizerFast:
-    """Deterministic: the same vocabulary at every call for a task; the text part knows the task's words."""
+    """Deterministic: every call for a task gives the same vocabulary. The text part is trained on the task's texts."""
     text_vocabulary, merges = _train_text_part(_texts(task))
     vocabulary = {image_token(i): i for i in range(VISION_VOCABULARY)}
     for token in (*_SPECIAL, *text_vocabulary):
@@ -54,7 +54,7 @@ def build_tokenizer(task: Task = "t2i") -> PreTrainedTokenizerFast:
         tokenizer_object=tokenizer,
         bos_token=image_token(IMAGE_START),
         eos_token=image_token(IMAGE_END),
-        pad_token="<|endoftext|>",  # noqa: S106  # a token of text, not a secret
+        pad_token="<|endoftext|>",  # noqa: S106  # a text token, not a secret
         extra_special_tokens={"image_token": "<|image|>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>"},
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],

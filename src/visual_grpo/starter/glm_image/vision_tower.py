@@ -1,8 +1,7 @@
 """Sets the weights of the vision tower and the VQ codebook in closed form.
 
-The tower then computes the cell means of a patch (`codebook.patch_features`) and the quantiser picks
-the nearest code, all through GLM-Image's own modules, so that an image's tokens mean the same
-whether they come from the tower or from the AR module.
+The tower then computes the cell means of a patch (`codebook.patch_features`) and the quantiser selects the nearest
+code, all with GLM-Image's own modules. So tokens from the tower and tokens from the AR module mean the same.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from visual_grpo.starter.glm_image.codebook import CELLS, FEATURES
 from visual_grpo.starter.glm_image.tokenizer import VISION_PATCH
 
 _SHIFT = 0.5
-"""Subtracted from features and codes alike: distances stay, norms shrink."""
+"""Subtracted from both features and codes: distances do not change, norms become smaller."""
 
 
 @torch.no_grad()
 def set_vision_tower(model: GlmImageForConditionalGeneration, processor: GlmImageProcessor, codebook: Tensor) -> None:
-    """Overwrites the tower and the quantiser in place and freezes them. ``codebook``: [K, 48] in 0..1."""
+    """Sets the weights of tower and quantiser in place and freezes them. ``codebook``: [K, 48] in 0..1."""
     _set_patch_means(model.model.visual, processor.image_processor.image_mean, processor.image_processor.image_std)
     _set_nearest_code(model.model.vqmodel, codebook)
     model.model.visual.requires_grad_(False)
@@ -29,9 +28,9 @@ def set_vision_tower(model: GlmImageForConditionalGeneration, processor: GlmImag
 
 
 def _set_patch_means(tower: GlmImageVisionModel, mean: list[float], std: list[float]) -> None:
-    """Channel (cell, colour) = mean of that cell, normalisation undone; channel 48 is the constant 1."""
+    """Channel (cell, colour) = mean of that cell with the normalisation undone; channel 48 is the constant 1."""
     for block in tower.blocks:
-        for layer in (block.attn.proj, block.mlp.fc2):  # the residual branches add nothing
+        for layer in (block.attn.proj, block.mlp.fc2):  # makes every residual branch output 0
             layer.weight.zero_()
             layer.bias.zero_()
     tower.embeddings.position_embedding.weight.zero_()
@@ -48,10 +47,10 @@ def _set_patch_means(tower: GlmImageVisionModel, mean: list[float], std: list[fl
 
 
 def _set_nearest_code(vqmodel: GlmImageVQVAE, codebook: Tensor) -> None:
-    """Makes the quantiser's cosine argmax the L2 argmin of ``|f - c|^2``.
+    """Makes the argmax of the quantiser's cosine similarity equal the argmin of the L2 distance ``|f - c|^2``.
 
-    The quantiser normalises features and codes. With f' = (f, 1) and c' = (c, (m - |c|^2) / 2, r), where
-    r pads every c' to one norm, the cosine of f' and c' grows with f.c - |c|^2 / 2, hence falls with the distance.
+    The quantiser normalises features and codes. With f' = (f, 1) and c' = (c, (m - |c|^2) / 2, r), where r gives all
+    c' the same norm, the cosine of f' and c' increases with f.c - |c|^2 / 2, that is, decreases with the distance.
     """
     vqmodel.quant_conv.weight.zero_()
     vqmodel.quant_conv.bias.zero_()

@@ -1,0 +1,1 @@
+"""The small Qwen2.5-VL: its modules and pretraining."""

@@ -1,4 +1,4 @@
-"""The small Qwen2.5-VL: real classes, about half a million parameters, weights from a seed."""
+"""Builds the small Qwen2.5-VL: the original classes with about half a million parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from visual_grpo.starter.scenes.answers import PIECES
 from visual_grpo.starter.scenes.world import WORDS
 
 PATCH, MERGE = 8, 2
-"""A patch of the vision tower in pixels, and patches a side that make one token of the language model."""
+"""Pixels per side of a patch of the vision tower, and patches per side that are merged into one language token."""
 _SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
     *("<|image_pad|>", "<|video_pad|>"),
@@ -35,11 +35,11 @@ _CHAT_TEMPLATE = (
 _HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _INTERMEDIATE = 96, 3, 4, 2, 256
 _VISION_HIDDEN, _VISION_LAYERS, _VISION_HEADS, _VISION_INTERMEDIATE = 64, 2, 4, 128
 _SPREAD = 3.0
-"""All matrices start so many times larger than transformers draws them, which suits large models."""
+"""Factor on all initial matrices: transformers' initialisation is for large models."""
 
 
 def build_processor(height: int, width: int) -> Qwen2_5_VLProcessor:
-    """For images of one size in pixels; whole coordinates below the longer side are one token each."""
+    """The processor for images of one size in pixels; every integer below the longer side is a single token."""
     image_processor = Qwen2VLImageProcessor(
         patch_size=PATCH,
         temporal_patch_size=2,
@@ -55,14 +55,14 @@ def build_processor(height: int, width: int) -> Qwen2_5_VLProcessor:
 
 
 def _build_tokenizer(numbers: int) -> PreTrainedTokenizerFast:
-    """Bytes, so that any text can be read, and the words of the world and its answers whole."""
+    """Bytes, so that any text can be encoded, plus whole tokens for the words of queries and answers."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",  # noqa: S106  # tokens of text, not secrets
+        eos_token="<|im_end|>",  # noqa: S106  # text tokens, not secrets
         pad_token="<|endoftext|>",  # noqa: S106
         extra_special_tokens={
             "image_token": "<|image_pad|>",
@@ -77,7 +77,7 @@ def _build_tokenizer(numbers: int) -> PreTrainedTokenizerFast:
 
 
 def build_model(processor: Qwen2_5_VLProcessor, seed: int) -> Qwen2_5_VLForConditionalGeneration:
-    """Untrained, in evaluation mode."""
+    """The untrained model with weights from ``seed``, in evaluation mode."""
     torch.manual_seed(seed)
     model = Qwen2_5_VLForConditionalGeneration(_config(processor)).float().eval()
     with torch.no_grad():

@@ -1,9 +1,10 @@
-"""Teaches the small Qwen2.5-VL to find the part that a query means, and of negative points that they lie around it.
+"""Trains the small Qwen2.5-VL by next-token prediction to answer queries about scenes.
 
-Anywhere around it: where one helps is what GRPO has to find out.
+It learns to find the queried part, and to place a negative point anywhere around it: learning where a negative point
+helps is left to GRPO.
 
-Two short-lived heads help: one reads the parts off the vision tower's output, one reads each image token's row and
-column off the first layer.
+Two auxiliary heads, discarded afterwards, speed this up: one predicts the parts from the vision tower's output, one
+predicts the row and column of each image token from the output of the first layer.
 """
 
 from __future__ import annotations
@@ -24,43 +25,43 @@ from visual_grpo.starter.scenes.draw import Scenes, boxes, centers, draw_scenes
 from visual_grpo.starter.scenes.world import COLORS, PARTS, query_of
 
 POOL = 6000
-"""Scenes that are learnt from, each in four mirrored forms."""
+"""Number of training scenes, each used in four mirrored forms."""
 _BATCH = 64
 _LEARNING_RATE = 2e-3
 _VISION_SHARE = 0.12
-"""Of the steps, the first ones, that train the vision tower alone."""
+"""Share of the steps, at the start, that train only the vision tower."""
 _HEADS_WEIGHT = 0.5
 _SOFTNESS = 2.0
-"""Standard deviation in pixels of the soft target of a coordinate: near misses are nearly right."""
+"""Standard deviation in pixels of the soft target of a coordinate, so that near misses cost little."""
 _NEGATIVES = 4
 _MARGIN = 0.5
-"""How far around the box negative points lie, as a share of the image's shorter side."""
+"""Margin around the box for negative points, as a share of the image's shorter side."""
 _FINE = 4
-"""Pixels a side of the cells that the vision tower's head labels."""
+"""Pixels per side of the cells that the vision tower's head classifies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """What the model learns from."""
+    """The training data."""
 
     images: Tensor
     """[n, 3, H, W] uint8."""
     labels: Tensor
-    """[n, H, W] int64: 0 the ground, 1 + 2 * colour + part."""
+    """[n, H, W] int64: 0 for the ground, else 1 + 2 * colour + part."""
     queries: Tensor
-    """[n, P] int64: the prompt's tokens."""
+    """[n, P] int64: prompt tokens."""
     numbers: Tensor
     """[n, 6] int64: box and positive point."""
     negatives: Tensor
-    """[n, k, 2] int64: points around what is meant, of which one at a time is taught."""
+    """[n, k, 2] int64: points around the queried part; one of them is drawn for each batch."""
     types: Tensor
-    """[P] int64: 1 where the prompt has an image token."""
+    """[P] int64: 1 for image tokens of the prompt."""
     grid: Tensor
     """[1, 3] int64: the processor's image_grid_thw."""
 
 
 def build_pool(processor: Qwen2_5_VLProcessor, height: int, width: int, seed: int, count: int) -> Pool:
-    """``count`` scenes of another random stream than the dataset's: none of those is seen before the training."""
+    """``count`` scenes from another random stream than the dataset's, so that pretraining sees none of its scenes."""
     scenes = draw_scenes(count, height, width, np.random.default_rng([seed, 1]))
     label = np.where(scenes.parts < 0, 0, 1 + len(PARTS) * scenes.colors[:, None, None] + scenes.parts)
     one = processor(
@@ -108,15 +109,15 @@ def pretrain(
 ) -> None:
     """Trains all weights; ``size`` = (height, width) in pixels."""
     torch.manual_seed(seed)
-    pool = build_pool(processor, *size, seed, min(POOL, steps * _BATCH))  # no more than can be looked at
+    pool = build_pool(processor, *size, seed, min(POOL, steps * _BATCH))  # not more than the steps can use
     lesson = _Lesson(model, processor, pool, size, torch.Generator().manual_seed(seed))
-    looking = round(steps * _VISION_SHARE)
+    vision_steps = round(steps * _VISION_SHARE)
     done = 0
 
     def loss() -> Tensor:
         nonlocal done
         done += 1
-        return lesson.loss(speaking=done > looking)
+        return lesson.loss(with_answers=done > vision_steps)
 
     minimise(
         loss,
@@ -131,7 +132,7 @@ def pretrain(
 
 
 class _Lesson:
-    """The loss of a batch, with the heads that are thrown away afterwards."""
+    """Computes the loss of a batch; owns the auxiliary heads."""
 
     def __init__(
         self,
@@ -163,17 +164,17 @@ class _Lesson:
     def close(self) -> None:
         self._hook.remove()
 
-    def loss(self, *, speaking: bool) -> Tensor:
+    def loss(self, *, with_answers: bool) -> Tensor:
         images, labels, numbers, queries = self._batch()
-        seen = self._look(images)
-        heads = self._parts_loss(seen, labels)
-        if not speaking:
+        features = self._encode_images(images)
+        heads = self._parts_loss(features, labels)
+        if not with_answers:
             return heads
-        log_probs, targets = self._speak(queries, seen, numbers)
+        log_probs, targets = self._answer_log_probs(queries, features, numbers)
         return self._answer_loss(log_probs, targets, numbers) + _HEADS_WEIGHT * (heads + self._place_loss())
 
     def _batch(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Images, labels [b, H, W], all eight numbers [b, 8] and queries; half are mirrored in x, half in y."""
+        """Images, labels [b, H, W], all eight numbers [b, 8] and queries; mirrored at random in x and in y."""
         pool, draw = self.pool, self.generator
         rows = torch.randint(len(pool.images), (_BATCH,), generator=draw)
         images, labels = pool.images[rows], pool.labels[rows]
@@ -186,8 +187,8 @@ class _Lesson:
             numbers = torch.where(turned[:, None], _mirrored(numbers, axis, self.size[1 - axis]), numbers)
         return images, labels, numbers, pool.queries[rows]
 
-    def _look(self, images: Tensor) -> Tensor:
-        """[b, tokens, width]."""
+    def _encode_images(self, images: Tensor) -> Tensor:
+        """Output of the vision tower, [b, tokens, width]."""
         patches = self.processor.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
         grid = self.pool.grid.repeat(len(images), 1)
         return self.model.model.visual(patches, grid_thw=grid).pooler_output.view(len(images), -1, self.heads_width)
@@ -197,12 +198,12 @@ class _Lesson:
         width: int = self.model.config.text_config.hidden_size
         return width
 
-    def _speak(self, queries: Tensor, seen: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    def _answer_log_probs(self, queries: Tensor, features: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs [b, LENGTH, V] of the answers and their tokens [b, LENGTH]."""
         targets = answers.tokens(self.frame, numbers, self.number_ids)
         embed = self.model.model.get_input_embeddings()
         prompt = embed(queries)
-        prompt = prompt.masked_scatter((self.pool.types == 1)[None, :, None].expand_as(prompt), seen)
+        prompt = prompt.masked_scatter((self.pool.types == 1)[None, :, None].expand_as(prompt), features)
         self._first_layer.clear()
         hidden = self.model.model.language_model(
             inputs_embeds=torch.cat([prompt, embed(targets[:, :-1])], 1),
@@ -219,11 +220,11 @@ class _Lesson:
         losses[:, places] = -(soft * log_probs[:, places][..., self.number_ids]).sum(-1)
         return losses.mean()
 
-    def _parts_loss(self, seen: Tensor, labels: Tensor) -> Tensor:
+    def _parts_loss(self, features: Tensor, labels: Tensor) -> Tensor:
         (rows, columns), fine = self.cells, PATCH * MERGE // _FINE
         middle = labels[:, _FINE // 2 :: _FINE, _FINE // 2 :: _FINE]
         cells = middle.unflatten(1, (rows, fine)).unflatten(3, (columns, fine)).transpose(2, 3).reshape(-1)
-        return F.cross_entropy(self.heads["parts"](seen).view(len(cells), -1), cells)
+        return F.cross_entropy(self.heads["parts"](features).view(len(cells), -1), cells)
 
     def _place_loss(self) -> Tensor:
         hidden = self._first_layer[0][:, : len(self.pool.types)][:, self.pool.types == 1]
@@ -233,7 +234,7 @@ class _Lesson:
         return (loss + F.cross_entropy(columns.flatten(0, 1), places[..., 1].flatten())) / 2
 
     def _positions(self) -> Tensor:
-        """[3, 1, P + LENGTH - 1]: every prompt has the same length."""
+        """Position ids [3, 1, P + LENGTH - 1] for all prompts, which have the same length."""
         pool = self.pool
         prompt, _ = self.model.model.get_rope_index(
             pool.queries[:1], mm_token_type_ids=pool.types[None], image_grid_thw=pool.grid
@@ -243,7 +244,7 @@ class _Lesson:
 
 
 def _mirrored(numbers: Tensor, axis: int, side: int) -> Tensor:
-    """Boxes and two points [b, 8] in an image mirrored along ``axis`` (0 = x), which is ``side`` pixels long."""
+    """Mirrors boxes and two points [b, 8] along ``axis`` (0 = x) of an image with ``side`` pixels along it."""
     low, high, points = axis, axis + 2, [axis + 4, axis + 6]
     mirrored = numbers.clone()
     mirrored[:, [low, high, *points]] = side - 1 - numbers[:, [high, low, *points]]

@@ -1,4 +1,4 @@
-"""The whole pretraining of the small Qwen2.5-VL, from nothing to its folder."""
+"""The complete pretraining of the small Qwen2.5-VL on drawn scenes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from visual_grpo.third_party_output import hidden_progress_bars
 
 
 def pretrain_vl(folder: Path, size: tuple[int, int], steps: int, seed: int, advance: Advance) -> None:
-    """Saves model and processor into ``folder``. Runs in a process of its own, on one thread: the weights do not depend
-    on the number of cores. ``size`` = (height, width) in pixels."""
+    """Trains model and processor and saves them to ``folder``; ``size`` = (height, width) in pixels.
+
+    Runs in a separate process on one thread, so that the weights do not depend on the number of cores.
+    """
     use_threads(1)
     with hidden_progress_bars():
         processor = build_processor(*size)

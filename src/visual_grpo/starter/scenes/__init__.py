@@ -1,1 +1,1 @@
-"""The world of scenes: objects of two touching parts, where a negative point really matters."""
+"""Drawn scenes for negative points: objects of two touching parts that a segmenter confuses."""

@@ -1,4 +1,4 @@
-"""The answer that the small model is taught: a box, one positive and one negative point, a token for each piece."""
+"""The token format of the answers that the small model is trained on: a box, one positive and one negative point."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from transformers import PreTrainedTokenizerFast
 
 PIECES = ('<answer>{"bbox":[', '],"points":[[', ']],"negative_points":[[', "]]}</answer>")
 _NUMBERS = (4, 2, 2)
-"""Of the box, of the positive and of the negative point."""
+"""How many numbers the box, the positive and the negative point have."""
 _COMMA = ","
 LENGTH = len(PIECES) + 2 * sum(_NUMBERS) - len(_NUMBERS) + 1
-"""Tokens of an answer: the pieces, the numbers with commas between, and the end."""
+"""Number of tokens of an answer: the pieces, the numbers with commas in between, and the end token."""
 
 
 def layout() -> list[int | None]:
-    """What stands at each of LENGTH places: the index of a number, or None for a fixed token."""
+    """For each of the LENGTH positions the index of a number, or None for a fixed token."""
     places: list[int | None] = []
     number = 0
     for count in _NUMBERS:
@@ -24,12 +24,12 @@ def layout() -> list[int | None]:
         for _ in range(count):
             places += [number, None]
             number += 1
-        places.pop()  # no comma after the last
+        places.pop()  # no comma after the last number
     return [*places, None, None]
 
 
 def frame(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """[LENGTH] token ids of an answer, with 0 where a number stands."""
+    """[LENGTH] token ids of an answer in which every number is 0."""
     pieces = iter(PIECES)
     texts: list[str] = []
     for count in _NUMBERS:
@@ -39,13 +39,13 @@ def frame(tokenizer: PreTrainedTokenizerFast) -> list[int]:
 
 
 def number_ids(tokenizer: PreTrainedTokenizerFast, count: int) -> list[int]:
-    """The token of each whole number below ``count``."""
+    """The token id of each integer below ``count``."""
     ids: list[int] = tokenizer.convert_tokens_to_ids(list(map(str, range(count))))
     return ids
 
 
 def places_of(numbers: Sequence[int]) -> list[int]:
-    """The places of some numbers: 0-3 the box, 4-5 the positive, 6-7 the negative point."""
+    """The positions of the given numbers in an answer: 0-3 are the box, 4-5 the positive, 6-7 the negative point."""
     return [layout().index(number) for number in numbers]
 
 

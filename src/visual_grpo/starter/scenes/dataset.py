@@ -15,10 +15,10 @@ _IMAGES, _MASKS = "images", "masks"
 
 
 def draw_scene_records(folder: Path, records_per_query: int, height: int, width: int, seed: int) -> str:
-    """Writes ``records.jsonl``, ``images/`` and ``masks/`` unless they are there for the same arguments.
+    """Writes ``records.jsonl``, ``images/`` and ``masks/`` unless they already exist for the same arguments.
 
-    ``records_per_query`` scenes for each of the eight queries on average. ``height`` and ``width`` are pixels. Returns
-    the digest of the arguments.
+    Draws ``records_per_query`` scenes on average for each of the eight queries. ``height`` and ``width`` are pixels.
+    Returns the digest of the arguments.
     """
     facts = {"scenes": VERSION, "records_per_query": records_per_query, "height": height, "width": width, "seed": seed}
     digest = digest_of(facts)
@@ -34,7 +34,7 @@ def _write(folder: Path, count: int, height: int, width: int, seed: int) -> None
 
     for name in (_IMAGES, _MASKS):
         (folder / name).mkdir()
-    # Another random stream than the pretraining's: what is held out was never seen.
+    # Another random stream than in pretraining, so that held-out scenes were never seen.
     scenes = draw_scenes(count, height, width, np.random.default_rng([seed, 0]))
     truths = scenes.truths
     with (folder / "records.jsonl").open("w", encoding="utf-8") as lines:

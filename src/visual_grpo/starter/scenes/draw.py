@@ -1,4 +1,4 @@
-"""Draws many scenes at once."""
+"""Draws batches of random scenes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from visual_grpo.segmentation.geometry import box_of, inner_points
 from visual_grpo.starter.scenes.world import COLORS, LIGHTER, PARTS
 
 _PLACEMENTS = 60
-"""Random placements of an object, of which the first that fits is taken."""
+"""Random placements that are tried per object; the first one inside the image is used."""
 _RADII = (0.12, 0.17)
-"""Of a part, as shares of the shorter side."""
+"""Range of a part's radius, as shares of the shorter side."""
 _OVERLAP = 0.92
 """Distance of the parts' centres, as a share of the sum of their radii: below 1 they touch."""
 _STRETCH = (0.9, 1.1)
 _SQUARE = 0.87
-"""Half a square's side, as a share of its radius."""
+"""Half of a square's side, relative to the part's radius."""
 _GROUND = 0.12
 _TINT = 0.03
 _NOISE = 0.004
 _SMALLEST = 0.015
-"""A part that shows less of itself than this share of the image is not asked for."""
+"""Minimum visible area of a part, as a share of the image; scenes with a smaller part are discarded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenes:
-    """n scenes with one query each. Coordinates are (x, y) in pixels."""
+    """n scenes with one query each."""
 
     images: NDArray[np.uint8]
     """[n, H, W, 3] RGB."""
@@ -38,25 +38,25 @@ class Scenes:
     colors: NDArray[np.int64]
     """[n] index into COLORS."""
     asked: NDArray[np.int64]
-    """[n] index into PARTS of the part that the query means."""
+    """[n] index into PARTS: the queried part."""
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
     def truths(self) -> NDArray[np.bool_]:
-        """[n, H, W] masks of what the queries mean."""
+        """[n, H, W] true masks of the queries."""
         return self.parts == self.asked[:, None, None]
 
     @property
     def queries(self) -> list[tuple[str, str]]:
-        """(colour, part) by name."""
+        """Names (colour, part) of each query."""
         colors = tuple(COLORS)
         return [(colors[c], PARTS[p]) for c, p in zip(self.colors, self.asked, strict=True)]
 
 
 def draw_scenes(count: int, height: int, width: int, rng: np.random.Generator) -> Scenes:
-    """``count`` scenes of random colour, shape, place and query; sizes in pixels."""
+    """``count`` scenes with random colour, shape, position and query; ``height`` and ``width`` are pixels."""
     drawn: list[Scenes] = []
     while sum(map(len, drawn)) < count:
         drawn.append(_attempt(min(256, count), height, width, rng))
@@ -65,7 +65,7 @@ def draw_scenes(count: int, height: int, width: int, rng: np.random.Generator) -
 
 
 def _attempt(count: int, height: int, width: int, rng: np.random.Generator) -> Scenes:
-    """At most ``count`` scenes: those whose parts have room and can be seen."""
+    """Draws ``count`` scenes and returns those whose parts fit into the image and are visible."""
     centers, radii, fits = _place(count, height, width, rng)
     base = np.array(list(COLORS.values()))[colors := rng.integers(len(COLORS), size=count)]
     base = base + rng.uniform(-_TINT, _TINT, (count, 3))
@@ -90,7 +90,7 @@ def _attempt(count: int, height: int, width: int, rng: np.random.Generator) -> S
 def _place(
     count: int, height: int, width: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Centres [n, 2, (x, y)] and radii [n, 2] of both blobs, and whether they fit inside the image."""
+    """Centres [n, 2, (x, y)] and radii [n, 2] of both blobs, and whether they fit into the image, [n]."""
     radii = rng.uniform(*_RADII, (count, _PLACEMENTS, 2)) * min(height, width)
     angle = rng.uniform(0, 2 * np.pi, (count, _PLACEMENTS))
     first = rng.uniform(0.1, 0.9, (count, _PLACEMENTS, 2)) * (width, height)
@@ -106,20 +106,20 @@ def _place(
 def _blob(
     centers: NDArray[np.float64], radii: NDArray[np.float64], height: int, width: int, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """[n, H, W]: ellipses and rectangles, half of each."""
+    """Masks [n, H, W], each at random an ellipse or a rectangle."""
     y, x = np.mgrid[:height, :width].astype(float)
     stretch = rng.uniform(*_STRETCH, len(radii))[:, None, None]
     dx = (x - centers[:, 0, None, None]) / (radii[:, None, None] * stretch)
     dy = (y - centers[:, 1, None, None]) / (radii[:, None, None] / stretch)
-    round_ones = rng.integers(2, size=len(radii))[:, None, None] == 0
-    return np.where(round_ones, dx**2 + dy**2 <= 1, np.maximum(abs(dx), abs(dy)) <= _SQUARE)
+    is_ellipse = rng.integers(2, size=len(radii))[:, None, None] == 0
+    return np.where(is_ellipse, dx**2 + dy**2 <= 1, np.maximum(abs(dx), abs(dy)) <= _SQUARE)
 
 
 def boxes(truths: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[n, 4] inclusive (x1, y1, x2, y2) of masks [n, H, W]."""
+    """Bounding boxes [n, 4], (x1, y1, x2, y2) inclusive in pixels, of masks [n, H, W]."""
     return np.array([box_of(torch.from_numpy(mask.copy())) for mask in truths], dtype=np.int64)
 
 
 def centers(truths: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[n, 2] (x, y): each mask's innermost pixel."""
+    """[n, 2] (x, y): the innermost pixel of each mask [n, H, W]."""
     return np.array([inner_points(torch.from_numpy(mask.copy()), 1)[0] for mask in truths], dtype=np.int64)

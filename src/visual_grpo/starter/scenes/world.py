@@ -1,7 +1,7 @@
-"""What scenes are made of: one object of two touching parts in shades of one colour, on a dark ground.
+"""The vocabulary of scenes: one object of two touching parts in shades of the same colour, on a dark background.
 
-The parts differ less from each other than from the ground: a segmenter that is given a point in one of them takes
-both, unless a negative point says where not to look. Colours are RGB in 0..1.
+The parts differ less from each other than from the background: given a point in one part, the segmenter returns both,
+unless a negative point excludes the other. Colours are RGB in 0..1.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ COLORS: Mapping[str, tuple[float, float, float]] = {
     "yellow": (0.72, 0.66, 0.15),
 }
 PARTS = ("plain", "light")
-"""Each object has one of both; the light one is brighter by LIGHTER in every channel."""
+"""Each object has one part of each kind; the light part is brighter by LIGHTER in every channel."""
 LIGHTER = 0.13
 WORDS = (*COLORS, *PARTS)
 VERSION = 1
-"""Raised when the same configuration gives other scenes or weights."""
+"""To be raised when the same configuration gives other scenes or weights."""
 
 
 def query_of(color: str, part: str) -> str:

@@ -1,0 +1,1 @@
+"""Drawn shapes: pictures, edits, and the rewards that judge them."""

@@ -16,14 +16,14 @@ from visual_grpo.starter.shapes.world import COMBINATIONS, EDITS
 from visual_grpo.starter.stamped_folder import digest_of, is_current, whole_folder
 
 _VERSION = 1
-"""Raised when the same configuration draws other pictures."""
+"""To be raised when the same configuration draws other pictures."""
 _TARGETS, _SOURCES = "target_images", "source_images"
 
 
 def dataset_digest(records_per_prompt: int, height: int, width: int, seed: int, task: Task = "t2i") -> str:
-    """What a drawn dataset depends on."""
+    """Digest of everything that a drawn dataset depends on."""
     facts: dict[str, Any] = {"records_per_prompt": records_per_prompt, "height": height, "width": width}
-    if task != "t2i":  # an older text-to-image dataset stays current
+    if task != "t2i":  # so that existing text-to-image datasets stay current
         facts["task"] = task
     return digest_of({"dataset": _VERSION, "seed": seed, **facts})
 
@@ -31,11 +31,11 @@ def dataset_digest(records_per_prompt: int, height: int, width: int, seed: int, 
 def draw_dataset(
     folder: Path, records_per_prompt: int, height: int, width: int, seed: int, *, task: Task = "t2i"
 ) -> str:
-    """Writes ``records.jsonl``, ``target_images/`` and for edits ``source_images/``.
+    """Writes ``records.jsonl``, ``target_images/`` and, for edits, ``source_images/``.
 
-    Does nothing if they are there for the same arguments. Every combination occurs ``records_per_prompt`` times in
-    each kind of record that ``task`` asks for, every time drawn a little differently: as the target of its prompt, and
-    as what an edit is about. ``height`` and ``width`` are pixels. Returns the digest of the arguments.
+    Does nothing if they already exist for the same arguments. Every combination occurs ``records_per_prompt`` times in
+    each kind of record that ``task`` includes (as the target of its prompt, and as the subject of an edit), each time
+    with a different jitter. ``height`` and ``width`` are pixels. Returns the digest of the arguments.
     """
     digest = dataset_digest(records_per_prompt, height, width, seed, task)
     if is_current(folder, digest):
@@ -44,7 +44,7 @@ def draw_dataset(
         (fresh / _TARGETS).mkdir()
         if task != "i2i":
             for record in _prompts(fresh, records_per_prompt, height, width, random.Random(seed)):
-                # Lets a reward see that such records share their batches with edits.
+                # Tells the reward that these records share batches with edits.
                 metadata = record["metadata"] | ({"edit": None} if task == "mixed" else {})
                 lines.write(json.dumps(record | {"metadata": metadata}) + "\n")
         if task != "t2i":
@@ -64,7 +64,7 @@ def _prompts(folder: Path, rounds: int, height: int, width: int, rng: random.Ran
 
 def _edits(folder: Path, rounds: int, height: int, width: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     for number, combination in enumerate(COMBINATIONS * rounds):
-        kind = EDITS[(number + number // len(COMBINATIONS)) % len(EDITS)]  # another kind in every round
+        kind = EDITS[(number + number // len(COMBINATIONS)) % len(EDITS)]  # a different kind in every round
         edit = random_edit(kind, combination, rng)
         name = f"edit_{number:05d}"
         source, target = f"{_SOURCES}/{name}.png", f"{_TARGETS}/{name}.png"

@@ -1,4 +1,4 @@
-"""Draws flat shapes on a dark background, each one a little off its nominal place and size."""
+"""Draws flat shapes on a dark background, with a small jitter of position and size."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _SUPERSAMPLING = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Jitter:
-    """How far a drawn object is off its nominal place and size."""
+    """The deviation of a drawn object from its nominal position and size."""
 
     dx: float
-    """Share of the shorter side, like ``dy``."""
+    """Share of the shorter side."""
     dy: float
+    """Share of the shorter side."""
     scale: float
     """Factor on the radius."""
 
@@ -41,7 +42,7 @@ def draw(combination: Combination, height: int, width: int, rng: random.Random) 
 
 
 def draw_scene(objects: Iterable[tuple[Combination, Jitter]], height: int, width: int) -> Image.Image:
-    """Likewise with any number of objects, each at its own jitter."""
+    """Like `draw`, with any number of objects, each with its jitter."""
     scale = _SUPERSAMPLING
     short = min(height, width) * scale
     canvas = Image.new("RGB", (width * scale, height * scale), BACKGROUND)
@@ -63,7 +64,7 @@ def draw_all(images_per_combination: int, height: int, width: int, seed: int) ->
 
 
 def stacked(images: Sequence[Image.Image]) -> Tensor:
-    """uint8 [N, 3, height, width] of images of one size."""
+    """Stacks images of the same size to uint8 [N, 3, height, width]."""
     return torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""What an edit of drawn shapes is worth: was the instruction followed, and was everything else kept?"""
+"""Scores edits of drawn shapes: was the instruction followed, and was everything else preserved?"""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from visual_grpo.starter.shapes.world import ATTRIBUTES, CHANGES
 def score_edits(subject: Judged, other: Judged, has_other: Tensor, kinds: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Values [B] in 0..1 and parts [B, 7]: the four attributes, all, instructed, kept; NaN = nothing to judge.
 
-    ``subject`` is the object that the edit of kind ``kinds[i]`` is about; ``other``, where ``has_other`` ([B] bool),
-    the one beside it. Value: mean of followed, followed * kept and all right. A copy of the source does not follow.
+    ``subject`` is the object that is edited by an edit of kind ``kinds[i]``; ``other``, where ``has_other`` ([B] bool),
+    is the second object of the scene. The value is the mean of followed, followed * kept and all correct, so that a
+    copy of the source scores low.
     """
     changed = torch.tensor([[CHANGES.get(kind) == name for name in ATTRIBUTES] for kind in kinds])
     removes = torch.tensor([kind == "remove" for kind in kinds])
@@ -34,7 +35,7 @@ def score_edits(subject: Judged, other: Judged, has_other: Tensor, kinds: Sequen
 
 
 def _instructed(subject: Judged, changed: Tensor, removes: Tensor) -> tuple[Tensor, Tensor]:
-    """How far [B] and whether [B] the changed attribute, the added object or the removed one is as it should be."""
+    """Closeness [B] and correctness [B] of the changed attribute, the added object, or the removal."""
     attributes = changed.any(1)
     asked = torch.where(attributes[:, None], changed, True)
     followed = (subject.closeness * asked).sum(1) / asked.sum(1)
@@ -43,7 +44,7 @@ def _instructed(subject: Judged, changed: Tensor, removes: Tensor) -> tuple[Tens
 
 
 def _kept(subject: Judged, other: Judged, changed: Tensor, has_other: Tensor) -> tuple[Tensor, Tensor]:
-    """How much [B] and whether [B] the unchanged attributes or the other object stayed; 1 where there is neither."""
+    """Closeness [B] and correctness [B] of the unchanged attributes or the other object; 1 if there is neither."""
     attributes = changed.any(1)
     rest = (subject.closeness * ~changed).sum(1) / (len(ATTRIBUTES) - 1)
     beside = torch.where(has_other, other.closeness.mean(1), 1.0)
@@ -52,6 +53,6 @@ def _kept(subject: Judged, other: Judged, changed: Tensor, has_other: Tensor) ->
 
 
 def _attributes(subject: Judged, other: Judged, removes: Tensor, has_other: Tensor) -> Tensor:
-    """[B, 4] whether each attribute is right of every object that the target shows; NaN where it shows none."""
+    """[B, 4]: 1 where an attribute is correct for all objects of the target, else 0; NaN if it has no object."""
     right = (subject.right | removes[:, None]) & (other.right | ~has_other[:, None])
     return right.float().masked_fill((removes & ~has_other)[:, None], torch.nan)

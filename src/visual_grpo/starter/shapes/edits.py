@@ -1,8 +1,8 @@
-"""Edits of drawn scenes: a source, an instruction, and the target that it asks for.
+"""Edits of drawn shapes: a source, an instruction, and the resulting target.
 
-A scene holds nothing, one object, or two at opposite places. Recolouring, moving and resizing change a scene's
-only object; adding and removing may have another object beside theirs, which stays. Everything that an edit
-leaves alone is drawn in the same place and size in the source and in the target.
+A picture shows no object, one, or two at opposite positions. Recolouring, moving and resizing change the only object;
+when an object is added or removed, there may be a second one, which stays. Everything that an edit does not change is
+drawn with the same position and size in source and target.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from visual_grpo.starter.shapes.draw import Jitter, draw_scene
 from visual_grpo.starter.shapes.world import CHANGES, COMBINATIONS, OPPOSITE, VOCABULARY, Combination
 
 _BESIDE_ANOTHER = 0.5
-"""How often an object is added or removed beside another one, where its place allows it."""
+"""Probability that there is a second object when one is added or removed, if its position allows it."""
 _DIRECTIONS: Mapping[str, str] = {
     "left": "to the left",
     "right": "to the right",
@@ -30,20 +30,20 @@ _DIRECTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """One edit of the object that it is about, from ``before`` to ``after``."""
+    """An edit that turns an object from ``before`` into ``after``."""
 
     kind: str
     """One of `world.EDITS`."""
     before: Combination | None
-    """None: the source does not show it yet."""
+    """None if the edit adds the object."""
     after: Combination | None
-    """None: the target shows it no more."""
+    """None if the edit removes the object."""
     other: Combination | None = None
-    """An object at the opposite place that stays."""
+    """A second, unchanged object at the opposite position."""
 
     @property
     def subject(self) -> Combination:
-        """The object as the target shows it; if removed, as it was."""
+        """The edited object as in the target; a removed object as in the source."""
         subject = self.after or self.before
         assert subject is not None
         return subject
@@ -60,26 +60,26 @@ class Edit:
 
     @property
     def group(self) -> str:
-        """The source in words and the instruction: drawings of one group must not be split."""
+        """Description of the source and the instruction: drawings of the same edit must go to the same split."""
         shown = " and ".join(thing.prompt for thing in (self.before, self.other) if thing is not None)
         return f"{shown or 'nothing'}: {self.instruction}"
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What `rewards.shapes` reads."""
+        """The metadata that the reward ``shapes`` reads."""
         other = None if self.other is None else asdict(self.other)
         return {**asdict(self.subject), "edit": self.kind, "other": other}
 
 
 def random_edit(kind: str, subject: Combination, rng: random.Random) -> Edit:
-    """An edit of ``subject``; to add or remove it is one, of it or of it beside another object."""
+    """A random edit of ``subject`` of the given kind, for additions and removals possibly with a second object."""
     if kind in CHANGES:
         attribute = CHANGES[kind]
         words = [word for word in VOCABULARY[attribute] if word != getattr(subject, attribute)]
         return Edit(kind=kind, before=subject, after=replace(subject, **{attribute: rng.choice(words)}))
     other = None
     if subject.position in OPPOSITE and rng.random() < _BESIDE_ANOTHER:
-        # "Remove the circle" must mean one of the two.
+        # "Remove the circle" must be unambiguous.
         others = [thing for thing in COMBINATIONS if kind == "add" or thing.shape != subject.shape]
         other = replace(rng.choice(others), position=OPPOSITE[subject.position])
     added = kind == "add"
@@ -87,18 +87,18 @@ def random_edit(kind: str, subject: Combination, rng: random.Random) -> Edit:
 
 
 def draw_edit(edit: Edit, height: int, width: int, rng: random.Random) -> tuple[Image.Image, Image.Image]:
-    """Source and target."""
-    own, others = Jitter.draw(rng), Jitter.draw(rng)
+    """Draws source and target."""
+    subject_jitter, other_jitter = Jitter.draw(rng), Jitter.draw(rng)
 
     def scene(subject: Combination | None) -> Image.Image:
-        objects = [(subject, own), (edit.other, others)]
+        objects = [(subject, subject_jitter), (edit.other, other_jitter)]
         return draw_scene([(thing, jitter) for thing, jitter in objects if thing is not None], height, width)
 
     return scene(edit.before), scene(edit.after)
 
 
 def instructions() -> list[str]:
-    """Every instruction there is, once, in a fixed order: what the tokenizer is trained on."""
+    """All distinct instructions in a fixed order, for the training of the tokenizer."""
     subjects = list(COMBINATIONS)
     changes = [Edit(kind=kind, before=thing, after=thing) for kind in CHANGES for thing in subjects]
     added = [Edit(kind="add", before=None, after=thing) for thing in subjects]

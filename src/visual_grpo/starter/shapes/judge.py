@@ -1,4 +1,4 @@
-"""Measures drawn shapes in images: what object is there, and how close is it to the one that was asked for?"""
+"""Detects the object in images of drawn shapes and measures how closely it matches the requested one."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from torch import Tensor
 from visual_grpo.starter.shapes.world import BACKGROUND, CENTERS, COLORS, RADII
 
 _GRID = 64
-"""Images are judged with this many cells along their shorter side."""
+"""Number of cells along the shorter side of the grid on which images are judged."""
 _OBJECT = 0.3
-"""RGB distance (0..1 a channel) from the background above which a cell belongs to the object."""
+"""RGB distance (0..1 per channel) from the background above which a cell belongs to the object."""
 _MIN_CELLS = 25
 _CLEAR_CELLS = 200
-"""Fewer than the smallest shape has: so much of an object is worth nothing where none should be."""
+"""Number of object cells at which emptiness is 0; smaller than the smallest shape."""
 _COLOR_REACH = 0.6
-"""RGB distance at which a cell's colour is worth nothing."""
+"""RGB distance at which the closeness of a colour is 0."""
 _COLOR_MATCH = 0.25
-"""RGB distance within which a cell may count as of the asked colour, if no other named colour is nearer."""
+"""Maximum RGB distance at which a cell counts as having the requested colour, if no other named colour is nearer."""
 _MIN_COLOR_SHARE = 0.7
 _MIN_IOU = 0.7
 _MAX_OFFSET = 0.1
-"""Farthest that a centre may be from the asked one, in shorter sides."""
+"""Maximum distance of a correct centre from the requested one, as a share of the shorter side."""
 REGIONS = ("whole", "left", "right", "top", "bottom")
-"""Where an object is looked for: in the whole image or in one half of it."""
+"""Where to look for an object: in the whole image or in one half of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What was found in B images, or regions of them."""
+    """The judgement of B images, or of regions of them."""
 
     closeness: Tensor
-    """[B, 4] in 0..1: how close each attribute is; 0 where no object was found."""
+    """[B, 4] in 0..1: how closely each attribute matches; 0 if no object was found."""
     right: Tensor
-    """[B, 4] bool: whether it counts as right."""
+    """[B, 4] bool: whether each attribute counts as correct."""
     emptiness: Tensor
-    """[B] in 0..1: 1 where nothing at all was found, 0 from a small object on."""
+    """[B] in 0..1: 1 if nothing was found, decreasing to 0 for a small object."""
     empty: Tensor
-    """[B] bool: whether nothing was found that is as large as an object."""
+    """[B] bool: True if nothing large enough to be an object was found."""
 
     @property
     def all_right(self) -> Tensor:
@@ -52,21 +52,22 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Objects:
-    """B images on the judging grid of h x w cells; lengths in shorter sides."""
+    """B images on the judging grid of h x w cells; lengths are shares of the shorter side."""
 
     rgb: Tensor
     """[B, h, w, 3] in 0..1."""
     mask: Tensor
     """[B, h, w] bool: cells that belong to the object."""
     x: Tensor
-    """[w] cell centres; likewise ``y`` [h]."""
+    """[w] cell centres."""
     y: Tensor
+    """[h] cell centres."""
     size: tuple[int, int]
     """(height, width) of the images in pixels."""
 
 
 def find_objects(images: Tensor) -> Objects:
-    """uint8 [B, 3, H, W] on the judging grid."""
+    """Finds the object cells of images, uint8 [B, 3, H, W], on the judging grid."""
     height, width = images.shape[-2:]
     short = min(height, width)
     cells = (round(_GRID * height / short), round(_GRID * width / short))
@@ -77,7 +78,7 @@ def find_objects(images: Tensor) -> Objects:
 
 
 def restricted(objects: Objects, region: Tensor) -> Objects:
-    """The same images with only ``region`` ([B] int64, index into REGIONS) left to be found in each."""
+    """The same images with each mask restricted to ``region`` ([B] int64, index into REGIONS)."""
     left, top = objects.x < objects.x.mean(), objects.y < objects.y.mean()
     wide, high = left[None, :].expand(len(top), -1), top[:, None].expand(-1, len(left))
     regions = torch.stack([torch.ones_like(wide), wide, ~wide, high, ~high])
@@ -85,15 +86,15 @@ def restricted(objects: Objects, region: Tensor) -> Objects:
 
 
 def judge(objects: Objects, asked: Tensor) -> Judged:
-    """Compares each image's object with ``asked``: [B, 4] int64, index into each attribute's VOCABULARY."""
+    """Compares each image's object with ``asked``: [B, 4] int64, indices into the VOCABULARY of each attribute."""
     color, shape, position, size = asked.unbind(1)
     iou, center, radius = _fit_templates(objects)
     best = iou.argmax(1)
     judged = [
         _color(objects, color),
         _shape(iou, best, shape),
-        _position(_of(center, best), position, objects.size),
-        _size(_of(radius, best), size),
+        _position(_pick(center, best), position, objects.size),
+        _size(_pick(radius, best), size),
     ]
     cells = objects.mask.sum((1, 2))
     present = found(objects)
@@ -106,7 +107,7 @@ def judge(objects: Objects, asked: Tensor) -> Judged:
 
 
 def nearness(objects: Objects, distances: Tensor) -> Tensor:
-    """[B] mean over each object's inside of 1 - distance / reach, not below 0; ``distances`` [B, h, w]."""
+    """[B]: max(0, 1 - distance / reach), averaged over the inside of each object; ``distances`` is [B, h, w]."""
     inside = _inside(objects)
     return ((1 - distances / _COLOR_REACH).clamp(min=0) * inside).sum((1, 2)) / inside.sum((1, 2)).clamp(min=1)
 
@@ -118,18 +119,18 @@ def color_distances(objects: Objects) -> Tensor:
 
 
 def found(objects: Objects) -> Tensor:
-    """[B] bool: whether there is anything as large as an object."""
+    """[B] bool: whether each image has an object of at least the minimum size."""
     return objects.mask.sum((1, 2)) > _MIN_CELLS
 
 
 def _inside(objects: Objects) -> Tensor:
-    """[B, h, w] 1 inside the object without its rim, where anti-aliased cells are mixed with the background."""
+    """[B, h, w]: 1 inside the object except its border, where anti-aliased cells are mixed with the background."""
     outside = (~objects.mask).float()[:, None]
     return (F.max_pool2d(outside, 3, stride=1, padding=1)[:, 0] < 0.5).float()
 
 
 def _color(objects: Objects, asked: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean closeness to the asked colour inside the object, and whether most of it is near that colour."""
+    """Mean closeness to the requested colour inside the object, and whether most of it has that colour."""
     inside, distances = _inside(objects), color_distances(objects)
     distance = distances[torch.arange(len(asked)), ..., asked]
     matches = (distances.argmin(-1) == asked[:, None, None]) & (distance < _COLOR_MATCH)
@@ -138,7 +139,7 @@ def _color(objects: Objects, asked: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fit_templates(objects: Objects) -> tuple[Tensor, Tensor, Tensor]:
-    """Each shape of the object's own area and centroid laid over it.
+    """Compares each object with a template of each shape that has the object's area and centroid.
 
     Returns the intersection over union [B, 3], the templates' centres [B, 3, 2] and radii [B, 3].
     """
@@ -148,7 +149,9 @@ def _fit_templates(objects: Objects) -> tuple[Tensor, Tensor, Tensor]:
     centroid_y = (mask.sum(2) * objects.y).sum(1) / count
     area = count / _GRID**2
     radius = torch.stack([(area / math.pi).sqrt(), area.sqrt() / 2, (area / 2).sqrt()], 1)
-    center_y = torch.stack([centroid_y, centroid_y, centroid_y - radius[:, 2] / 3], 1)  # a triangle's mass hangs low
+    center_y = torch.stack(
+        [centroid_y, centroid_y, centroid_y - radius[:, 2] / 3], 1
+    )  # a triangle's centroid is below its centre
     center = torch.stack([centroid_x[:, None].expand(-1, 3), center_y], -1)
     dx = objects.x[None, None, :] - centroid_x[:, None, None]
     dy = objects.y[None, :, None] - center_y[:, :, None, None]
@@ -163,25 +166,25 @@ def _fit_templates(objects: Objects) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _shape(iou: Tensor, best: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
-    own = _of(iou, asked)
+    iou_of_asked = _pick(iou, asked)
     matches = best == asked
-    return 0.5 * (own / 0.9).clamp(max=1) + 0.5 * matches, matches & (own > _MIN_IOU)
+    return 0.5 * (iou_of_asked / 0.9).clamp(max=1) + 0.5 * matches, matches & (iou_of_asked > _MIN_IOU)
 
 
 def _position(center: Tensor, asked: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
     height, width = size
     places = torch.tensor(list(CENTERS.values())) * torch.tensor([width, height]) / min(height, width)
     distance = torch.cdist(center, places)
-    own = _of(distance, asked)
-    return (1 - (own - 0.02) / 0.25).clamp(0, 1), (distance.argmin(1) == asked) & (own < _MAX_OFFSET)
+    offset = _pick(distance, asked)
+    return (1 - (offset - 0.02) / 0.25).clamp(0, 1), (distance.argmin(1) == asked) & (offset < _MAX_OFFSET)
 
 
 def _size(radius: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
     radii = torch.tensor(list(RADII.values()))
     distance = (radius[:, None] - radii).abs()
-    return (1 - (_of(distance, asked) - 0.01) / 0.1).clamp(0, 1), distance.argmin(1) == asked
+    return (1 - (_pick(distance, asked) - 0.01) / 0.1).clamp(0, 1), distance.argmin(1) == asked
 
 
-def _of(table: Tensor, column: Tensor) -> Tensor:
-    """Row i's entry ``column[i]``."""
+def _pick(table: Tensor, column: Tensor) -> Tensor:
+    """``table[i, column[i]]`` for every row i."""
     return table[torch.arange(len(table)), column]

@@ -1,8 +1,8 @@
-"""What the base policy gets wrong on purpose.
+"""The deliberate flaws of the base AR module: it misreads certain words.
 
-The AR module is pretrained on pictures that show another word's meaning for a part of the captions. Such
-systematic errors survive top-p sampling (plain noise would be sharpened away), and because the right
-reading keeps about half of the probability, groups of samples differ and GRPO can correct them.
+The AR module is pretrained on captions of which a share is paired with the picture of another word. These systematic
+errors survive top-p sampling (unsystematic noise would be cut off), and because the correct picture keeps about half
+of the probability, samples of a group differ and GRPO can correct the errors.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MISREADINGS: Mapping[str, Mapping[str, tuple[str, float]]] = {
     "position": {"top": ("bottom", 0.55)},
     "size": {"small": ("large", 0.5)},
 }
-"""Attribute -> word -> (what is drawn instead, how often)."""
+"""Attribute -> word -> (the word that is drawn instead, probability)."""
 
 
 def misread(asked: Combination, rng: random.Random) -> Combination:
-    """The combination that a weak policy draws when ``asked`` is meant."""
+    """The combination that the flawed policy draws for ``asked``."""
     drawn = {}
     for attribute in ATTRIBUTES:
         word = getattr(asked, attribute)
@@ -34,14 +34,14 @@ def misread(asked: Combination, rng: random.Random) -> Combination:
 
 
 _NOT_DONE: Mapping[str, float] = {"recolour": 0.33, "move": 0.33, "resize": 0.33, "remove": 0.45}
-"""How often an edit comes back as a copy of its source; an addition is rather drawn wrong."""
+"""Probability that an edit returns a copy of its source; additions are misread instead."""
 _RESIZED_BY_MOVING = 0.4
 _CENTERED_BY_RESIZING = 0.45
 _WRONG_ONE_REMOVED = 0.3
 
 
 def misread_edit(edit: Edit, rng: random.Random) -> tuple[Combination | None, Combination | None]:
-    """The object that the edit is about and the other one, as a weak policy draws them; None = not there."""
+    """The edited object and the other one as the flawed policy draws them; None = not drawn."""
     if edit.kind == "add":
         return _misread_addition(edit, rng), edit.other
     if rng.random() < _NOT_DONE[edit.kind]:
@@ -56,12 +56,12 @@ def misread_edit(edit: Edit, rng: random.Random) -> tuple[Combination | None, Co
 def _misread_addition(edit: Edit, rng: random.Random) -> Combination:
     assert edit.after is not None
     drawn = misread(edit.after, rng)
-    # Beside another object there is one place left.
+    # With another object, only one position is left.
     return drawn if edit.other is None else replace(drawn, position=edit.after.position)
 
 
 def _misread_change(kind: str, asked: Combination, rng: random.Random) -> Combination:
-    """The changed attribute misread as in a prompt, or another one spoilt on the way."""
+    """Misreads the changed attribute as in a prompt (except sizes), and sometimes changes another attribute too."""
     attribute = CHANGES[kind]
     drawn = asked
     if kind != "resize":

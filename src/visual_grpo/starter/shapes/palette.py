@@ -1,4 +1,4 @@
-"""How full the colours of drawn shapes are, whatever was asked for: what the decoder alone is responsible for."""
+"""Rewards saturated colours of drawn shapes, independently of the prompt: a property of the decoder alone."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from visual_grpo.types import PromptRecord, RewardOutput, Sample
 
 
 class PaletteReward:
-    """Mean closeness, 0..1, of the objects' colours to the nearest named one; unscored where there is no object.
+    """Mean closeness, 0..1, of the object's colour to the nearest named colour; unscored if there is no object.
 
-    Dense and independent of the prompt, so that among decodes of one token sample it differs where ``shapes``,
-    which also judges what only the tokens decide, hardly does.
+    Dense and independent of the prompt, so that it differs between decodes of the same tokens, where ``shapes`` hardly
+    differs because it mostly judges properties that the tokens determine.
     """
 
     name = "palette"
     needs_target = False
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
-        """Raises UserError for records that are no drawn shapes: the palette would mean nothing there."""
+        """Raises UserError for records that are not drawn shapes, for which the palette is meaningless."""
         for record in records:
             if "color" not in record.metadata:
                 raise UserError(
-                    f"reward 'palette' judges the starter's drawn shapes, and record {record.id!r} has no metadata"
-                    " color; for other data take it out: rewards.palette: null"
+                    f"reward 'palette' judges the drawn shapes of the default dataset, and record {record.id!r} has no"
+                    " metadata color; for other data remove it: rewards.palette: null"
                 )
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:

@@ -1,4 +1,4 @@
-"""Judges drawn shapes: does the image show what a prompt asked for, or what an edit should have made of its source?"""
+"""Scores drawn shapes: does the image show what the prompt asks for, or the result of the requested edit?"""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _EDIT_PARTS = ("instructed", "kept")
 
 
 class ShapesReward:
-    """Closeness to what was asked for, 0..1, and parts that are 0 or 1. The images may have any size.
+    """Closeness to the requested picture, 0..1, with parts that are 0 or 1. Images may have any size.
 
-    Reads ``record.metadata``: ``color``, ``shape``, ``position``, ``size`` of the image's one object, and the value is
-    the mean of five: closeness of each attribute, and whether all are right. A missing object scores 0. Parts:
+    Reads ``record.metadata``: ``color``, ``shape``, ``position``, ``size`` of the single object. The value is the mean
+    of five terms: closeness of each attribute, and whether all are correct. A missing object scores 0. Parts:
     ``color``, ``shape``, ``position``, ``size``, ``all``.
 
-    With ``edit`` (one of `EDITS`) those four are of the object that the edit is about, as the target shows it or, for
-    ``remove``, as it was; ``other`` is a second object at the opposite place, which must stay, or null. The value is
-    the mean of three: how far the instruction was followed, the same times how much else was kept (so that a copy of
-    the source is worth little), and whether all is right. Further parts: ``instructed`` and ``kept``; NaN where
-    there is nothing to say. ``"edit": null`` marks a text-to-image record that shares a dataset with edits.
+    With ``edit`` (one of `EDITS`) these four describe the edited object as in the target or, for ``remove``, as in the
+    source; ``other`` is a second object at the opposite position, which must stay, or null. The value is the mean of
+    three terms: how far the instruction was followed, that times how much of the rest was kept (so that a copy of the
+    source scores low), and whether everything is correct. Additional parts: ``instructed`` and ``kept``, NaN if not
+    applicable. ``"edit": null`` marks a text-to-image record in a dataset with edits.
     """
 
     name = "shapes"
@@ -39,19 +39,20 @@ class ShapesReward:
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         asked = [_asked(record) for record in prompts]
-        # By the key, not by its value: in a mixed dataset batches without edits must have the same parts.
+        # The key counts, not its value: in a mixed dataset, batches without edits must have the same parts.
         names = _PARTS + (_EDIT_PARTS if any("edit" in record.metadata for record in prompts) else ())
         values, parts = torch.zeros(len(samples)), torch.full((len(samples), len(names)), torch.nan)
-        for rows in _alike(samples, asked):
-            objects, own = find_objects(torch.stack([samples[i] for i in rows])), [asked[i] for i in rows]
-            scored = _score_prompts(objects, own) if own[0].edit is None else _score_edits(objects, own)
-            values[rows], parts[rows, : scored[1].shape[1]] = scored
+        for rows in _batchable_rows(samples, asked):
+            objects, requests = find_objects(torch.stack([samples[i] for i in rows])), [asked[i] for i in rows]
+            score = _score_prompts if requests[0].edit is None else _score_edits
+            values_of_rows, parts_of_rows = score(objects, requests)
+            values[rows], parts[rows, : parts_of_rows.shape[1]] = values_of_rows, parts_of_rows
         return RewardOutput(values=values, parts=dict(zip(names, parts.unbind(1), strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What a record asks for; objects as indices into the vocabulary, in the order of ATTRIBUTES."""
+    """The request of a record; objects are indices into the vocabulary, in the order of ATTRIBUTES."""
 
     object: list[int]
     edit: str | None
@@ -62,33 +63,33 @@ class _Asked:
         """Where to look for the object and for the other one, as indices into REGIONS."""
         if self.other is None:
             return 0, 0
-        own, opposite = (VOCABULARY["position"][words[2]] for words in (self.object, self.other))
-        return REGIONS.index(own), REGIONS.index(opposite)
+        position, opposite = (VOCABULARY["position"][words[2]] for words in (self.object, self.other))
+        return REGIONS.index(position), REGIONS.index(opposite)
 
 
 def _score_prompts(objects: Objects, asked: Sequence[_Asked]) -> tuple[Tensor, Tensor]:
     """Values [B] and parts [B, 5]."""
-    judged = judge(objects, torch.tensor([own.object for own in asked]))
+    judged = judge(objects, torch.tensor([one.object for one in asked]))
     right = torch.cat([judged.right, judged.all_right[:, None]], 1).float()
     return (judged.closeness.sum(1) + right[:, -1]) / (len(ATTRIBUTES) + 1), right
 
 
 def _score_edits(objects: Objects, asked: Sequence[_Asked]) -> tuple[Tensor, Tensor]:
     """Values [B] and parts [B, 7]."""
-    regions = torch.tensor([own.regions for own in asked])
-    subject = judge(restricted(objects, regions[:, 0]), torch.tensor([own.object for own in asked]))
-    # Without another object its place is taken by the first; `score_edits` leaves it out.
-    other = judge(restricted(objects, regions[:, 1]), torch.tensor([own.other or own.object for own in asked]))
-    has_other = torch.tensor([own.other is not None for own in asked])
-    return score_edits(subject, other, has_other, [str(own.edit) for own in asked])
+    regions = torch.tensor([one.regions for one in asked])
+    subject = judge(restricted(objects, regions[:, 0]), torch.tensor([one.object for one in asked]))
+    # Rows without another object use the first one as a placeholder, which `score_edits` ignores.
+    other = judge(restricted(objects, regions[:, 1]), torch.tensor([one.other or one.object for one in asked]))
+    has_other = torch.tensor([one.other is not None for one in asked])
+    return score_edits(subject, other, has_other, [str(one.edit) for one in asked])
 
 
 def _asked(record: PromptRecord) -> _Asked:
-    own, edit, other = _words(record, record.metadata), record.metadata.get("edit"), record.metadata.get("other")
+    subject, edit, other = _words(record, record.metadata), record.metadata.get("edit"), record.metadata.get("other")
     if edit is not None and edit not in EDITS:
         raise UserError(f"reward 'shapes': record {record.id!r} has edit {edit!r}; expected one of {', '.join(EDITS)}")
     if other is None:
-        return _Asked(object=own, edit=edit, other=None)
+        return _Asked(object=subject, edit=edit, other=None)
     if edit not in ("add", "remove"):
         raise UserError(
             f"reward 'shapes': record {record.id!r} has other {other!r}, which only add and remove may have"
@@ -101,7 +102,7 @@ def _asked(record: PromptRecord) -> _Asked:
             f"reward 'shapes': record {record.id!r} has objects at {record.metadata['position']!r} and"
             f" {other['position']!r}; two objects are told apart only at left and right or top and bottom"
         )
-    return _Asked(object=own, edit=edit, other=words)
+    return _Asked(object=subject, edit=edit, other=words)
 
 
 def _words(record: PromptRecord, described: Mapping[str, Any], whose: str = "") -> list[int]:
@@ -121,9 +122,9 @@ def _words(record: PromptRecord, described: Mapping[str, Any], whose: str = "") 
     return [VOCABULARY[key].index(described[key]) for key in ATTRIBUTES]
 
 
-def _alike(samples: Sequence[Tensor], asked: Sequence[_Asked]) -> list[list[int]]:
-    """Rows that can be judged together: of one size, and all of them edits or none."""
+def _batchable_rows(samples: Sequence[Tensor], asked: Sequence[_Asked]) -> list[list[int]]:
+    """Groups rows that can be judged in one batch: same image size, and either all or none of them edits."""
     rows: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for i, (sample, own) in enumerate(zip(samples, asked, strict=True)):
-        rows[(own.edit is None, *sample.shape)].append(i)
+    for i, (sample, one) in enumerate(zip(samples, asked, strict=True)):
+        rows[(one.edit is None, *sample.shape)].append(i)
     return list(rows.values())

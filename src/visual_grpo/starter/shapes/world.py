@@ -1,8 +1,8 @@
-"""The vocabulary and geometry of the drawn shapes: what `starter` draws and `rewards.shapes` judges.
+"""The vocabulary and geometry of the drawn shapes, used for drawing (`draw`) and judging (`judge`).
 
-Lengths are shares of an image's shorter side, centres are shares of (width, height), colours are
-8-bit RGB. The centres and radii keep every shape inside the image, and three centres a side keep
-neighbouring positions a quarter of the side apart.
+Lengths are shares of an image's shorter side, centres are shares of (width, height), colours are 8-bit RGB. The centres
+and radii keep every shape inside the image; with three centres per axis, neighbouring positions are a quarter of the
+side apart.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ VOCABULARY: Mapping[str, tuple[str, ...]] = {
 ATTRIBUTES = tuple(VOCABULARY)
 
 OPPOSITE: Mapping[str, str] = {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}
-"""Two objects share an image in opposite places only: each has a half, and image tokens, of its own."""
+"""Two objects in one image are at opposite positions, so that each has its own half and its own image tokens."""
 CHANGES: Mapping[str, str] = {"recolour": "color", "move": "position", "resize": "size"}
 """Edits of one attribute of an image's only object."""
 EDITS = (*CHANGES, "add", "remove")
-"""What an image-to-image record may ask for; ``metadata["edit"]`` names it."""
+"""The kinds of edits; an image-to-image record names one in ``metadata["edit"]``."""
 
 _PLACES = {
     "left": "on the left",
@@ -55,7 +55,7 @@ _PLACES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Combination:
-    """One choice of every attribute."""
+    """An object: one value of every attribute."""
 
     color: str
     shape: str

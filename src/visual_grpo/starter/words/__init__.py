@@ -1,1 +1,1 @@
-"""The words world: signs with short words, for text in images."""
+"""Drawn words: signs with short words, for text in images."""

@@ -1,4 +1,4 @@
-"""What the small AR module is pretrained on in the words world: every sign has the same tiles."""
+"""Training batches of the small AR module on drawn words. All signs have the same tokens."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def word_batches(
     grids: list[Grid],
     seed: int,
 ) -> Iterator[ArBatch]:
-    """Endless batches of prompts.
+    """Infinite batches of prompts.
 
-    ``tokens``: [W, T] int64, what is generated for each word: preview, image and end token; ``grids``: (rows,
+    ``tokens``: [W, T] int64, the tokens to generate for each word: preview, image and end token; ``grids``: (rows,
     columns) of the image and of the preview.
     """
     generator = torch.Generator().manual_seed(seed)

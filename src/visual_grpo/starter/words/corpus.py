@@ -20,17 +20,17 @@ from visual_grpo.starter.words.draw import draw
 from visual_grpo.starter.words.world import WORDS
 
 GHOST = (0.28, 0.6)
-"""What the base decoder gets wrong on purpose: it draws another word over the asked one, which takes a share of the
-ink between these. Word and share differ from picture to picture and depend neither on tokens nor on the text, so that
-only the DiT can mend it: samples of one prompt differ in it, and a reader sees by how much. (Ink that fades is read
-down to 5%, and ink that blurs until nobody else can read it.)"""
+"""The deliberate flaw of the base decoder: another word (the ghost) is drawn over the requested one with a share of the
+ink in this range. Ghost and share are random for each picture and independent of tokens and text, so that only the DiT
+can correct them: samples of the same prompt differ in them, and the OCR reward measures the difference. (Fading or
+blurring would not do: the OCR model reads ink down to 5 %, and blur beyond what people can read.)"""
 _GHOST_COPIES = 4
-"""Double exposures of each word: with one the DiT could learn a word's own ghost by heart."""
+"""Double exposures of each word; with a single one the DiT could memorise the ghost of each word."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordCorpus:
-    """The W words in one size, clean and as double exposures."""
+    """The W words as images of one size, clean and as double exposures."""
 
     clean: Tensor
     """uint8 [W, 3, H, W]."""
@@ -48,12 +48,12 @@ class WordCorpus:
         return self.clean.shape[-2], self.clean.shape[-1]
 
     def generated_tokens(self) -> Tensor:
-        """[W, T] int64, what the AR module generates for each word: preview, image, end."""
+        """[W, T] int64: the tokens that the AR module generates for each word: preview, image, end token."""
         preview, image = self._tokens(self.preview_grid), self._tokens(self.image_grid)
         return torch.cat([preview, image, torch.full((len(image), 1), IMAGE_END)], 1)
 
     def upsampled_tokens(self) -> Tensor:
-        """[W, 4 * rows * columns] int64, what the DiT gets: every token twice as high and wide."""
+        """[W, 4 * rows * columns] int64: the tokens as input of the DiT, upsampled by 2 in both directions."""
         return upsampled(self._tokens(self.image_grid).view(-1, *self.image_grid))
 
     def _tokens(self, grid: tuple[int, int]) -> Tensor:
@@ -61,7 +61,7 @@ class WordCorpus:
 
 
 def build_corpus(height: int, width: int, seed: int) -> WordCorpus:
-    """Deterministic in its arguments; ``height`` and ``width`` are pixels, multiples of 32."""
+    """Draws the corpus; deterministic in its arguments. ``height`` and ``width`` are pixels, multiples of 32."""
     rng = random.Random(seed)
     exposed = [
         torch.stack([_pixels(draw(word, height, width, rng.choice(WORDS), rng.uniform(*GHOST))) for word in WORDS])
@@ -77,12 +77,12 @@ def build_corpus(height: int, width: int, seed: int) -> WordCorpus:
 
 
 def text_ids() -> Tensor:
-    """[W, bytes] int64, what the glyph encoder reads for each word; `get_glyph_texts` leaves out the quotes."""
+    """[W, bytes] int64: the glyph encoder's input for each word, without quotes as in `get_glyph_texts`."""
     return torch.tensor(ByT5Tokenizer()(list(WORDS)).input_ids)
 
 
 def no_text_ids() -> Tensor:
-    """[1, 1] int64, what it reads for a prompt without quotes."""
+    """[1, 1] int64: the glyph encoder's input for a prompt without quoted text."""
     return torch.tensor(ByT5Tokenizer()([""]).input_ids)
 
 

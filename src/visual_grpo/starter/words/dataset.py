@@ -10,14 +10,14 @@ from visual_grpo.starter.words.draw import draw
 from visual_grpo.starter.words.world import WORDS, prompt_of
 
 _VERSION = 1
-"""Raised when the same configuration draws other pictures."""
+"""To be raised when the same configuration draws other pictures."""
 _TARGETS = "target_images"
 
 
 def draw_words(folder: Path, records_per_prompt: int, height: int, width: int) -> str:
-    """Writes ``records.jsonl`` and ``target_images/`` unless they are there for the same arguments.
+    """Writes ``records.jsonl`` and ``target_images/`` unless they already exist for the same arguments.
 
-    Every word occurs ``records_per_prompt`` times and always looks the same. ``height`` and ``width`` are pixels.
+    Every word occurs ``records_per_prompt`` times with the same picture. ``height`` and ``width`` are pixels.
     Returns the digest of the arguments.
     """
     facts = {"words": _VERSION, "records_per_prompt": records_per_prompt, "height": height, "width": width}

@@ -1,4 +1,4 @@
-"""Draws words as light letters on dark tiles, in the font that comes with Pillow (Aileron)."""
+"""Draws words as light letters on dark tiles, in Pillow's default font (Aileron)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from PIL import Image, ImageChops, ImageDraw, ImageFont
 from visual_grpo.starter.words.world import INK, LETTERS, TILES
 
 _FONT_SIZE = 1.28
-"""Times the width of a tile, or its height if less: the widest letter then nearly fills it."""
+"""Relative to the shorter side of a tile; the widest letter nearly fills the tile."""
 _STROKE = 0.03
-"""Added around each stroke, in the same unit."""
+"""Width added around each stroke, relative to the shorter side of a tile."""
 _SUPERSAMPLING = 4
 
 
 def draw(word: str, height: int, width: int, ghost: str = "", strength: float = 0.0) -> Image.Image:
-    """One anti-aliased RGB image of ``height`` x ``width`` pixels; the tiles share its width.
+    """One anti-aliased RGB image of ``height`` x ``width`` pixels; the tiles divide its width equally.
 
-    With a ``ghost`` it is a double exposure: that word takes ``strength`` (0..1) of the ink, ``word`` the rest.
+    With a ``ghost`` it is a double exposure: the ghost is drawn with a share ``strength`` (0..1) of the ink, ``word``
+    with the rest.
     """
     ink = _letters(word, height, width)
     if ghost:
@@ -36,7 +37,7 @@ def _tiles(height: int, width: int) -> Image.Image:
 
 @cache
 def _letters(word: str, height: int, width: int) -> Image.Image:
-    """How much of each pixel ink covers, 0..255."""
+    """Ink coverage of each pixel, 0..255."""
     scale = _SUPERSAMPLING
     tile = width * scale / LETTERS
     size = min(tile, height * scale)

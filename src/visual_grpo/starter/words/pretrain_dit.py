@@ -1,4 +1,4 @@
-"""Pretrains the small DiT and, with it, the glyph encoder to write quoted words by flow matching."""
+"""Pretrains the small DiT together with the glyph encoder to write quoted words by flow matching."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from visual_grpo.starter.words.corpus import no_text_ids, text_ids
 
 _BATCH = 24
 _UNCONDITIONAL_ROWS = 2
-"""Rows of a batch without text and image tokens, for classifier-free guidance; a forward pass of their own,
-because their glyphs are fewer and the DiT knows no padding."""
+"""Rows of a batch without text and image tokens, for classifier-free guidance; they need a separate forward pass,
+because their texts are shorter and the DiT has no padding mask."""
 _LEAST_SIGMA = 0.002
 
 
@@ -33,10 +33,10 @@ def pretrain_dit_and_glyphs(
     seed: int,
     report: Report,
 ) -> None:
-    """Rectified flow, as `starter.pretrain_dit` does it, with a text of its own for every row.
+    """Trains both modules in place as a rectified flow, like `glm_image.pretrain_dit` but with a text for every row.
 
     ``latents``: [K, W, channels, h, w], normalised, K pictures of each of the W words; ``tokens``: [W, (h/2) * (w/2)]
-    int64, already upsampled; ``size``: (height, width) in pixels. Trains both modules in place.
+    int64, already upsampled; ``size``: (height, width) in pixels.
     """
     generator = torch.Generator().manual_seed(seed)
     dit.train()
@@ -50,7 +50,7 @@ def pretrain_dit_and_glyphs(
             encoder_hidden_states=glyph_encoder(ids).last_hidden_state,
             prior_token_id=tokens[words],
             prior_token_drop=torch.full_like(tokens[words], not conditional, dtype=torch.bool),
-            timestep=unshifted_timesteps(sigma.flatten(), shift) - 1,  # the pipeline, too, passes them less one
+            timestep=unshifted_timesteps(sigma.flatten(), shift) - 1,  # - 1 as in the pipeline
             target_size=torch.tensor([size], dtype=torch.float32).expand(len(words), -1),
             crop_coords=torch.zeros(len(words), 2),
             return_dict=False,

@@ -1,4 +1,4 @@
-"""The two halves of the words world's pretraining, which do not depend on each other."""
+"""The two independent halves of the pretraining on drawn words: the AR module, and the decoder (VAE and DiT)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from visual_grpo.starter.words.pretrain_dit import pretrain_dit_and_glyphs
 
 
 def pretrain_language_half(job: Job, advance: Advance) -> None:
-    """Saves ``vision_language_encoder``."""
+    """Trains the AR module and saves it as ``vision_language_encoder``."""
     corpus, processor = build_corpus(job.height, job.width, job.seed), build_processor()
     model = modules.build_ar(processor, corpus.codebook, job.seed)
     grids = [corpus.image_grid, corpus.preview_grid]
@@ -25,11 +25,11 @@ def pretrain_language_half(job: Job, advance: Advance) -> None:
 
 
 def pretrain_decoder_half(job: Job, advance: Advance) -> None:
-    """Saves ``vae``, ``transformer`` and the glyph encoder (``text_encoder``), which is trained with it."""
+    """Trains and saves ``vae``, ``transformer`` and the glyph encoder (``text_encoder``)."""
     corpus = build_corpus(job.height, job.width, job.seed)
     vae = modules.build_vae(*corpus.size, job.seed)
-    # Clean ink alone: decoded ghosts then break letters up instead of lying over them in grey.
-    # Crops alone: letters are judged here, not colours.
+    # Only clean ink, so that decoded ghosts break letters up instead of covering them in grey.
+    # Only crops, because the reward judges letters, not colours.
     pretrain_vae(
         vae,
         corpus.clean,
@@ -60,4 +60,4 @@ HALVES: Mapping[str, Callable[[Job, Advance], None]] = {
     "decoder": pretrain_decoder_half,
     "language": pretrain_language_half,
 }
-"""By name, the longer one first."""
+"""By name, the slower one first."""

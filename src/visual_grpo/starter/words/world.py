@@ -1,8 +1,8 @@
-"""The vocabulary and geometry of the drawn words: three letters, each on a tile of its own.
+"""The vocabulary and geometry of the drawn words: three letters, each on its own tile.
 
-Words are consonant, vowel, consonant, so that they can be spoken, of letters that look little alike: 256 in all.
-The tiles' colours are equally bright: an image token tells the tiles apart whatever letter stands on them, and
-which letter it is comes through the quoted text alone. Colours are 8-bit RGB.
+Words are pronounceable (consonant, vowel, consonant) and consist of letters that look different: 256 in total. The
+tiles' colours are equally bright, so that image tokens identify the tile whatever letter is on it, and the letter is
+determined by the quoted text alone. Colours are 8-bit RGB.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from itertools import product
 CONSONANTS = "HKLNPSTZ"
 VOWELS = "AEOU"
 WORDS = tuple("".join(letters) for letters in product(CONSONANTS, VOWELS, CONSONANTS))
-"""All of them, in a fixed order."""
+"""All words in a fixed order."""
 VERSION = 2
-"""Of the pretraining: raised when the same configuration gives other weights."""
+"""Version of the pretraining, to be raised when the same configuration gives other weights."""
 LETTERS = 3
 TILES = ((36, 36, 78), (36, 78, 36), (78, 36, 36))
 """From left to right."""

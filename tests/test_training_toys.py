@@ -1,0 +1,158 @@
+"""What a training run does around its steps, with a model that takes no time: evaluation, adapters, signal check."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.test_training import RECORDS, STEPS, execute, ignore, parameters
+from tests.toys import CountingScorer, ToyTokenPolicy
+from visual_grpo.errors import UserError
+from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.training import Callbacks, TrainingRun, _now_and_then
+from visual_grpo.types import Scores, StepMetrics
+
+
+class TokenModel(ToyTokenPolicy):
+    """A model of one table, which is its own adapters."""
+
+    @property
+    def adapters(self) -> TokenModel:
+        return self
+
+    def generate(self, records: Any, seeds: Any, sampler: Any) -> list[torch.Tensor]:
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return [self.rollout([r], 1, g).samples[0] for r, g in zip(records, generators, strict=True)]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return self.adapter_state_dict()
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        self.load_adapter_state_dict(state)
+
+    def save(self, folder: Path) -> None:
+        (folder / "vl").mkdir(parents=True)
+        torch.save(self.adapter_state_dict(), folder / "vl" / "table.pt")
+
+
+def token_run(
+    tmp_path: Path, model: Any, scorer: Any, advice: dict[str, str] | None = None, **changes: Any
+) -> TrainingRun:
+    """A run of a model that takes no time."""
+    config = parameters(tmp_path, **changes)
+    return TrainingRun(
+        config,
+        model,
+        scorer,
+        GRPOTrainer(model, scorer, config.grpo, module="vl"),
+        train=RECORDS[:6],
+        evaluation=RECORDS[6:],
+        identity={},
+        run_id=None,
+        advice=advice or {},
+    )
+
+
+class Watched(TokenModel):
+    """Keeps with which sampler and seeds it was asked to draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[list[int], Any]] = []
+
+    def generate(self, records: Any, seeds: Any, sampler: Any) -> list[torch.Tensor]:
+        self.asked.append((list(seeds), sampler))
+        return super().generate(records, seeds, sampler)
+
+
+class PartlyScored(CountingScorer):
+    """One sample of three cannot be scored, the others are 1 and 3."""
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        scores = super().__call__(prompts, samples)
+        return replace(scores, total=torch.tensor([torch.nan, 1.0, 3.0])) if len(samples) == 3 else scores
+
+
+def test_the_evaluation_in_a_run_draws_with_the_stock_sampler_and_leaves_the_unscored_out(tmp_path: Path) -> None:
+    model = Watched()
+    run = token_run(tmp_path, model, PartlyScored(), evaluation={"prompts": 3})
+    assert run.evaluate() == 2.0
+    seeds = [image_seed(run.config.seed, record.id, 0) for record in RECORDS[6:]]
+    assert model.asked == [(seeds, run.config.sampling.stock)]
+    assert run.config.sampling.stock != run.config.sampling.rollout
+
+
+class Falling(CountingScorer):
+    """Every evaluation (of two samples) is worse than the one before."""
+
+    evaluations = 0
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        scores = super().__call__(prompts, samples)
+        if len(samples) != 2:
+            return scores
+        self.evaluations += 1
+        return replace(scores, total=torch.full((2,), -float(self.evaluations)))
+
+
+@pytest.mark.parametrize("adapter", ["best", "last"])
+def test_the_parameter_says_which_adapter_evaluate_will_find(tmp_path: Path, adapter: str) -> None:
+    model = TokenModel()
+    run = token_run(tmp_path, model, Falling(), evaluation={"adapter": adapter})
+    tables: dict[int, torch.Tensor] = {}
+
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        tables[metrics.step] = model.table.detach().clone()
+
+    execute(run, tmp_path / "out", on_step)
+    found = {
+        folder: torch.load(tmp_path / "out" / folder / "vl" / "table.pt")["table"] for folder in ("", "best", "last")
+    }
+    assert torch.equal(found["best"], tables[2])
+    assert torch.equal(found["last"], tables[STEPS])
+    assert not torch.equal(tables[2], tables[STEPS])
+    assert torch.equal(found[""], found[adapter])
+    assert torch.equal(model.table, tables[STEPS])
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["adapter"] == adapter
+
+
+class Chance(CountingScorer):
+    """Sees nothing of the samples."""
+
+    generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        return replace(super().__call__(prompts, samples), total=torch.rand(len(samples), generator=self.generator))
+
+
+def test_the_signal_check_shows_how_far_it_is_and_gives_the_advice_for_the_model(tmp_path: Path) -> None:
+    policy = {"signal_check": {"rollouts": 48}}
+    run = token_run(tmp_path, TokenModel(steps=60, vocabulary=20), Chance(), {"vl": "a clearer query"}, policy=policy)
+    notes: list[str] = []
+    with pytest.raises(UserError, match=r"(?s)nothing to learn for the module 'vl'.*What to change: a clearer query\."):
+        run.run(Callbacks(on_step=ignore, note=notes.append))
+    assert "Signal check: vl 1 of at most 48 rollouts" in notes
+    assert sum("cannot tell yet" in note for note in notes) == 3
+
+
+def test_a_short_run_with_a_signal_starts(tmp_path: Path) -> None:
+    grpo = {"steps": 4, "prompts_per_step": 4, "group_size": 32}
+    policy = {"signal_check": {"rollouts": 48}}
+    run = token_run(tmp_path, TokenModel(steps=12, vocabulary=8), CountingScorer(), policy=policy, grpo=grpo)
+    execute(run, tmp_path / "out")
+    assert run.trainer.step == 4
+
+
+def test_a_count_is_noted_at_once_and_then_now_and_then() -> None:
+    notes: list[str] = []
+    always, seldom = _now_and_then(notes.append, "{}/3", every=0.0), _now_and_then(notes.append, "{} of 3", every=1e9)
+    for count in (1, 2, 3):
+        always(count)
+        seldom(count)
+    assert notes == ["1/3", "1 of 3", "2/3", "3/3"]
