@@ -69,7 +69,8 @@ class Project:
         ``failed`` gets the name of the node that fails.
         """
         tree = parameters(**({"evaluation": SMALL} | changes)).model_dump(mode="json")
-        memory = parameter_entries(Parameters.model_validate(tree | {"rewards": BRIGHTNESS})) | {
+        tree |= {"rewards": BRIGHTNESS, "modules": {}, "model": tree["model"] | {"family": "glm_image"}}
+        memory = parameter_entries(Parameters.model_validate(tree)) | {
             "starter_report": {"model": "the model", "digest": "digest"},
             "training_history": pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]}),
         }
