@@ -66,9 +66,7 @@ def test_a_truncated_sampler_says_the_log_probs_of_the_whole_distribution(
         sampled = glm_image.sample_tokens(RECORDS, [1, 2, 3], sampler)
         tokens = sampled.trajectory.tokens
         want = whole_distribution(glm_image, tokens, 1.7)
-        torch.testing.assert_close(
-            sampled.log_probs, want.gather(2, tokens[..., None])[..., 0], rtol=0, atol=5e-5
-        )
+        torch.testing.assert_close(sampled.log_probs, want.gather(2, tokens[..., None])[..., 0], rtol=0, atol=5e-5)
         torch.testing.assert_close(sampled.entropy, -(want.exp() * want).sum(-1), rtol=0, atol=1e-4)
         if "top_k" in truncated:
             likeliest = want.topk(3).indices
