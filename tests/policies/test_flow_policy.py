@@ -31,8 +31,9 @@ def rollout(policy: FlowPolicy[Tensor], group_size: int = 2) -> Any:
     return policy.rollout(RECORDS, group_size, torch.Generator().manual_seed(3))
 
 
-def published(state: Tensor, velocity: Tensor, sigma: float, following: float, noise: float) -> tuple[Tensor, float]:
+def published(state: Tensor, velocity: Tensor, step: int, noise: float = 0.7) -> tuple[Tensor, float]:
     """Flow-GRPO, eq. 9, as it is printed; at sigma 1, where it has no value, with the next sigma's noise."""
+    sigma, following = ToyFlow.sigmas[step : step + 2]
     scale = noise * math.sqrt(sigma / (1 - (following if sigma == 1 else sigma)))
     drift = velocity + scale**2 / (2 * sigma) * (state + (1 - sigma) * velocity)
     return state + drift * (following - sigma), scale * math.sqrt(sigma - following)
@@ -44,13 +45,13 @@ def test_every_step_is_the_published_transition_at_its_own_sigma() -> None:
     trajectory, offsets = got.trajectory, torch.tensor([0.1, 0.1, 0.2, 0.2, 0.3, 0.3])
     assert trajectory.steps == (0, 1, 2)
     for step in range(3):
-        state, sigmas = trajectory.states[:, step], ToyFlow.sigmas[step : step + 2]
+        state = trajectory.states[:, step]
         velocity = policy.model.transformer(state, offsets).detach()
-        mean, std = published(state, velocity, *sigmas, 0.7)
+        mean, std = published(state, velocity, step)
         torch.testing.assert_close(trajectory.means[:, step], mean, rtol=1e-5, atol=1e-5)
         want = log_prob(trajectory.next_states[:, step], mean, std)
         torch.testing.assert_close(got.log_probs[:, step], want, rtol=1e-4, atol=1e-3)
-        without = published(state, offsets.view(-1, 1, 1, 1).expand_as(state), *sigmas, 0.7)[0]
+        without = published(state, offsets.view(-1, 1, 1, 1).expand_as(state), step)[0]
         torch.testing.assert_close(trajectory.reference_means[:, step], without, rtol=1e-5, atol=1e-5)
         if step:
             assert torch.equal(state, trajectory.next_states[:, step - 1])
@@ -61,7 +62,7 @@ def test_the_noise_of_a_step_is_standard_normal_and_not_the_start_noise(shared: 
     """One seed decides start and steps of a row where the start noise is not shared: two streams."""
     trajectory = rollout(policy_with(flow=EVERY_STEP, share_start_noise=shared)).trajectory
     start = trajectory.states[:, 0]
-    stds = [published(start, start, *ToyFlow.sigmas[step : step + 2], 0.7)[1] for step in range(3)]
+    stds = [published(start, start, step)[1] for step in range(3)]
     drawn = (trajectory.next_states - trajectory.means) / torch.tensor(stds).view(1, 3, 1, 1, 1)
     assert float(drawn.std()) == pytest.approx(1, abs=0.03)
     for row in range(6):
