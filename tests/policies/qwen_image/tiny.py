@@ -13,6 +13,7 @@ MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|
 def pipeline(*, edit: bool = False) -> Any:
     from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPipeline, QwenImagePipeline
 
+    torch.set_num_threads(1)
     words = tokenizer()
     parts = {
         "scheduler": FlowMatchEulerDiscreteScheduler(
