@@ -20,10 +20,12 @@ ROOT = Path(__file__).parents[1]
 
 REGISTRY = """
 from kedro.pipeline import node, pipeline
+from visual_grpo.config import GRPOConfig, Parameters
 from visual_grpo.errors import UserError
 
-def make(parameters):
-    return {"steps": parameters["grpo"]["steps"]}
+def make(parameters: Parameters, grpo: GRPOConfig, rewards):
+    kinds = [type(value).__name__ for value in (parameters, grpo, rewards["palette"])]
+    return {"steps": [parameters.grpo.steps, grpo.steps], "kinds": kinds}
 
 def interrupt(report):
     raise KeyboardInterrupt
@@ -39,12 +41,26 @@ def terminate(report):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(5)
 
+def fill(draft):
+    (draft / "file").write_text("whole")
+    return draft
+
+def half(draft):
+    (draft / "file").write_text("half")
+    raise OSError("an error of a library") from UserError("the model cannot be loaded")
+
+def closure(draft):
+    return fill
+
 def register_pipelines():
-    first = pipeline([node(make, "parameters", "report", name="make")])
-    images = pipeline([node(make, "parameters", "baseline", name="images")])
+    typed = ["parameters", "params:grpo", "params:rewards"]
+    first = pipeline([node(make, typed, "report", name="make")])
+    images = pipeline([node(make, typed, "baseline", name="images")])
+    fills = {f.__name__: pipeline([node(f, "folder_draft", "folder", name=f"node_{f.__name__}")]) for f in
+             (fill, half, closure)}
     ends = {f.__name__: pipeline([node(f, "report", None, name=f.__name__)]) for f in
             (interrupt, crash, mistake, terminate)}
-    return {"make": first, "images": images, **ends, "__default__": first}
+    return {"make": first, "images": images, **ends, **fills, "__default__": first}
 """
 
 SCRIPT = """
@@ -80,7 +96,7 @@ out["reward"] = run("images", rewards={"sim": {"weight": 1}})
 out["device"] = run("images", model={"device": "cuda:99"})
 out["model"] = run("images", model={"path": "no/such/folder"})
 out["made"] = run("make")
-for name in ("interrupt", "crash", "mistake", "terminate", "interupt"):
+for name in ("fill", "half", "closure", "interrupt", "crash", "mistake", "terminate", "interupt"):
     out[name] = run(name)
 checkpoints = root / "data/06_models/checkpoints"
 checkpoints.mkdir(parents=True)
@@ -97,11 +113,18 @@ pathlib.Path("out.json").write_text(json.dumps(out))
 """
 
 
+CATALOG = """
+report: {type: json.JSONDataset, filepath: data/report.json}
+folder: {type: visual_grpo.datasets.FolderDataset, filepath: data/folder, made_by: fill}
+folder_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/folder}
+"""
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     project = tmp_path_factory.mktemp("project")
     shutil.copytree(ROOT / "conf", project / "conf")
-    (project / "conf/base/catalog.yml").write_text("report: {type: json.JSONDataset, filepath: data/report.json}\n")
+    (project / "conf/base/catalog.yml").write_text(CATALOG)
     (project / "pyproject.toml").write_text(
         '[tool.kedro]\npackage_name = "small"\nproject_name = "small"\nkedro_init_version = "1.7.0"\n'
     )
@@ -121,7 +144,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads((project / "out.json").read_text())
-    return {**result, "printed": done.stdout + done.stderr}
+    return {**result, "printed": done.stdout + done.stderr, "data": project / "data"}
 
 
 def test_missing_data_names_the_command_that_makes_it_and_opens_no_run(runs):
@@ -172,8 +195,43 @@ def test_a_run_that_did_not_end_well_says_so(runs, name, status, end):
     assert runs[name]["end"] == end
 
 
+def test_nodes_get_typed_parameters(runs):
+    report = json.loads((runs["data"] / "report.json").read_text())
+    assert report["kinds"] == ["Parameters", "GRPOConfig", "RewardConfig"]
+    assert report["steps"][0] == report["steps"][1]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("half", "the model cannot be loaded"),
+        ("crash", "RuntimeError: a bug"),
+        ("mistake", "the file is empty"),
+        ("interrupt", None),
+    ],
+)
+def test_the_run_in_mlflow_says_why_and_where_it_failed(runs, name, said):
+    node = None if said is None else f"node_{name}" if name == "half" else name
+    assert runs[name]["tags"].get("error") == said
+    assert runs[name]["tags"].get("error.node") == node
+
+
+def test_a_node_that_fails_is_named_and_leaves_its_old_folder(runs):
+    assert runs["fill"]["end"] == "done"
+    assert runs["half"]["end"] == ["ClickException", "the model cannot be loaded", 1]
+    assert "== node_half" in runs["printed"]
+    assert {path.name for path in runs["data"].glob("*folder*")} == {"folder"}
+    assert (runs["data"] / "folder/file").read_text() == "whole"
+
+
+def test_a_node_that_returns_a_function_is_refused(runs):
+    kind, message, code = runs["closure"]["end"]
+    assert (kind, code) == ("ClickException", 1)
+    assert "expected the path of the folder that the node filled, got a function" in message
+
+
 def test_a_misspelt_pipeline_is_named_with_the_nearest(runs):
-    assert "Nearest: interrupt" in runs["interupt"]["end"][1]
+    assert "Did you mean 'interrupt'?" in runs["interupt"]["end"][1]
 
 
 def test_resuming_goes_on_in_the_checkpoints_run(runs):

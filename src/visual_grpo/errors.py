@@ -1,4 +1,4 @@
-"""The exception for mistakes that a user can fix, and a helper for its messages."""
+"""The exception for errors that a user can correct, and helpers for messages."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def nearest_hint(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> 
     """
     matches = difflib.get_close_matches(wrong, candidates, n=1, cutoff=cutoff)
     return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def user_error(error: BaseException) -> UserError | None:
+    """The first `UserError` among ``error`` and its causes: libraries wrap what they call in errors of their own."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        if isinstance(cause, UserError):
+            return cause
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return None

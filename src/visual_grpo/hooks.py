@@ -1,6 +1,6 @@
-"""What happens around Kedro's nodes: checks before the first one, and the MLflow run.
+"""Kedro hooks: checks before the first node, typed parameters, the MLflow run.
 
-Pipelines are plain data flow; everything that watches them is here.
+Nodes only transform data; everything around them is here.
 """
 
 from __future__ import annotations
@@ -22,28 +22,42 @@ from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
 from visual_grpo import components, console, lineage
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.validation import validate
-from visual_grpo.errors import UserError
+from visual_grpo.datasets.parameters import parameter_entries
+from visual_grpo.errors import UserError, user_error
 from visual_grpo.tracking import Tracker, run_exists
 
 RECORDS = "records"
 NEEDS_MODEL = {"starter_report", "baseline", "adapters", "trained"}
-"""What names the model or is made with it and the rewards."""
+"""Datasets that name the model, or that the model and the rewards make."""
 
 log = logging.getLogger(__name__)
 
 
 class ParameterHooks:
-    """Refuses bad parameters before a database, a folder or a model is touched."""
+    """Refuses bad parameters before a database, a folder or a model is touched; hands them to the nodes typed."""
 
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
         self._parameters = validate(context.config_loader["parameters"])
 
+    @hook_impl
+    def after_catalog_created(self, catalog: CatalogProtocol) -> None:
+        """Puts the validated objects in the place of the YAML's dictionaries.
+
+        Kedro types single ``params:`` sections by a node's annotations; some rules hold between sections, and some
+        nodes need the whole tree.
+        """
+        for name, value in parameter_entries(self._parameters).items():
+            if name in catalog:
+                catalog.save(name, value)
+            else:  # A section that has defaults only.
+                catalog[name] = value
+
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Looks up rewards, device, model and checkpoint now.
+        """Looks up rewards, device, model and checkpoint before the first node.
 
-        A typing error must not cost minutes of pretraining first, nor end the MLflow run that it resumes.
+        A typo must not cost minutes of pretraining, nor end the MLflow run that it resumes.
         """
         if NEEDS_MODEL & pipeline.all_outputs():
             components.check(self._parameters)
@@ -54,7 +68,7 @@ class ParameterHooks:
 
 
 class InputHooks:
-    """Refuses to start without the data that other pipelines make, and shows which node is at work."""
+    """Refuses to start without the data that other pipelines make; prints each node's name as it starts."""
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
@@ -91,8 +105,8 @@ class TrackingHooks(MlflowHook):
 
     @hook_impl
     def before_node_run(self, node: Node, catalog: CatalogProtocol, inputs: dict[str, Any], is_async: bool) -> None:
-        # Without inputs kedro-mlflow logs no parameters: they are there already, and MLflow refuses
-        # the other value of ``resume`` that a resumed run has.
+        # Without inputs kedro-mlflow logs no parameters. They are logged already, and MLflow refuses to change
+        # ``resume``, which differs in a resumed run.
         super().before_node_run(node, catalog, {}, is_async)
 
     @hook_impl
@@ -107,9 +121,14 @@ class TrackingHooks(MlflowHook):
         super().after_pipeline_run(run_params, pipeline, catalog)
 
     @hook_impl
+    def on_node_error(self, error: Exception, node: Node) -> None:
+        Tracker.active().tags({"error.node": node.name})
+
+    @hook_impl
     def on_pipeline_error(
         self, error: Exception, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol
     ) -> None:
+        Tracker.active().tags({"error": str(user_error(error) or f"{type(error).__name__}: {error}")})
         super().on_pipeline_error(error, run_params, pipeline, catalog)
 
     def _log_dataset(self, digest: str, parameters: Parameters) -> None:
@@ -132,7 +151,7 @@ def _missing_message(missing: list[str], catalog: CatalogProtocol) -> str:
     for name in missing:
         command = f"kedro run --pipeline={makers[name]}" if name in makers else "nothing in this project"
         lines.append(f"  {name}{_path(catalog, name)}, made by: {command}")
-    return "Data that this pipeline reads is not there:\n" + "\n".join(lines)
+    return "Inputs of this pipeline are missing:\n" + "\n".join(lines)
 
 
 def _path(catalog: CatalogProtocol, name: str) -> str:

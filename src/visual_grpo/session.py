@@ -1,6 +1,6 @@
 """How ``kedro run`` ends when it does not succeed.
 
-Expected errors end in a message, Ctrl-C in one line, everything else in a traceback.
+Expected errors end with a message, Ctrl-C with one line, bugs with a traceback.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from types import FrameType
 from typing import Any
 
@@ -22,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from visual_grpo import console
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, nearest_hint, user_error
 from visual_grpo.tracking import Tracker
 
 EXPECTED = (UserError, DatasetError, MissingConfigException, OmegaConfBaseException, YAMLError)
@@ -35,8 +34,8 @@ class Session(KedroSession):
         """As ``KedroSession.run``.
 
         Raises:
-            click.ClickException: something that the user can mend.
-            click.exceptions.Exit: stopped by a signal; the code is 128 + its number.
+            click.ClickException: an error that the user can correct.
+            click.exceptions.Exit: stopped by a signal; the code is 128 + the signal's number.
         """
         stopped_by = [signal.SIGINT]
         try:
@@ -57,33 +56,21 @@ class Session(KedroSession):
 
 
 def expected_error(error: BaseException) -> BaseException | None:
-    """The user's mistake behind ``error``, or None if the code is at fault.
-
-    Kedro wraps what a dataset raises, so a ``UserError`` anywhere in the chain of causes wins.
-    """
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    mistakes = [link for link in chain if isinstance(link, UserError)]
-    if mistakes:
-        return mistakes[0]
-    return error if isinstance(error, EXPECTED) else None
+    """What to show to the user, or None for a bug: a `UserError` anywhere in the chain of causes comes first."""
+    return user_error(error) or (error if isinstance(error, EXPECTED) else None)
 
 
 def _check_names(names: list[str] | None) -> None:
     pipelines.set_requested(None)
     for name in names or []:
         if name not in pipelines:
-            near = get_close_matches(name, list(pipelines), n=1)
-            hint = f" Nearest: {near[0]}." if near else ""
-            raise UserError(f"There is no pipeline {name!r}.{hint} There are: {', '.join(sorted(pipelines))}")
+            there_are = ", ".join(sorted(pipelines))
+            raise UserError(f"There is no pipeline {name!r}.{nearest_hint(name, pipelines)} There are: {there_are}")
 
 
 @contextmanager
 def _terminate_as_interrupt(stopped_by: list[signal.Signals]) -> Iterator[None]:
-    """Lets SIGTERM (``kill``, a batch system's time limit) stop a run as cleanly as Ctrl-C does."""
+    """Treats SIGTERM (``kill``, a batch system's time limit) like Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

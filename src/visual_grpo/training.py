@@ -18,6 +18,7 @@ from visual_grpo.config import Parameters, flatten
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.folders import replace_folder
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.signal_check import Signal, SignalRule, check_signal, describe, measure_signal
 from visual_grpo.grpo.trainer import Trainer
@@ -131,8 +132,11 @@ class TrainingRun:
         )
 
     def write_adapters(self, folder: Path) -> None:
-        """A folder a trained module, which evaluate uses; the same in ``best`` and ``last``; and
-        ``training.json``."""
+        """Writes the adapters of the best and the last step into ``best`` and ``last``, a folder per trained module.
+
+        Those that ``evaluation.adapter`` names are also in ``folder`` itself, where evaluate reads them, with the
+        facts of the run in ``training.json``.
+        """
         last = self.model.adapters.state()
         self.model.adapters.save(folder / "last")
         self.model.adapters.load_state(self.progress.best_adapter or last)
@@ -253,12 +257,9 @@ def _now_and_then(note: Callable[[str], None], text: str, every: float = NOTE_SE
 
 
 def _set_aside(folder: Path) -> None:
-    """An earlier run's checkpoints stay in ``<folder>.previous`` until the run after this one."""
-    if not folder.exists():
-        return
-    previous = folder.with_name(f"{folder.name}.previous")
-    shutil.rmtree(previous, ignore_errors=True)
-    folder.rename(previous)
+    """Keeps an earlier run's checkpoints in ``<folder>.previous`` until the next run that starts at step 1."""
+    if folder.exists():
+        replace_folder(folder, folder.with_name(f"{folder.name}.previous"))
 
 
 def check_resumable(config: Parameters) -> None:

@@ -37,13 +37,15 @@ def test_rows_stream_in_and_records_come_out(dataset, tmp_path):
     assert dataset.exists()
 
 
-def test_an_object_that_writes_itself_gets_the_path(dataset, tmp_path):
-    class Writes:
-        def write(self, manifest):
-            manifest.write_text("written")
+def test_a_function_is_refused(dataset):
+    with pytest.raises(UserError, match="expected the path of a manifest or rows, got a function"):
+        dataset.save(print)
 
-    dataset.save(Writes())
-    assert (tmp_path / "records.parquet").read_text() == "written"
+
+def test_the_preview_is_a_table_of_the_first_rows(dataset):
+    dataset.save({"id": name, "prompt": "a cat", "split": "eval", "metadata": "{}"} for name in "abc")
+    preview = dataset.preview(nrows=2)
+    assert [dict(zip(preview["columns"], row, strict=True))["id"] for row in preview["data"]] == ["a", "b"]
 
 
 def wrong(line):

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from kedro.io import DataCatalog, MemoryDataset
+from kedro.framework.hooks import hook_impl
+from kedro.framework.hooks.manager import _create_hook_manager
+from kedro.io import AbstractDataset, DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
 from kedro.runner import SequentialRunner
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from visual_grpo import components
-from visual_grpo.datasets import FolderDataset, RecordsDataset
+from visual_grpo.config import Parameters
+from visual_grpo.datasets import DraftDataset, FolderDataset, RecordsDataset
+from visual_grpo.datasets.parameters import parameter_entries
 
 GAIN = 0.2
 """How much brighter the trained painter paints."""
@@ -29,6 +35,23 @@ MADE_BY = {
 }
 
 
+def folders(parent: Path, made_by: Mapping[str, str]) -> dict[str, AbstractDataset[Any, Any]]:
+    """Catalog entries of folders and their drafts, as conf/base/catalog.yml has them."""
+    saved = {name: FolderDataset(filepath=str(parent / name), made_by=maker) for name, maker in made_by.items()}
+    return saved | {f"{name}_draft": DraftDataset(filepath=str(parent / name)) for name in made_by}
+
+
+class Failures:
+    """Notes the nodes that fail."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    @hook_impl
+    def on_node_error(self, node: Node) -> None:
+        self.names.append(node.name)
+
+
 class Project:
     """Three held-out prompts, two eval prompts with two records each, and a training prompt."""
 
@@ -40,11 +63,13 @@ class Project:
         rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found]
         RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
 
-    def run(self, pipeline: Pipeline, **changes: Any) -> DataCatalog:
-        """Runs a pipeline with the default parameters, a few images per prompt and ``changes``."""
+    def run(self, pipeline: Pipeline, failed: list[str] | None = None, **changes: Any) -> DataCatalog:
+        """Runs a pipeline with the default parameters, a few images per prompt and ``changes``.
+
+        ``failed`` gets the name of the node that fails.
+        """
         tree = parameters(**({"evaluation": SMALL} | changes)).model_dump(mode="json")
-        memory = {
-            "parameters": tree | {"rewards": BRIGHTNESS},
+        memory = parameter_entries(Parameters.model_validate(tree | {"rewards": BRIGHTNESS})) | {
             "starter_report": {"model": "the model", "digest": "digest"},
             "training_history": pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]}),
         }
@@ -52,17 +77,20 @@ class Project:
             {name: MemoryDataset(value) for name, value in memory.items()}
             | {"records": RecordsDataset(filepath=str(self.folder / "records.parquet"))}
             | {"evaluation": MemoryDataset()}
-            | {n: FolderDataset(filepath=str(self.folder / n), made_by=m) for n, m in MADE_BY.items()}
+            | folders(self.folder, MADE_BY)
         )
-        SequentialRunner().run(pipeline, catalog)
+        hooks = _create_hook_manager()
+        hooks.register(Failures(failed if failed is not None else []))
+        SequentialRunner().run(pipeline, catalog, hook_manager=hooks)
         return catalog
 
     def train(self, digest: str = "digest") -> None:
         """Leaves what the train pipeline leaves, as far as evaluation reads it."""
-        adapter = self.folder / "adapters" / "ar"
-        adapter.mkdir(parents=True)
+        adapters = self.folder / "adapters"
+        for module in ("ar", "dit"):
+            (adapters / "best" / module).mkdir(parents=True)
         facts = {"steps": 12, "best_step": 10, "adapter": "best", "model_digest": digest}
-        (adapter.parent / "training.json").write_text(json.dumps(facts), encoding="utf-8")
+        (adapters / "training.json").write_text(json.dumps(facts), encoding="utf-8")
 
     def _build_model(self, config: object, model: str, adapters: Path | None = None) -> Painter:
         self.policies.append((model, adapters))

@@ -1,7 +1,10 @@
 import pandas as pd
 import pytest
+from kedro.io import DatasetError
 
 from tests.pipelines.painted import Project
+from visual_grpo import components
+from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.pipelines.baseline import create_pipeline
 
@@ -25,6 +28,23 @@ def test_same_parameters_same_images_and_scores(painted: Project) -> None:
     pd.testing.assert_frame_equal(first, second)
     other = read_scores(painted.run(create_pipeline(), seed=5).load("baseline"))
     assert (other["total"] != first["total"]).all()
+
+
+def test_a_model_that_cannot_be_loaded_is_the_nodes_own_error(
+    painted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read_scores(painted.run(create_pipeline()).load("baseline"))
+
+    def refuse(*arguments: object) -> None:
+        raise UserError("the weights are damaged")
+
+    monkeypatch.setattr(components, "build_model", refuse)
+    failed: list[str] = []
+    with pytest.raises(UserError, match=r"^the weights are damaged$") as error:
+        painted.run(create_pipeline(), failed=failed)
+    assert failed == ["draw_baseline"]
+    assert not isinstance(error.value, DatasetError), "nothing was being saved"
+    pd.testing.assert_frame_equal(read_scores(painted.folder / "baseline"), before)
 
 
 def test_progress_reaches_the_number_of_images(

@@ -10,7 +10,9 @@ from kedro.io import DataCatalog, MemoryDataset
 from kedro.runner import SequentialRunner
 
 from tests.records.making import jsonl, picture
-from visual_grpo.datasets import RecordsDataset
+from visual_grpo.config import Parameters
+from visual_grpo.datasets import DraftDataset, RecordsDataset
+from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.data_preparation import create_pipeline
 from visual_grpo.pipelines.data_preparation.nodes import prepare_records, report_records
@@ -22,7 +24,7 @@ def parameters(tmp_path):
     text = (Path(__file__).parents[2] / "conf/base/parameters.yml").read_text()
     parameters = {**yaml.safe_load(text), "seed": 0}
     parameters["data"] |= {"path": str(tmp_path / "data"), "height": 32, "width": 32}
-    return parameters
+    return Parameters.model_validate(parameters)
 
 
 @pytest.fixture
@@ -33,8 +35,9 @@ def data(tmp_path):
 
 
 def test_nodes_as_functions(parameters, data, tmp_path, capsys):
-    prepare_records(parameters, {}).write(tmp_path / "out/records.parquet")
-    table = RecordTable(tmp_path / "out/records.parquet")
+    draft = tmp_path / "out/.records"
+    assert prepare_records(parameters.data, {}, draft) == draft
+    table = RecordTable(draft)
     assert len(table) == 30
     report = report_records(table)
     assert report["digest"] == table.digest
@@ -46,17 +49,40 @@ def test_nodes_as_functions(parameters, data, tmp_path, capsys):
 
 
 def test_the_pipeline_end_to_end(parameters, data, tmp_path):
+    outputs = run(parameters, tmp_path)
+    assert outputs["data_report"].load()["accepted"] == 30
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["images", "records.parquet"]
+
+
+def run(parameters, folder):
+    manifest = str(folder / "out/records.parquet")
     catalog = DataCatalog(
-        {
-            "parameters": MemoryDataset(parameters),
+        {name: MemoryDataset(value) for name, value in parameter_entries(parameters).items()}
+        | {
             "starter_report": MemoryDataset({}),
-            "records": RecordsDataset(filepath=str(tmp_path / "out/records.parquet")),
+            "records": RecordsDataset(filepath=manifest),
+            "records_draft": DraftDataset(filepath=manifest, kind="file"),
         }
     )
-    outputs = SequentialRunner().run(create_pipeline(), catalog)
-    assert outputs["data_report"].load()["accepted"] == 30
+    return SequentialRunner().run(create_pipeline(), catalog)
 
 
-def test_missing_data_are_refused_before_anything_is_done(parameters):
+def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(parameters, data, tmp_path):
+    run(parameters, tmp_path)
+    images, manifest = tmp_path / "out/images", tmp_path / "out/records.parquet"
+    before, old = {path.name for path in images.iterdir()}, manifest.read_bytes()
+    picture(tmp_path / "data/a.png", colour="blue")
+    draft = tmp_path / "out/.records"
+    prepare_records(parameters.data, {}, draft)
+    assert manifest.read_bytes() == old
+    assert before < {path.name for path in images.iterdir()}, "a crash now leaves the old records with their images"
+    RecordsDataset(filepath=str(manifest)).save(draft)
+    assert before.isdisjoint(path.name for path in images.iterdir())
+    assert all(record.target_image and record.target_image.is_file() for record in RecordTable(manifest))
+    assert not draft.exists()
+
+
+def test_missing_data_are_refused_before_anything_is_done(parameters, tmp_path):
     with pytest.raises(UserError, match="kedro run --pipeline=starter"):
-        prepare_records(parameters, {})
+        prepare_records(parameters.data, {}, tmp_path / "out/.records")
+    assert not (tmp_path / "out").exists()

@@ -12,8 +12,11 @@ from kedro.runner import SequentialRunner
 from PIL import Image
 
 from tests.evaluation.defaults import FILE, parameters
+from tests.pipelines.painted import folders
 from tests.segmentation.small_sam2 import save_sam2
-from visual_grpo.datasets import FolderDataset, RecordsDataset
+from visual_grpo.config import Parameters
+from visual_grpo.datasets import RecordsDataset
+from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.labels import create_pipeline
 
@@ -35,15 +38,14 @@ def run(folder: Path, tree: dict[str, Any]) -> Path:
         "metadata": json.dumps({"box": [30, 20, 49, 39], "points": [[40, 30]]}),
     }
     RecordsDataset(filepath=str(folder / "records.parquet")).save([row])
+    typed = parameter_entries(Parameters.model_validate(tree))
     catalog = DataCatalog(
-        {
-            "parameters": MemoryDataset(tree),
-            "records": RecordsDataset(filepath=str(folder / "records.parquet")),
-            "negative_labels": FolderDataset(filepath=str(folder / "labels"), made_by="labels"),
-        }
+        {name: MemoryDataset(value) for name, value in typed.items()}
+        | {"records": RecordsDataset(filepath=str(folder / "records.parquet"))}
+        | folders(folder, {"negative_labels": "labels"})
     )
     SequentialRunner().run(create_pipeline(), catalog)
-    return folder / "labels"
+    return folder / "negative_labels"
 
 
 def kinds(labels: Path) -> list[str]:

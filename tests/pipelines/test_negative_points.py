@@ -24,11 +24,13 @@ import visual_grpo.pipelines.data_preparation as data_preparation
 import visual_grpo.pipelines.evaluate as evaluate
 import visual_grpo.pipelines.starter as starter
 import visual_grpo.pipelines.train as train
+from tests.pipelines.painted import folders
 from tests.segmentation.small_sam2 import save_sam2
 from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.config.validation import validate
-from visual_grpo.datasets import FolderDataset, RecordsDataset
+from visual_grpo.datasets import DraftDataset, RecordsDataset
+from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.images import read_size
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter.qwen2_5_vl import model
@@ -52,13 +54,17 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
         "tracking": {"images_every": 1},
         "data": {"held_out_share": 0.3, "eval_share": 0.2},
     }
-    tree = loaded("negative_points", **changes).model_dump(mode="json")
+    typed = parameter_entries(loaded("negative_points", **changes))
     reports = ("starter_report", "data_report", "evaluation")
     return DataCatalog(
-        {"parameters": MemoryDataset(tree), "records": RecordsDataset(filepath=str(tmp_path / "records.parquet"))}
+        {name: MemoryDataset(value) for name, value in typed.items()}
+        | {
+            "records": RecordsDataset(filepath=str(tmp_path / "records.parquet")),
+            "records_draft": DraftDataset(filepath=str(tmp_path / "records.parquet"), kind="file"),
+        }
         | {"training_history": MemoryDataset()}
         | {name: JSONDataset(filepath=str(tmp_path / f"{name}.json")) for name in reports}
-        | {n: FolderDataset(filepath=str(tmp_path / n), made_by=by) for n, by in MADE_BY.items()}
+        | folders(tmp_path, MADE_BY)
     )
 
 
@@ -180,7 +186,7 @@ def test_the_released_models_configuration_trains_small_ones(tmp_path: Path) -> 
 
 def test_the_configuration_leaves_room_for_an_answer(catalog: DataCatalog) -> None:
     """An answer that is taught must not be cut off."""
-    tree = validate(catalog.load("parameters"))
+    tree = catalog.load("parameters")
     assert tree.policy.vl.max_tokens >= answers.LENGTH
     step = model.PATCH * model.MERGE
     assert tree.data.height % step == tree.data.width % step == 0

@@ -16,8 +16,10 @@ from kedro.runner import SequentialRunner
 
 from tests.evaluation import answerer
 from tests.evaluation.painter import STOCK
+from tests.pipelines.painted import folders
 from tests.test_training import STEPS, parameters
-from visual_grpo.datasets import FolderDataset, RecordsDataset
+from visual_grpo.datasets import RecordsDataset
+from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.pictures import GAP, WIDTH
 from visual_grpo.pipelines.train import create_pipeline
@@ -37,16 +39,15 @@ class Project:
         (folder / "baseline").mkdir()
 
     def run(self, **changes: Any) -> DataCatalog:
-        tree = parameters(self.folder, **changes).model_dump(mode="json")
+        typed = parameter_entries(parameters(self.folder, **changes))
         catalog = DataCatalog(
-            {
-                "parameters": MemoryDataset(tree),
+            {name: MemoryDataset(value) for name, value in typed.items()}
+            | {
                 "starter_report": MemoryDataset({"model": str(self.model), "digest": "digest"}),
                 "records": RecordsDataset(filepath=str(self.folder / "records.parquet")),
-                "baseline": FolderDataset(filepath=str(self.folder / "baseline"), made_by="baseline"),
-                "adapters": FolderDataset(filepath=str(self.folder / "adapters"), made_by="train"),
                 "training_history": MemoryDataset(),
             }
+            | folders(self.folder, {"baseline": "baseline", "adapters": "train"})
         )
         SequentialRunner().run(create_pipeline(), catalog)
         return catalog

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from visual_grpo.config import Parameters
 from visual_grpo.pipelines.starter import create_pipeline
 from visual_grpo.pipelines.starter.nodes import build
 
@@ -25,8 +26,13 @@ def parameters(tmp_path: Path) -> dict[str, Any]:
     return tree
 
 
+def build_from(parameters: dict[str, Any]) -> dict[str, Any]:
+    config = Parameters.model_validate(parameters)
+    return build(config.starter, config.data, config.model, config.seed)
+
+
 def test_a_given_model_is_passed_on_and_the_shapes_are_drawn(parameters: dict[str, Any], tmp_path: Path) -> None:
-    report = build(parameters)
+    report = build_from(parameters)
     assert (report["model"], report["dataset"]) == ("zai-org/GLM-Image", str(tmp_path / "shapes"))
     assert (tmp_path / "shapes" / "records.jsonl").is_file()
     assert not (tmp_path / "base").exists()
@@ -34,23 +40,23 @@ def test_a_given_model_is_passed_on_and_the_shapes_are_drawn(parameters: dict[st
 
 def test_the_task_decides_what_is_drawn(parameters: dict[str, Any], tmp_path: Path) -> None:
     parameters["data"]["task"] = "i2i"
-    build(parameters)
+    build_from(parameters)
     assert len(list((tmp_path / "shapes" / "source_images").iterdir())) == 150
 
 
 def test_with_own_data_and_own_model_nothing_is_made(parameters: dict[str, Any], tmp_path: Path) -> None:
     parameters["data"]["path"] = str(tmp_path / "mine")
-    assert build(parameters)["dataset"] == str(tmp_path / "mine")
+    assert build_from(parameters)["dataset"] == str(tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_digest_tells_models_apart(parameters: dict[str, Any]) -> None:
-    first = build(parameters)["digest"]
+    first = build_from(parameters)["digest"]
     parameters["model"]["path"] = "another/model"
-    assert build(parameters)["digest"] != first
+    assert build_from(parameters)["digest"] != first
 
 
 def test_the_pipeline_makes_the_report_from_the_parameters() -> None:
     pipeline = create_pipeline()
-    assert pipeline.inputs() == {"parameters"}
+    assert pipeline.inputs() == {"params:starter", "params:data", "params:model", "params:seed"}
     assert pipeline.outputs() == {"starter_report"}

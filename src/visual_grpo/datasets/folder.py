@@ -47,7 +47,9 @@ class FolderDataset(AbstractDataset[Path, Path]):
             DataError: ``data`` is not the path of a folder.
         """
         if not isinstance(data, Path):
-            raise DataError(f"{self._path}: expected the path of the folder that the node filled, got {_described(data)}")
+            raise DataError(
+                f"{self._path}: expected the path of the folder that the node filled, got {_described(data)}"
+            )
         if not data.is_dir():
             raise DataError(f"{self._path}: expected the path of the folder that the node filled, but {data} is none")
         if data.resolve() != self._path.resolve():
@@ -58,7 +60,7 @@ class FolderDataset(AbstractDataset[Path, Path]):
         found = min(self.load().glob(file), default=None)
         if found is None:
             raise DataError(f"{self._path} has no {file}")
-        return base64.b64encode(found.read_bytes()).decode()  # type: ignore[return-value]  # a NewType of str
+        return base64.b64encode(found.read_bytes()).decode()
 
     def _exists(self) -> bool:
         heal(self._path)

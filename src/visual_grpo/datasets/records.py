@@ -80,7 +80,7 @@ class RecordsDataset(AbstractDataset[Path | Rows, "RecordTable"]):
         import pyarrow.parquet as pq
 
         rows = next(pq.ParquetFile(self._path).iter_batches(batch_size=nrows)).to_pandas()
-        return dict(rows.to_dict(orient="split"))  # type: ignore[return-value]  # a NewType of dict
+        return dict(rows.to_dict(orient="split"))
 
     def _exists(self) -> bool:
         return self._path.is_file()

@@ -1,0 +1,97 @@
+"""What holds for the nodes and datasets of every registered pipeline."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from graphlib import TopologicalSorter
+from inspect import signature
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pandas as pd
+import pytest
+from kedro.config import OmegaConfigLoader
+from kedro.framework.project import configure_project
+from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
+
+from visual_grpo.config import Parameters
+from visual_grpo.pipeline_registry import register_pipelines
+from visual_grpo.settings import CONFIG_LOADER_ARGS
+
+ROOT = Path(__file__).parents[2]
+RETURNED = {
+    "visual_grpo.datasets.FolderDataset": Path,
+    "visual_grpo.datasets.RecordsDataset": Path,
+    "json.JSONDataset": dict[str, Any],
+    "pandas.CSVDataset": pd.DataFrame,
+}
+"""What a node returns for each type of dataset: data or a path, never a function."""
+
+
+@pytest.fixture(scope="module")
+def everything() -> Pipeline:
+    configure_project("visual_grpo")
+    return sum(register_pipelines().values(), start=Pipeline([]))
+
+
+@pytest.fixture(scope="module")
+def entries() -> dict[str, Any]:
+    loader = OmegaConfigLoader(str(ROOT / "conf"), env="base", **CONFIG_LOADER_ARGS)
+    found: dict[str, Any] = loader["catalog"]
+    return found
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """The type of each argument of the node's function, by the dataset that it gets.
+
+    One annotation that cannot be resolved would switch Kedro's own check of the parameters off.
+    """
+    types = get_type_hints(node.func)
+    return {dataset: types[name] for name, dataset in zip(signature(node.func).parameters, node.inputs, strict=True)}
+
+
+def test_nodes_return_data_and_paths(everything: Pipeline, entries: dict[str, Any]) -> None:
+    for node in everything.nodes:
+        returned = get_type_hints(node.func)["return"]
+        parts = get_args(returned) if get_origin(returned) is tuple else (returned,)
+        expected = tuple(RETURNED[entries[name]["type"]] for name in node.outputs) or (type(None),)
+        assert parts == expected, node.name
+
+
+def test_parameters_are_typed_as_in_the_schema(everything: Pipeline) -> None:
+    sections = {f"params:{name}": field.annotation for name, field in Parameters.model_fields.items()}
+    expected = {"parameters": Parameters} | sections
+    for node in everything.nodes:
+        for dataset, kind in arguments(node).items():
+            if dataset.startswith("param"):
+                assert kind == expected[dataset], (node.name, dataset)
+
+
+def test_who_returns_a_path_gets_its_draft(everything: Pipeline, entries: dict[str, Any]) -> None:
+    for node in everything.nodes:
+        filled = {name for name in node.outputs if RETURNED[entries[name]["type"]] is Path}
+        drafts = {name for name in node.inputs if name.endswith("_draft")}
+        assert drafts == {f"{name}_draft" for name in filled}, node.name
+        for name in filled:
+            assert entries[f"{name}_draft"]["filepath"] == entries[name]["filepath"]
+            kind = "file" if Path(entries[name]["filepath"]).suffix else "folder"
+            assert entries[f"{name}_draft"].get("kind", "folder") == kind
+
+
+def test_every_dataset_is_in_the_catalog(everything: Pipeline, entries: dict[str, Any]) -> None:
+    assert {name for name in everything.datasets() if not name.startswith("param")} == set(entries)
+
+
+def test_kedro_viz_can_order_the_layers(everything: Pipeline, entries: dict[str, Any]) -> None:
+    """Kedro-Viz hides all layers as soon as two of them depend on each other."""
+    layers = {
+        name: entry["metadata"]["kedro-viz"]["layer"] for name, entry in entries.items() if not name.endswith("_draft")
+    }
+    before: dict[str, set[str]] = defaultdict(set)
+    for name, layer in layers.items():
+        later = everything.from_inputs(name).all_outputs() if name in everything.all_inputs() else set()
+        for other in {layers[output] for output in later} - {layer}:
+            before[other].add(layer)
+    order = list(TopologicalSorter(before).static_order())
+    assert order == ["raw", "model_input", "baseline", "models", "model_output", "reporting"]
