@@ -16,7 +16,11 @@ from visual_grpo.policies.family import Family, ModelSettings
 from visual_grpo.policies.flow_sde import ode_step
 from visual_grpo.types import PromptRecord
 
-PROMPTS = ["a cat", "a red circle on a blue square, under it " + "a long row of small signs, " * 16, "一只戴着红帽子的猫"]
+PROMPTS = [
+    "a cat",
+    "a red circle on a blue square, under it " + "a long row of small signs, " * 16,
+    "一只戴着红帽子的猫",
+]
 STEPS = 5
 
 

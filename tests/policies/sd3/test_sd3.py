@@ -130,4 +130,5 @@ def test_t5_may_be_missing_or_left_out(folder: Path, tmp_path: Path) -> None:
     assert FAMILY.load(str(folder), CPU).text_encoder_3 is not None
     without = FAMILY.load(str(folder), ModelConfig(device="cpu", options={"max_sequence_length": 0}))
     assert without.text_encoder_3 is None
-    assert Sd3(without, tiny.SIZE, Sd3Options(max_sequence_length=0)).conditions(RECORDS, [], 1).prompts.embeds.shape[1] == 77
+    model = Sd3(without, tiny.SIZE, Sd3Options(max_sequence_length=0))
+    assert model.conditions(RECORDS, [], 1.0).prompts.embeds.shape[1] == 77
