@@ -66,6 +66,15 @@ def test_the_negative_prompt_is_the_pipelines_own(pipeline: Any) -> None:
     assert flow_checks.far(plain, want) > 1e-4
 
 
+def test_each_record_has_its_own_prompt_where_some_are_equal(pipeline: Any) -> None:
+    first, second, third = RECORDS
+    model = Sd3(pipeline, tiny.SIZE, Sd3Options())
+    got = model.conditions([first, second, first, third], [], 1.0).prompts
+    want = model.conditions(RECORDS, [], 1.0).prompts
+    for part, own in zip(got, want, strict=True):
+        assert torch.equal(part, own[[0, 1, 0, 2]])
+
+
 def test_pixels_are_the_pipelines_own(pipeline: Any) -> None:
     model = Sd3(pipeline, tiny.SIZE, Sd3Options())
     noise = flow_checks.noise_of(model, 3)
