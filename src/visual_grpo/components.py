@@ -130,6 +130,7 @@ def _joint_trainer(config: Parameters, model: Model, policies: dict[str, Policy[
 
 
 def _module_trainer(config: Parameters, policy: Policy[Any], module: str, scorer: RewardSet) -> GRPOTrainer[Any]:
+    from visual_grpo.grpo.trainer import GRPOTrainer
 
     own = scorer.weighted(config.weights([module]))
     return GRPOTrainer(policy, own, config.grpo_of(module), seed=config.seed, dtype=config.model.dtype, module=module)

@@ -117,8 +117,10 @@ def make_run(config: Parameters, folder: Path) -> TrainingRun:
         )
         for row in rows
     ]
-    qwen, scorer = components.build_model(config, str(folder / "model")), components.build_scorer(config)
-    trainer = components.build_trainer(config, qwen, scorer)
+    plan = components.make_plan(config, str(folder / "model"))
+    scorer = components.build_scorer(config, plan.modules)
+    qwen = components.build_model(config, str(folder / "model"))
+    trainer = components.build_trainer(config, plan, qwen, scorer)
     return TrainingRun(
         config, qwen, scorer, trainer, train=records[:12], evaluation=records[12:], identity={}, run_id=None
     )
@@ -146,10 +148,10 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert first.stopped
     second = make_run(config("parts", "auto"), tmp_path)
     second.run(Callbacks(on_step=lambda metrics, row: None, note=print))
-    expected, got = whole.model.adapter_state_dict(), second.model.adapter_state_dict()
+    expected, got = whole.model.adapters.state(), second.model.adapters.state()
     assert expected.keys() == got.keys()
     assert all(torch.equal(expected[name], got[name]) for name in expected)
-    assert not all(torch.equal(expected[name], value) for name, value in first.model.adapter_state_dict().items())
+    assert not all(torch.equal(expected[name], value) for name, value in first.model.adapters.state().items())
     assert second.progress.best_step == whole.progress.best_step
 
 
@@ -164,8 +166,7 @@ def test_the_released_models_configuration_trains_small_ones(tmp_path: Path) -> 
     config = loaded(
         "qwen2_5_vl",
         data={"height": 64, "width": 64},
-        model={"path": str(tmp_path / "model"), "device": "cpu"},
-        policy=SILENT | {"vl": {"max_tokens": 6}},
+        model={"path": str(tmp_path / "model"), "device": "cpu", "options": {"max_tokens": 6}},
         rewards={
             "negative_points": {"options": {"segmenter": segmenter}},
             "length": {"function": "tests.pipelines.test_negative_points:length"},
@@ -177,9 +178,9 @@ def test_the_released_models_configuration_trains_small_ones(tmp_path: Path) -> 
     assert config.model.dtype == "bfloat16"
     assert config.policy.gradient_checkpointing
     run = make_run(config, tmp_path)
-    before = run.model.adapter_state_dict()
+    before = run.model.adapters.state()
     run.run(Callbacks(on_step=lambda metrics, row: None, note=print))
-    after = run.model.adapter_state_dict()
+    after = run.model.adapters.state()
     assert [name for name in before if "lora_B" in name and torch.equal(before[name], after[name])] == []
     assert run.progress.history[0]["part/negative_points/truncated"] > 0.5
 
@@ -187,6 +188,6 @@ def test_the_released_models_configuration_trains_small_ones(tmp_path: Path) -> 
 def test_the_configuration_leaves_room_for_an_answer(catalog: DataCatalog) -> None:
     """An answer that is taught must not be cut off."""
     tree = catalog.load("parameters")
-    assert tree.policy.vl.max_tokens >= answers.LENGTH
+    assert components.make_plan(tree).options.max_tokens >= answers.LENGTH
     step = model.PATCH * model.MERGE
     assert tree.data.height % step == tree.data.width % step == 0
