@@ -81,5 +81,5 @@ def test_a_starter_that_cannot_be_pretrained_is_refused_before_anything_runs():
     sd3 = {"family": "sd3"}
     image = {"sampling": {"rollout": {"temperature": None, "top_p": None, "top_k": None}}, "policy": {"train": "dit"}}
     check(parameters(model=sd3, **image))
-    with pytest.raises(UserError, match="pretrains no small sd3 on starter.world words"):
+    with pytest.raises(UserError, match=r"pretrains no small sd3 on starter\.world words"):
         check(parameters(model=sd3, starter={"world": "words"}, **image))

@@ -187,7 +187,10 @@ def test_conditions_of_a_language_model_contain_its_options() -> None:
         "data": {"task": "segmentation"},
         "starter": {"world": "scenes"},
         "modules": {"dit": None},
-        "sampling": {"rollout": {"steps": None, "guidance_scale": None}, "stock": {"steps": None, "guidance_scale": None}},
+        "sampling": {
+            "rollout": {"steps": None, "guidance_scale": None},
+            "stock": {"steps": None, "guidance_scale": None},
+        },
     }
     base = conditions_of(language)
     assert conditions_of(language | {"model": {"options": {"max_tokens": 5}}}) != base
