@@ -160,7 +160,7 @@ def test_missing_data_names_the_command_that_makes_it_and_opens_no_run(runs):
     [
         ("reward", "no built-in reward 'sim'. Did you mean 'ssim'?"),
         ("device", "model.device is 'cuda:99'"),
-        ("model", "model.path is no/such/folder, which holds no model_index.json"),
+        ("model", "model.path is no/such/folder, which holds neither model_index.json nor config.json"),
     ],
 )
 def test_what_images_need_is_checked_before_anything_runs(runs, name, said):

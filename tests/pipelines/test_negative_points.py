@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from kedro.config import OmegaConfigLoader
-from kedro.io import DataCatalog, MemoryDataset
+from kedro.io import AbstractDataset, DataCatalog, MemoryDataset
 from kedro.runner import SequentialRunner
 from kedro_datasets.json import JSONDataset
 from peft import PeftModel
@@ -56,16 +56,14 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
     }
     typed = parameter_entries(loaded("negative_points", **changes))
     reports = ("starter_report", "data_report", "evaluation")
-    return DataCatalog(
-        {name: MemoryDataset(value) for name, value in typed.items()}
-        | {
-            "records": RecordsDataset(filepath=str(tmp_path / "records.parquet")),
-            "records_draft": DraftDataset(filepath=str(tmp_path / "records.parquet"), kind="file"),
-        }
-        | {"training_history": MemoryDataset()}
-        | {name: JSONDataset(filepath=str(tmp_path / f"{name}.json")) for name in reports}
-        | folders(tmp_path, MADE_BY)
-    )
+    entries: dict[str, AbstractDataset[Any, Any]] = {
+        "records": RecordsDataset(filepath=str(tmp_path / "records.parquet")),
+        "records_draft": DraftDataset(filepath=str(tmp_path / "records.parquet"), kind="file"),
+        "training_history": MemoryDataset(),
+    }
+    entries |= {name: MemoryDataset(value) for name, value in typed.items()}
+    entries |= {name: JSONDataset(filepath=str(tmp_path / f"{name}.json")) for name in reports}
+    return DataCatalog(entries | folders(tmp_path, MADE_BY))
 
 
 def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> None:

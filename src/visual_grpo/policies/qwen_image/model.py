@@ -82,10 +82,11 @@ class QwenImage:
         images = [self._source(record) if self.edits else None for record in firsts]
         prompts = [self._encode(record.prompt, image) for record, image in zip(firsts, images, strict=True)]
         negatives = [self._encode(self.options.negative_prompt, image) for image in images if guidance_scale > 1]
+        sources = [self._source_tokens(image) for image in images if image is not None]
         return Conditions(
             prompts=PaddedText.of(prompts).rows(own),
             negative=PaddedText.of(negatives).rows(own) if negatives else None,
-            sources=torch.cat([self._source_tokens(image) for image in images])[own] if self.edits else None,
+            sources=torch.cat(sources)[own] if sources else None,
             guidance_scale=guidance_scale,
         )
 
