@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from visual_grpo.datasets import RecordsDataset
@@ -43,8 +45,10 @@ def test_a_function_is_refused(dataset):
 
 
 def test_the_preview_is_a_table_of_the_first_rows(dataset):
-    dataset.save({"id": name, "prompt": "a cat", "split": "eval", "metadata": "{}"} for name in "abc")
+    row = {"prompt": "a cat", "split": "eval", "metadata": "{}", "source_images": ["images/a.png"]}
+    dataset.save(row | {"id": name} for name in "abc")
     preview = dataset.preview(nrows=2)
+    assert json.loads(json.dumps(preview)) == preview
     assert [dict(zip(preview["columns"], row, strict=True))["id"] for row in preview["data"]] == ["a", "b"]
 
 

@@ -68,9 +68,9 @@ class Project:
 
         ``failed`` gets the name of the node that fails.
         """
-        glm_image = {"family": "glm_image"}  # Nothing is saved that it could be recognised from.
-        tree = parameters(**({"evaluation": SMALL, "model": glm_image} | changes)).model_dump(mode="json")
-        memory = parameter_entries(Parameters.model_validate(tree | {"rewards": BRIGHTNESS, "modules": {}})) | {
+        tree = parameters(**({"evaluation": SMALL} | changes)).model_dump(mode="json")
+        tree |= {"rewards": BRIGHTNESS, "modules": {}, "model": tree["model"] | {"family": "glm_image"}}
+        memory = parameter_entries(Parameters.model_validate(tree)) | {
             "starter_report": {"model": "the model", "digest": "digest"},
             "training_history": pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]}),
         }

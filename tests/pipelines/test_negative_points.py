@@ -57,13 +57,14 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
     typed = parameter_entries(loaded("negative_points", **changes))
     reports = ("starter_report", "data_report", "evaluation")
     entries: dict[str, AbstractDataset[Any, Any]] = {
+        **{name: MemoryDataset(value) for name, value in typed.items()},
         "records": RecordsDataset(filepath=str(tmp_path / "records.parquet")),
         "records_draft": DraftDataset(filepath=str(tmp_path / "records.parquet"), kind="file"),
         "training_history": MemoryDataset(),
+        **{name: JSONDataset(filepath=str(tmp_path / f"{name}.json")) for name in reports},
+        **folders(tmp_path, MADE_BY),
     }
-    entries |= {name: MemoryDataset(value) for name, value in typed.items()}
-    entries |= {name: JSONDataset(filepath=str(tmp_path / f"{name}.json")) for name in reports}
-    return DataCatalog(entries | folders(tmp_path, MADE_BY))
+    return DataCatalog(entries)
 
 
 def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> None:
@@ -116,8 +117,7 @@ def make_run(config: Parameters, folder: Path) -> TrainingRun:
         for row in rows
     ]
     plan = components.make_plan(config, str(folder / "model"))
-    scorer = components.build_scorer(config, plan.modules)
-    qwen = components.build_model(config, str(folder / "model"))
+    qwen, scorer = components.build_model(config, str(folder / "model")), components.build_scorer(config, plan.modules)
     trainer = components.build_trainer(config, plan, qwen, scorer)
     return TrainingRun(
         config, qwen, scorer, trainer, train=records[:12], evaluation=records[12:], identity={}, run_id=None
@@ -186,6 +186,6 @@ def test_the_released_models_configuration_trains_small_ones(tmp_path: Path) -> 
 def test_the_configuration_leaves_room_for_an_answer(catalog: DataCatalog) -> None:
     """An answer that is taught must not be cut off."""
     tree = catalog.load("parameters")
-    assert components.make_plan(tree).options.max_tokens >= answers.LENGTH
+    assert tree.model.options["max_tokens"] >= answers.LENGTH
     step = model.PATCH * model.MERGE
     assert tree.data.height % step == tree.data.width % step == 0

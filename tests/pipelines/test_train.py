@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
-from kedro.io import DataCatalog, MemoryDataset
+from kedro.io import DataCatalog, DatasetError, MemoryDataset
 from kedro.runner import SequentialRunner
 
 from tests.evaluation import answerer
@@ -39,7 +40,7 @@ class Project:
         (folder / "baseline").mkdir()
 
     def run(self, **changes: Any) -> DataCatalog:
-        typed = parameter_entries(parameters(self.folder, **changes))
+        typed = parameter_entries(parameters(self.folder, **({"policy": {"train": ["ar"]}} | changes)))
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in typed.items()}
             | {
@@ -97,6 +98,17 @@ def test_a_reward_that_needs_targets_is_refused_before_anything_is_sampled(proje
     with pytest.raises(UserError, match="6 records have none"):
         project.run(rewards={"ssim": {"weight": 1.0}})
     assert not (project.folder / "checkpoints").exists()
+
+
+def test_a_damaged_model_is_refused_by_name(project: Project) -> None:
+    damaged = project.folder / "model"
+    shutil.copytree(project.model, damaged)
+    next((damaged / "vision_language_encoder").glob("*.safetensors")).write_bytes(b"x")
+    project.model = damaged
+    with pytest.raises(UserError, match=f"The model '{damaged}' cannot be loaded") as error:
+        project.run()
+    assert not isinstance(error.value, DatasetError), "nothing was being saved"
+    assert not (project.folder / "adapters").exists()
 
 
 calls: list[int] = []

@@ -79,8 +79,11 @@ class RecordsDataset(AbstractDataset[Path | Rows, "RecordTable"]):
         """The first rows of the manifest, for Kedro-Viz."""
         import pyarrow.parquet as pq
 
-        rows = next(pq.ParquetFile(self._path).iter_batches(batch_size=nrows)).to_pandas()
-        return dict(rows.to_dict(orient="split"))
+        with pq.ParquetFile(self._path) as file:
+            rows = next(file.iter_batches(batch_size=nrows))
+        # Lists, not pandas' arrays, which Kedro-Viz cannot turn into JSON.
+        data = [list(row.values()) for row in rows.to_pylist()]
+        return {"index": list(range(len(data))), "columns": rows.schema.names, "data": data}
 
     def _exists(self) -> bool:
         return self._path.is_file()

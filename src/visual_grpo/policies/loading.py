@@ -60,10 +60,12 @@ def loading(path: str) -> Iterator[None]:
 
     A folder loads in a moment and shows no progress bar; a download keeps its bars.
     """
+    from safetensors import SafetensorError
+
     with hidden_progress_bars() if Path(path).exists() else nullcontext():
         try:
             yield
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, SafetensorError) as error:
             raise UserError(
                 f"The model {path!r} cannot be loaded: {error}\n"
                 "A hub id needs a network or a download made before; a folder must be complete."
