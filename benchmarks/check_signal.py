@@ -42,8 +42,9 @@ def main() -> None:
     print("| module | reward | cosine | verdict | CPU s |\n|---|---|---|---|---|")
     blind = {"chance": RewardConfig(function="check_signal:chance")}
     for reward, own in (("its own", config), ("chance", config.model_copy(update={"rewards": blind}))):
-        model = components.build_model(own, own.model.path or own.starter.model)
-        trainer = components.build_trainer(own, model, components.build_scorer(own))
+        path = own.model.path or own.starter.model
+        plan, model = components.make_plan(own, path), components.build_model(own, path)
+        trainer = components.build_trainer(own, plan, model, components.build_scorer(own, plan.modules))
         check = own.policy.signal_check
         rule = SignalRule.of(check, own.grpo.steps)
         for module, one in trainer.modules.items():

@@ -26,9 +26,10 @@ from visual_grpo.types import PromptRecord, Sample
 def main() -> None:
     third_party_output.silence_libraries()
     arguments = _arguments()
-    config = base_config("both", arguments.model)
-    image = components.build_model(config, arguments.model)
-    trainer = components.build_trainer(config, image, RewardSet({"brightness": (brightness, 1.0)}))
+    config = base_config("all", arguments.model)
+    model = components.build_model(config, arguments.model)
+    plan = components.make_plan(config, arguments.model)
+    trainer = components.build_trainer(config, plan, model, RewardSet({"brightness": (brightness, 1.0)}))
     every = os.sched_getaffinity(0)
     print("| module | cores | seconds | CPU seconds | images |\n|---|---|---|---|---|")
     for module, module_trainer in trainer.modules.items():

@@ -13,29 +13,34 @@ from typing import Any
 import torch
 from phases import Seconds, phase
 from torch import Tensor, nn
-from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
-from visual_grpo.policies.glm_image.dit import FlowTrajectory, GlmImageDitPolicy
 
 from visual_grpo.config import GRPOConfig, SamplerConfig
 from visual_grpo.grpo.losses import clipped_surrogate, importance_ratio, k3_kl
 from visual_grpo.policies import lora
+from visual_grpo.policies.flow_policy import FlowPolicy, FlowTrajectory
 from visual_grpo.policies.flow_sde import log_prob, ode_step, transition
+from visual_grpo.policies.glm_image.decoder import Conditions
 from visual_grpo.policies.glm_image.model import GlmImage
-from visual_grpo.policies.glm_image.token_model import TokenTrajectory
+from visual_grpo.policies.glm_image.token_model import EncodedPrompts
 from visual_grpo.policies.prompt_cache import hidden_whole
+from visual_grpo.policies.token_model import TokenTrajectory
+from visual_grpo.policies.token_policy import TokenPolicy
 from visual_grpo.types import PromptRecord, Rollout
 
+ArPolicy = TokenPolicy[EncodedPrompts]
+DitPolicy = FlowPolicy[Conditions]
 
-def ar_floor(policy: GlmImageArPolicy, config: GRPOConfig, records: list[PromptRecord]) -> Seconds:
+
+def ar_floor(image: GlmImage, policy: ArPolicy, config: GRPOConfig, records: list[PromptRecord]) -> Seconds:
     """One ``generate`` with KV cache, one pipeline call, and for every update one forward and backward of prompt and
     tokens."""
     seconds: Seconds = {}
     rows = [record for record in records for _ in range(config.group_size)]
     with phase(seconds, "tokens"):
-        generate(policy.image, rows, policy.sampler)
+        generate(image, rows, policy.sampler)
     rollout = policy.rollout(records, config.group_size, torch.Generator().manual_seed(0))
     with phase(seconds, "decode"):
-        decode_by_pipeline(policy.image, rows, rollout.trajectory.tokens, policy.sampler)
+        decode_by_pipeline(image, rows, rollout.trajectory.tokens, policy.sampler)
     reference = None
     if policy.kl_reference:
         with phase(seconds, "reference"), torch.no_grad(), policy.adapter.disabled():
@@ -46,18 +51,20 @@ def ar_floor(policy: GlmImageArPolicy, config: GRPOConfig, records: list[PromptR
     return seconds
 
 
-def dit_floor(policy: GlmImageDitPolicy, config: GRPOConfig, records: list[PromptRecord]) -> Seconds:
-    """One ``generate``, the forward passes of the denoising, VAE decoding, and for every update a forward and backward
-    of every trained step, with the unconditional branch without gradient."""
+def dit_floor(
+    image: GlmImage, policy: DitPolicy, tokens_by: SamplerConfig, config: GRPOConfig, records: list[PromptRecord]
+) -> Seconds:
+    """One ``generate`` as ``tokens_by`` says, the forward passes of the denoising, VAE decoding, and for every update a
+    forward and backward of every trained step, with the unconditional branch without gradient."""
     seconds: Seconds = {}
     with phase(seconds, "tokens"):
-        generate(policy.image, records, policy.token_sampler)
+        generate(image, records, tokens_by)
     trajectory = policy.rollout(records, config.group_size, torch.Generator().manual_seed(0)).trajectory
-    with phase(seconds, "denoising"), torch.no_grad(), lora.merged(policy.image.pipeline.transformer):
-        flow = BareFlow.of(policy, records, trajectory)
-        latents = flow.integrate(policy.image.denoiser.start_noise(range(len(flow.tokens))))
+    with phase(seconds, "denoising"), torch.no_grad(), lora.merged(image.pipeline.transformer):
+        flow = BareFlow.of(image, policy, records, trajectory)
+        latents = flow.integrate(policy.denoiser.start_noise(range(len(flow.tokens))))
     with phase(seconds, "pixels"), torch.no_grad():
-        _pixels(policy.image, latents)
+        _pixels(image, latents)
     if policy.kl_reference:
         with phase(seconds, "reference"), torch.no_grad(), policy.adapter.disabled():
             for column, step in enumerate(trajectory.steps):
@@ -71,9 +78,10 @@ def dit_floor(policy: GlmImageDitPolicy, config: GRPOConfig, records: list[Promp
 @torch.no_grad()
 def generate(image: GlmImage, rows: Sequence[PromptRecord], sampler: SamplerConfig) -> None:
     """Generates all tokens of ``rows`` with the model's batched ``generate`` with KV cache."""
-    inputs = image.tokens.processed(rows)
-    count = image.tokens.grid(sources=0).count
-    drawn_from = image.tokens.sampler(sampler.temperature, sampler.top_p, sampler.top_k)
+    tokens = image.tokens(sampler)
+    inputs = tokens.processed(rows)
+    count = tokens.grid(sources=0).count
+    drawn_from = tokens.sampler(sampler)
     model = image.pipeline.vision_language_encoder.eval()
     with lora.merged(model):
         model.generate(
@@ -93,7 +101,7 @@ def decode_by_pipeline(image: GlmImage, rows: Sequence[PromptRecord], tokens: Te
     with lora.merged(image.pipeline.transformer):
         image.pipeline(
             prompt=[record.prompt for record in rows],
-            prior_token_ids=_upsampled(image, tokens),
+            prior_token_ids=_upsampled(image, sampler, tokens),
             height=image.size[0],
             width=image.size[1],
             num_inference_steps=sampler.steps,
@@ -103,10 +111,10 @@ def decode_by_pipeline(image: GlmImage, rows: Sequence[PromptRecord], tokens: Te
 
 
 def update_dit(
-    policy: GlmImageDitPolicy, flow: BareFlow, trajectory: FlowTrajectory, *, unconditional_gradient: bool = False
+    policy: DitPolicy, flow: BareFlow, trajectory: FlowTrajectory[Conditions], *, unconditional_gradient: bool = False
 ) -> None:
     """Forward and backward of every trained step of all rows."""
-    settings, sigmas = policy.image.config.flow, trajectory.schedule.sigmas
+    settings, sigmas = policy.config.flow, trajectory.schedule.sigmas
     for column, step in enumerate(trajectory.steps):
         state, sample = trajectory.states[:, column], trajectory.next_states[:, column]
         velocity = flow.velocity(state, step, unconditional_gradient=unconditional_gradient)
@@ -132,9 +140,15 @@ class BareFlow:
     guidance_scale: float
 
     @classmethod
-    def of(cls, policy: GlmImageDitPolicy, records: Sequence[PromptRecord], trajectory: FlowTrajectory) -> BareFlow:
+    def of(
+        cls,
+        image: GlmImage,
+        policy: DitPolicy,
+        records: Sequence[PromptRecord],
+        trajectory: FlowTrajectory[Conditions],
+    ) -> BareFlow:
         """Prepares the rows of ``trajectory``; each of its ``records`` is encoded once."""
-        image, tokens = policy.image, trajectory.conditions.tokens
+        tokens = trajectory.conditions.tokens[trajectory.entries]
         encode = image.pipeline.encode_prompt
         glyphs = encode([record.prompt for record in records], do_classifier_free_guidance=False)[0]
         no_glyphs = encode("", do_classifier_free_guidance=False)[0]
@@ -145,7 +159,7 @@ class BareFlow:
             glyphs=(glyphs.repeat_interleave(len(tokens) // len(records), 0), no_glyphs.expand(len(tokens), -1, -1)),
             tokens=tokens,
             target_size=torch.tensor([image.size], dtype=glyphs.dtype).expand(len(tokens), -1),
-            guidance_scale=policy.sampler.guidance_scale,
+            guidance_scale=policy.guidance_scale,
         )
 
     def integrate(self, state: Tensor) -> Tensor:
@@ -177,7 +191,7 @@ class BareFlow:
         return velocity
 
 
-def _update_ar(policy: GlmImageArPolicy, rollout: Rollout[TokenTrajectory], reference: Tensor | None) -> None:
+def _update_ar(policy: ArPolicy, rollout: Rollout[TokenTrajectory[EncodedPrompts]], reference: Tensor | None) -> None:
     log_probs = _whole_log_probs(policy, rollout.trajectory)
     loss = _surrogate(log_probs, rollout.log_probs)
     if reference is not None:
@@ -186,11 +200,10 @@ def _update_ar(policy: GlmImageArPolicy, rollout: Rollout[TokenTrajectory], refe
     _drop_gradients(policy.trainable_parameters())
 
 
-def _whole_log_probs(policy: GlmImageArPolicy, trajectory: TokenTrajectory) -> Tensor:
+def _whole_log_probs(policy: ArPolicy, trajectory: TokenTrajectory[EncodedPrompts]) -> Tensor:
     """Log-probs [B, T] by one forward pass of every row's prompt and tokens."""
-    model = policy.image.tokens
-    prompts = model._prompts(trajectory.encoded)
-    hidden = hidden_whole(model.model, prompts, trajectory.prompt_of_row, trajectory.tokens)
+    model = policy.model
+    hidden = hidden_whole(model.network, trajectory.encoded.prompts, trajectory.prompt_of_row, trajectory.tokens)
     return (hidden @ model.head.t()).log_softmax(-1).gather(2, trajectory.tokens[..., None])[..., 0]
 
 
@@ -213,8 +226,8 @@ def _pixels(image: GlmImage, latents: Tensor) -> None:
         image.pipeline.image_processor.postprocess(vae.decode(part, return_dict=False)[0], output_type="pt")
 
 
-def _upsampled(image: GlmImage, tokens: Tensor) -> Tensor:
+def _upsampled(image: GlmImage, sampler: SamplerConfig, tokens: Tensor) -> Tensor:
     """[B, T] -> [B, h * w / 4]: the tokens of the large grid, upsampled by 2 in both directions."""
-    grid = image.tokens.grid(sources=0)
+    grid = image.tokens(sampler).grid(sources=0)
     large = tokens[:, grid.preview_count :].view(-1, *grid.image)
     return large.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)

@@ -25,14 +25,18 @@ def phase(seconds: Seconds, name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def phases_of_methods(seconds: Seconds, methods: Sequence[tuple[object, str, str]]) -> Iterator[None]:
     """Within the block, adds the CPU time of the methods (object, method name, phase) to their phases; the methods must
-    not call each other."""
+    not call each other. An owner may also be a module or have a function as an attribute."""
+    own = [vars(owner).get(method) for owner, method, _ in methods]
     for owner, method, name in methods:
         setattr(owner, method, _timed(getattr(owner, method), seconds, name))
     try:
         yield
     finally:
-        for owner, method, _ in methods:
-            delattr(owner, method)  # Uncovers the method of the class.
+        for (owner, method, _), before in zip(methods, own, strict=True):
+            if before is None:
+                delattr(owner, method)  # Uncovers the method of the class.
+            else:
+                setattr(owner, method, before)
 
 
 def medians(rounds: Sequence[Seconds]) -> Seconds:

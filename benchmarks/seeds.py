@@ -1,12 +1,13 @@
 """Runs the pipelines with several seeds, each in a separate clone, and prints tables of the results.
 
-A clone pretrains and generates its baseline once; then every component is trained and evaluated on it. Completed parts
-are not run again, so that an interrupted call can be repeated.
+A clone pretrains and generates its baseline once; then every choice of modules (policy.train) is trained and evaluated
+on it. Completed parts are not run again, so that an interrupted call can be repeated.
 
     python benchmarks/seeds.py 0 1 2 --folder /somewhere
-    python benchmarks/seeds.py 0 1 2 --folder /somewhere --components ar@130 dit both    # ar with 130 steps
+    python benchmarks/seeds.py 0 1 2 --folder /somewhere --train all ar@180 dit    # ar with 180 steps
     python benchmarks/seeds.py 0 1 2 --folder /elsewhere --params data.task=i2i --jobs 2
-    python benchmarks/seeds.py 0 1 2 --folder /third --env negative_points --components vl
+    python benchmarks/seeds.py 0 1 2 --folder /third --env negative_points --train vl
+    python benchmarks/seeds.py 0 1 2 --folder /fourth --env sd3_small --train dit
 """
 
 from __future__ import annotations
@@ -36,11 +37,16 @@ def main() -> None:
     clones = {seed: arguments.folder.resolve() / f"seed-{seed}" for seed in arguments.seeds}
     with ThreadPoolExecutor(arguments.jobs) as pool:
         list(pool.map(lambda seed: _seed(seed, clones[seed], arguments), arguments.seeds))
-    print(masks(clones) if arguments.components == ["vl"] else markdown(clones, arguments.components))
-    for other in arguments.components:
-        if other.startswith("ar") and "both" in arguments.components:
-            print(f"\nboth minus {other}, held-out prompts\n")
-            print(difference(clones, other, "both"))
+    for choice in arguments.train:
+        if modules(clones, choice) == ["vl"]:
+            print(masks(clones, choice))
+    pictures = [choice for choice in arguments.train if modules(clones, choice) != ["vl"]]
+    if pictures:
+        print(markdown(clones, pictures))
+    for other in pictures:
+        if other.startswith("ar") and "all" in pictures:
+            print(f"\n{trained(clones, 'all')} minus {trained(clones, other)}, held-out prompts\n")
+            print(difference(clones, other, "all"))
 
 
 def _seed(seed: int, clone: Path, arguments: argparse.Namespace) -> None:
@@ -51,10 +57,10 @@ def _seed(seed: int, clone: Path, arguments: argparse.Namespace) -> None:
         if not (clone / f"{pipeline}.done").exists():
             _kedro(clone, pipeline, shared, arguments.env)
             (clone / f"{pipeline}.done").touch()
-    for component in arguments.components:
-        name, _, steps = component.partition("@")
-        params = f"{shared},policy.component={name}" + (f",grpo.steps={steps}" if steps else "")
-        result = clone / "results" / component
+    for choice in arguments.train:
+        name, _, steps = choice.partition("@")
+        params = f"{shared},policy.train={name}" + (f",grpo.steps={steps}" if steps else "")
+        result = clone / "results" / choice
         if not result.exists():
             for pipeline in AFTER:
                 _kedro(clone, pipeline, params, arguments.env)
@@ -82,26 +88,39 @@ def _keep(data: Path, result: Path) -> None:
     fresh.rename(result)
 
 
-def markdown(clones: dict[int, Path], components: list[str], split: str = "held_out") -> str:
-    """One row per component, seed and sampler: the optimised total, and the share of images with everything correct."""
+def modules(clones: dict[int, Path], choice: str) -> list[str]:
+    """What ``policy.train=choice`` trained."""
+    clone = next(iter(clones.values()))
+    return sorted(folder.name for folder in (clone / "results" / choice / "adapters" / "best").iterdir())
+
+
+def trained(clones: dict[int, Path], choice: str) -> str:
+    """The modules as the tables show them, with the number of steps where the choice names one."""
+    _, at, steps = choice.partition("@")
+    return " + ".join(modules(clones, choice)) + at + steps
+
+
+def markdown(clones: dict[int, Path], choices: list[str], split: str = "held_out") -> str:
+    """One row per choice of modules, seed and sampler: the optimised total, and the share of images with everything
+    correct."""
     lines = [
         "| trained | seed | sampler | reward: base | trained | difference [95%] | all right: base | trained"
         " | train CPU s | samples |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for component in components:
+    for choice in choices:
         for seed, clone in clones.items():
-            folder = clone / "results" / component
+            folder = clone / "results" / choice
             result = json.loads((folder / "evaluation.json").read_text())
             cpu = pd.read_csv(folder / "training.csv")["seconds/cpu"].sum()
-            for sampler in ("sde" if component.startswith("dit") else "rollout", "stock"):
+            for sampler in ("sde" if modules(clones, choice) == ["dit"] else "rollout", "stock"):
                 chosen = {
                     entry["name"]: entry
                     for entry in result["rewards"]
                     if (entry["split"], entry["sampler"]) == (split, sampler)
                 }
                 cells = [
-                    component,
+                    trained(clones, choice),
                     str(seed),
                     sampler,
                     *_cells(chosen),
@@ -112,14 +131,14 @@ def markdown(clones: dict[int, Path], components: list[str], split: str = "held_
     return "\n".join(lines)
 
 
-def masks(clones: dict[int, Path], split: str = "held_out") -> str:
+def masks(clones: dict[int, Path], choice: str, split: str = "held_out") -> str:
     """One row per seed and sampler for negative points: gIoU, cIoU and contrast before and after, with intervals."""
     scores = ("gIoU", "cIoU", "contrast")
     heads = [head for name in scores for head in (f"{name}: base", "trained", "difference [95%]")]
     columns = ["seed", "sampler", *heads, "train CPU s", "samples"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for seed, clone in clones.items():
-        folder = clone / "results" / "vl"
+        folder = clone / "results" / choice
         result = json.loads((folder / "evaluation.json").read_text())
         cpu = pd.read_csv(folder / "training.csv")["seconds/cpu"].sum()
         for sampler in ("rollout", "stock"):
@@ -165,7 +184,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="+")
     parser.add_argument("--folder", type=Path, required=True, help="where the clones are made and kept")
-    parser.add_argument("--components", nargs="+", default=["ar", "dit", "both"], help="with @STEPS for other steps")
+    parser.add_argument(
+        "--train",
+        nargs="+",
+        default=["ar", "dit", "all"],
+        help="choices of policy.train (all or a module of the environment's model), with @STEPS for other steps",
+    )
     parser.add_argument("--params", default="", help="further parameters, as for kedro run")
     parser.add_argument("--env", help="the Kedro environment, as for kedro run")
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")

@@ -13,6 +13,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ from floors import BareFlow, ar_floor, decode_by_pipeline, dit_floor, update_dit
 from phases import Seconds, medians, phase, phases_of_methods
 from rich.console import Console
 from rich.table import Table
-from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
-from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
 
 from visual_grpo import components, third_party_output
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.policies import token_policy
+from visual_grpo.policies.flow_policy import FlowPolicy
+from visual_grpo.policies.glm_image.model import GlmImage
+from visual_grpo.policies.token_policy import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.shapes.world import COMBINATIONS
 from visual_grpo.types import PromptRecord, Sample
@@ -41,23 +44,35 @@ def main() -> None:
     third_party_output.silence_libraries()
     arguments = _arguments()
     config = base_config(arguments.module, arguments.model)
-    image = components.build_model(config, arguments.model)
-    trainer = components.build_trainer(config, image, RewardSet({"brightness": (brightness, 1.0)}))
+    image: Any = components.build_model(config, arguments.model)
+    plan = components.make_plan(config, arguments.model)
+    trainer = components.build_trainer(config, plan, image, RewardSet({"brightness": (brightness, 1.0)}))
     console = Console(width=120)
     for module, module_trainer in trainer.modules.items():
         records = distinct_prompts(module_trainer.config.prompts_per_step)
         console.print(f"{module}, CPU seconds per step: {_shape(config, module_trainer)}", highlight=False)
-        console.print(_table(*_measure(module_trainer, records, arguments.rounds)))
-        if isinstance(module_trainer.policy, GlmImageDitPolicy):
-            for line in _dit_lines(module_trainer.policy, module_trainer.config.group_size, records, arguments.rounds):
+        measured = Measured(image=image, trainer=module_trainer, config=config, records=records)
+        console.print(_table(*_measure(measured, arguments.rounds)))
+        if isinstance(module_trainer.policy, FlowPolicy):
+            for line in _dit_lines(measured, module_trainer.policy, arguments.rounds):
                 console.print(line, highlight=False)
 
 
-def _measure(trainer: GRPOTrainer[Any], records: list[PromptRecord], rounds: int) -> tuple[Seconds, Seconds]:
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A module's trainer and what it is measured with."""
+
+    image: GlmImage
+    trainer: GRPOTrainer[Any]
+    config: Parameters
+    records: list[PromptRecord]
+
+
+def _measure(measured: Measured, rounds: int) -> tuple[Seconds, Seconds]:
     """Median CPU seconds by phase of the project's step and of the floor."""
     steps, floors = [], []
     for number in range(rounds + 1):
-        step, floor = _step(trainer, records), _floor(trainer, records)
+        step, floor = _step(measured.trainer, measured.records), _floor(measured)
         if number:  # The first round is a warm-up.
             steps.append(step)
             floors.append(floor)
@@ -75,34 +90,36 @@ def _step(trainer: GRPOTrainer[Any], records: list[PromptRecord]) -> Seconds:
 
 def _methods(policy: object) -> list[tuple[object, str, str]]:
     """(object, method name, phase) of the phases of a rollout."""
-    if isinstance(policy, GlmImageArPolicy):
+    if isinstance(policy, TokenPolicy):
         return [
-            (policy.image, "sample_tokens", "tokens"),
+            (token_policy, "sample_merged", "tokens"),
             (policy, "reference_log_probs", "reference"),
-            (policy.image, "decode", "decode"),
+            (policy.model, "samples", "decode"),
         ]
-    assert isinstance(policy, GlmImageDitPolicy)
+    assert isinstance(policy, FlowPolicy)
     return [
-        (policy.image, "sample_tokens", "tokens"),
-        (policy.image, "conditions", "denoising"),
-        (policy.image, "denoise", "denoising"),
+        (policy.model, "draw_tokens", "tokens"),
+        (policy.model, "conditions_of", "denoising"),
+        (policy.denoiser, "sample_path", "denoising"),
         (policy, "reference_means", "reference"),
-        (policy.image.denoiser, "pixels", "pixels"),
+        (policy.denoiser, "pixels", "pixels"),
     ]
 
 
-def _floor(trainer: GRPOTrainer[Any], records: list[PromptRecord]) -> Seconds:
-    if isinstance(trainer.policy, GlmImageArPolicy):
-        return ar_floor(trainer.policy, trainer.config, records)
-    assert isinstance(trainer.policy, GlmImageDitPolicy)
-    return dit_floor(trainer.policy, trainer.config, records)
+def _floor(measured: Measured) -> Seconds:
+    policy, grpo = measured.trainer.policy, measured.trainer.config
+    if isinstance(policy, TokenPolicy):
+        return ar_floor(measured.image, policy, grpo, measured.records)
+    assert isinstance(policy, FlowPolicy)
+    return dit_floor(measured.image, policy, measured.config.sampling.stock, grpo, measured.records)
 
 
-def _dit_lines(policy: GlmImageDitPolicy, group_size: int, records: list[PromptRecord], rounds: int) -> list[str]:
+def _dit_lines(own: Measured, policy: FlowPolicy[Any], rounds: int) -> list[str]:
     """The cost of a gradient through the unconditional branch, and of a plain pipeline call."""
-    rollout = policy.rollout(records, group_size, torch.Generator().manual_seed(0))
-    flow = BareFlow.of(policy, records, rollout.trajectory)
-    tokens = policy.image.sample_tokens(rollout.prompts, range(len(rollout.prompts)), policy.token_sampler)
+    image, sampling = own.image, own.config.sampling
+    rollout = policy.rollout(own.records, own.trainer.config.group_size, torch.Generator().manual_seed(0))
+    flow = BareFlow.of(image, policy, own.records, rollout.trajectory)
+    tokens = image.sample_tokens(rollout.prompts, range(len(rollout.prompts)), sampling.stock)
     measured: list[Seconds] = []
     for _ in range(rounds + 1):
         seconds: Seconds = {}
@@ -111,7 +128,7 @@ def _dit_lines(policy: GlmImageDitPolicy, group_size: int, records: list[PromptR
         with phase(seconds, "with"):
             update_dit(policy, flow, rollout.trajectory, unconditional_gradient=True)
         with phase(seconds, "pipeline"):
-            decode_by_pipeline(policy.image, rollout.prompts, tokens.trajectory.tokens, policy.sampler)
+            decode_by_pipeline(image, rollout.prompts, tokens.trajectory.tokens, sampling.rollout)
         measured.append(seconds)
     middle = medians(measured[1:])
     ratio = statistics.median(seconds["with"] / seconds["without"] for seconds in measured[1:])
@@ -123,13 +140,13 @@ def _dit_lines(policy: GlmImageDitPolicy, group_size: int, records: list[PromptR
     ]
 
 
-def base_config(component: str, model: str) -> Parameters:
-    """conf/base with a brightness reward and one torch thread; ``both`` alternates, so that each module has a step."""
+def base_config(train: str, model: str) -> Parameters:
+    """conf/base with a brightness reward and one torch thread; ``all`` alternates, so that each module has a step."""
     tree = yaml.safe_load(CONF.read_text())
     tree["seed"] = 0  # A reference in the file, which only Kedro resolves.
     tree["model"] |= {"path": model, "device": "cpu", "threads": 1}
-    tree["policy"] |= {"component": component, "both": "alternating"}
-    tree["rewards"] = {"brightness": {}}
+    tree["policy"] |= {"train": train, "stages": "alternating"}
+    tree["rewards"] = dict.fromkeys(tree["rewards"]) | {"brightness": {}}
     return Parameters.model_validate(tree)
 
 
@@ -147,8 +164,8 @@ def _shape(config: Parameters, trainer: GRPOTrainer[Any]) -> str:
     grpo, sampler, flow = trainer.config, config.sampling.rollout, config.policy.flow
     shape = f"{grpo.prompts_per_step} prompts x {grpo.group_size}, {grpo.updates_per_rollout} updates"
     shape += f", {sampler.steps} denoising steps, guidance {sampler.guidance_scale}"
-    if isinstance(trainer.policy, GlmImageDitPolicy):
-        window = trainer.policy.image.window(sampler.steps, torch.Generator().manual_seed(0))
+    if isinstance(trainer.policy, FlowPolicy):
+        window = trainer.policy.denoiser.window(trainer.policy.steps, torch.Generator().manual_seed(0))
         shape += f", {len(window)} stochastic, {flow.train_share:.0%} of them trained"
     return shape
 
@@ -168,7 +185,7 @@ def _table(step: Seconds, floor: Seconds) -> Table:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--module", choices=("ar", "dit", "both"), default="both")
+    parser.add_argument("--module", choices=("ar", "dit", "all"), default="all")
     parser.add_argument("--model", default="data/06_models/base", help="folder or hub id of a GlmImagePipeline")
     parser.add_argument("--rounds", type=int, default=7)
     return parser.parse_args()

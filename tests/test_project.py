@@ -77,10 +77,13 @@ def test_an_unknown_parameter_ends_the_command_at_once_and_in_plain_words():
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_every_environment_is_valid(environment):
+    from visual_grpo.components import make_plan
     from visual_grpo.config.validation import validate
 
     conf = loader(environment)
-    assert validate(conf["parameters"]).seed == conf["globals"]["seed"]
+    config = validate(conf["parameters"])
+    assert config.seed == conf["globals"]["seed"]
+    assert make_plan(config).modules, "what the environment says fits its model's family"
     assert conf["mlflow"]["server"]["mlflow_tracking_uri"].startswith("sqlite:////")
     assert set(conf["catalog"]) >= {"records", "baseline", "adapters", "evaluation"}
 
@@ -131,14 +134,20 @@ def test_dvc_watches_source_and_parameters_that_exist():
             assert dependency.startswith(("data/", "conf/$")) or (ROOT / dependency).exists(), dependency
         [keys] = [entry["conf/base/parameters.yml"] for entry in stage["params"] if "conf/base/parameters.yml" in entry]
         assert set(keys) <= sections
+        assert ("policy" in keys) == ("modules" in keys), "what is common to all modules, and their own settings"
 
 
 def test_dvc_watches_every_module_that_a_result_depends_on():
     import grimp
 
+    from visual_grpo.policies import families
+    from visual_grpo.rewards import catalogue
+
     graph = grimp.build_graph("visual_grpo", exclude_type_checking_imports=True)
-    # Loaded by name (``rewards.catalogue.BUILT_IN``), which no import shows.
-    graph.add_import(importer="visual_grpo.rewards.catalogue", imported="visual_grpo.starter.shapes.reward")
+    # Loaded by name, which no import shows.
+    for module in (catalogue, families):
+        for path in module.BUILT_IN.values():
+            graph.add_import(importer=module.__name__, imported=path.partition(":")[0])
     # Only training calls these; baseline and evaluate share the modules that they are imported in.
     graph.remove_import(importer="visual_grpo.components", imported="visual_grpo.grpo.trainer")
     graph.remove_import(importer="visual_grpo.components", imported="visual_grpo.grpo.two_stage")

@@ -38,10 +38,10 @@ def test_the_adapters_load_as_shown(pipeline_folder: Path, tmp_path: Path) -> No
     from diffusers import GlmImagePipeline
     from peft import PeftModel
 
-    from visual_grpo.components import load_image_model
+    from visual_grpo.components import load_model
     from visual_grpo.policies.glm_image.processor import PreviewProcessor
 
-    load_image_model(str(pipeline_folder), modules=["ar", "dit"]).save_adapters(tmp_path)
+    load_model(str(pipeline_folder), train=["ar", "dit"]).adapters.save(tmp_path)
     shown = code_after("Use the adapters", pipeline_folder).replace("data/06_models/adapters", str(tmp_path))
     lines = shown.splitlines()
     small = "pipe.processor = PreviewProcessor.of(pipe.processor, preview_side=2)"

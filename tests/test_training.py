@@ -15,12 +15,10 @@ import pytest
 import torch
 
 from tests.conftest import SIZE
-from tests.toys import CountingScorer, ToyTokenPolicy
 from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.metrics import reproducible
-from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import Callbacks, TrainingRun, check_resumable
 from visual_grpo.types import PromptRecord, StepMetrics
@@ -35,7 +33,7 @@ def parameters(folder: Path, **changes: Any) -> Parameters:
         "data": {"path": "unused", "height": SIZE[0], "width": SIZE[1]},
         "starter": {"records_per_prompt": 1, "vae_steps": 1, "dit_steps": 1, "ar_steps": 1},
         "model": {"device": "cpu", "threads": 1},
-        "policy": {"signal_check": {"rollouts": 0}},
+        "policy": {"train": "ar", "signal_check": {"rollouts": 0}},
         "sampling": {
             "rollout": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "steps": 1, "guidance_scale": 1.0},
             "stock": {"steps": 1, "guidance_scale": 1.5},
@@ -55,7 +53,7 @@ def parameters(folder: Path, **changes: Any) -> Parameters:
     }
     for key, value in changes.items():
         if isinstance(value, dict):
-            tree[key] = tree[key] | value
+            tree[key] = tree.get(key, {}) | value
         else:
             tree[key] = value
     return Parameters.model_validate(tree)
@@ -68,13 +66,14 @@ def brightness(prompts: Any, images: Any) -> list[float]:
 
 def make_run(config: Parameters, pipeline_folder: Path, data: str = "data") -> TrainingRun:
     random.seed(0)
-    image = components.build_model(config, str(pipeline_folder))
+    plan = components.make_plan(config, str(pipeline_folder))
+    model = components.build_model(config, str(pipeline_folder))
     scorer = RewardSet({"brightness": (brightness, 1.0)})
     return TrainingRun(
         config,
-        image,
+        model,
         scorer,
-        components.build_trainer(config, image, scorer),
+        components.build_trainer(config, plan, model, scorer),
         train=RECORDS[:6],
         evaluation=RECORDS[6:],
         identity={"data": data},
@@ -147,7 +146,7 @@ def test_the_best_adapter_is_that_of_the_best_evaluation(pipeline_folder: Path, 
     kept: dict[int, dict[str, torch.Tensor]] = {}
 
     def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
-        kept[metrics.step] = run.model.adapter_state_dict()
+        kept[metrics.step] = run.model.adapters.state()
 
     execute(run, tmp_path / "out", on_step)
     evaluated = {row["step"]: row["eval/total"] for row in run.progress.history if "eval/total" in row}
@@ -187,18 +186,20 @@ BOTH_STEPS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("policy", "group_size"),
     [
-        ({"component": "dit"}, 3),
-        ({"component": "both"}, 3),
-        ({"component": "both", "both": "joint"}, 2),
+        ({"train": "dit"}, 3),
+        ({"train": "all"}, 3),
+        ({"train": ["dit", "ar"]}, 3),
+        ({"train": "all", "stages": "joint"}, 2),
     ],
 )
-def test_every_component_resumes_bit_for_bit(
+def test_every_choice_of_modules_resumes_bit_for_bit(
     pipeline_folder: Path, tmp_path: Path, policy: dict[str, Any], group_size: int
 ) -> None:
     changes: dict[str, Any] = {
         "policy": {"signal_check": {"rollouts": 0}} | policy,
         "sampling": BOTH_STEPS,
-        "grpo": {"steps": 4, "group_size": group_size, "dit": {"group_size": 3, "learning_rate": 2e-3}},
+        "grpo": {"steps": 4, "group_size": group_size},
+        "modules": {"dit": {"group_size": 3, "learning_rate": 2e-3}},
     }
     whole = make_run(parameters(tmp_path / "whole", **changes), pipeline_folder)
     execute(whole, tmp_path / "whole" / "out")
@@ -209,7 +210,9 @@ def test_every_component_resumes_bit_for_bit(
     execute(second, tmp_path / "parts" / "out")
     assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
     folders = {path.name for path in (tmp_path / "whole" / "out").iterdir()}
-    assert folders == {"best", "last", "training.json"} | set(second.config.policy.modules)
+    assert folders == {"best", "last", "training.json"} | set(
+        components.make_plan(second.config, str(pipeline_folder)).modules
+    )
     assert len(second.progress.history) == 4
 
 
@@ -224,38 +227,6 @@ def test_differing_guidance_is_warned_about_and_a_blind_reward_stops_the_run(
     assert any("guidance 1, the stock sampler has 1.5" in note for note in notes)
     assert any("Signal check (cosine between policy gradients): ar " in note for note in notes)
     assert not (tmp_path / "checkpoints").exists()
-
-
-class TokenModel(ToyTokenPolicy):
-    """A model that is no GLM-Image: it draws token rows."""
-
-    def generate(self, records: Any, seeds: Any, sampler: Any) -> list[torch.Tensor]:
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        return [self.rollout([r], 1, g).samples[0] for r, g in zip(records, generators, strict=True)]
-
-    def save_adapters(self, folder: Path) -> None:
-        (folder / "vl").mkdir(parents=True)
-        torch.save(self.adapter_state_dict(), folder / "vl" / "table.pt")
-
-
-def test_a_run_trains_any_model_with_adapters_and_guidance_means_nothing_to_a_language_model(tmp_path: Path) -> None:
-    config = parameters(
-        tmp_path,
-        data={"task": "segmentation"},
-        starter={"world": "scenes"},
-        policy={"component": "vl", "signal_check": {"rollouts": 0}},
-    )
-    assert config.sampling.rollout.guidance_scale != config.sampling.stock.guidance_scale
-    model, scorer = TokenModel(), CountingScorer()
-    trainer = GRPOTrainer(model, scorer, config.grpo)
-    run = TrainingRun(
-        config, model, scorer, trainer, train=RECORDS[:6], evaluation=RECORDS[6:], identity={}, run_id=None
-    )
-    assert execute(run, tmp_path / "out") == []
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"best", "last", "training.json", "vl"}
-    last = torch.load(tmp_path / "out" / "last" / "vl" / "table.pt")["table"]
-    assert torch.equal(last, model.table)
-    assert last.any()
 
 
 def test_another_model_than_the_starters_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
@@ -321,7 +292,8 @@ def test_the_released_models_configuration_trains_a_saved_small_pipeline(pipelin
     )["parameters"]
     tree["data"] |= {"height": SIZE[0], "width": SIZE[1]}
     tree["model"] |= {"path": str(pipeline_folder), "device": "cpu"}
-    tree["rewards"] = {"brightness": {"function": "tests.test_training:brightness"}}
+    tree["rewards"] |= {"ssim": None, "edge_density": None}
+    tree["rewards"]["brightness"] = {"function": "tests.test_training:brightness"}
     tree["grpo"] |= {"steps": 1, "warmup_steps": 0, "prompts_per_step": 2, "group_size": 3}
     tree["evaluation"] |= {"prompts": 1}
     tree["policy"] |= {"signal_check": {"rollouts": 0}}  # Random weights have nothing to learn.
@@ -330,8 +302,8 @@ def test_the_released_models_configuration_trains_a_saved_small_pipeline(pipelin
     assert config.model.dtype == "bfloat16"
     assert config.policy.gradient_checkpointing
     run = make_run(config, pipeline_folder)
-    before = run.model.adapter_state_dict()
+    before = run.model.adapters.state()
     execute(run, tmp_path / "out")
-    after = run.model.adapter_state_dict()
+    after = run.model.adapters.state()
     assert [name for name in before if "lora_B" in name and torch.equal(before[name], after[name])] == []
     assert run.progress.history[0]["kl"] >= 0

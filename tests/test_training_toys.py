@@ -59,6 +59,19 @@ def token_run(
     )
 
 
+def test_a_run_trains_any_model_with_adapters_and_a_sampler_without_guidance_is_not_warned_about(
+    tmp_path: Path,
+) -> None:
+    sampling = {"rollout": {"temperature": 1.0}, "stock": {"temperature": 1.0, "top_k": 1}}
+    model = TokenModel()
+    run = token_run(tmp_path, model, CountingScorer(), sampling=sampling)
+    assert execute(run, tmp_path / "out") == []
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"best", "last", "training.json", "vl"}
+    last = torch.load(tmp_path / "out" / "last" / "vl" / "table.pt")["table"]
+    assert torch.equal(last, model.table)
+    assert last.any()
+
+
 class Watched(TokenModel):
     """Keeps with which sampler and seeds it was asked to draw."""
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from visual_grpo.config import flatten
-from visual_grpo.config.validation import ParameterError, validate
+from visual_grpo.config.validation import RENAMED, ParameterError, validate
 from visual_grpo.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -50,10 +50,11 @@ def test_the_defaults_are_typed(defaults):
         ("rewards.shapes.wieght", 2, "Nearest: rewards.shapes.weight"),
         ("policy.lora.rnk", 2, "Nearest: policy.lora.rank"),
         ("sampling.stock.zzzz", 2, "Allowed here: temperature, top_p"),
+        ("modules.dit.learning_rat", 1, "Nearest: modules.dit.learning_rate"),
         (
-            "grpo.group_size",
-            1,
-            "a group needs at least 2 samples, got {'ar': 1, 'dit': 1} (grpo.group_size, grpo.dit.group_size)",
+            "modules.dit.rewards",
+            {"pallete": 1.0},
+            "modules.dit.rewards names 'pallete', which is not in rewards: shapes, palette",
         ),
         ("grpo.clip_low", 0, "grpo.clip_low = 0: should be greater than 0"),
         ("data.height", 100, "data.height = 100: should be a multiple of 32"),
@@ -61,11 +62,11 @@ def test_the_defaults_are_typed(defaults):
         ("grpo.steps", "many", "grpo.steps = 'many': should be a valid integer"),
         ("policy.flow.noise", 0, "policy.flow.noise = 0: should be greater than 0"),
         ("policy.flow", {"sampler": "cps", "noise": 1.2}, "noise of the cps sampler is at most 1"),
-        ("policy", {"component": "dit", "flow": {"window_start": 3}}, "must end before the last of"),
-        ("policy", {"component": "both", "flow": {"window_steps": 4}}, "at most 3 steps, 0 to 2"),
         ("policy.signal_check.rollouts", 2, "at least 3, since fewer have no standard error"),
         ("sampling.stock.guidance_scale", 0.5, "should be greater than or equal to 1 (classifier-free guidance"),
-        ("sampling.rollout.top_p", 0.9, "sampling.rollout must set temperature, top_p: 1"),
+        ("sampling.rollout.top_p", 0.9, "sampling.rollout can have no top_p below 1"),
+        ("sampling.rollout.top_k", 50, "no top_k above 0: a truncated distribution biases the importance ratio"),
+        ("sampling.stock.stochastic", True, "leave stochastic out"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(defaults, name, value, said):
@@ -73,6 +74,63 @@ def test_a_bad_value_is_named_with_what_is_allowed(defaults, name, value, said):
         validate(changed(defaults, name, value))
     assert said in str(refusal.value)
     assert str(refusal.value).startswith("A parameter is wrong:")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "now"),
+    [
+        ("policy.component", "both", "policy.train: all (before: both), or the name of a module (ar, dit, vl)"),
+        ("policy.both", "joint", "policy.stages: alternating or joint"),
+        ("policy.dit_lora", {"rank": 4}, "modules.dit.lora"),
+        ("policy.vl", {"max_tokens": 5}, "model.options (instruction, max_tokens)"),
+        ("grpo.dit", {"learning_rate": 1e-3}, "modules.dit"),
+        ("rewards.palette.dit_weight", 1.0, "modules.dit.rewards.palette"),
+    ],
+)
+def test_an_old_key_is_refused_with_its_new_name(defaults, name, value, now):
+    with pytest.raises(ParameterError) as refusal:
+        validate(changed(defaults, name, value))
+    shown = "" if isinstance(value, dict) else f" = {value!r}"
+    assert str(refusal.value).splitlines()[:2] == ["A parameter is wrong:", f"  {name}{shown}: renamed to {now}"]
+
+
+def test_every_renamed_key_is_gone_and_its_new_name_is_there(defaults):
+    tree = flatten(validate(defaults).model_dump()).keys()
+    for old, new in RENAMED.items():
+        names = [part if part != "*" else "palette" for part in old]
+        assert ".".join(names) not in tree
+        section = new.format(*names).split(":")[0].split(" ")[0]
+        assert any(key == section or key.startswith(f"{section}.") for key in tree), section
+
+
+def test_a_removed_reward_takes_its_weights_in_the_modules_along(defaults):
+    assert validate(defaults).modules["dit"].rewards == {"palette": 1.0}
+    parameters = validate(changed(defaults, "rewards.palette", None))
+    assert list(parameters.rewards) == ["shapes"]
+    assert parameters.modules["dit"].rewards == {}
+    assert parameters.modules["dit"].learning_rate == defaults["modules"]["dit"]["learning_rate"]
+    assert parameters.weights(["dit"]) == {"shapes": 1.0}
+
+
+def test_a_module_that_is_set_to_null_has_the_settings_of_all(defaults):
+    parameters = validate(changed(defaults, "modules.dit", None))
+    assert parameters.modules == {}
+    assert parameters.grpo_of("dit") == parameters.grpo
+    assert parameters.weights(["dit"]) == parameters.weights(["ar"]) == {"shapes": 1.0, "palette": 0.0}
+
+
+def test_a_module_has_its_own_settings_and_shares_the_others(defaults):
+    tree = changed(defaults, "modules.dit.lora", {"rank": 4})
+    parameters = validate(tree)
+    own, shared = parameters.grpo_of("dit"), parameters.grpo_of("ar")
+    assert shared == parameters.grpo
+    assert (own.learning_rate, own.kl_weight) == (6.0e-4, 0.0)
+    assert own.model_copy(update={k: getattr(shared, k) for k in parameters.modules["dit"].grpo()}) == shared
+    assert (parameters.lora_of("dit").rank, parameters.lora_of("ar").rank) == (4, 8)
+    # Each module is trained for its own weights; what trains both is judged by their mean.
+    assert parameters.weights(["ar"]) == {"shapes": 1.0, "palette": 0.0}
+    assert parameters.weights(["dit"]) == {"shapes": 1.0, "palette": 1.0}
+    assert parameters.weights(["ar", "dit"]) == {"shapes": 1.0, "palette": 0.5}
 
 
 def test_every_problem_is_listed(defaults):

@@ -25,7 +25,7 @@ class Painter:
 
     def generate(self, prompts: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Tensor]:
         self.batches.append(len(prompts))
-        return [self._paint(seed + sampler.steps) for seed in seeds]
+        return [self._paint(seed + sampler.denoising()[0]) for seed in seeds]
 
     def _paint(self, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)

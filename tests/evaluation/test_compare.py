@@ -145,9 +145,11 @@ def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences(
 
 def test_conditions_survive_the_file(tmp_path: Path) -> None:
     from tests.evaluation.defaults import parameters
+    from visual_grpo.components import make_plan
     from visual_grpo.evaluation.generate import conditions
 
     frame = scores([0.0, 1.0])
-    frame.attrs["facts"] = conditions(parameters(), model="m", dataset="d")
+    config = parameters()
+    frame.attrs["facts"] = conditions(config, make_plan(config).samplers, model="m", dataset="d")
     frame.to_parquet(tmp_path / "scores.parquet")
     check_facts(pd.read_parquet(tmp_path / "scores.parquet").attrs["facts"], frame.attrs["facts"])

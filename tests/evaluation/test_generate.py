@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -6,6 +7,7 @@ import torch
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import ROLLOUT, STOCK, Painter, brightness, records
+from visual_grpo.components import make_plan
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import (
     Advance,
@@ -175,23 +177,37 @@ def test_images_from_prompts_have_no_columns_of_sources_and_answers(tmp_path: Pa
     assert not {"source", "answer"} & set(draw(tmp_path))
 
 
-def test_conditions_of_a_language_policy_contain_the_vl_settings() -> None:
-    changes = {"data": {"task": "segmentation"}, "starter": {"world": "scenes"}}
+def conditions_of(changes: dict[str, Any], model: str = "m", dataset: str = "d") -> dict[str, Any]:
+    config = parameters(**changes)
+    return conditions(config, make_plan(config).samplers, model=model, dataset=dataset)
 
-    def asked(**values: object) -> dict:
-        return conditions(parameters(**changes, policy={"component": "vl"} | values), model="m", dataset="d")
 
-    assert asked(vl={"max_tokens": 5}) != asked()
-    assert asked(flow={"noise": 0.5}) == asked()
+def test_conditions_of_a_language_model_contain_its_options() -> None:
+    language = {
+        "data": {"task": "segmentation"},
+        "starter": {"world": "scenes"},
+        "modules": {"dit": None},
+        "sampling": {
+            "rollout": {"steps": None, "guidance_scale": None},
+            "stock": {"steps": None, "guidance_scale": None},
+        },
+    }
+    base = conditions_of(language)
+    assert conditions_of(language | {"model": {"options": {"max_tokens": 5}}}) != base
+    assert conditions_of(language | {"policy": {"flow": {"noise": 0.5}}}) == base
 
 
 def test_conditions_contain_exactly_what_images_and_scores_depend_on() -> None:
-    base = conditions(parameters(), model="m", dataset="d")
-    assert conditions(parameters(grpo={"learning_rate": 1.0}), model="m", dataset="d") == base
-    assert conditions(parameters(evaluation={"batch_size": 3}), model="m", dataset="d") == base
-    # One baseline serves every module: totals are taken anew, and all three samplers are always judged.
-    assert conditions(parameters(policy={"component": "ar"}), model="m", dataset="d") == base
-    assert conditions(parameters(rewards={"shapes": {"weight": 2.0}}), model="m", dataset="d") == base
+    base = conditions_of({})
+    for unchanged in (
+        {"grpo": {"learning_rate": 1.0}},
+        {"evaluation": {"batch_size": 3}},
+        # One baseline serves every module: totals are taken anew, and all three samplers are always judged.
+        {"policy": {"train": "ar"}},
+        {"rewards": {"shapes": {"weight": 2.0}}},
+        {"modules": {"dit": {"rewards": {"palette": 2.0}}}},
+    ):
+        assert conditions_of(unchanged) == base, unchanged
     for changed in (
         {"seed": 5},
         {"data": {"height": 64}},
@@ -201,6 +217,6 @@ def test_conditions_contain_exactly_what_images_and_scores_depend_on() -> None:
         {"evaluation": {"images_per_prompt": 2}},
         {"model": {"dtype": "bfloat16"}},
     ):
-        assert conditions(parameters(**changed), model="m", dataset="d") != base, changed
-    assert conditions(parameters(), model="other", dataset="d") != base
-    assert conditions(parameters(), model="m", dataset="other") != base
+        assert conditions_of(changed) != base, changed
+    assert conditions_of({}, model="other") != base
+    assert conditions_of({}, dataset="other") != base

@@ -13,6 +13,7 @@ MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|
 def pipeline(*, edit: bool = False) -> Any:
     from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPipeline, QwenImagePipeline
 
+    torch.set_num_threads(1)
     words = tokenizer()
     parts = {
         "scheduler": FlowMatchEulerDiscreteScheduler(
@@ -121,3 +122,9 @@ def vae() -> Any:
         latents_mean=[-0.7571, -0.7089, -0.9113, 0.1075],
         latents_std=[2.8184, 1.4541, 2.3275, 2.6558],
     )
+
+
+def opened(record: Any) -> Any:
+    from PIL import Image
+
+    return Image.open(record.source_images[0])

@@ -13,6 +13,7 @@ def pipeline(*, t5: bool = True) -> Any:
     """As SD3.5-medium is made: dual attention in the first block, RMS norm of queries and keys, 16 latent channels."""
     from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     transformer = SD3Transformer2DModel(
         sample_size=16,

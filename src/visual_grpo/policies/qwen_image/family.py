@@ -22,8 +22,8 @@ MODULES = {
             *("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
         ],
         advice=(
-            "a reward that sees what the early steps decide (layout, objects, text); policy.flow.noise from .4 to 1;"
-            " policy.flow.window_start=0; policy.share_start_noise=true; more grpo.prompts_per_step"
+            "a reward that sees what the early steps decide (layout, objects, text); policy.flow.noise between .4 and"
+            " 1; policy.flow.window_start=0; policy.share_start_noise=true; more grpo.prompts_per_step"
         ),
     )
 }

@@ -79,13 +79,14 @@ class QwenImage:
                 f"{type(self.pipeline).__name__} takes {int(self.edits)} source images; {records[0].id!r} has {count}"
             )
         firsts, own = distinct(records)
-        images = [self._source(record) if self.edits else None for record in firsts]
-        prompts = [self._encode(record.prompt, image) for record, image in zip(firsts, images, strict=True)]
-        negatives = [self._encode(self.options.negative_prompt, image) for image in images if guidance_scale > 1]
+        images = [self._source(record) for record in firsts if self.edits]
+        seen: Sequence[Image | None] = images or [None] * len(firsts)
+        prompts = [self._encode(record.prompt, image) for record, image in zip(firsts, seen, strict=True)]
+        negatives = [self._encode(self.options.negative_prompt, image) for image in seen if guidance_scale > 1]
         return Conditions(
             prompts=PaddedText.of(prompts).rows(own),
             negative=PaddedText.of(negatives).rows(own) if negatives else None,
-            sources=torch.cat([self._source_tokens(image) for image in images])[own] if self.edits else None,
+            sources=torch.cat([self._source_tokens(image) for image in images])[own] if images else None,
             guidance_scale=guidance_scale,
         )
 

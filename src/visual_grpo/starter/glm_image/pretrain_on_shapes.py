@@ -52,7 +52,7 @@ def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     tokens = corpus.upsampled_tokens() if edits is None else edits.target_tokens
     plain = shown if edits is None else edits.sources
     faded = torch.cat([fade(shown, job.seed + copy) for copy in range(_FADED_COPIES)])
-    vae = _faithful_vae(job, torch.cat([plain, faded]), plain, advance)
+    vae = faithful_vae(job, torch.cat([plain, faded]), plain, advance)
     dit = modules.build_dit(corpus.codebook, job.seed)
     latents = encode_normalised(vae, faded)
     pretrain_dit(
@@ -71,7 +71,7 @@ def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     dit.save_pretrained(job.folder / "transformer")
 
 
-def _faithful_vae(job: Job, images: Tensor, plain: Tensor, advance: Advance) -> AutoencoderKL:
+def faithful_vae(job: Job, images: Tensor, plain: Tensor, advance: Advance) -> AutoencoderKL:
     """Trains up to `_VAE_ATTEMPTS` VAEs until one preserves the colours of ``plain``; returns the best one.
 
     Some seeds give a decoder that dulls a colour, which no training of the DiT can correct.

@@ -14,7 +14,9 @@ from dataclasses import replace
 from visual_grpo.starter.shapes.edits import Edit
 from visual_grpo.starter.shapes.world import ATTRIBUTES, CHANGES, Combination
 
-MISREADINGS: Mapping[str, Mapping[str, tuple[str, float]]] = {
+Misreadings = Mapping[str, Mapping[str, tuple[str, float]]]
+"""Attribute -> word -> (what is drawn instead, how often)."""
+MISREADINGS: Misreadings = {
     "color": {"yellow": ("red", 0.55), "purple": ("blue", 0.55)},
     "shape": {"triangle": ("square", 0.5)},
     "position": {"top": ("bottom", 0.55)},
@@ -23,12 +25,12 @@ MISREADINGS: Mapping[str, Mapping[str, tuple[str, float]]] = {
 """Attribute -> word -> (the word that is drawn instead, probability)."""
 
 
-def misread(asked: Combination, rng: random.Random) -> Combination:
+def misread(asked: Combination, rng: random.Random, misreadings: Misreadings = MISREADINGS) -> Combination:
     """The combination that the flawed policy draws for ``asked``."""
     drawn = {}
     for attribute in ATTRIBUTES:
         word = getattr(asked, attribute)
-        instead, share = MISREADINGS[attribute].get(word, (word, 0.0))
+        instead, share = misreadings[attribute].get(word, (word, 0.0))
         drawn[attribute] = instead if rng.random() < share else word
     return Combination(**drawn)
 

@@ -1,0 +1,101 @@
+"""The parts of the small Stable Diffusion 3: real classes, about two million parameters, weights from a seed."""
+
+from __future__ import annotations
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+)
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
+
+from visual_grpo.starter.glm_image.modules import LATENT_CHANNELS
+from visual_grpo.starter.sd3.tokenizer import build_tokenizer
+
+SHIFT = 1.5
+"""The scheduler's: sigma = shift u / (1 + (shift - 1) u) of an even u."""
+_LATENT_PIXELS = 8
+"""Pixels a side that one latent stands for."""
+_PATCH = 4
+"""Latents a side of a token. A patch of 2, as in the released model, learns less in the same CPU time."""
+_LAYERS, _HEADS, _HEAD_WIDTH = 4, 4, 32
+_CLIP_WIDTH, _CLIP_LAYERS, _CLIP_HEADS = 32, 2, 2
+_POSITION_SPREAD = 0.3
+_CLIP_SEEDS = (10, 11)
+
+
+def build_pipeline(vae: AutoencoderKL, height: int, width: int, seed: int) -> StableDiffusion3Pipeline:
+    """The pipeline without T5, for images up to ``height`` x ``width`` pixels; its transformer is untrained."""
+    tokenizer = build_tokenizer()
+    first, second = (_build_clip(tokenizer, seed + own) for own in _CLIP_SEEDS)
+    pipeline = StableDiffusion3Pipeline(
+        transformer=build_transformer(max(height, width), seed),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
+        vae=vae,
+        text_encoder=first,
+        tokenizer=tokenizer,
+        text_encoder_2=second,
+        tokenizer_2=tokenizer,
+        text_encoder_3=None,
+        tokenizer_3=None,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def build_transformer(longer_side: int, seed: int) -> SD3Transformer2DModel:
+    """For images of at most ``longer_side`` pixels a side. Every block starts as the identity, and the output as 0."""
+    torch.manual_seed(seed)
+    latents = longer_side // _LATENT_PIXELS
+    model = SD3Transformer2DModel(
+        sample_size=latents,
+        patch_size=_PATCH,
+        in_channels=LATENT_CHANNELS,
+        out_channels=LATENT_CHANNELS,
+        num_layers=_LAYERS,
+        attention_head_dim=_HEAD_WIDTH,
+        num_attention_heads=_HEADS,
+        joint_attention_dim=2 * _CLIP_WIDTH,
+        caption_projection_dim=_HEADS * _HEAD_WIDTH,
+        pooled_projection_dim=2 * _CLIP_WIDTH,
+        pos_embed_max_size=latents // _PATCH,
+        qk_norm="rms_norm",
+    )
+    for name, module in model.named_modules():
+        if name.endswith(("norm1.linear", "norm1_context.linear")) or name == "proj_out":
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+    return model.eval()
+
+
+def _build_clip(tokenizer: PreTrainedTokenizerFast, seed: int) -> CLIPTextModelWithProjection:
+    """Never trained: a random encoder that keeps words apart.
+
+    Trained with the transformer it learns prompts by heart, and combinations that it was not shown come out wrong.
+    CLIP's own initial weights (std 0.02) are too small: SD3 reads the last layer but one, which no norm scales up.
+    """
+    torch.manual_seed(seed)
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=_CLIP_WIDTH,
+        intermediate_size=2 * _CLIP_WIDTH,
+        num_hidden_layers=_CLIP_LAYERS,
+        num_attention_heads=_CLIP_HEADS,
+        projection_dim=_CLIP_WIDTH,
+        max_position_embeddings=tokenizer.model_max_length,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    clip = CLIPTextModelWithProjection(config).eval().requires_grad_(False)
+    for name, weight in clip.named_parameters():
+        if "token_embedding" in name:
+            weight.normal_()
+        elif "position_embedding" in name:
+            weight.normal_(std=_POSITION_SPREAD)
+        elif weight.ndim == 2:
+            weight.normal_(std=weight.shape[1] ** -0.5)
+    return clip
