@@ -20,9 +20,8 @@ TOKENS = {"temperature": 1.3, "top_p": 1.0, "top_k": 0}
 def asked(folder: Path, **changes: Any) -> Parameters:
     """Of a saved model; without a family's own mistakes."""
     sampling = {"rollout": {**TOKENS, **STEPS}, "stock": STEPS}
-    modules = changes.pop("modules", {})
-    config = parameters(folder, **{"model": {"path": "saved/model"}, "sampling": sampling, **changes})
-    return Parameters.model_validate({**config.model_dump(), "modules": modules})
+    changes["policy"] = {"train": "all", **changes.get("policy", {})}
+    return parameters(folder, **{"model": {"path": "saved/model"}, "sampling": sampling, **changes})
 
 
 def of_vl(folder: Path, **changes: Any) -> Parameters:
