@@ -78,7 +78,7 @@ def test_stochastic_generation_has_noise_of_its_own_too() -> None:
     path = denoiser.sample_path(
         torch.zeros(2), entries, seeds, seeds, steps=4, window=range(3), twins=Twins.neighbours(2, 1)
     )
-    start = noises(seeds, 1, ToyFlow.latent_shape)[:, 0]
+    start = denoiser.start_noise(seeds)
     assert torch.equal(path.states[:, 0], start)
     drawn = (path.next_states[:, 0] - path.means[:, 0]) / path.stds[0]
     assert torch.corrcoef(torch.stack([start.flatten(), drawn.flatten()]))[0, 1].abs() < 0.12

@@ -18,7 +18,7 @@ from visual_grpo.hardware.parallel import map_on_cores
 from visual_grpo.policies import lora
 from visual_grpo.policies.flow_model import FlowModel, Schedule
 from visual_grpo.policies.flow_sde import noises, ode_step, transition
-from visual_grpo.policies.seeds import STEP_NOISE
+from visual_grpo.policies.seeds import START_NOISE, STEP_NOISE
 
 C = TypeVar("C")
 
@@ -68,7 +68,7 @@ class Denoiser(Generic[C]):
 
     def start_noise(self, seeds: Sequence[int]) -> Tensor:
         """[B, C, h, w] float32 on the CPU; row i is a function of ``seeds[i]``."""
-        return noises(seeds, 1, self.model.latent_shape)[:, 0]
+        return noises([seed ^ START_NOISE for seed in seeds], 1, self.model.latent_shape)[:, 0]
 
     @torch.no_grad()
     def integrate(self, conditions: C, entries: Tensor, noise_seeds: Sequence[int], steps: int) -> Tensor:
