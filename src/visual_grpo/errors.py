@@ -20,8 +20,13 @@ def nearest_hint(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> 
     Args:
         cutoff: lowest similarity of a suggestion, 0..1 (`difflib.SequenceMatcher.ratio`).
     """
-    matches = difflib.get_close_matches(wrong, candidates, n=1, cutoff=cutoff)
-    return f" Did you mean {matches[0]!r}?" if matches else ""
+    near = nearest(wrong, candidates, cutoff)
+    return f" Did you mean {near!r}?" if near is not None else ""
+
+
+def nearest(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The candidate that ``wrong`` resembles most; None if no one is close. ``cutoff`` as in `nearest_hint`."""
+    return next(iter(difflib.get_close_matches(wrong, candidates, n=1, cutoff=cutoff)), None)
 
 
 def user_error(error: BaseException) -> UserError | None:

@@ -44,13 +44,13 @@ def test_the_defaults_are_typed(defaults):
         (
             "grpo.learning_rat",
             1,
-            "rat = 1: there is no such parameter. Nearest: grpo.learning_rate",
+            "rat = 1: there is no such parameter. Did you mean 'grpo.learning_rate'?",
         ),
-        ("learning_rate", 1, "Nearest: grpo.learning_rate"),
-        ("rewards.shapes.wieght", 2, "Nearest: rewards.shapes.weight"),
-        ("policy.lora.rnk", 2, "Nearest: policy.lora.rank"),
+        ("learning_rate", 1, "Did you mean 'grpo.learning_rate'?"),
+        ("rewards.shapes.wieght", 2, "Did you mean 'rewards.shapes.weight'?"),
+        ("policy.lora.rnk", 2, "Did you mean 'policy.lora.rank'?"),
         ("sampling.stock.zzzz", 2, "Allowed here: temperature, top_p"),
-        ("modules.dit.learning_rat", 1, "Nearest: modules.dit.learning_rate"),
+        ("modules.dit.learning_rat", 1, "Did you mean 'modules.dit.learning_rate'?"),
         (
             "modules.dit.rewards",
             {"pallete": 1.0},
@@ -141,7 +141,7 @@ def test_every_problem_is_listed(defaults):
     message = str(refusal.value)
     assert message.startswith("3 parameters are wrong:")
     assert "grpo.group_size = 0" in message
-    assert "Nearest: data.height" in message
+    assert "Did you mean 'data.height'?" in message
     assert "grpo.steps is missing" in message
 
 

@@ -14,7 +14,7 @@ from visual_grpo.config import FlowConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.policies.denoising import Denoiser, Twins
 from visual_grpo.policies.flow_policy import FlowPolicy
-from visual_grpo.policies.flow_sde import log_prob, noises
+from visual_grpo.policies.flow_sde import log_prob
 from visual_grpo.types import PromptRecord
 
 RECORDS = [PromptRecord(id=str(i), prompt="x" * (i + 1)) for i in range(3)]

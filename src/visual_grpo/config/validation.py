@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, nearest
 
 _LONGEST_VALUE = 80
 
@@ -91,15 +90,15 @@ def _nearest(path: Sequence[int | str]) -> str:
     wrong = str(path[-1])
     section = _section(path[:-1])
     beside = list(section.model_fields) if section else []
-    near = get_close_matches(wrong, beside, n=1)
-    if near:
-        return f" Nearest: {_dotted([*path[:-1], near[0]])}"
+    near = nearest(wrong, beside)
+    if near is not None:
+        return f" Did you mean {_dotted([*path[:-1], near])!r}?"
     # Of two keys with one name the shallower is the better known.
     names = sorted(_names(Parameters), key=lambda name: -name.count("."))
     elsewhere = {name.rpartition(".")[2]: name for name in names}
-    near = get_close_matches(wrong, elsewhere, n=1, cutoff=0.75)
-    if near:
-        return f" Nearest: {elsewhere[near[0]]}"
+    near = nearest(wrong, elsewhere, cutoff=0.75)
+    if near is not None:
+        return f" Did you mean {elsewhere[near]!r}?"
     return f" Allowed here: {', '.join(beside)}" if beside else ""
 
 

@@ -8,8 +8,8 @@ SEED_RANGE = 2**62
 
 START_NOISE = 0x5851F42D
 STEP_NOISE = 0x2545F491
-"""XORed into a seed, so that tokens (the seed itself), start noise and the noise of stochastic denoising steps come from
-three streams. Below 2^32, since torch's CPU generator reads no higher bit of its seed.
+"""XORed into a seed, so that tokens (the seed itself), start noise and the noise of stochastic denoising steps are
+independent. Below 2^32, since torch's CPU generator reads no higher bit of its seed.
 """
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
-import importlib
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.images import described, is_image
+from visual_grpo.importing import load_attribute
 from visual_grpo.types import PromptRecord, Ratio, RewardOutput, Sample
 
 PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
@@ -94,14 +93,7 @@ def load_function(path: str) -> Any:
     Raises ``UserError`` for another spelling, where the module or the name in it does not exist, or
     where it is not callable.
     """
-    module_name, separator, attribute = path.partition(":")
-    if not (module_name and separator and attribute):
-        raise UserError(f"a function is named package.module:function, got {path!r}")
-    found: Any = _module(module_name, path)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise UserError(f"{module_name!r} has no {attribute!r} ({path!r}){_nearest(part, dir(found))}")
-        found = getattr(found, part)
+    found = load_attribute(path, "a function")
     if not callable(found):
         raise UserError(f"{path!r} must be a function or class, it is of type {type(found).__name__}")
     return found
@@ -163,7 +155,8 @@ def _check_options(what: str, target: Callable[..., Any], options: Mapping[str, 
     unknown = [option for option in options if option not in names]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         raise UserError(
-            f"{what} has no option {unknown[0]!r}{_nearest(unknown[0], names)} (it takes: {', '.join(names) or 'none'})"
+            f"{what} has no option {unknown[0]!r}; it takes: {', '.join(names) or 'none'}."
+            f"{nearest_hint(unknown[0], names)}"
         )
     missing = [p.name for p in taken if p.default is p.empty and p.name not in options]
     if missing:
@@ -238,22 +231,6 @@ def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) ->
 
 def _where(row: int, prompts: Sequence[PromptRecord]) -> str:
     return f"for record {prompts[row].id!r}" if row < len(prompts) else f"at position {row}"
-
-
-def _module(module_name: str, path: str) -> Any:
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise  # the module exists; something that it imports does not
-        raise UserError(
-            f"no module {error.name!r} (from {path!r}): put the file into the project's root or install its package"
-        ) from error
-
-
-def _nearest(name: str, candidates: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, candidates, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 @contextmanager
