@@ -98,10 +98,10 @@ class Denoiser(Generic[C]):
         """The stochastic ones among ``steps`` denoising steps; a window without a fixed start is drawn."""
         flow = self.flow
         count = flow.window_steps or steps - 1 - (flow.window_start or 0)
-        start = flow.window_start
+        start, latest = flow.window_start, steps - 1 - count
         if start is None:
-            start = int(torch.randint(steps - count, (1,), generator=generator))
-        if not 0 < start + count < steps:
+            start = int(torch.randint(max(latest, 0) + 1, (1,), generator=generator))
+        if count < 1 or start > latest:
             raise UserError(
                 f"policy.flow's window of {count} steps from step {start} does not end before the last of {steps}"
                 " denoising steps; lower window_start or window_steps, or raise sampling.rollout.steps"
