@@ -5,22 +5,26 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from tests.conftest import stir
 from tests.policies import flow_checks
 from tests.policies.sd3 import tiny
-from visual_grpo.components import load_policy
+from visual_grpo.components import load_policy, make_plan
 from visual_grpo.config import FlowConfig, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
+from visual_grpo.config.validation import validate
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.policies.packed_latents import packed, unpacked
 from visual_grpo.rewards.combine import RewardSet
 
-PAGE = Path(__file__).parents[1] / "docs" / "add_a_flow_model.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "add_a_flow_model.md"
 SIZE = (64, 96)
 SCALE = 3.5
 LENGTH = 64
@@ -72,6 +76,22 @@ def test_it_trains_and_the_stock_pipeline_loads_the_adapter(folder: Path, tmp_pa
     assert torch.equal(stock(plain, noise), base)
     plain.load_lora_weights(tmp_path / "dit")
     assert flow_checks.far(stock(plain, noise), trained) < 1e-6
+
+
+def test_the_pages_settings_fit_the_family() -> None:
+    files = [(ROOT / "conf" / name / "parameters.yml").read_text("utf-8") for name in ("base", "sd3")]
+    files += re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    config = validate(reduce(merged, map(yaml.safe_load, files)) | {"seed": 0})
+    assert config.model.path == "black-forest-labs/FLUX.1-dev"
+    plan = make_plan(config)
+    assert (plan.family.name, plan.modules, plan.options.max_sequence_length) == ("flux", ("dit",), 256)
+
+
+def merged(below: Any, above: Any) -> Any:
+    """As Kedro's soft merge."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    return below | {key: merged(below.get(key), value) for key, value in above.items()}
 
 
 def policy_of(folder: Path) -> Any:
