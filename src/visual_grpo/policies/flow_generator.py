@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -32,6 +32,13 @@ class FlowGenerator(Generic[C]):
         self._denoiser = Denoiser(
             model, config.flow, denoise_batch=config.denoise_batch, decode_batch=config.decode_batch
         )
+
+    @classmethod
+    def builder(
+        cls, model_class: Callable[[Any, tuple[int, int], Any], FlowModel[C]], modules: Mapping[str, Module]
+    ) -> Callable[[Any, ModelSettings], FlowGenerator[C]]:
+        """``Family.build`` for a model that is made of (pipeline, size, the family's options)."""
+        return lambda pipeline, settings: cls(model_class(pipeline, settings.size, settings.options), modules, settings)
 
     @torch.no_grad()
     def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from visual_grpo.types import PromptRecord
@@ -27,6 +28,11 @@ class Schedule:
     """n of them, as the transformer is called with at each step."""
     sigmas: tuple[float, ...]
     """n + 1 noise levels, the first at most 1, the last 0."""
+
+    @classmethod
+    def of(cls, scheduler: Any) -> Schedule:
+        """What a scheduler of diffusers was set to."""
+        return cls(timesteps=tuple(scheduler.timesteps.tolist()), sigmas=tuple(scheduler.sigmas.tolist()))
 
     def __len__(self) -> int:
         return len(self.timesteps)
@@ -67,3 +73,13 @@ class FlowModel(Protocol[C]):
         On a CPU several threads call it at the same time.
         """
         ...
+
+
+def latent_shape(pipeline: Any, size: tuple[int, int], channels: int) -> tuple[int, int, int]:
+    """(C, h, w) of an image of ``size`` (height, width) in pixels."""
+    return channels, size[0] // pipeline.vae_scale_factor, size[1] // pipeline.vae_scale_factor
+
+
+def as_images(decoded: Tensor) -> list[Tensor]:
+    """What a VAE decodes to, [b, 3, H, W] with values from -1 to 1, as b uint8 images [3, H, W] on the CPU."""
+    return list(((decoded.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.policies.flow_model import Schedule, Velocity
+from visual_grpo.policies.flow_model import Schedule, Velocity, as_images, latent_shape
 from visual_grpo.policies.glm_image.source_cache import SourceCache, upsampled, write_sources
 from visual_grpo.policies.glm_image.sources import SourceEncoder
+from visual_grpo.policies.guidance import guided
 from visual_grpo.policies.rows import distinct
 from visual_grpo.types import PromptRecord
 
@@ -70,8 +71,7 @@ class GlmImageDecoder:
             draw_tokens: the first stage, which `conditions` asks for the tokens of records that bring none.
         """
         self.pipeline, self.size, self.sources, self.draw_tokens = pipeline, size, sources, draw_tokens
-        factor = pipeline.vae_scale_factor
-        self.latent_shape = (pipeline.transformer.config.in_channels, size[0] // factor, size[1] // factor)
+        self.latent_shape = latent_shape(pipeline, size, pipeline.transformer.config.in_channels)
 
     @property
     def transformer(self) -> GlmImageTransformer2DModel:
@@ -92,8 +92,8 @@ class GlmImageDecoder:
             config.get("max_shift", 0.75),
         )
         sigmas = timesteps / config.num_train_timesteps
-        given, _ = retrieve_timesteps(scheduler, steps, None, timesteps, sigmas, mu=shift)
-        return Schedule(timesteps=tuple(given.tolist()), sigmas=tuple(scheduler.sigmas.tolist()))
+        retrieve_timesteps(scheduler, steps, None, timesteps, sigmas, mu=shift)
+        return Schedule.of(scheduler)
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
@@ -122,11 +122,7 @@ class GlmImageDecoder:
         )
 
     def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
-        """As `FlowModel.velocity`.
-
-        The unconditional branch runs without gradient: guidance weighs it with a constant, and its gradient would
-        train what inference only pushes away from.
-        """
+        """As `FlowModel.velocity`."""
         sources = self._written_sources(conditions, entries)
 
         def field(state: Tensor, timestep: float) -> Tensor:
@@ -147,8 +143,7 @@ class GlmImageDecoder:
         mean = torch.tensor(vae.config.latents_mean, device=latents.device).view(1, -1, 1, 1)
         std = torch.tensor(vae.config.latents_std, device=latents.device).view(1, -1, 1, 1)
         scaled = (latents * std + mean).to(vae.dtype).contiguous(memory_format=torch.channels_last)
-        image = vae.decode(scaled, return_dict=False)[0].float()
-        return list(((image / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
+        return as_images(vae.decode(scaled, return_dict=False)[0])
 
     def _written_sources(self, conditions: Conditions, entries: Tensor) -> SourceCache | None:
         """Keys and values of the rows' source images under the present weights, with gradient where it is on; None
@@ -179,12 +174,12 @@ class GlmImageDecoder:
         tokens = conditions.tokens[entries]
         read = None if sources is None else sources.select(group)
         conditional = self._forward(state, timestep, glyphs, tokens, dropped=False, sources=read)
-        if conditions.guidance_scale <= 1:
-            return conditional
-        with torch.no_grad():
-            no_glyphs = conditions.no_glyphs.expand(len(entries), -1, -1)
-            unconditional = self._forward(state, timestep, no_glyphs, tokens, dropped=True)
-        return unconditional + conditions.guidance_scale * (conditional - unconditional)
+        no_glyphs = conditions.no_glyphs.expand(len(entries), -1, -1)
+        return guided(
+            conditional,
+            lambda: self._forward(state, timestep, no_glyphs, tokens, dropped=True),
+            conditions.guidance_scale,
+        )
 
     def _forward(
         self,

@@ -9,24 +9,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from visual_grpo.config import Strict
 from visual_grpo.errors import UserError
 from visual_grpo.images import fit, read_image
-from visual_grpo.policies.flow_model import Schedule, Velocity
+from visual_grpo.policies.flow_model import Schedule, Velocity, as_images, latent_shape
+from visual_grpo.policies.guidance import guided
+from visual_grpo.policies.packed_latents import packed, packed_schedule, unpacked
 from visual_grpo.policies.padded_text import PaddedText
 from visual_grpo.policies.rows import distinct, source_count
 from visual_grpo.types import PromptRecord
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _SOURCE_AREA = 1024 * 1024
 """Pixels that the pipeline brings every source to, whatever the size of the edited image."""
@@ -54,22 +52,14 @@ class QwenImage:
         from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 
         self.pipeline, self.transformer, self.size, self.options = pipeline, pipeline.transformer, size, options
-        self._factor = pipeline.vae_scale_factor
-        self.latent_shape = (self.transformer.config.in_channels // 4, size[0] // self._factor, size[1] // self._factor)
+        self.latent_shape = latent_shape(pipeline, size, self.transformer.config.in_channels // 4)
         self.edits = hasattr(pipeline, "processor")
         width, height, _ = calculate_dimensions(_SOURCE_AREA, size[1] / size[0])
         self._source_size = (height, width)
         self._decoding = threading.Lock()
 
     def schedule(self, steps: int) -> Schedule:
-        """The pipeline's, shifted by the number of image tokens."""
-        from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
-
-        scheduler, (_, h, w) = self.pipeline.scheduler, self.latent_shape
-        names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
-        shift = calculate_shift(h * w // 4, *(scheduler.config[name] for name in names))
-        scheduler.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=shift)
-        return Schedule(timesteps=tuple(scheduler.timesteps.tolist()), sigmas=tuple(scheduler.sigmas.tolist()))
+        return packed_schedule(self.pipeline.scheduler, steps, self.latent_shape)
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
@@ -80,7 +70,7 @@ class QwenImage:
             )
         firsts, own = distinct(records)
         images = [self._source(record) for record in firsts if self.edits]
-        seen: Sequence[Image | None] = images or [None] * len(firsts)
+        seen: Sequence[Any] = images or [None] * len(firsts)
         prompts = [self._encode(record.prompt, image) for record, image in zip(firsts, seen, strict=True)]
         negatives = [self._encode(self.options.negative_prompt, image) for image in seen if guidance_scale > 1]
         return Conditions(
@@ -99,30 +89,28 @@ class QwenImage:
         sources = None if conditions.sources is None else conditions.sources[entries]
         both = self.options.unconditional_gradient
 
-        def guided(state: Tensor, timestep: float) -> Tensor:
+        def field(state: Tensor, timestep: float) -> Tensor:
             velocity = self._forward(state, timestep, prompts, sources)
             if negative is not None:
-                with torch.set_grad_enabled(torch.is_grad_enabled() and both):
-                    unconditional = self._forward(state, timestep, negative, sources)
-                mixed = unconditional + conditions.guidance_scale * (velocity - unconditional)
+                other = partial(self._forward, state, timestep, negative, sources)
+                mixed = guided(velocity, other, conditions.guidance_scale, both_branches=both)
                 scale = velocity.norm(dim=-1, keepdim=True) / mixed.norm(dim=-1, keepdim=True)
                 velocity = mixed * (scale if both else scale.detach())
-            return pixel_shuffle(velocity.transpose(1, 2).unflatten(2, (state.shape[2] // 2, -1)), 2)
+            return unpacked(velocity, state.shape[2])
 
-        return guided
+        return field
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
         mean, std = self._statistics()
         latents = (latents[:, :, None] / (1 / std) + mean).to(self.pipeline.vae.dtype)
         with self._decoding:  # The VAE keeps features between its calls: two at a time would mix them up.
-            images = self.pipeline.vae.decode(latents, return_dict=False)[0][:, :, 0].float()
-        return list(((images / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
+            return as_images(self.pipeline.vae.decode(latents, return_dict=False)[0][:, :, 0])
 
     def _forward(self, state: Tensor, timestep: float, text: PaddedText, sources: Tensor | None) -> Tensor:
         """[b, T, 4 C] float32."""
-        dtype, tokens, (_, h, w) = self.transformer.dtype, _packed(state), self.latent_shape
-        shapes, cell = [(1, h // 2, w // 2)], 2 * self._factor
+        dtype, tokens, (_, h, w) = self.transformer.dtype, packed(state), self.latent_shape
+        shapes, cell = [(1, h // 2, w // 2)], 2 * self.pipeline.vae_scale_factor
         if sources is not None:
             shapes.append((1, self._source_size[0] // cell, self._source_size[1] // cell))
         velocity: Tensor = self.transformer(
@@ -135,31 +123,24 @@ class QwenImage:
         )[0]
         return velocity[:, : tokens.shape[1]].float()
 
-    def _encode(self, prompt: str, image: Image | None) -> Tensor:
+    def _encode(self, prompt: str, image: Any) -> Tensor:
         """[length, D]. One prompt at a time: the encoder keeps every layer's output."""
         given, length = ({} if image is None else {"image": image}), self.options.max_sequence_length
-        embeds: Tensor = self.pipeline.encode_prompt(prompt, max_sequence_length=length, **given)[0]
-        return embeds[0]
+        return self.pipeline.encode_prompt(prompt, max_sequence_length=length, **given)[0][0]
 
-    def _source(self, record: PromptRecord) -> Image:
+    def _source(self, record: PromptRecord) -> Any:
         image = fit(read_image(record.source_images[0]), *self.size)
-        resized: Image = self.pipeline.image_processor.resize(image, *self._source_size)
-        return resized
+        return self.pipeline.image_processor.resize(image, *self._source_size)
 
-    def _source_tokens(self, image: Image) -> Tensor:
+    def _source_tokens(self, image: Any) -> Tensor:
         """[1, S, 4 C] float32."""
         vae, (mean, std) = self.pipeline.vae, self._statistics()
         pixels = self.pipeline.image_processor.preprocess(image, *self._source_size).unsqueeze(2)
         latents = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist.mode().float()
-        return _packed(((latents - mean) / std)[:, :, 0])
+        return packed(((latents - mean) / std)[:, :, 0])
 
     def _statistics(self) -> list[Tensor]:
         """Mean and standard deviation of the VAE's latents, [C, 1, 1, 1] float32."""
         vae = self.pipeline.vae
         both = (vae.config.latents_mean, vae.config.latents_std)
         return [torch.tensor(values, device=vae.device).view(-1, 1, 1, 1) for values in both]
-
-
-def _packed(latents: Tensor) -> Tensor:
-    """[b, C, h, w] -> [b, h w / 4, 4 C]: cells of 2 x 2."""
-    return pixel_unshuffle(latents, 2).flatten(2).transpose(1, 2)
