@@ -10,21 +10,15 @@ Needs a folder in which the pipelines starter and data_preparation have run, suc
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
+import project
 import torch
-from kedro.framework.session import KedroSession
-from kedro.framework.startup import bootstrap_project
-from omegaconf import OmegaConf
 
 from visual_grpo import components, third_party_output
-from visual_grpo.config import Parameters, RewardConfig
+from visual_grpo.config import RewardConfig
 from visual_grpo.grpo.signal_check import SignalRule, measure_signal
-from visual_grpo.records.table import RecordTable
 from visual_grpo.types import PromptRecord, Sample
 
 _chance = torch.Generator().manual_seed(0)
@@ -38,7 +32,7 @@ def chance(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> list[f
 def main() -> None:
     third_party_output.silence_libraries()
     arguments = _arguments()
-    config, records = _project(arguments)
+    config, records = project.load(arguments)
     print("| module | reward | cosine | verdict | CPU s |\n|---|---|---|---|---|")
     blind = {"chance": RewardConfig(function="check_signal:chance")}
     for reward, own in (("its own", config), ("chance", config.model_copy(update={"rewards": blind}))):
@@ -54,20 +48,9 @@ def main() -> None:
             print(f"| {module} | {reward} | {signal} | {rule.verdict(signal)} | {seconds:.0f} |", flush=True)
 
 
-def _project(arguments: argparse.Namespace) -> tuple[Parameters, RecordTable]:
-    os.chdir(arguments.folder)
-    bootstrap_project(Path.cwd())
-    changes: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(filter(None, arguments.params.split(",")))))
-    with KedroSession.create(Path.cwd(), env=arguments.env, runtime_params=changes) as session:
-        context = session.load_context()  # type: ignore[attr-defined]  # the abstract session lacks it
-        return Parameters.model_validate(context.config_loader["parameters"]), context.catalog.load("records")
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="the project's folder; default: here")
-    parser.add_argument("--params", default="", help="parameters, as for kedro run")
-    parser.add_argument("--env", help="the Kedro environment, as for kedro run")
+    project.add_arguments(parser)
     return parser.parse_args()
 
 
