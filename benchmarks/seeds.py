@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from kedro.config import OmegaConfigLoader
 
+from visual_grpo import third_party_output
 from visual_grpo.components import make_plan
 from visual_grpo.config.validation import validate
 from visual_grpo.evaluation.compare import compare
 from visual_grpo.evaluation.generate import read_scores
-from visual_grpo.settings import CONFIG_LOADER_ARGS
 
 ROOT = Path(__file__).parents[1]
 BEFORE = ("starter", "data_preparation", "baseline")
@@ -37,6 +36,7 @@ AFTER = ("train", "evaluate")
 
 
 def main() -> None:
+    third_party_output.silence_libraries()
     arguments = _arguments()
     clones = {seed: arguments.folder.resolve() / f"seed-{seed}" for seed in arguments.seeds}
     with ThreadPoolExecutor(arguments.jobs) as pool:
@@ -202,6 +202,10 @@ def _arguments() -> argparse.Namespace:
 
 
 def _choices(env: str | None) -> list[str]:
+    from kedro.config import OmegaConfigLoader
+
+    from visual_grpo.settings import CONFIG_LOADER_ARGS
+
     loader = OmegaConfigLoader(str(ROOT / "conf"), env=env or "local", **CONFIG_LOADER_ARGS)
     names = list(make_plan(validate(loader["parameters"])).family.modules)
     return [*names, "all"] if len(names) > 1 else names
