@@ -191,7 +191,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--train",
         nargs="+",
-        help="choices of policy.train, with @STEPS for other steps; default: each module of the model, and all of several",
+        help="choices of policy.train, with @STEPS for other steps; default: each module, and all of several",
     )
     parser.add_argument("--params", default="", help="further parameters, as for kedro run")
     parser.add_argument("--env", help="the Kedro environment, as for kedro run")
