@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,8 @@ from visual_grpo.third_party_output import hidden_progress_bars
 
 _VERSION = 5
 """Raised when the same configuration gives other weights."""
+_SD3_VERSION = 1
+"""Of the small Stable Diffusion 3."""
 _SIDE_FACTS = "visual_grpo.json"
 
 
@@ -39,20 +41,28 @@ Progress = Callable[[str, int], AbstractContextManager[Bar]]
 """Opens a progress display with a description and the total number of steps."""
 
 
-def build_starter(config: StarterConfig, data: DataConfig, seed: int, progress: Progress) -> dict[str, Any]:
-    """Draws the dataset and pretrains the base model, each unless it is there for the same arguments.
+def build_starter(
+    config: StarterConfig, data: DataConfig, seed: int, progress: Progress, family: str | None = None
+) -> dict[str, Any]:
+    """Draws the dataset and pretrains a base model of ``family``, each unless it is there for the same arguments.
+
+    ``family``: None = the first that the world is drawn for.
 
     The weights depend on task, step counts, image size and seed, not on ``config.processes``: with one process the
     two halves of the pretraining run one after the other, else side by side.
 
     Returns ``{"dataset": folder, "model": folder, "digest": digest of the model's configuration}``.
     """
+    family = family or family_of_starter(config.world)
+    check_starter(config.world, family)
     draw_world(config, data, seed)
-    folder, digest = Path(config.model), model_digest(config, data, seed)
+    folder, digest = Path(config.model), model_digest(config, data, seed, family)
     if not is_current(folder, digest):
         with whole_folder(folder, digest) as fresh:
-            if config.world == "scenes":
+            if family == "qwen2_5_vl":
                 _pretrain_vl(fresh, config, data, seed, progress)
+            elif family == "sd3":
+                _pretrain_sd3(fresh, config, data, seed, progress)
             else:
                 _pretrain(fresh, config, data, seed, at_once=config.processes, progress=progress)
     return {"dataset": config.dataset, "model": config.model, "digest": digest}
@@ -91,9 +101,12 @@ def draw_world(config: StarterConfig, data: DataConfig, seed: int) -> None:
         draw_dataset(folder, config.records_per_prompt, data.height, data.width, seed, task=data.task)
 
 
-def model_digest(config: StarterConfig, data: DataConfig, seed: int) -> str:
-    """What the base model's weights depend on."""
+def model_digest(config: StarterConfig, data: DataConfig, seed: int, family: str | None = None) -> str:
+    """A digest of everything that the base model's weights depend on."""
     size = {"height": data.height, "width": data.width}
+    if family == "sd3":
+        steps = {"vae": config.vae_steps, "dit": config.dit_steps}
+        return digest_of({"sd3": _SD3_VERSION, "steps": steps, "seed": seed, **size})
     if config.world == "scenes":
         return digest_of({"scenes": SCENES_VERSION, "steps": config.vl_steps, "seed": seed, **size})
     if config.world == "words":
@@ -105,9 +118,36 @@ def model_digest(config: StarterConfig, data: DataConfig, seed: int) -> str:
 def _pretrain(
     folder: Path, config: StarterConfig, data: DataConfig, seed: int, *, at_once: int, progress: Progress
 ) -> None:
+    steps, job = _steps(config, data.task), _job(folder / "parts", config, data, seed)
+    # Side by side, the time left is that of the half that takes longer.
+    counted = {"vae", "dit"} if at_once > 1 else steps.keys()
+    with _module_progress(progress, steps, counted) as advance:
+        halves = {half: partial(_pretrain_half, half, job) for half in ("decoder", "language")}
+        run_side_by_side(halves, at_once, advance)
+    with hidden_progress_bars():
+        _assemble(job, folder)
+
+
+def _pretrain_sd3(folder: Path, config: StarterConfig, data: DataConfig, seed: int, progress: Progress) -> None:
+    steps = {"vae": config.vae_steps, "dit": config.dit_steps}
+    with _module_progress(progress, steps, steps) as advance:
+        run_side_by_side({"sd3": partial(_pretrain_sd3_alone, _job(folder, config, data, seed))}, 1, advance)
+
+
+def _pretrain_sd3_alone(job: Job, advance: Advance) -> None:
+    """Runs in its own process; one thread makes its weights independent of the number of cores."""
+    from visual_grpo.hardware.threads import use_threads
+    from visual_grpo.starter.sd3.pretrain_on_shapes import pretrain_sd3
+
+    use_threads(1)
+    with hidden_progress_bars():
+        pretrain_sd3(job, advance)
+
+
+def _job(folder: Path, config: StarterConfig, data: DataConfig, seed: int) -> Job:
     steps = _steps(config, data.task)
-    job = Job(
-        folder=folder / "parts",
+    return Job(
+        folder=folder,
         height=data.height,
         width=data.width,
         seed=seed,
@@ -117,9 +157,12 @@ def _pretrain(
         ar_steps=steps["ar"],
         world=config.world,
     )
+
+
+@contextmanager
+def _module_progress(progress: Progress, steps: Mapping[str, int], counted: Collection[str]) -> Iterator[Advance]:
+    """One bar over the steps of the ``counted`` modules, with every module's share beside it."""
     reached = dict.fromkeys(steps, 0)
-    # Side by side, the time left is that of the half that takes longer.
-    counted = {"vae", "dit"} if at_once > 1 else steps.keys()
     with progress("Pretraining the base model", sum(steps[module] for module in counted)) as bar:
 
         def advance(module: str, done: int) -> None:
@@ -129,10 +172,7 @@ def _pretrain(
             bar.advance(taken, **{module: f"{done / steps[module]:.0%}"})
             reached[module] = done
 
-        halves = {half: partial(_pretrain_half, half, job) for half in ("decoder", "language")}
-        run_side_by_side(halves, at_once, advance)
-    with hidden_progress_bars():
-        _assemble(job, folder)
+        yield advance
 
 
 def _pretrain_vl(folder: Path, config: StarterConfig, data: DataConfig, seed: int, progress: Progress) -> None:

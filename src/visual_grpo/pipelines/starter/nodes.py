@@ -18,7 +18,8 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
     from visual_grpo import console
     from visual_grpo.starter.build import build_starter
 
-    report = build_starter(starter, data, seed, console.progress)
+    family = None if model.family == "auto" else model.family
+    report = build_starter(starter, data, seed, console.progress, family)
     console.note(f"Dataset: {report['dataset']}   base model: {report['model']}")
     return report
 
