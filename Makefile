@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(STAMP)  ## Make .venv from requirements.lock (needs only Python >= 3.11)
+setup: $(STAMP)  ## Install requirements.lock into .venv (needs Python 3.11 or newer)
 
 $(STAMP): requirements.lock pyproject.toml
 	@echo "Setting up $(VENV) (about a minute with a fast network)"
@@ -30,11 +30,11 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(TOOLS)/bin/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: setup  ## Run every pipeline: draw data, pretrain, baseline, train, evaluate
+demo: setup  ## Run all pipelines on the small model: draw data, pretrain, baseline, train, evaluate
 	@start=$$SECONDS; $(BIN)/kedro run; s=$$((SECONDS - start)); \
 	echo "The whole run took $$((s / 60)) min $$((s % 60)) s."
 
-repro: setup  ## Run with DVC: only stages that changed since the last run
+repro: setup  ## Run the pipelines with DVC: only stages that changed since the last run
 	@$(BIN)/dvc repro
 
 test: setup  ## Run the tests
@@ -53,15 +53,15 @@ format: setup  ## Fix style with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-lock: setup  ## Pin every dependency again, after a change in pyproject.toml
+lock: setup  ## Update requirements.lock after a change in pyproject.toml
 	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group dvc --group notebooks --group viz \
 	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header
 	@touch $(STAMP)
 
-ui: setup  ## Look at the runs in MLflow
+ui: setup  ## Show the runs in MLflow's web interface
 	@$(BIN)/mlflow ui
 
-viz: setup  ## Look at the pipelines in Kedro-Viz
+viz: setup  ## Show the pipelines in Kedro-Viz
 	@$(BIN)/kedro viz run
 
 clean:  ## Remove outputs of runs (data, MLflow runs, caches), but not .venv

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
+    from visual_grpo.policies.glm_image.model import GlmImage
+    from visual_grpo.policies.glm_image.token_model import EncodedPrompts
+    from visual_grpo.policies.token_policy import TokenPolicy
     from visual_grpo.types import Policy
 
 SIZE = (64, 96)
@@ -50,11 +52,21 @@ def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ar_policy(pipeline_folder: Path) -> GlmImageArPolicy:
-    """A policy whose adapter is not zero, so that merging, disabling and replaying it can go wrong."""
-    from visual_grpo.components import load_policy
+def glm_image(pipeline_folder: Path) -> GlmImage:
+    """With an adapter on the AR module."""
+    from visual_grpo.components import load_model
 
-    policy = load_policy(str(pipeline_folder), size=SIZE, kl_reference=True, device="cpu")
+    model: Any = load_model(str(pipeline_folder), size=SIZE, train=["ar"], device="cpu")
+    return model
+
+
+@pytest.fixture
+def ar_policy(glm_image: GlmImage) -> TokenPolicy[EncodedPrompts]:
+    """The policy of ``glm_image``, whose adapter is not zero: merging, disabling and replaying it can go wrong."""
+    from visual_grpo.config import SamplerConfig
+
+    rollout = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_scale=1.5)
+    policy: Any = glm_image.policy("ar", rollout=rollout, stock=rollout, kl_reference=True)
     stir(policy)
     return policy
 

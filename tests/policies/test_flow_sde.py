@@ -107,6 +107,29 @@ def test_the_coefficients_of_cps_are_kept() -> None:
         assert float(state.std()) == pytest.approx(following, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("sampler", "sigma", "following", "mean", "std"),
+    [
+        # sde: c^2 = .49 s / (1 - s); mean = 2 (1 - c^2 dt / (2 s)) + 1 (1 + c^2 (1 - s) / (2 s)) dt, dt = s - s'.
+        ("sde", 1.0, 0.9, 1.61, 0.7),  # s' stands in for s in 1 - s: c^2 = 4.9
+        ("sde", 0.8, 0.6, 1.759, 0.6260990),  # c^2 = 1.96
+        ("sde", 0.5, 0.2, 2.0795, 0.3834058),  # c^2 = .49
+        ("sde", 0.1, 0.0, 2.0700556, 0.0737865),  # c^2 = .0544444
+        # cps: clean 2.8, 2.5, 2.1 and pure 1.8, 1.5, 1.1, weighed with 1 - s' and s' cos(.35 pi).
+        ("cps", 0.8, 0.6, 1.6103097, 0.5346039),
+        ("cps", 0.5, 0.2, 2.1361971, 0.1782013),
+        ("cps", 0.1, 0.05, 2.0199695, 0.0445503),
+    ],
+)
+def test_transitions_are_those_worked_out_by_hand(
+    sampler: Sampler, sigma: float, following: float, mean: float, std: float
+) -> None:
+    """State 2, velocity -1, noise .7."""
+    got = transition(torch.full((1, 1, 1, 1), -1.0), torch.full((1, 1, 1, 1), 2.0), sigma, following, 0.7, sampler)
+    assert got[0].item() == pytest.approx(mean, abs=1e-5)
+    assert got[1] == pytest.approx(std, abs=1e-6)
+
+
 def test_a_step_without_variance_is_refused() -> None:
     with pytest.raises(ValueError, match=r"cps step from sigma 0.3 to 0 with noise 0.7 has no variance"):
         transition(drawn(1), drawn(2), 0.3, 0.0, 0.7, "cps")

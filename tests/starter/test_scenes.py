@@ -16,7 +16,8 @@ from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
 import visual_grpo.starter.qwen2_5_vl.next_token_training as pretraining
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.policies.qwen2_5_vl.answer_model import AnswerModel, AnswerTrajectory
+from visual_grpo.policies.qwen2_5_vl.answer_model import AnswerModel
+from visual_grpo.policies.token_model import TokenTrajectory, token_log_probs
 from visual_grpo.segmentation.answer import parse_answer
 from visual_grpo.segmentation.segmenter import PointPrompt
 from visual_grpo.segmentation.watershed import WatershedSegmenter
@@ -140,15 +141,15 @@ def test_the_pretraining_gives_the_log_probs_of_the_policy(small_batch: None, tm
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
         words = processor.tokenizer.decode(query).split("<|vision_end|>")[1].split("<|im_end|>")[0]
         records.append(PromptRecord(id=str(row), prompt=words, source_images=(path,)))
-    said = AnswerModel(model, processor, instruction="{query}", max_tokens=answers.LENGTH, batch=64, share_prefix=True)
-    said.bias = torch.zeros_like(said.bias)  # No tokens are suppressed during pretraining.
-    trajectory = AnswerTrajectory(
+    said = AnswerModel(model, processor, instruction="{query}", max_tokens=answers.LENGTH)
+    said.bias = None  # No tokens are suppressed during pretraining.
+    trajectory = TokenTrajectory(
         encoded=said.encode(records),
         prompt_of_row=torch.arange(len(records)),
         tokens=targets,
         mask=torch.ones_like(targets, dtype=torch.bool),
     )
-    scored = said.log_probs(trajectory, torch.arange(len(records)), 1.0)
+    scored = token_log_probs(said, trajectory, torch.arange(len(records)), 1.0, share_prefix=True)
     torch.testing.assert_close(taught.gather(2, targets[..., None])[..., 0], scored, rtol=0, atol=1e-5)
 
 

@@ -18,7 +18,7 @@ from visual_grpo.hardware.parallel import map_on_cores
 from visual_grpo.policies import lora
 from visual_grpo.policies.flow_model import FlowModel, Schedule
 from visual_grpo.policies.flow_sde import noises, ode_step, transition
-from visual_grpo.policies.seeds import STEP_NOISE
+from visual_grpo.policies.seeds import START_NOISE, STEP_NOISE
 
 C = TypeVar("C")
 
@@ -68,7 +68,7 @@ class Denoiser(Generic[C]):
 
     def start_noise(self, seeds: Sequence[int]) -> Tensor:
         """[B, C, h, w] float32 on the CPU; row i is a function of ``seeds[i]``."""
-        return noises(seeds, 1, self.model.latent_shape)[:, 0]
+        return noises([seed ^ START_NOISE for seed in seeds], 1, self.model.latent_shape)[:, 0]
 
     @torch.no_grad()
     def integrate(self, conditions: C, entries: Tensor, noise_seeds: Sequence[int], steps: int) -> Tensor:
@@ -98,10 +98,10 @@ class Denoiser(Generic[C]):
         """The stochastic ones among ``steps`` denoising steps; a window without a fixed start is drawn."""
         flow = self.flow
         count = flow.window_steps or steps - 1 - (flow.window_start or 0)
-        start = flow.window_start
+        start, latest = flow.window_start, steps - 1 - count
         if start is None:
-            start = int(torch.randint(steps - count, (1,), generator=generator))
-        if not 0 < start + count < steps:
+            start = int(torch.randint(max(latest, 0) + 1, (1,), generator=generator))
+        if count < 1 or start > latest:
             raise UserError(
                 f"policy.flow's window of {count} steps from step {start} does not end before the last of {steps}"
                 " denoising steps; lower window_start or window_steps, or raise sampling.rollout.steps"

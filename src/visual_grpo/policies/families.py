@@ -40,7 +40,8 @@ def recognised(path: str) -> Family:
     for family in families:
         if found in family.saved_as:
             return family
-    raise UserError(f"The model at {path} is a {found}, which belongs to no known family. {_known()}")
+    says = "names no class and so" if found is None else f"is a {found}, which"
+    raise UserError(f"The model at {path} {says} belongs to no known family. {_known()}")
 
 
 def _loaded(where: str) -> Family:

@@ -118,7 +118,10 @@ def _facts(path: str, file: str) -> dict[str, Any] | None:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: {error}. Save or download the model again.") from error
     return facts
 
 

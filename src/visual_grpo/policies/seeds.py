@@ -6,8 +6,11 @@ import torch
 
 SEED_RANGE = 2**62
 
-STEP_NOISE = 2**61
-"""XORed into a seed: the noise of the stochastic denoising steps comes from another stream than the start noise."""
+START_NOISE = 0x5851F42D
+STEP_NOISE = 0x2545F491
+"""XORed into a seed, so that tokens (the seed itself), start noise and the noise of stochastic denoising steps come from
+three streams. Below 2^32, since torch's CPU generator reads no higher bit of its seed.
+"""
 
 
 def draw_seeds(count: int, generator: torch.Generator) -> list[int]:

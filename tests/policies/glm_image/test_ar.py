@@ -10,12 +10,14 @@ from diffusers import GlmImagePipeline
 from peft import PeftModel
 
 from tests.conftest import SIZE, stir
-from visual_grpo.components import load_image_model, load_policy
+from visual_grpo.components import load_model, load_policy
 from visual_grpo.config import Dtype, GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
+from visual_grpo.policies.glm_image.model import GlmImage
 from visual_grpo.policies.glm_image.processor import PreviewProcessor
+from visual_grpo.policies.glm_image.token_model import EncodedPrompts
+from visual_grpo.policies.token_policy import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord
 
@@ -26,16 +28,21 @@ TEXTS = [
 ]
 RECORDS = [PromptRecord(id=str(i), prompt=text) for i, text in enumerate(TEXTS)]
 STOCK = SamplerConfig(steps=3, guidance_scale=1.5)
+GREEDY = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1.0)
 MODES: list[dict[str, Any]] = [{}, {"share_prefix": False}, {"gradient_checkpointing": True}]
 
+ArPolicy = TokenPolicy[EncodedPrompts]
 
-def policy_with(folder: Path, **changes: Any) -> GlmImageArPolicy:
-    policy = load_policy(str(folder), size=SIZE, policy=PolicyConfig(**changes), kl_reference=True, device="cpu")
+
+def policy_with(folder: Path, **changes: Any) -> ArPolicy:
+    policy: ArPolicy = load_policy(
+        str(folder), size=SIZE, policy=PolicyConfig(**changes), kl_reference=True, device="cpu"
+    )
     stir(policy)
     return policy
 
 
-def rollout(policy: GlmImageArPolicy, group_size: int = 2) -> Any:
+def rollout(policy: ArPolicy, group_size: int = 2) -> Any:
     return policy.rollout(RECORDS, group_size, torch.Generator().manual_seed(3))
 
 
@@ -62,36 +69,33 @@ def test_every_way_of_replaying_has_the_same_gradient(pipeline_folder: Path) -> 
         torch.testing.assert_close(gradients[0].norm(), other.norm(), rtol=1e-4, atol=0)
 
 
-def test_a_wrong_replay_is_far_outside_the_floor(ar_policy: GlmImageArPolicy) -> None:
+def test_a_wrong_replay_is_far_outside_the_floor(ar_policy: ArPolicy) -> None:
     """The check is worth something only if a plausible mistake is far outside its tolerance."""
     got = rollout(ar_policy)
-    encoded = got.trajectory.encoded
+    encoded = got.trajectory.encoded.prompts
     text_only = torch.arange(encoded.token_positions.shape[-1]).expand_as(encoded.token_positions)
     encoded.token_positions.copy_(encoded.positions[:, :, -1:] + 1 + text_only)
     (chunk,) = ar_policy.replay(got.trajectory, torch.arange(6))
     assert (chunk.log_probs - got.log_probs).abs().mean() > 1e-2
 
 
-def test_tokens_are_those_of_generate(ar_policy: GlmImageArPolicy) -> None:
+def test_tokens_are_those_of_generate(glm_image: GlmImage, ar_policy: ArPolicy) -> None:
     """Greedy decoding through the public ``generate`` and through shared prefixes is one and the same."""
-    greedy = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1.0)
-    trajectory = ar_policy.image.sample_tokens(RECORDS, [1, 2, 3], greedy).trajectory
+    trajectory = glm_image.sample_tokens(RECORDS, [1, 2, 3], GREEDY).trajectory
     messages = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in TEXTS]
-    inputs = ar_policy.image.pipeline.processor.apply_chat_template(
+    inputs = glm_image.pipeline.processor.apply_chat_template(
         messages,
         tokenize=True,
         return_dict=True,
         return_tensors="pt",
         processor_kwargs={"padding": True, "padding_side": "left", "target_h": SIZE[0], "target_w": SIZE[1]},
     )
-    count = ar_policy.image.tokens.grid(0).count
-    generated = ar_policy.image.tokens.model.generate(
-        **inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False
-    )
+    count = glm_image.tokens(STOCK).grid(0).count
+    generated = ar_policy.model.network.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False)
     assert torch.equal(generated[:, inputs["input_ids"].shape[1] :], trajectory.tokens)
 
 
-def test_the_reference_is_the_base_model(ar_policy: GlmImageArPolicy, pipeline_folder: Path) -> None:
+def test_the_reference_is_the_base_model(ar_policy: ArPolicy, pipeline_folder: Path) -> None:
     got = rollout(ar_policy)
     plain = load_policy(str(pipeline_folder), size=SIZE, device="cpu")  # a fresh adapter has no effect
     (chunk,) = plain.replay(got.trajectory, torch.arange(6))
@@ -99,26 +103,26 @@ def test_the_reference_is_the_base_model(ar_policy: GlmImageArPolicy, pipeline_f
     assert (got.trajectory.reference_log_probs - got.log_probs).abs().max() > 1e-2
 
 
-def test_sampling_leaves_the_base_weights_as_they_were(ar_policy: GlmImageArPolicy) -> None:
-    before = {k: v.clone() for k, v in ar_policy.image.tokens.model.state_dict().items()}
+def test_sampling_leaves_the_base_weights_as_they_were(ar_policy: ArPolicy) -> None:
+    before = {k: v.clone() for k, v in ar_policy.model.network.state_dict().items()}
     rollout(ar_policy)
-    after = ar_policy.image.tokens.model.state_dict()
+    after = ar_policy.model.network.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert before.keys() == after.keys()
 
 
-def test_an_image_depends_on_its_own_prompt_and_seed(ar_policy: GlmImageArPolicy) -> None:
-    together = ar_policy.image.generate(RECORDS, [7, 8, 9], STOCK)
-    alone = ar_policy.image.generate(RECORDS[1:2], [8], STOCK)[0]
+def test_an_image_depends_on_its_own_prompt_and_seed(glm_image: GlmImage, ar_policy: ArPolicy) -> None:
+    together = glm_image.generate(RECORDS, [7, 8, 9], STOCK)
+    alone = glm_image.generate(RECORDS[1:2], [8], STOCK)[0]
     # Another padding rounds differently; in 8-bit pixels that is at most one step here and there.
     assert (together[1].int() - alone.int()).abs().max() <= 1
-    other = ar_policy.image.generate(RECORDS[1:2], [9], STOCK)[0]
+    other = glm_image.generate(RECORDS[1:2], [9], STOCK)[0]
     assert (together[1].int() - other.int()).abs().max() > 8
     assert together[0].shape == (3, *SIZE)
     assert together[0].dtype == torch.uint8
 
 
-def test_one_seed_one_rollout_bit_for_bit(ar_policy: GlmImageArPolicy) -> None:
+def test_one_seed_one_rollout_bit_for_bit(ar_policy: ArPolicy) -> None:
     one, two = rollout(ar_policy), rollout(ar_policy)
     assert torch.equal(one.log_probs, two.log_probs)
     assert all(torch.equal(a, b) for a, b in zip(one.samples, two.samples, strict=True))
@@ -126,14 +130,15 @@ def test_one_seed_one_rollout_bit_for_bit(ar_policy: GlmImageArPolicy) -> None:
 
 def test_rows_of_a_group_differ_in_tokens_but_share_their_start_noise(pipeline_folder: Path) -> None:
     policy = policy_with(pipeline_folder)
-    rows, noise_seeds, sampled = policy.sample(RECORDS, 3, torch.Generator().manual_seed(3))
-    assert [record.id for record in rows] == list("000111222")
+    groups = policy.sample(RECORDS, 3, torch.Generator().manual_seed(3))
+    noise_seeds, trajectory = groups.decode_seeds, groups.sampled.trajectory
+    assert [record.id for record in groups.records] == list("000111222")
     assert len(set(noise_seeds[:3])) == 1
     assert len(set(noise_seeds)) == 3
-    assert len({tuple(row.tolist()) for row in sampled.trajectory.tokens[:3]}) > 1
+    assert len({tuple(row.tolist()) for row in trajectory.tokens[:3]}) > 1
     for ours, again in zip(
         rollout(policy, group_size=3).samples,
-        policy.image.decode(sampled.trajectory.tokens, rows, noise_seeds, policy.sampler),
+        policy.model.samples(groups.records, trajectory, noise_seeds),
         strict=True,
     ):
         assert torch.equal(ours, again)
@@ -149,11 +154,13 @@ def test_a_small_rollout_batch_changes_nothing(pipeline_folder: Path) -> None:
     torch.testing.assert_close(one.log_probs, two.log_probs, rtol=0, atol=2e-5)
 
 
-def test_the_decoded_image_is_the_pipelines_own(ar_policy: GlmImageArPolicy, pipeline_folder: Path) -> None:
-    got = ar_policy.image.generate(RECORDS[2:], [11], STOCK)[0]
-    trajectory = ar_policy.image.sample_tokens(RECORDS[2:], [11], STOCK).trajectory
-    grid = ar_policy.image.tokens.grid(0)
-    image_tokens = trajectory.tokens[:, grid.preview_count :].view(1, *grid.image)
+def test_the_decoded_image_is_the_pipelines_own(
+    glm_image: GlmImage, ar_policy: ArPolicy, pipeline_folder: Path
+) -> None:
+    got = glm_image.generate(RECORDS[2:], [11], STOCK)[0]
+    trajectory = glm_image.sample_tokens(RECORDS[2:], [11], STOCK).trajectory
+    image_tokens = glm_image.tokens(STOCK).image_tokens(trajectory.tokens, RECORDS[2:])
+    assert torch.equal(image_tokens.flatten(1), trajectory.tokens[:, 2:])
     plain = GlmImagePipeline.from_pretrained(pipeline_folder)
     plain.set_progress_bar_config(disable=True)
     noise = torch.randn(1, 4, SIZE[0] // 8, SIZE[1] // 8, generator=torch.Generator().manual_seed(11))
@@ -173,12 +180,9 @@ def test_the_decoded_image_is_the_pipelines_own(ar_policy: GlmImageArPolicy, pip
 
 def test_one_step_moves_the_adapter_and_nothing_else(pipeline_folder: Path) -> None:
     policy = load_policy(str(pipeline_folder), size=SIZE, kl_reference=True, device="cpu")
-    frozen = {
-        n: p.detach().clone()
-        for n, p in policy.image.pipeline.vision_language_encoder.named_parameters()
-        if not p.requires_grad
-    }
-    buffers = {n: b.clone() for n, b in policy.image.pipeline.vision_language_encoder.named_buffers()}
+    network = policy.model.network
+    frozen = {n: p.detach().clone() for n, p in network.named_parameters() if not p.requires_grad}
+    buffers = {n: b.clone() for n, b in network.named_buffers()}
     adapter = policy.adapter_state_dict()
     config = GRPOConfig(steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01)
     trainer = GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config)
@@ -186,16 +190,12 @@ def test_one_step_moves_the_adapter_and_nothing_else(pipeline_folder: Path) -> N
     assert metrics[0].values["ratio/first_max_abs_log"] < 5e-5
     moved = policy.adapter_state_dict()
     assert not [n for n in adapter if torch.equal(adapter[n], moved[n])]
-    assert all(
-        torch.equal(p, frozen[n])
-        for n, p in policy.image.pipeline.vision_language_encoder.named_parameters()
-        if n in frozen
-    )
-    assert all(torch.equal(b, buffers[n]) for n, b in policy.image.pipeline.vision_language_encoder.named_buffers())
+    assert all(torch.equal(p, frozen[n]) for n, p in network.named_parameters() if n in frozen)
+    assert all(torch.equal(b, buffers[n]) for n, b in network.named_buffers())
 
 
 def test_the_adapter_loads_into_the_plain_pipeline(
-    ar_policy: GlmImageArPolicy, pipeline_folder: Path, tmp_path: Path
+    glm_image: GlmImage, ar_policy: ArPolicy, pipeline_folder: Path, tmp_path: Path
 ) -> None:
     ar_policy.save_adapter(tmp_path / "ar")
     pipe = GlmImagePipeline.from_pretrained(pipeline_folder)
@@ -208,16 +208,16 @@ def test_the_adapter_loads_into_the_plain_pipeline(
         disabled = _plain_image(pipe)
     assert torch.equal(base, disabled)
     assert (base - adapted).abs().max() > 0.05
-    restored = load_image_model(str(pipeline_folder), size=SIZE, modules=["ar"], adapters=tmp_path, device="cpu")
+    restored = load_model(str(pipeline_folder), size=SIZE, train=["ar"], adapters=tmp_path, device="cpu")
     for one, two in zip(
-        ar_policy.image.generate(RECORDS, [1, 2, 3], STOCK),
+        glm_image.generate(RECORDS, [1, 2, 3], STOCK),
         restored.generate(RECORDS, [1, 2, 3], STOCK),
         strict=True,
     ):
         assert torch.equal(one, two)
 
 
-def test_adapter_state_round_trip_and_a_misfit(ar_policy: GlmImageArPolicy, pipeline_folder: Path) -> None:
+def test_adapter_state_round_trip_and_a_misfit(ar_policy: ArPolicy, pipeline_folder: Path) -> None:
     state = ar_policy.adapter_state_dict()
     fresh = load_policy(str(pipeline_folder), size=SIZE, device="cpu")
     fresh.load_adapter_state_dict(state)
@@ -240,12 +240,12 @@ def test_half_precision_trains(pipeline_folder: Path) -> None:
         assert metrics[0].values["loss"] == metrics[0].values["loss"]
 
 
-def test_a_damaged_adapter_is_refused(ar_policy: GlmImageArPolicy, pipeline_folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_adapter_is_refused(ar_policy: ArPolicy, pipeline_folder: Path, tmp_path: Path) -> None:
     ar_policy.save_adapter(tmp_path / "ar")
     weights = tmp_path / "ar" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:200])
     with pytest.raises(UserError, match=r"cannot be loaded.*\n.*--pipeline=train"):
-        load_image_model(str(pipeline_folder), size=SIZE, modules=["ar"], adapters=tmp_path)
+        load_model(str(pipeline_folder), size=SIZE, train=["ar"], adapters=tmp_path)
 
 
 def test_a_damaged_pipeline_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_damaged_pipeline_is_refused(pipeline_folder: Path, tmp_path: Path) ->
 
 
 def test_a_folder_without_a_pipeline_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no model_index\.json"):
+    with pytest.raises(UserError, match=r"holds neither model_index\.json nor config\.json"):
         load_policy(str(tmp_path), size=SIZE)
 
 

@@ -9,13 +9,13 @@ from diffusers import GlmImagePipeline
 from peft import PeftModel
 
 from tests.conftest import SIZE, stir
-from visual_grpo.components import load_image_model, load_policy
+from visual_grpo.components import load_model, load_policy
 from visual_grpo.config import Dtype, FlowConfig, GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.policies.glm_image.ar import GlmImageArPolicy
-from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
-from visual_grpo.policies.glm_image.joint import GlmImageJointPolicy
+from visual_grpo.policies.flow_policy import FlowPolicy
+from visual_grpo.policies.glm_image.decoder import Conditions, GlmImageDecoder
+from visual_grpo.policies.glm_image.model import GlmImage
 from visual_grpo.policies.glm_image.processor import PreviewProcessor
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord
@@ -35,9 +35,17 @@ MODES: list[dict[str, Any]] = [
     {"flow": FlowConfig(window_start=1, window_steps=2, ratio_norm=True)},
 ]
 
+DitPolicy = FlowPolicy[Conditions]
 
-def policy_with(folder: Path, sampler: SamplerConfig = ROLLOUT, **changes: Any) -> GlmImageDitPolicy:
-    policy = load_policy(
+
+def model_with(folder: Path, **changes: Any) -> GlmImage:
+    model = load_model(str(folder), size=SIZE, device="cpu", **changes)
+    assert isinstance(model, GlmImage)
+    return model
+
+
+def policy_with(folder: Path, sampler: SamplerConfig = ROLLOUT, **changes: Any) -> DitPolicy:
+    policy: DitPolicy = load_policy(
         str(folder),
         module="dit",
         size=SIZE,
@@ -50,7 +58,7 @@ def policy_with(folder: Path, sampler: SamplerConfig = ROLLOUT, **changes: Any) 
     return policy
 
 
-def rollout(policy: GlmImageDitPolicy, group_size: int = 2) -> Any:
+def rollout(policy: DitPolicy, group_size: int = 2) -> Any:
     return policy.rollout(RECORDS, group_size, torch.Generator().manual_seed(3))
 
 
@@ -79,8 +87,8 @@ def test_a_wrong_replay_is_far_outside_the_floor(pipeline_folder: Path) -> None:
     conditions = got.trajectory.conditions
     wrong: list[dict[str, Any]] = [
         {"guidance_scale": 1.0},
-        {"tokens": conditions.tokens.roll(2, 0)},
-        {"prompt_of_row": conditions.prompt_of_row.roll(2)},
+        {"tokens": conditions.tokens.roll(1, 0)},
+        {"prompt_of_entry": conditions.prompt_of_entry.roll(1)},
     ]
     for change in wrong:
         conditions_then = {**vars(conditions), **change}
@@ -90,11 +98,13 @@ def test_a_wrong_replay_is_far_outside_the_floor(pipeline_folder: Path) -> None:
 
 
 def test_the_ode_is_the_pipelines_own(pipeline_folder: Path) -> None:
-    image = load_image_model(str(pipeline_folder), size=SIZE, device="cpu")
+    image = model_with(pipeline_folder)
+    decoder = image.decoder(ROLLOUT)
     tokens = torch.randint(0, 200, (3, 2, 3), generator=torch.Generator().manual_seed(1))
-    conditions = image.denoiser.conditions(RECORDS, tokens, 1.5)
-    noise = image.denoiser.start_noise([4, 5, 6])
-    ours = image.denoiser.integrate(noise, conditions, 5)
+    conditions = decoder.conditions_of(RECORDS, tokens, 1.5)
+    denoiser = image.denoiser(decoder)
+    noise = denoiser.start_noise([4, 5, 6])
+    ours = denoiser.integrate(conditions, torch.arange(3), [4, 5, 6], 5)
     for row, text in enumerate(TEXTS):
         want = image.pipeline(
             prompt=text,
@@ -112,12 +122,13 @@ def test_the_ode_is_the_pipelines_own(pipeline_folder: Path) -> None:
 def test_the_unconditional_branch_carries_no_gradient(pipeline_folder: Path) -> None:
     """The guided velocity's gradient is the conditional one's, times the guidance."""
     policy = policy_with(pipeline_folder)
-    denoiser = policy.image.denoiser
+    decoder = policy.model
+    assert isinstance(decoder, GlmImageDecoder)
     tokens = torch.randint(0, 200, (3, 2, 3), generator=torch.Generator().manual_seed(1))
-    state, rows = denoiser.start_noise([1, 2, 3]), torch.arange(3)
+    state, rows = policy.denoiser.start_noise([1, 2, 3]), torch.arange(3)
     gradients = []
     for guidance in (1.0, 1.5):
-        velocity = denoiser.velocity(state, 700.0, denoiser.conditions(RECORDS, tokens, guidance), rows)
+        velocity = decoder.velocity(decoder.conditions_of(RECORDS, tokens, guidance), rows)(state, 700.0)
         gradients.append(torch.autograd.grad(velocity.sum(), policy.adapter.parameters()))
     for plain, guided in zip(*gradients, strict=True):
         torch.testing.assert_close(guided, 1.5 * plain, rtol=1e-4, atol=1e-5)
@@ -155,10 +166,10 @@ def test_the_reference_is_the_base_model_and_its_kl_is_closed_form(pipeline_fold
     plain = load_policy(str(pipeline_folder), module="dit", size=SIZE, rollout=ROLLOUT, device="cpu")
     rows = torch.arange(6)
     for column, chunk in enumerate(policy.replay(got.trajectory, rows)):
-        mean, std = plain.image.step(
+        mean, std = plain.denoiser.step(
             got.trajectory.states[:, column],
             got.trajectory.conditions,
-            rows,
+            got.trajectory.entries,
             got.trajectory.schedule,
             got.trajectory.steps[column],
         )
@@ -173,8 +184,8 @@ def test_the_reference_is_the_base_model_and_its_kl_is_closed_form(pipeline_fold
 def test_decodes_of_a_prompt_share_tokens_and_start_noise(pipeline_folder: Path) -> None:
     policy = policy_with(pipeline_folder, flow=FlowConfig(window_steps=1))
     trajectory = rollout(policy, group_size=3).trajectory
-    groups = trajectory.conditions.tokens.view(3, 3, -1)
-    assert torch.equal(groups[:, 0], groups[:, 2])
+    assert trajectory.entries.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert len(trajectory.conditions.tokens) == 3
     assert torch.equal(trajectory.states[0], trajectory.states[2])
     apart = policy_with(pipeline_folder, flow=FlowConfig(window_steps=1), share_start_noise=False)
     trajectory = rollout(apart, group_size=3).trajectory
@@ -185,7 +196,7 @@ def test_tokens_given_with_a_record_are_used(pipeline_folder: Path) -> None:
     policy = policy_with(pipeline_folder)
     given = PromptRecord(id="g", prompt="a cat", metadata={"prior_tokens": [[1, 2, 3], [4, 5, 6]]})
     got = policy.rollout([RECORDS[0], given], 2, torch.Generator().manual_seed(0))
-    large = got.trajectory.conditions.tokens[2].view(4, 6)[::2, ::2]
+    large = got.trajectory.conditions.tokens[1].view(4, 6)[::2, ::2]
     assert large.tolist() == [[1, 2, 3], [4, 5, 6]]
     for bad, complaint in (
         ([1, 2], "has 2 tokens, expected 6"),
@@ -206,7 +217,7 @@ def test_one_seed_one_rollout_bit_for_bit(pipeline_folder: Path) -> None:
 
 def test_one_step_moves_the_adapter_and_nothing_else(pipeline_folder: Path) -> None:
     policy = load_policy(str(pipeline_folder), module="dit", size=SIZE, kl_reference=True, device="cpu")
-    modules = {name: getattr(policy.image.pipeline, name) for name in ("transformer", "vae", "vision_language_encoder")}
+    modules = {name: getattr(policy.model.pipeline, name) for name in ("transformer", "vae", "vision_language_encoder")}
     frozen = {
         f"{m}.{n}": p.detach().clone()
         for m, module in modules.items()
@@ -228,12 +239,12 @@ def test_one_step_moves_the_adapter_and_nothing_else(pipeline_folder: Path) -> N
 
 
 def test_both_adapters_load_together_into_the_plain_pipeline(pipeline_folder: Path, tmp_path: Path) -> None:
-    image = load_image_model(str(pipeline_folder), size=SIZE, modules=["ar", "dit"], device="cpu")
-    for adapter in image.adapters.values():
-        for number, parameter in enumerate(adapter.parameters()):
+    image = model_with(pipeline_folder, train=["ar", "dit"])
+    for module in ("ar", "dit"):
+        for number, parameter in enumerate(image.adapters[module].parameters()):
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
             parameter.data.add_(0.05 * noise)
-    image.save_adapters(tmp_path)
+    image.adapters.save(tmp_path)
     pipe = GlmImagePipeline.from_pretrained(pipeline_folder)
     pipe.set_progress_bar_config(disable=True)
     pipe.processor = PreviewProcessor.of(pipe.processor, preview_side=2)
@@ -244,14 +255,14 @@ def test_both_adapters_load_together_into_the_plain_pipeline(pipeline_folder: Pa
     with_both = _plain_image(pipe)
     assert (base - with_dit).abs().max() > 0.02
     assert (with_dit - with_both).abs().max() > 0.02
-    restored = load_image_model(str(pipeline_folder), size=SIZE, modules=["ar", "dit"], adapters=tmp_path, device="cpu")
+    restored = model_with(pipeline_folder, train=["ar", "dit"], adapters=tmp_path)
     stock = SamplerConfig(steps=3, guidance_scale=1.5)
     for ours, again in zip(
         image.generate(RECORDS, [1, 2, 3], stock), restored.generate(RECORDS, [1, 2, 3], stock), strict=True
     ):
         assert torch.equal(ours, again)
     with pytest.raises(UserError, match=r"holds no adapter.*--pipeline=train"):
-        load_image_model(str(pipeline_folder), size=SIZE, modules=["dit"], adapters=tmp_path / "dit", device="cpu")
+        model_with(pipeline_folder, train=["dit"], adapters=tmp_path / "dit")
 
 
 def test_adapter_state_round_trip_and_a_misfit(pipeline_folder: Path) -> None:
@@ -266,7 +277,7 @@ def test_adapter_state_round_trip_and_a_misfit(pipeline_folder: Path) -> None:
 
 
 def test_generation_may_be_stochastic(pipeline_folder: Path) -> None:
-    image = load_image_model(str(pipeline_folder), size=SIZE, device="cpu")
+    image = model_with(pipeline_folder)
     noisy = ROLLOUT.model_copy(update={"stochastic": True})
     plain, one, two = (image.generate(RECORDS[:1], [3], sampler)[0] for sampler in (ROLLOUT, noisy, noisy))
     assert torch.equal(one, two)
@@ -287,18 +298,19 @@ def test_half_precision_trains(pipeline_folder: Path) -> None:
 
 
 def test_a_joint_rollout_goes_on_from_the_tokens_it_trains(pipeline_folder: Path) -> None:
-    image = load_image_model(str(pipeline_folder), size=SIZE, modules=["ar", "dit"], device="cpu")
-    ar = GlmImageArPolicy(image, ROLLOUT)
-    dit = GlmImageDitPolicy(image, ROLLOUT, SamplerConfig(steps=4, guidance_scale=1.5))
-    both = GlmImageJointPolicy(ar, dit).joint_rollout(RECORDS, 2, 3, torch.Generator().manual_seed(0))
+    image = model_with(pipeline_folder, train=["ar", "dit"])
+    stock = SamplerConfig(steps=4, guidance_scale=1.5)
+    ar, dit = (image.policy(module, rollout=ROLLOUT, stock=stock) for module in ("ar", "dit"))
+    both = image.joint_policy(ar, dit).joint_rollout(RECORDS, 2, 3, torch.Generator().manual_seed(0))
     assert both.outer is not None
     assert both.inner is not None
-    tokens = both.outer.trajectory.tokens[:, image.tokens.grid(0).preview_count :].view(6, 2, 3)
-    told = both.inner.trajectory.conditions.tokens.view(6, 3, 4, 6)
+    tokens = both.outer.trajectory.tokens[:, image.tokens(stock).grid(0).preview_count :].view(6, 2, 3)
+    trajectory = both.inner.trajectory
+    told = trajectory.conditions.tokens[trajectory.entries].view(6, 3, 4, 6)
     assert torch.equal(told[:, 0, ::2, ::2], tokens)
     assert torch.equal(told[:, 0], told[:, 2])
     assert [record.id for record in both.inner.prompts] == [record.id for record in RECORDS for _ in range(6)]
-    starts = both.inner.trajectory.states[:, 0].view(3, 6, -1)
+    starts = trajectory.states[:, 0].view(3, 6, -1)
     assert torch.equal(starts[:, 0], starts[:, 5])
     assert all(torch.equal(a, b) for a, b in zip(both.outer.samples, both.inner.samples[::3], strict=True))
 

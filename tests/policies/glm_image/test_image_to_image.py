@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from diffusers import GlmImagePipeline
 from PIL import Image
 
 from tests.conftest import SIZE, stir
-from visual_grpo.components import load_image_model, load_policy
+from tests.policies.glm_image.test_dit import DitPolicy, model_with
+from visual_grpo.components import load_policy
 from visual_grpo.config import FlowConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
-from visual_grpo.policies.glm_image.dit import GlmImageDitPolicy
+from visual_grpo.policies.glm_image.decoder import Conditions, GlmImageDecoder
+from visual_grpo.policies.glm_image.source_cache import SourceCache
 from visual_grpo.types import PromptRecord
 
 TEXTS = ["make it red", "move the small yellow square on the left to the bottom, please", "去掉 “圆”"]
@@ -44,10 +47,10 @@ def test_the_tokens_replay_gives_the_samplers_log_probs_back(
     assert got.log_probs.shape == (6, 2 * 3)
     torch.testing.assert_close(chunk.log_probs, got.log_probs, rtol=0, atol=5e-5)
     encoded = got.trajectory.encoded
-    image = policy.image.pipeline.vision_language_encoder.config.image_token_id
+    image = policy.model.network.config.image_token_id
     assert not (encoded.ids == image).any()
     # Another record's sources are far outside the floor.
-    swapped = policy.image.tokens.encode([*edits(source_images[::-1], count)])
+    swapped = policy.model.encode([*edits(source_images[::-1], count)])
     other = type(got.trajectory)(**{**vars(got.trajectory), "encoded": swapped})
     (chunk,) = policy.replay(other, torch.arange(6))
     assert (chunk.log_probs - got.log_probs).abs().mean() > 1e-2
@@ -55,19 +58,20 @@ def test_the_tokens_replay_gives_the_samplers_log_probs_back(
 
 def test_tokens_are_those_of_generate(pipeline_folder: Path, source_images: list[Path]) -> None:
     """The model's own ``generate``, which encodes the pixels itself."""
-    image = load_image_model(str(pipeline_folder), size=SIZE, device="cpu")
+    image = model_with(pipeline_folder)
     records = edits(source_images, 2)
     greedy = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1.0)
     trajectory = image.sample_tokens(records, [1, 2, 3], greedy).trajectory
-    inputs = image.tokens.processed(records)
+    tokens = image.tokens(STOCK)
+    inputs = tokens.processed(records)
     assert "pixel_values" in inputs
-    generated = image.tokens.model.generate(**inputs, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    generated = tokens.network.generate(**inputs, max_new_tokens=6, min_new_tokens=6, do_sample=False)
     assert torch.equal(generated[:, inputs["input_ids"].shape[1] :], trajectory.tokens)
 
 
-def dit_policy(folder: Path, **changes: Any) -> GlmImageDitPolicy:
+def dit_policy(folder: Path, **changes: Any) -> DitPolicy:
     flow = FlowConfig(window_steps=2)
-    policy = load_policy(
+    policy: DitPolicy = load_policy(
         str(folder),
         module="dit",
         size=SIZE,
@@ -109,17 +113,23 @@ def test_gradient_reaches_the_sources_keys_and_values(pipeline_folder: Path, sou
     got = policy.rollout(edits(source_images, 1), 2, torch.Generator().manual_seed(3))
     trajectory, rows = got.trajectory, torch.arange(6)
     weights = torch.linspace(-1, 1, 6)
-    denoiser, names = policy.image.denoiser, [n for n, p in policy.adapter.model.named_parameters() if p.requires_grad]  # type: ignore[attr-defined]
+    decoder = policy.model
+    assert isinstance(decoder, GlmImageDecoder)
+    names = [n for n, p in decoder.transformer.named_parameters() if p.requires_grad]
+    write = GlmImageDecoder._written_sources
 
     def gradients(*, detach: bool) -> dict[str, torch.Tensor]:
-        sources = denoiser.written_sources(trajectory.conditions, rows)
-        assert sources is not None
-        if detach:
-            sources = type(sources)(
-                keys=tuple(k.detach() for k in sources.keys), values=tuple(v.detach() for v in sources.values)
-            )
-        timestep = trajectory.schedule.timesteps[0]
-        velocity = denoiser.velocity(trajectory.states[:, 0], timestep, trajectory.conditions, rows, sources)
+        def written(self: GlmImageDecoder, conditions: Conditions, entries: torch.Tensor) -> SourceCache:
+            sources = write(self, conditions, entries)
+            assert sources is not None
+            if not detach:
+                return sources
+            keys, values = (tuple(own.detach() for own in kind) for kind in (sources.keys, sources.values))
+            return SourceCache(keys=keys, values=values)
+
+        with mock.patch.object(GlmImageDecoder, "_written_sources", written):
+            field = decoder.velocity(trajectory.conditions, trajectory.entries)
+        velocity = field(trajectory.states[:, 0], trajectory.schedule.timesteps[0])
         loss = (velocity.flatten(1).square().mean(1) * weights).sum()
         return dict(zip(names, torch.autograd.grad(loss, policy.adapter.parameters()), strict=True))
 
@@ -134,12 +144,11 @@ def test_gradient_reaches_the_sources_keys_and_values(pipeline_folder: Path, sou
 
 def test_the_decoded_image_is_the_pipelines_own(pipeline_folder: Path, source_images: list[Path]) -> None:
     """Given our tokens, the plain pipeline's own call with the source images."""
-    image = load_image_model(str(pipeline_folder), size=SIZE, device="cpu")
+    image = model_with(pipeline_folder)
     records = edits(source_images, 2)
     for row, record in enumerate(records):
         got = image.generate([record], [11 + row], STOCK)[0]
-        tokens = image.sample_tokens([record], [11 + row], STOCK).trajectory.tokens
-        conditions = image.conditions(tokens, [record], STOCK)
+        conditions = image.decoder(STOCK).conditions([record], [11 + row], 1.5)
         plain = GlmImagePipeline.from_pretrained(pipeline_folder)
         plain.set_progress_bar_config(disable=True)
         noise = torch.randn(1, 4, SIZE[0] // 8, SIZE[1] // 8, generator=torch.Generator().manual_seed(11 + row))
@@ -161,7 +170,7 @@ def test_the_decoded_image_is_the_pipelines_own(pipeline_folder: Path, source_im
 
 
 def test_kinds_mix_in_generation_and_not_in_a_batch(pipeline_folder: Path, source_images: list[Path]) -> None:
-    image = load_image_model(str(pipeline_folder), size=SIZE, modules=["ar"], device="cpu")
+    image = model_with(pipeline_folder, train=["ar"])
     plain = PromptRecord(id="t2i", prompt="a red circle")
     mixed = [edits(source_images, 1)[0], plain, edits(source_images, 2)[1], edits(source_images, 1)[2]]
     together = image.generate(mixed, [1, 2, 3, 4], STOCK)
@@ -173,7 +182,7 @@ def test_kinds_mix_in_generation_and_not_in_a_batch(pipeline_folder: Path, sourc
 
 
 def test_an_image_depends_on_its_source(pipeline_folder: Path, source_images: list[Path]) -> None:
-    image = load_image_model(str(pipeline_folder), size=SIZE, device="cpu")
+    image = model_with(pipeline_folder)
     one, two = (
         image.generate([PromptRecord(id="e", prompt="make it red", source_images=(path,))], [5], STOCK)[0]
         for path in source_images[:2]

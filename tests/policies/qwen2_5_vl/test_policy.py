@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,26 @@ from torch import Tensor
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
 from tests.conftest import stir
-from visual_grpo.components import load_vl_policy
-from visual_grpo.config import GRPOConfig, ModelConfig, PolicyConfig, SamplerConfig
+from visual_grpo.components import load_model
+from visual_grpo.config import GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.policies.qwen2_5_vl.model import QwenVl, QwenVlPolicy, load_qwen
+from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
+from visual_grpo.policies.qwen2_5_vl.answer_model import AnswerModel, EncodedQueries
+from visual_grpo.policies.token_generator import TokenGenerator
+from visual_grpo.policies.token_model import token_log_probs
+from visual_grpo.policies.token_policy import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
-from visual_grpo.types import PromptRecord
+from visual_grpo.types import PromptRecord, Scores
 
 QUERIES = ["light red", "the small thing to the left of the other one", "左边的红色部分"]
 SHAPES = [(64, 64), (32, 128), (96, 48)]
 MODES: list[dict[str, Any]] = [{}, {"share_prefix": False}, {"gradient_checkpointing": True}]
 TOKENS = 12
-GREEDY = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1)
+OPTIONS: dict[str, object] = {"max_tokens": TOKENS, "instruction": "Find: {query}"}
+GREEDY = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1)
+ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0)
 
 
 @pytest.fixture(scope="module")
@@ -55,25 +62,34 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[PromptRecord]:
     return records
 
 
-def policy_of(folder: Path, **changes: Any) -> QwenVlPolicy:
+VlPolicy = TokenPolicy[EncodedQueries]
+
+
+def model_of(folder: Path, **changes: Any) -> TokenGenerator[EncodedQueries]:
     """With an adapter that has an effect."""
-    config = PolicyConfig.model_validate(
-        {"component": "vl", "vl": {"max_tokens": TOKENS, "instruction": "Find: {query}"}, "rollout_batch": 4} | changes
-    )
-    policy = load_vl_policy(str(folder), policy=config, kl_reference=True, device="cpu")
-    stir(policy)
-    return policy
+    config = PolicyConfig(**{"rollout_batch": 4, **changes})
+    whole = load_model(str(folder), train=["vl"], policy=config, options=OPTIONS, device="cpu")
+    assert isinstance(whole, TokenGenerator)
+    stir(whole.policy("vl", rollout=ROLLOUT, stock=GREEDY))
+    return whole
 
 
-def rollout(policy: QwenVlPolicy, records: list[PromptRecord], group_size: int = 3) -> Any:
+def policy_of(folder: Path, **changes: Any) -> VlPolicy:
+    return model_of(folder, **changes).policy("vl", rollout=ROLLOUT, stock=GREEDY, kl_reference=True)
+
+
+def answers_of(policy: VlPolicy | TokenGenerator[EncodedQueries]) -> AnswerModel:
+    assert isinstance(policy.model, AnswerModel)
+    return policy.model
+
+
+def rollout(policy: VlPolicy, records: list[PromptRecord], group_size: int = 3) -> Any:
     return policy.rollout(records, group_size, torch.Generator().manual_seed(3))
 
 
-def plain_log_probs(
-    policy: QwenVlPolicy, records: list[PromptRecord], tokens: Tensor, *, pixels: bool = True
-) -> Tensor:
+def plain_log_probs(policy: VlPolicy, records: list[PromptRecord], tokens: Tensor, *, pixels: bool = True) -> Tensor:
     """[B, T] by one plain forward on everything that the processor gives, one row of ``tokens`` a record."""
-    answers = policy.qwen.answers
+    answers = answers_of(policy)
     inputs = answers.processed(records)
     more = torch.ones_like(tokens)
     arguments: dict[str, Any] = {
@@ -84,7 +100,7 @@ def plain_log_probs(
     }
     if pixels:
         arguments["pixel_values"] = inputs["pixel_values"]
-    logits = policy.qwen.model(**arguments, logits_to_keep=tokens.shape[1] + 1).logits[:, :-1]
+    logits = answers.network(**arguments, logits_to_keep=tokens.shape[1] + 1).logits[:, :-1]
     return (logits + answers.bias).log_softmax(-1).gather(2, tokens[..., None])[..., 0]
 
 
@@ -120,10 +136,10 @@ def test_the_policy_sees_the_image(folder: Path, records: list[PromptRecord]) ->
     square = Image.open(records[1].source_images[0]).resize((64, 64))
     path = records[1].source_images[0].with_name("other.png")
     square.save(path)
-    swapped = policy.qwen.answers.encode([PromptRecord(id="0", prompt=other.prompt, source_images=(path,))])
-    before = policy.qwen.answers.log_probs(got.trajectory, torch.arange(3), 1.0)
+    swapped = answers_of(policy).encode([PromptRecord(id="0", prompt=other.prompt, source_images=(path,))])
+    before = token_log_probs(policy.model, got.trajectory, torch.arange(3), 1.0, share_prefix=True)
     object.__setattr__(got.trajectory, "encoded", swapped)
-    after = policy.qwen.answers.log_probs(got.trajectory, torch.arange(3), 1.0)
+    after = token_log_probs(policy.model, got.trajectory, torch.arange(3), 1.0, share_prefix=True)
     assert (before - after)[got.mask].abs().max() > 0.1
 
 
@@ -143,7 +159,7 @@ def test_one_step_moves_every_lora_matrix_of_the_language_model_and_nothing_else
     folder: Path, records: list[PromptRecord]
 ) -> None:
     policy = policy_of(folder)  # B is not 0: a fresh A has no gradient yet
-    model = policy.qwen.model
+    model = answers_of(policy).network
     before = {name: value.clone() for name, value in model.named_parameters()}
     rewards = RewardSet({"length": (lambda prompts, samples: [float(len(s.text)) for s in samples], 1.0)})
     config = GRPOConfig(steps=1, prompts_per_step=3, group_size=4, learning_rate=1e-2)
@@ -165,7 +181,7 @@ def test_what_an_answer_may_not_contain_is_banned_in_sampler_and_scorer(
     folder: Path, records: list[PromptRecord]
 ) -> None:
     policy = policy_of(folder)
-    model, tokenizer = policy.qwen.model, policy.qwen.answers.processor.tokenizer
+    model, tokenizer = answers_of(policy).network, answers_of(policy).processor.tokenizer
     image = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     model.lm_head.weight[image] = 50 * model.lm_head.weight.abs().max()  # the likeliest token of all, were it allowed
     got = rollout(policy, records)
@@ -177,19 +193,44 @@ def test_what_an_answer_may_not_contain_is_banned_in_sampler_and_scorer(
 def test_the_end_counts_and_what_follows_does_not(folder: Path, records: list[PromptRecord]) -> None:
     policy = policy_of(folder)
     got = rollout(policy, records)
-    ends = set(policy.qwen.answers.ends)
+    ends = set(answers_of(policy).ends)
     assert {sample.finished for sample in got.samples} == {True, False}
     for tokens, mask, sample in zip(got.trajectory.tokens.tolist(), got.mask, got.samples, strict=True):
         said = next((place for place, token in enumerate(tokens) if token in ends), TOKENS)
         assert mask.tolist() == [place <= said for place in range(TOKENS)]
         assert sample.finished == (said < TOKENS)
-        assert sample.text == policy.qwen.answers.processor.tokenizer.decode(tokens[:said])
+        assert sample.text == answers_of(policy).processor.tokenizer.decode(tokens[:said])
+
+
+def test_tokens_after_the_end_do_not_count(folder: Path, records: list[PromptRecord]) -> None:
+    """Neither in the loss and its gradient, nor in what is reported of the rollout."""
+    policy = policy_of(folder)
+    got = rollout(policy, records)
+    trajectory = got.trajectory
+    rows, advantages = torch.arange(9), torch.linspace(-1, 1, 9)
+    assert torch.equal(got.mask, trajectory.mask)
+    assert 0 < (~got.mask).sum() < got.mask.sum()
+    assert got.stats["tokens_per_sample"] == pytest.approx(got.mask.sum() / 9)
+    other = replace(trajectory, tokens=torch.where(got.mask, trajectory.tokens, 50))
+    gradients, losses = [], []
+    for seen in (trajectory, other):
+        scores = Scores(total=advantages, rewards={}, parts={}, weights={})
+        experience = Experience(rollout=replace(got, trajectory=seen), scores=scores, rows=rows, advantages=advantages)
+        config = GRPOConfig(steps=1, prompts_per_step=3, group_size=3, learning_rate=1e-3, kl_weight=0.1)
+        objective = Objective.of(config, [experience])
+        (chunk,) = policy.replay(seen, rows)
+        loss = chunk_loss(chunk, experience, rows, objective, UpdateStats())
+        losses.append(loss.item())
+        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, policy.trainable_parameters())]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+    assert gradients[0].norm() > 1e-3
 
 
 def test_frames_are_what_the_processor_made_of_the_images(folder: Path, records: list[PromptRecord]) -> None:
-    policy = policy_of(folder)
-    samples = policy.qwen.generate(records, [1, 2, 3], GREEDY)
-    inputs = policy.qwen.answers.processed(records)
+    whole = model_of(folder)
+    samples = whole.generate(records, [1, 2, 3], GREEDY)
+    inputs = answers_of(whole).processed(records)
     assert [sample.frame for sample in samples] == [
         (8 * rows, 8 * columns) for _, rows, columns in inputs["image_grid_thw"].tolist()
     ]
@@ -199,12 +240,13 @@ def test_frames_are_what_the_processor_made_of_the_images(folder: Path, records:
 @torch.no_grad()
 def test_greedy_answers_are_the_models_own(folder: Path, records: list[PromptRecord]) -> None:
     """The stock sampler agrees with transformers' generate(), which bans nothing, wherever that says nothing banned."""
-    policy = policy_of(folder)
-    answers = policy.qwen.answers
-    ours = policy.qwen.generate(records, [1, 2, 3], GREEDY)
+    whole = model_of(folder)
+    answers = answers_of(whole)
+    ours = whole.generate(records, [1, 2, 3], GREEDY)
+    assert answers.bias is not None
     banned = (answers.bias < 0).nonzero().flatten().tolist()
     inputs = answers.processed(records)
-    ids = policy.qwen.model.generate(**inputs, max_new_tokens=TOKENS, suppress_tokens=banned)
+    ids = answers_of(whole).network.generate(**inputs, max_new_tokens=TOKENS, suppress_tokens=banned)
     theirs = answers.processor.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     assert len({sample.text for sample in ours}) == 3
     for sample, text in zip(ours, theirs, strict=True):
@@ -214,23 +256,24 @@ def test_greedy_answers_are_the_models_own(folder: Path, records: list[PromptRec
 
 
 def test_an_answer_depends_on_its_own_record_and_seed_only(folder: Path, records: list[PromptRecord]) -> None:
-    policy = policy_of(folder)
-    together = policy.qwen.generate(records, [5, 6, 7], policy.sampler)
-    alone = policy.qwen.generate(records[2:], [7], policy.sampler)
+    whole = model_of(folder)
+    together = whole.generate(records, [5, 6, 7], ROLLOUT)
+    alone = whole.generate(records[2:], [7], ROLLOUT)
     assert alone[0] == together[2]
 
 
 @torch.no_grad()
 def test_the_adapter_loads_with_plain_peft(folder: Path, records: list[PromptRecord], tmp_path: Path) -> None:
-    policy = policy_of(folder)
+    whole = model_of(folder)
+    policy = whole.policy("vl", rollout=ROLLOUT, stock=GREEDY)
     got = rollout(policy, records, group_size=1)
-    policy.qwen.save_adapters(tmp_path)
+    whole.adapters.save(tmp_path)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder)
     plain = PeftModel.from_pretrained(model, str(tmp_path / "vl"))
     inputs = AutoProcessor.from_pretrained(folder)(
         text=[
-            policy.qwen.answers.processor.apply_chat_template(
-                policy.qwen.answers._messages(record), tokenize=False, add_generation_prompt=True
+            answers_of(policy).processor.apply_chat_template(
+                answers_of(policy)._messages(record), tokenize=False, add_generation_prompt=True
             )
             for record in records
         ],
@@ -238,23 +281,20 @@ def test_the_adapter_loads_with_plain_peft(folder: Path, records: list[PromptRec
         return_tensors="pt",
         padding=True,
     )
-    first = plain(**inputs).logits[:, -1] + policy.qwen.answers.bias
+    first = plain(**inputs).logits[:, -1] + answers_of(policy).bias
     torch.testing.assert_close(
         first.log_softmax(-1).gather(1, got.trajectory.tokens[:, :1])[:, 0], got.log_probs[:, 0], rtol=0, atol=5e-5
     )
-    again = QwenVl(*load_qwen(str(folder), ModelConfig(path=str(folder), device="cpu")), policy.qwen.config)
-    again.load(tmp_path)
-    assert again.generate(records, [1, 2, 3], policy.sampler) == policy.qwen.generate(
-        records, [1, 2, 3], policy.sampler
-    )
+    again = load_model(str(folder), train=["vl"], adapters=tmp_path, options=OPTIONS, device="cpu")
+    assert again.generate(records, [1, 2, 3], ROLLOUT) == whole.generate(records, [1, 2, 3], ROLLOUT)
 
 
 def test_a_query_is_about_one_image(folder: Path) -> None:
-    policy = policy_of(folder)
+    whole = model_of(folder)
     with pytest.raises(UserError, match="record 'a' has 0 source images"):
-        policy.qwen.generate([PromptRecord(id="a", prompt="x")], [1], GREEDY)
+        whole.generate([PromptRecord(id="a", prompt="x")], [1], GREEDY)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no config\.json"):
-        load_vl_policy(str(tmp_path / "nothing/here"), device="cpu")
+    with pytest.raises(UserError, match=r"holds neither model_index\.json nor config\.json"):
+        load_model(str(tmp_path / "nothing/here"), device="cpu")

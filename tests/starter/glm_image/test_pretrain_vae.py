@@ -100,7 +100,7 @@ def test_a_vae_that_dulls_colours_is_trained_again_from_other_weights(
     monkeypatch.setattr(parts, "colour_error", measured)
     job = Job(folder=tmp_path, height=32, width=64, seed=0, vae_steps=1, dit_steps=1, ar_steps=1)
     images = torch.randint(256, (4, 3, 32, 64), dtype=torch.uint8)
-    vae = parts._faithful_vae(job, images, images, lambda module, done: None)
+    vae = parts.faithful_vae(job, images, images, lambda module, done: None)
     assert len(tried) == attempts
     assert torch.equal(vae.decoder.conv_in.weight, tried[taken])
     assert not any(torch.equal(tried[0], other) for other in tried[1:])

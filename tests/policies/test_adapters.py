@@ -1,0 +1,84 @@
+"""The adapters of a model of two modules, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import SIZE
+from visual_grpo.components import load_model
+from visual_grpo.config import LoraParams, SamplerConfig
+from visual_grpo.errors import UserError
+from visual_grpo.policies.adapters import AdapterSet
+
+SAMPLER = SamplerConfig(temperature=1.0, steps=4, guidance_scale=1.0)
+
+
+def both(folder: Path, seed: int = 0) -> AdapterSet:
+    return load_model(str(folder), size=SIZE, train=["ar", "dit"], device="cpu", seed=seed).adapters
+
+
+def stir(adapters: AdapterSet) -> None:
+    for number, module in enumerate(("ar", "dit")):
+        for parameter in adapters[module].parameters():
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number + parameter.numel()))
+
+
+def test_the_state_has_a_copy_of_both_and_goes_back_to_each(pipeline_folder: Path) -> None:
+    adapters = both(pipeline_folder)
+    fresh = adapters.state()
+    assert {name.split("/")[0] for name in fresh} == {"ar", "dit"}
+    assert {name for name in fresh if name.startswith("ar/")} == {f"ar/{name}" for name in adapters["ar"].state()}
+    assert len(fresh) == len(adapters["ar"].state()) + len(adapters["dit"].state())
+    stir(adapters)
+    stirred = adapters.state()
+    assert not [name for name in fresh if torch.equal(fresh[name], stirred[name])]
+    adapters.load_state(fresh)
+    assert all(torch.equal(value, fresh[name]) for name, value in adapters.state().items())
+    other = both(pipeline_folder)
+    other.load_state(stirred)
+    assert all(torch.equal(value, stirred[name]) for name, value in other.state().items())
+    with pytest.raises(UserError, match="does not fit this model"):
+        other.load_state({name: value for name, value in stirred.items() if name.startswith("ar/")})
+
+
+def test_saved_adapters_load_into_their_modules(pipeline_folder: Path, tmp_path: Path) -> None:
+    adapters = both(pipeline_folder)
+    stir(adapters)
+    adapters.save(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["ar", "dit"]
+    model = load_model(str(pipeline_folder), size=SIZE, train=["ar", "dit"], adapters=tmp_path, device="cpu")
+    state = adapters.state()
+    assert all(torch.equal(value, state[name]) for name, value in model.adapters.state().items())
+    one = load_model(str(pipeline_folder), size=SIZE, train=["dit"], adapters=tmp_path, device="cpu").adapters
+    assert "dit" in one
+    assert "ar" not in one
+    assert one.state().keys() == {name for name in state if name.startswith("dit/")}
+
+
+def test_the_seed_decides_the_initial_values(pipeline_folder: Path) -> None:
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    one, same, other = (both(pipeline_folder, seed).state() for seed in (3, 3, 4))
+    assert all(torch.equal(value, same[name]) for name, value in one.items())
+    assert all(torch.equal(value, other[name]) == ("lora_B" in name) for name, value in one.items())
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_each_module_has_parameters_of_its_own(pipeline_folder: Path) -> None:
+    adapters = load_model(str(pipeline_folder), size=SIZE, device="cpu").adapters
+    assert adapters.state() == {}
+    adapters.attach({"ar": LoraParams(rank=2), "dit": LoraParams(rank=5)}, 0)
+    for name, value in adapters.state().items():
+        assert min(value.shape) == (2 if name.startswith("ar/") else 5)
+
+
+def test_a_module_without_an_adapter_is_named(pipeline_folder: Path) -> None:
+    model = load_model(str(pipeline_folder), size=SIZE, train=["ar"], device="cpu")
+    for ask in (lambda: model.adapters["dit"], lambda: model.policy("dit", rollout=SAMPLER, stock=SAMPLER)):
+        with pytest.raises(
+            UserError, match=r"module 'dit' has no adapter yet: call adapters\.attach or adapters\.load"
+        ):
+            ask()

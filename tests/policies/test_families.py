@@ -1,0 +1,122 @@
+"""Which family a name or a saved model belongs to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import SIZE
+from tests.policies.qwen_image import tiny as tiny_qwen_image
+from tests.policies.sd3 import tiny as tiny_sd3
+from tests.policies.toy_flow import FAMILY, Options, ToyFlow
+from visual_grpo.components import load_model, load_policy
+from visual_grpo.config import SamplerConfig
+from visual_grpo.errors import UserError
+from visual_grpo.policies.families import BUILT_IN, find_family
+from visual_grpo.policies.loading import saved_class
+from visual_grpo.types import PromptRecord
+
+OWN = "tests.policies.toy_flow:FAMILY"
+
+
+@pytest.fixture(scope="module")
+def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
+
+    folder = tmp_path_factory.mktemp("qwen")
+    processor = build_processor(64, 64)
+    build_model(processor, seed=1).save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def test_saved_models_are_recognised(pipeline_folder: Path, qwen_folder: Path, tmp_path: Path) -> None:
+    assert find_family("auto", str(pipeline_folder)).name == "glm_image"
+    assert find_family("auto", str(qwen_folder)).name == "qwen2_5_vl"
+    # A pipeline's own save_config writes the model_index.json of save_pretrained.
+    tiny_sd3.pipeline(t5=False).save_config(tmp_path / "sd3")
+    assert find_family("auto", str(tmp_path / "sd3")).name == "sd3"
+    for name in ("plain", "edit"):
+        tiny_qwen_image.pipeline(edit=name == "edit").save_config(tmp_path / name)
+        assert find_family("auto", str(tmp_path / name)).name == "qwen_image"
+
+
+def test_every_built_in_family_has_its_name_and_saved_classes_of_its_own() -> None:
+    families = [find_family(name) for name in BUILT_IN]
+    assert [family.name for family in families] == list(BUILT_IN)
+    saved_as = [name for family in families for name in family.saved_as]
+    assert len(saved_as) == len(set(saved_as)) >= len(families)
+    for family in families:
+        assert family.modules
+        assert set(family.modules) == {name for name in family.modules if name.isidentifier()}
+
+
+def test_a_saved_model_of_another_class_names_the_known_families(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "DDPMPipeline", "unet": [None, None]}))
+    with pytest.raises(UserError, match=r"is a DDPMPipeline, which belongs to no known family.*glm_image, sd3, qwen"):
+        find_family("auto", str(tmp_path))
+
+
+def test_a_transformers_model_of_another_class_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(UserError, match="is a LlamaForCausalLM, which belongs to no known family"):
+        find_family("auto", str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": None}))
+    assert saved_class(str(tmp_path)) is None
+    with pytest.raises(UserError, match=r"names no class.*known family.*package\.module:FAMILY"):
+        find_family("auto", str(tmp_path))
+
+
+def test_a_folder_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    FlowMatchEulerDiscreteScheduler().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"holds neither model_index\.json nor config\.json"):
+        find_family("auto", str(tmp_path))
+    (tmp_path / "model_index.json").write_text('{"_class_name": ')
+    with pytest.raises(UserError, match=r"model_index\.json.* is damaged"):
+        find_family("auto", str(tmp_path))
+    with pytest.raises(UserError, match=r"family is auto, but there is no saved model.*name the family"):
+        find_family("auto")
+
+
+def test_an_unknown_name_gives_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"'qwen_imge', which is no known family\. Did you mean 'qwen_image'\?.*sd3"):
+        find_family("qwen_imge")
+    with pytest.raises(UserError, match=r"no known family\. Built in: glm_image"):
+        find_family("zzz")
+
+
+def test_a_family_of_ones_own(tmp_path: Path) -> None:
+    """Found by its name, loaded, trained and sampled like a built-in one; its folder need not be recognised."""
+    assert find_family(OWN) is FAMILY
+    records = [PromptRecord(id=str(i), prompt="x" * (i + 1)) for i in range(3)]
+    model = load_model(str(tmp_path), family=OWN, size=SIZE, train=["net"], options={"brightness": 0.5})
+    sampler = SamplerConfig(steps=4, guidance_scale=1.0)
+    together = model.generate(records, [1, 2, 3], sampler)
+    assert torch.equal(together[1], model.generate(records[1:2], [2], sampler)[0])
+    assert together[0].shape == (3, *ToyFlow.latent_shape[1:])
+    assert not torch.equal(together[1], model.generate(records[1:2], [3], sampler)[0])
+    policy = load_policy(str(tmp_path), family=OWN, rollout=sampler)
+    got = policy.rollout(records, 2, torch.Generator().manual_seed(0))
+    (chunk,) = policy.replay(got.trajectory, torch.arange(6))
+    torch.testing.assert_close(chunk.log_probs, got.log_probs, rtol=0, atol=1e-4)
+    with pytest.raises(UserError, match="one module"):
+        model.joint_policy(policy, policy)
+    with pytest.raises(UserError, match="toy has no module 'dit'; it has net"):
+        load_policy(str(tmp_path), family=OWN, module="dit")
+    with pytest.raises(UserError, match=r"The family toy has the options brightness:\n  model.options.brightnes:.*Did"):
+        load_model(str(tmp_path), family=OWN, options={"brightnes": 1})
+
+
+def test_something_else_than_a_family_is_refused() -> None:
+    with pytest.raises(UserError, match=r"toy_flow:MODULES', which is a dict, not a visual_grpo Family"):
+        find_family("tests.policies.toy_flow:MODULES")
+    with pytest.raises(UserError, match=r"has no 'FAMILI'.*Did you mean 'FAMILY'"):
+        find_family("tests.policies.toy_flow:FAMILI")
+    with pytest.raises(UserError, match="no module 'nowhere'"):
+        find_family("nowhere:FAMILY")
+    assert FAMILY.options is Options
