@@ -6,8 +6,8 @@ on it. Completed parts are not run again, so that an interrupted call can be rep
     python benchmarks/seeds.py 0 1 2 --folder /somewhere
     python benchmarks/seeds.py 0 1 2 --folder /somewhere --train all ar@180 dit    # ar with 180 steps
     python benchmarks/seeds.py 0 1 2 --folder /elsewhere --params data.task=i2i --jobs 2
-    python benchmarks/seeds.py 0 1 2 --folder /third --env negative_points --train vl
-    python benchmarks/seeds.py 0 1 2 --folder /fourth --env sd3_small --train dit
+    python benchmarks/seeds.py 0 1 2 --folder /third --env negative_points    # its only module: vl
+    python benchmarks/seeds.py 0 1 2 --folder /fourth --env sd3_small    # its only module: dit
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from typing import Any
 
 import pandas as pd
 
+from visual_grpo import third_party_output
+from visual_grpo.components import make_plan
+from visual_grpo.config.validation import validate
 from visual_grpo.evaluation.compare import compare
 from visual_grpo.evaluation.generate import read_scores
 
@@ -33,6 +36,7 @@ AFTER = ("train", "evaluate")
 
 
 def main() -> None:
+    third_party_output.silence_libraries()
     arguments = _arguments()
     clones = {seed: arguments.folder.resolve() / f"seed-{seed}" for seed in arguments.seeds}
     with ThreadPoolExecutor(arguments.jobs) as pool:
@@ -187,13 +191,24 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--train",
         nargs="+",
-        default=["ar", "dit", "all"],
-        help="choices of policy.train (all or a module of the environment's model), with @STEPS for other steps",
+        help="choices of policy.train, with @STEPS for other steps; default: each module, and all of several",
     )
     parser.add_argument("--params", default="", help="further parameters, as for kedro run")
     parser.add_argument("--env", help="the Kedro environment, as for kedro run")
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.train = arguments.train or _choices(arguments.env)
+    return arguments
+
+
+def _choices(env: str | None) -> list[str]:
+    from kedro.config import OmegaConfigLoader
+
+    from visual_grpo.settings import CONFIG_LOADER_ARGS
+
+    loader = OmegaConfigLoader(str(ROOT / "conf"), env=env or "local", **CONFIG_LOADER_ARGS)
+    names = list(make_plan(validate(loader["parameters"])).family.modules)
+    return [*names, "all"] if len(names) > 1 else names
 
 
 if __name__ == "__main__":
