@@ -197,16 +197,18 @@ def translated(config: Parameters) -> Parameters:
 
 
 def tables(clones: dict[int, Path]) -> str:
-    """Every loop against the base, and ours against Flow-GRPO's, paired by prompt and image seed."""
-    scores = {(seed, name): _scores(clone, name) for seed, clone in clones.items() for name in ("base", *LOOPS)}
+    """Every completed loop against the base, and ours against Flow-GRPO's, paired by prompt and image seed."""
+    folders = {(seed, name): clone / RESULT / name for seed, clone in clones.items() for name in LOOPS}
+    folders |= {(seed, "base"): clone / BASELINE for seed, clone in clones.items()}
+    scores = {key: _scores(folder) for key, folder in folders.items() if folder.exists()}
     lines = [
         "| seed | loop | steps | updates | samples | CPU s | shapes: base | trained | difference [95%]"
         " | all right: base | trained | difference [95%] |",
         "|" + "---|" * 12,
     ]
     for name, shown in LOOPS.items():
-        for seed, clone in clones.items():
-            facts = json.loads((clone / RESULT / name / "facts.json").read_text())
+        for seed in (seed for seed in clones if (seed, name) in scores):
+            facts = json.loads((folders[seed, name] / "facts.json").read_text())
             cells = [str(seed), shown, *(str(facts[key]) for key in ("steps", "updates", "samples"))]
             cells += [f"{facts['cpu']:.0f}", *_compared(scores, [seed], "base", name)]
             lines.append(f"| {' | '.join(cells)} |")
@@ -216,10 +218,11 @@ def tables(clones: dict[int, Path]) -> str:
         " | difference [95%] |",
         "|" + "---|" * 8,
     ]
-    for name, shown in LOOPS.items():
-        for seeds in ([[seed] for seed in clones] + [list(clones)]) * (name != "ours"):
-            label = str(seeds[0]) if len(seeds) == 1 else "all"
-            lines.append(f"| {' | '.join([label, shown, *_compared(scores, seeds, name, 'ours')])} |")
+    for name in [name for name in LOOPS if name != "ours"]:
+        done = [seed for seed in clones if {(seed, name), (seed, "ours")} <= scores.keys()]
+        for seeds in [[seed] for seed in done] + [done] * (len(done) > 1):
+            label = ", ".join(map(str, seeds))
+            lines.append(f"| {' | '.join([label, LOOPS[name], *_compared(scores, seeds, name, 'ours')])} |")
     return "\n".join(lines)
 
 
@@ -236,9 +239,9 @@ def _compared(scores: dict[tuple[int, str], pd.DataFrame], seeds: Sequence[int],
     return cells
 
 
-def _scores(clone: Path, name: str) -> pd.DataFrame:
+def _scores(folder: Path) -> pd.DataFrame:
     """The held-out samples of the stock sampler."""
-    scores = generate.read_scores(clone / (BASELINE if name == "base" else RESULT / name))
+    scores = generate.read_scores(folder)
     chosen = (scores["sampler"] == "stock") & (scores["split"] == "held_out") & (scores["index"] < IMAGES_PER_PROMPT)
     kept = scores[chosen]
     kept.attrs = scores.attrs
