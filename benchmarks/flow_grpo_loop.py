@@ -4,7 +4,7 @@ Flow-GRPO (arXiv 2505.05470; yifan123/flow_grpo, config/base.py and config/grpo.
 denoising steps, every one but the last trained, each sample from its own start noise, two updates a rollout on one
 random half of it each, learning rate 3e-4, clip 1e-4, KL .04. `published` translates them. Both loops are run by
 `GRPOTrainer` and `FlowPolicy` on one base with the same LoRA, reward and guidance, in turns and in one process, until
-conf/sd3_small's steps are done: a busy machine slows both alike. Then Flow-GRPO's loop is run once more for as many
+conf/sd3_small's steps are done: a busy machine slows both equally. Then Flow-GRPO's loop is run once more for as many
 steps with conf/sd3_small's learning rate and schedule. Evaluation is not counted.
 
     python benchmarks/flow_grpo_loop.py 0 1 2 --folder /somewhere

@@ -83,3 +83,13 @@ def test_a_starter_that_cannot_be_pretrained_is_refused_before_anything_runs():
     check(parameters(model=sd3, **image))
     with pytest.raises(UserError, match=r"pretrains no small sd3 on starter\.world words"):
         check(parameters(model=sd3, starter={"world": "words"}, **image))
+
+
+def test_a_hub_id_of_a_named_family_is_not_looked_up_before_it_is_loaded(monkeypatch):
+    def unreachable(*arguments: object) -> None:
+        raise AssertionError("the check asked the hub")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    check(parameters(model={"family": "glm_image", "path": "zai-org/GLM-Image"}))
+    with pytest.raises(UserError, match="holds neither model_index.json nor config.json"):
+        check(parameters(model={"family": "glm_image", "path": "/nowhere/at/all"}))

@@ -53,9 +53,12 @@ def check(config: Parameters) -> None:
         from visual_grpo.starter.build import check_starter
 
         check_starter(config.starter.world, plan.family.name)
-    else:
-        from visual_grpo.policies.loading import saved_class
+        return
+    from visual_grpo.policies.loading import saved_class
+    from visual_grpo.saved_model import may_be_hub_id
 
+    # A hub id of a named family is not looked up: that would need the network before it is used.
+    if not may_be_hub_id(config.model.path):
         saved_class(config.model.path)
 
 

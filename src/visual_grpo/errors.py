@@ -30,7 +30,7 @@ def nearest(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> str |
 
 
 def user_error(error: BaseException) -> UserError | None:
-    """The first `UserError` among ``error`` and its causes: libraries wrap what they call in errors of their own."""
+    """The first `UserError` among ``error`` and its causes: libraries wrap the errors of what they call."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:

@@ -13,7 +13,7 @@ from visual_grpo.session import Session
 
 PROJECT_PATH = Path(__file__).resolve().parents[2]
 
-# A reward of one's own is a file in the project's root. At the end, so that it hides no package.
+# A custom reward is a file in the project's root. At the end of the path, so that it hides no package.
 sys.path.append(str(PROJECT_PATH))
 
 HOOKS = (ParameterHooks(), InputHooks(), TrackingHooks())

@@ -202,7 +202,7 @@ def test_conditions_contain_exactly_what_images_and_scores_depend_on() -> None:
     for unchanged in (
         {"grpo": {"learning_rate": 1.0}},
         {"evaluation": {"batch_size": 3}},
-        # One baseline serves every module: totals are taken anew, and all three samplers are always judged.
+        # One baseline serves every module: totals are computed again, and all three samplers are always judged.
         {"policy": {"train": "ar"}},
         {"rewards": {"shapes": {"weight": 2.0}}},
         {"modules": {"dit": {"rewards": {"palette": 2.0}}}},

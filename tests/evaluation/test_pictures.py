@@ -156,7 +156,7 @@ class Judge:
         self.painted = painted
 
     def __call__(self, prompts, samples):
-        raise NotImplementedError
+        raise AssertionError("painting a sample must not score it")
 
     def picture(self, record, sample):
         return self.painted

@@ -310,7 +310,7 @@ class Parameters(Strict):
     model: ModelConfig
     policy: PolicyConfig
     modules: dict[str, ModuleConfig] = Field(
-        default_factory=dict, description="a section for each module of the model that needs settings of its own"
+        default_factory=dict, description="per-module overrides: a section for each module whose settings differ"
     )
     sampling: SamplingConfig
     rewards: dict[str, RewardConfig] = Field(min_length=1)

@@ -56,7 +56,7 @@ def conditions(
         "sampling": {name: sampler.model_dump(mode="json") for name, sampler in samplers.items()},
         **({"flow": tree["policy"]["flow"]} if any(sampler.stochastic for sampler in samplers.values()) else {}),
         **({"options": tree["model"]["options"]} if config.model.options else {}),
-        # Not their weights: a total can be taken anew, a score cannot.
+        # Without their weights: a total can be computed again from the scores.
         "rewards": {name: {"function": r.function, "options": r.options} for name, r in config.rewards.items()},
         "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
     }

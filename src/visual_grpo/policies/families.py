@@ -53,6 +53,5 @@ def _loaded(where: str) -> Family:
 
 def _known() -> str:
     return (
-        f"Built in: {', '.join(BUILT_IN)}; a family of your own is named package.module:FAMILY"
-        " (docs/add_a_flow_model.md)."
+        f"Built in: {', '.join(BUILT_IN)}; a custom family is named package.module:FAMILY (docs/add_a_flow_model.md)."
     )

@@ -62,7 +62,7 @@ class Model(Protocol):
     def generate(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> Sequence[Sample]:
-        """One sample per record, each a function of its own record, seed and the weights."""
+        """One sample per record; each depends only on its record, its seed and the weights."""
         ...
 
     def policy(
@@ -77,7 +77,7 @@ class Model(Protocol):
 
 
 class NoOptions(Strict):
-    """For a family without options of its own."""
+    """For a family that has no options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,3 @@ class Family:
 
     def kinds(self) -> set[Kind]:
         return {module.kind for module in self.modules.values()}
-
-    @property
-    def draws_images(self) -> bool:
-        return "flow" in self.kinds()

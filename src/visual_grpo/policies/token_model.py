@@ -159,13 +159,18 @@ def _sample_batch(
             logits = logits + model.bias
         plain = (logits / sampler.temperature).log_softmax(-1)
         chosen = sampler.warp(logits).log_softmax(-1) if sampler.truncates else plain
-        token = torch.where(done, padding, draw(chosen, uniforms[:, step].to(chosen.device)))
+        token = draw(chosen, uniforms[:, step].to(chosen.device))
+        if model.ends:
+            token = torch.where(done, padding, token)
         tokens[:, step] = token
         log_probs[:, step] = plain.gather(1, token[:, None])[:, 0]
         entropies[:, step] = entropy(plain)
-        done |= is_end(model, token)
-        if done.all() or step + 1 == uniforms.shape[1]:
+        if step + 1 == uniforms.shape[1]:
             break
+        if model.ends:  # Not where the length is fixed: asking a GPU for `all` at every token would wait for it.
+            done |= is_end(model, token)
+            if done.all():
+                break
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
         positions = prefix.token_positions[..., step : step + 1]
         hidden = forward(model.network, embed(token[:, None]), mask, positions, prefix.cache)

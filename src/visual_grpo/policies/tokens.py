@@ -53,7 +53,7 @@ def draw(log_probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def row_uniforms(seeds: Sequence[int], count: int) -> Tensor:
-    """[B, count] float64 uniforms, each row from a generator of its own seed."""
+    """[B, count] float64 uniforms, each row from a generator with that row's seed."""
     rows = [torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in seeds]
     return torch.stack(rows)
 

@@ -235,7 +235,7 @@ def _where(row: int, prompts: Sequence[PromptRecord]) -> str:
 
 @contextmanager
 def _blaming(what: str) -> Iterator[None]:
-    """Whoever wrote the reward sees ``what`` went wrong and where; any kind of error may come out of such code."""
+    """Turns any error of a reward's own code into a UserError that says ``what`` failed and on which line."""
     try:
         yield
     except UserError:
@@ -245,7 +245,7 @@ def _blaming(what: str) -> Iterator[None]:
 
 
 def _own_traceback(error: Exception) -> str:
-    """Where the reward's own code failed: whoever wrote it needs the line, and nothing of what called it."""
+    """The traceback inside the reward's code, without the frames of this project that called it."""
     frames = traceback.format_tb(error.__traceback__)[2:]  # after `_blaming` and its caller
     return "".join([*frames, *traceback.format_exception_only(error)]).rstrip()
 

@@ -196,7 +196,7 @@ def _steps(config: StarterConfig, task: Task) -> dict[str, int]:
 
 
 def _pretrain_half(half: str, job: Job, advance: Advance) -> None:
-    """Runs in a process of its own; one thread makes its weights independent of the number of cores."""
+    """Runs in a separate process; one thread makes its weights independent of the number of cores."""
     from visual_grpo.hardware.threads import use_threads
 
     use_threads(1)

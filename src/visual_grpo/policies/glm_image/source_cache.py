@@ -3,7 +3,7 @@
 GLM-Image runs its DiT once over every source, without text and at timestep 0, and keeps each layer's keys
 and values; the target's queries attend to them beside its own. diffusers writes them source by source into
 an object whose mode is then switched between writing, reading and skipping. Here a batch is written at a
-time, and every reader gets an object of its own that stays in reading mode: gradient checkpointing runs a
+time, and every reader gets a separate object that stays in reading mode: gradient checkpointing runs a
 forward again during the backward and must find the mode that it left. A pass without sources (the
 unconditional one of guidance) takes no cache at all.
 
