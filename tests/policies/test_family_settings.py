@@ -81,6 +81,12 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
         {"policy": {"flow": {"window_steps": 4}}},
         r"the window \(window_start 0, window_steps 4\) must end before the last of sampling\.rollout\.steps = 4",
     ),
+    (
+        "glm_image",
+        asked,
+        {"sampling": {"rollout": {"steps": 1, "guidance_scale": 1.0}}},
+        r"sampling\.rollout\.steps is 1: .*at least 2",
+    ),
     ("glm_image", asked, {"grpo": {"group_size": 1}}, r"at least 2 samples, got \{'ar': 1, 'dit': 1\}"),
     ("glm_image", asked, {"modules": {"dit": {"group_size": 1}}}, r"at least 2 samples, got \{'ar': 3, 'dit': 1\}"),
     (

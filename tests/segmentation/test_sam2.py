@@ -132,9 +132,14 @@ def test_folders_without_sam2_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"contains no config.json; expected a folder saved by Sam2Model"):
         Sam2Segmenter(str(tmp_path))
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    segmenter = Sam2Segmenter(str(tmp_path))  # Weights are loaded at first use.
+    _refused_at_first_use(tmp_path)  # No weights.
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
+    _refused_at_first_use(tmp_path)
+
+
+def _refused_at_first_use(path: Path) -> None:
     with pytest.raises(UserError, match="cannot be loaded"):
-        segmenter.embed(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
+        Sam2Segmenter(str(path)).embed(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
 
 
 def test_missing_weights_are_refused(folder: Path, tmp_path: Path) -> None:

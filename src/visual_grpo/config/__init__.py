@@ -1,27 +1,18 @@
-"""The project's parameters: their schema, and the check that explains what is wrong with them."""
+"""The project's parameters: their sections, the whole tree, and the check that explains what is wrong with them."""
 
-from visual_grpo.config.schema import (
-    DataConfig,
-    Dtype,
-    EvaluationConfig,
+from visual_grpo.config.base import Dtype, Strict, Task, World
+from visual_grpo.config.data import DataConfig, StarterConfig
+from visual_grpo.config.policy import (
     FlowConfig,
-    GRPOConfig,
     LoraParams,
     ModelConfig,
-    ModuleConfig,
-    Parameters,
     PolicyConfig,
-    RewardConfig,
     SamplerConfig,
     SamplingConfig,
     SignalCheckConfig,
-    StarterConfig,
-    Strict,
-    Task,
-    TrackingConfig,
-    World,
-    flatten,
 )
+from visual_grpo.config.schema import Parameters, flatten
+from visual_grpo.config.training import EvaluationConfig, GRPOConfig, ModuleConfig, RewardConfig, TrackingConfig
 
 __all__ = [
     "DataConfig",

@@ -45,7 +45,7 @@ def validate(tree: Mapping[str, Any]) -> Parameters:
     lines = "\n".join(f"  {problem}" for problem in problems)
     raise ParameterError(
         f"{count}:\n{lines}\n"
-        "What every parameter means and may be: src/visual_grpo/config/schema.py. Values: conf/base/parameters.yml."
+        "What every parameter means and may be: src/visual_grpo/config/. Values: conf/base/parameters.yml."
     )
 
 

@@ -143,14 +143,20 @@ def _check_groups(family: Family, config: Parameters) -> None:
 
 
 def _check_window(family: Family, config: Parameters) -> None:
-    flow, steps = config.policy.flow, config.sampling.rollout.steps
+    flow, steps = config.policy.flow, config.sampling.rollout.steps or 0
     trained = trained_modules(family, config.policy)
-    if any(family.modules[name].kind == "flow" for name in trained) and not _window_fits(config):
+    if not any(family.modules[name].kind == "flow" for name in trained) or _window_fits(config):
+        return
+    if steps < 2:
         raise UserError(
-            f"policy.flow: the window (window_start {flow.window_start}, window_steps {flow.window_steps}) must end"
-            f" before the last of sampling.rollout.steps = {steps} denoising steps, which has no variance:"
-            f" at most {(steps or 1) - 1} steps, 0 to {(steps or 1) - 2}."
+            f"sampling.rollout.steps is {steps}: the last denoising step has no variance and cannot be trained, so a"
+            " rollout needs at least 2."
         )
+    raise UserError(
+        f"policy.flow: the window (window_start {flow.window_start}, window_steps {flow.window_steps}) must end"
+        f" before the last of sampling.rollout.steps = {steps} denoising steps, which has no variance:"
+        f" at most {steps - 1} steps, 0 to {steps - 2}."
+    )
 
 
 def _window_fits(config: Parameters) -> bool:

@@ -147,6 +147,7 @@ def _points(prompt: PointPrompt) -> list[tuple[Point, int]]:
 
 def _load(path: str, dtype: torch.dtype) -> tuple[Sam2Model, Sam2Processor]:
     """Loads with ``from_pretrained``, frozen and in evaluation mode."""
+    from safetensors import SafetensorError
     from transformers import Sam2Model, Sam2Processor
 
     # A local folder loads quickly; a download shows its progress bars.
@@ -154,7 +155,7 @@ def _load(path: str, dtype: torch.dtype) -> tuple[Sam2Model, Sam2Processor]:
         try:
             model, report = Sam2Model.from_pretrained(path, dtype=dtype, output_loading_info=True)
             processor = Sam2Processor.from_pretrained(path)
-        except (OSError, ValueError) as error:  # Raised by the hub client and the library for missing files.
+        except (OSError, ValueError, SafetensorError) as error:  # Missing or damaged files.
             raise UserError(
                 f"segmenter sam2: {path!r} cannot be loaded: {error}\n"
                 "A hub id needs network access or an earlier download; a folder must be complete."

@@ -1,0 +1,54 @@
+"""Where the records come from: one's own folder, or the starter that draws them."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from visual_grpo.config.base import Share, Side, Strict, Task, World
+
+
+class DataConfig(Strict):
+    """Where the records are and how they are prepared."""
+
+    path: str = Field(description="folder with records, or a records.jsonl / prompts.txt / metadata file")
+    layout: Literal["auto", "records", "prompts", "image_folder", "captions", "seg_zero"] = Field(
+        "auto", description="how path is read; auto = the first that fits"
+    )
+    task: Task = Field(
+        "t2i",
+        description="t2i: prompts; i2i: edits, each record with a source image or several; mixed: both;"
+        " segmentation: a query about one source image, and its mask as the target",
+    )
+    height: Side
+    width: Side
+    eval_share: Share = Field(0.1, description="share of records set aside for evaluation; their prompts may train")
+    held_out_share: Share = Field(0.2, description="share of prompts that never occur in training")
+    strict: bool = Field(False, description="stop at the first rejected record instead of reporting it")
+
+    @model_validator(mode="after")
+    def _something_is_left_to_train_on(self) -> Self:
+        if self.eval_share + self.held_out_share >= 1:
+            raise ValueError(
+                f"eval_share + held_out_share must be below 1, got {self.eval_share} + {self.held_out_share}"
+            )
+        return self
+
+
+class StarterConfig(Strict):
+    """The small model that is built and pretrained on the spot when ``model.path`` is null."""
+
+    world: World = Field(
+        "shapes",
+        description="what is drawn: coloured shapes, signs with words (text in images), or scenes of objects with parts"
+        " (negative points)",
+    )
+    dataset: str = Field("data/01_raw/shapes", description="folder that the drawn dataset is written to")
+    model: str = Field("data/06_models/base", description="folder that the pretrained pipeline is written to")
+    records_per_prompt: int = Field(ge=1, description="records drawn of each of 150 objects, 256 words or 8 queries")
+    vae_steps: int = Field(ge=1, description="optimiser steps of the VAE, of each attempt")
+    dit_steps: int = Field(ge=1, description="optimiser steps of the DiT")
+    ar_steps: int = Field(ge=1, description="optimiser steps for each kind of record: mixed takes twice as many")
+    vl_steps: int = Field(1000, ge=1, description="world scenes: steps of the small Qwen2.5-VL")
+    processes: int = Field(2, ge=1, le=2, description="halves of the pretraining that run at a time, a core each")

@@ -1,0 +1,134 @@
+"""Which model, what of it is trained, and how its samples are drawn."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from visual_grpo.config.base import Dtype, Strict
+
+
+class ModelConfig(Strict):
+    """Which model, and how it is held in memory."""
+
+    family: str = Field(
+        "auto",
+        description="glm_image, sd3, qwen_image, qwen2_5_vl or package.module:FAMILY; auto = recognised from the saved"
+        " model; with path null the one that the starter draws starter.world for",
+    )
+    path: str | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
+    dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    threads: int = Field(1, ge=1, description="CPU threads of torch; results can differ in their last bits")
+    options: dict[str, object] = Field(
+        default_factory=dict, description="of the family, as instruction and max_tokens of qwen2_5_vl"
+    )
+
+
+class LoraParams(Strict):
+    rank: int = Field(8, ge=1, description="of the two matrices added to each target")
+    alpha: int = Field(16, ge=1, description="their product is scaled by alpha / rank")
+    target_modules: str | list[str] | None = Field(
+        None, description="peft's target_modules; null = the attention and MLP matrices of the policy's module"
+    )
+
+
+class FlowConfig(Strict):
+    """Which denoising steps of a flow module are stochastic, and so decisions that can be trained."""
+
+    sampler: Literal["sde", "cps"] = Field("sde", description="transition; see policies/flow_sde.py")
+    noise: float = Field(0.7, gt=0, description="noise level a of the transition; cps: at most 1")
+    window_start: int | None = Field(
+        0, ge=0, description="first stochastic step; null = drawn for every rollout, the same for all its samples"
+    )
+    window_steps: int | None = Field(
+        1, ge=1, description="stochastic steps, ODE elsewhere; null = every step but the last, which has no variance"
+    )
+    train_share: float = Field(
+        1.0, gt=0, le=1, description="share of the stochastic steps that are trained, drawn for every rollout"
+    )
+    ratio_norm: bool = Field(False, description="GRPO-Guard's normalised ratio (arXiv 2510.22319)")
+
+    @model_validator(mode="after")
+    def _cps_noise_is_an_angle(self) -> Self:
+        if self.sampler == "cps" and self.noise > 1:
+            raise ValueError(f"noise of the cps sampler is at most 1 (a quarter turn), got {self.noise}")
+        return self
+
+
+class SignalCheckConfig(Strict):
+    """Whether the policy gradients of independent rollouts agree, before anything is trained."""
+
+    rollouts: int = Field(
+        48,
+        ge=0,
+        description="independent rollouts a module at most, drawn until they can tell; 0 = off; 3 to 5 are measured and"
+        " shown, but stop no run unless least_cosine is set",
+    )
+    least_cosine: float | None = Field(
+        None,
+        description="the run stops where the mean cosine between their gradients is less by two standard errors; null ="
+        " where it cannot be told from 0 although a useful one, at most .05 and 1 / (grpo.steps + 1), would have been",
+    )
+
+    @field_validator("rollouts")
+    @classmethod
+    def _enough_for_an_error(cls, rollouts: int) -> int:
+        if rollouts in (1, 2):
+            raise ValueError("at least 3, since fewer have no standard error and chance would stop the run; 0 = off")
+        return rollouts
+
+
+class PolicyConfig(Strict):
+    """What is trained, and how its samples are computed."""
+
+    train: str | list[str] = Field(
+        "all", description="all modules of the model's family, or the names of some: ar, dit (GLM-Image), vl, ..."
+    )
+    stages: Literal["alternating", "joint"] = Field(
+        "alternating", description="two modules: a rollout for each in turn, or one rollout that trains both"
+    )
+    lora: LoraParams = Field(LoraParams(), description="of every module; modules.NAME.lora sets another one")
+    flow: FlowConfig = FlowConfig()
+    signal_check: SignalCheckConfig = SignalCheckConfig()
+    gradient_checkpointing: bool = Field(False, description="recompute activations backward: less memory, more time")
+    share_prefix: bool = Field(True, description="run each prompt once per group; off under gradient checkpointing")
+    share_start_noise: bool = Field(True, description="one start noise of the decoder per prompt")
+    denoise_batch: int = Field(64, ge=1, description="images denoised at a time; on a CPU, by each core")
+    decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time; on a CPU, by each core")
+    rollout_batch: int = Field(64, ge=1, description="rows of tokens sampled at a time")
+
+
+class SamplerConfig(Strict):
+    """How samples are drawn. Temperature, top_p and top_k are for token modules, the rest is for flow modules."""
+
+    temperature: float | None = Field(None, gt=0, description="null falls back to the model's generation_config")
+    top_p: float | None = Field(None, gt=0, le=1, description="null falls back to the model's generation_config")
+    top_k: int | None = Field(None, ge=0, description="0 = off; null falls back to the model's generation_config")
+    steps: int | None = Field(None, ge=1, description="denoising steps")
+    guidance_scale: float | None = Field(None, ge=1, description="classifier-free guidance, 1 = off")
+    stochastic: bool = Field(False, description="denoise with the noise of policy.flow, as training samples are drawn")
+
+    def denoising(self) -> tuple[int, float]:
+        """Steps and guidance scale of a flow module; raises ValueError where they are not set."""
+        if self.steps is None or self.guidance_scale is None:
+            raise ValueError(f"a flow module needs steps and guidance_scale of its sampler, got {self}")
+        return self.steps, self.guidance_scale
+
+
+class SamplingConfig(Strict):
+    rollout: SamplerConfig
+    stock: SamplerConfig
+
+    @model_validator(mode="after")
+    def _rollout_is_untruncated(self) -> Self:
+        r = self.rollout
+        if r.top_p not in (None, 1) or r.top_k not in (None, 0):
+            raise ValueError(
+                "sampling.rollout can have no top_p below 1 and no top_k above 0: a truncated distribution biases the"
+                " importance ratio"
+            )
+        if r.stochastic or self.stock.stochastic:
+            raise ValueError("leave stochastic out: the evaluation judges with and without it")
+        return self

@@ -1,0 +1,114 @@
+"""What is rewarded, how it is trained, and how the result is judged and tracked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from visual_grpo.config.base import Strict
+from visual_grpo.config.policy import LoraParams
+
+
+class RewardConfig(Strict):
+    """One reward: a built-in by name or any ``package.module:function``."""
+
+    function: str | None = Field(None, description="package.module:function; null = the built-in of this name")
+    weight: float = Field(1.0, description="0 = reported, never optimised")
+    options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
+
+
+class GRPOConfig(Strict):
+    """The algorithm. Token clips are about 0.2 in units of the probability ratio."""
+
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo"] = Field(
+        "grpo", description="ratio, aggregation and default clips; see grpo/losses.py"
+    )
+    steps: int = Field(ge=1, description="rollouts; each is followed by updates_per_rollout updates")
+    prompts_per_step: int = Field(ge=1, description="prompts of a rollout, a group of samples each")
+    group_size: int = Field(ge=1, description="samples of each prompt")
+    updates_per_rollout: int = Field(1, ge=1, description="optimiser updates on the same samples; 1 = on-policy")
+    micro_batch_size: int | None = Field(None, ge=1, description="rows per backward pass; null = all at once")
+    learning_rate: float = Field(gt=0, description="of AdamW, before warm-up and schedule")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.99), description="of AdamW"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    warmup_steps: int = Field(0, ge=0, description="optimiser updates of linear warm-up")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="learning rate after warm-up; linear and cosine fall to 0"
+    )
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
+    clip_low: float | None = Field(
+        None, gt=0, lt=1, description="ratio is clipped below at 1 - clip_low; null = the loss's own (grpo 0.2)"
+    )
+    clip_high: float | None = Field(
+        None, gt=0, description="ratio is clipped above at 1 + clip_high; null = the loss's own (dapo 0.28)"
+    )
+    kl_weight: float = Field(
+        0.0, ge=0, description="weight of the k3 KL to the adapter-disabled reference, nats a token"
+    )
+    advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
+        None,
+        description="the standard deviation that advantages are divided by; group: of the group's rewards; batch: of"
+        " all raw rewards of the step, as TRL's scale_rewards=batch and flow_grpo's global_std; batch_centred: of all"
+        " rewards less their group's mean, as gdpo has it; none; null = the loss's own (dr_grpo none, else group)",
+    )
+    advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
+    advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")
+    combine: Literal["sum", "gdpo"] = Field("sum", description="gdpo: normalise each reward before the weighted sum")
+    max_refills: int = Field(0, ge=0, description="dapo: further rollouts to replace zero-variance groups")
+    ratio_tolerance: float | None = Field(
+        None, gt=0, description="largest |log ratio| accepted before the first update; null = the dtype's floor"
+    )
+
+
+class ModuleConfig(Strict):
+    """What differs for one module of the model; null = as for all.
+
+    A flow module's log-probs are in a unit (``policies.flow_sde.log_prob``) in which a clip of 0.2 means what it means
+    for a token.
+    """
+
+    prompts_per_step: int | None = Field(None, ge=1, description="as grpo.prompts_per_step")
+    group_size: int | None = Field(
+        None, ge=1, description="as grpo.group_size; of the second stage in a joint rollout: decodes of each sample"
+    )
+    updates_per_rollout: int | None = Field(None, ge=1, description="as grpo.updates_per_rollout")
+    micro_batch_size: int | None = Field(None, ge=1, description="as grpo.micro_batch_size")
+    learning_rate: float | None = Field(None, gt=0, description="as grpo.learning_rate")
+    clip_low: float | None = Field(None, gt=0, lt=1, description="as grpo.clip_low")
+    clip_high: float | None = Field(None, gt=0, description="as grpo.clip_high")
+    kl_weight: float | None = Field(
+        None, ge=0, description="as grpo.kl_weight; of a flow module the closed-form Gaussian KL, nats a latent element"
+    )
+    advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
+    lora: LoraParams | None = Field(None, description="as policy.lora")
+    rewards: dict[str, float] = Field(
+        default_factory=dict,
+        description="weights in this module's training, where they are not rewards.NAME.weight",
+    )
+
+    def grpo(self) -> dict[str, Any]:
+        """What differs from the shared `GRPOConfig`."""
+        tree = self.model_dump(exclude={"lora", "rewards"})
+        return {name: value for name, value in tree.items() if value is not None}
+
+
+class EvaluationConfig(Strict):
+    every: int = Field(ge=0, description="training steps between evaluations on eval prompts; 0 = only at the end")
+    prompts: int = Field(ge=1, description="eval prompts used while training")
+    images_per_prompt: int = Field(ge=1, description="images of each eval and held-out prompt in baseline and evaluate")
+    max_prompts: int | None = Field(None, ge=1, description="at most so many prompts of each split; null = all")
+    batch_size: int = Field(32, ge=1, description="images generated at a time")
+    bootstrap_samples: int = Field(5000, ge=100, description="resamples of the prompts behind each interval")
+    adapter: Literal["best", "last"] = Field(
+        "best", description="the adapter of a run: best on eval prompts while training, or that of the last step"
+    )
+
+
+class TrackingConfig(Strict):
+    checkpoints: str = Field("data/06_models/checkpoints", description="folder of the checkpoints")
+    checkpoint_every: int = Field(10, ge=1, description="training steps between checkpoints")
+    images_every: int = Field(10, ge=0, description="training steps between sample grids; 0 = none")
+    keep_checkpoints: int = Field(2, ge=1, description="the newest ones; older ones are deleted")
