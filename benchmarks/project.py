@@ -28,4 +28,4 @@ def load(arguments: argparse.Namespace) -> tuple[Parameters, RecordTable]:
     changes: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(filter(None, arguments.params.split(",")))))
     with KedroSession.create(Path.cwd(), env=arguments.env, runtime_params=changes) as session:
         context = session.load_context()  # type: ignore[attr-defined]  # the abstract session lacks it
-        return Parameters.model_validate(context.config_loader["parameters"]), context.catalog.load("records")
+        return context.catalog.load("parameters"), context.catalog.load("records")

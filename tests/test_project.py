@@ -104,7 +104,11 @@ def test_a_module_in_the_projects_root_can_be_imported(tmp_path):
 
 
 def dvc_stages() -> dict[str, Any]:
-    stages: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    text = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
+    [variables] = yaml.safe_load(text)["vars"]
+    for name, value in variables.items():
+        text = text.replace(f"${{{name}}}", value)
+    stages: dict[str, Any] = yaml.safe_load(text)["stages"]
     return stages
 
 
@@ -131,7 +135,7 @@ def test_dvc_watches_source_and_parameters_that_exist():
     sections = set(loader("base")["parameters"])
     for stage in dvc_stages().values():
         for dependency in stage["deps"]:
-            assert dependency.startswith(("data/", "conf/$")) or (ROOT / dependency).exists(), dependency
+            assert dependency.startswith(("data/", "conf/local")) or (ROOT / dependency).exists(), dependency
         [keys] = [entry["conf/base/parameters.yml"] for entry in stage["params"] if "conf/base/parameters.yml" in entry]
         assert set(keys) <= sections
         assert ("policy" in keys) == ("modules" in keys), "what is common to all modules, and their own settings"

@@ -18,9 +18,11 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
 from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
+from omegaconf import OmegaConf
 
 from visual_grpo import components, console, lineage
 from visual_grpo.config import Parameters, flatten
+from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.validation import validate
 from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError, user_error
@@ -38,7 +40,11 @@ class ParameterHooks:
 
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
-        self._parameters = validate(context.config_loader["parameters"])
+        tree = with_output_folders(context.config_loader["parameters"], context.env)
+        context.config_loader["parameters"] = tree
+        self._parameters = validate(tree)
+        # Paths of the catalog begin with it.
+        OmegaConf.register_new_resolver("output", lambda: self._parameters.output, replace=True)
 
     @hook_impl
     def after_catalog_created(self, catalog: CatalogProtocol) -> None:

@@ -29,6 +29,7 @@ CONFIG_LOADER_ARGS: dict[str, Any] = {
     "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
     "custom_resolvers": {
         "oc.env": oc.env,
+        "output": lambda: "data",  # Replaced as soon as the parameters are known (hooks.ParameterHooks).
         "project": lambda path: (PROJECT_PATH / path).as_posix(),
     },
 }

@@ -12,7 +12,9 @@ from visual_grpo.config.base import Share, Side, Strict, Task, World
 class DataConfig(Strict):
     """Where the records are and how they are prepared."""
 
-    path: str = Field(description="folder with records, or a records.jsonl / prompts.txt / metadata file")
+    path: str = Field(
+        description="folder with records, or a records.jsonl / prompts.txt / metadata file; null = the starter draws it"
+    )
     layout: Literal["auto", "records", "prompts", "image_folder", "captions", "seg_zero"] = Field(
         "auto", description="how path is read; auto = the first that fits"
     )
@@ -44,8 +46,13 @@ class StarterConfig(Strict):
         description="what is drawn: coloured shapes, signs with words (text in images), or scenes of objects with parts"
         " (negative points)",
     )
-    dataset: str = Field("data/01_raw/shapes", description="folder that the drawn dataset is written to")
-    model: str = Field("data/06_models/base", description="folder that the pretrained pipeline is written to")
+    dataset: str = Field(
+        "data/01_raw/shapes", description="folder that the drawn dataset is written to; null = OUTPUT/01_raw/WORLD"
+    )
+    model: str = Field(
+        "data/06_models/base",
+        description="folder that the pretrained pipeline is written to; null = OUTPUT/06_models/base",
+    )
     records_per_prompt: int = Field(ge=1, description="records drawn of each of 150 objects, 256 words or 8 queries")
     vae_steps: int = Field(ge=1, description="optimiser steps of the VAE, of each attempt")
     dit_steps: int = Field(ge=1, description="optimiser steps of the DiT")

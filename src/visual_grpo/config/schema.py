@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from visual_grpo.config.base import Strict
 from visual_grpo.config.data import DataConfig, StarterConfig
+from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.policy import LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.training import EvaluationConfig, GRPOConfig, ModuleConfig, RewardConfig, TrackingConfig
 
@@ -20,6 +21,11 @@ from visual_grpo.config.training import EvaluationConfig, GRPOConfig, ModuleConf
 class Parameters(Strict):
     """The whole parameter tree."""
 
+    output: str = Field(
+        "data",
+        description="folder of all results; null = data for the default environment and the drawn shapes, data/NAME for"
+        " an environment, and a folder in that, named after data.path, for data of your own",
+    )
     seed: int = Field(ge=0, lt=2**31, description="of every draw: starter, split, rollouts, intervals")
     resume: Literal["auto", "never"] = Field(
         "never", description="auto: go on from the newest checkpoint, in its MLflow run; never: start at step 1"
@@ -80,6 +86,11 @@ class Parameters(Strict):
     def _weight(self, reward: str, shared: float, module: str) -> float:
         own = self.modules.get(module)
         return shared if own is None else own.rewards.get(reward, shared)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _folders_left_open(cls, tree: object) -> object:
+        return with_output_folders(tree, None) if isinstance(tree, Mapping) else tree
 
     @model_validator(mode="before")
     @classmethod

@@ -108,7 +108,7 @@ class EvaluationConfig(Strict):
 
 
 class TrackingConfig(Strict):
-    checkpoints: str = Field("data/06_models/checkpoints", description="folder of the checkpoints")
+    checkpoints: str = Field("data/06_models/checkpoints", description="folder; null = OUTPUT/06_models/checkpoints")
     checkpoint_every: int = Field(10, ge=1, description="training steps between checkpoints")
     images_every: int = Field(10, ge=0, description="training steps between sample grids; 0 = none")
     keep_checkpoints: int = Field(2, ge=1, description="the newest ones; older ones are deleted")

@@ -1,0 +1,57 @@
+"""Where a run writes: each environment, and each dataset of one's own, has its own folder of outputs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = "data"
+UNNAMED_ENVIRONMENTS = (None, "base", "local")
+DRAWN_TASKS = {"shapes": "t2i", "words": "t2i", "scenes": "segmentation"}
+"""What each of the starter's worlds is drawn for, unless data.task says otherwise."""
+
+
+def with_output_folders(tree: Mapping[str, Any], environment: str | None) -> dict[str, Any]:
+    """The parameter tree with every folder that it leaves open (null): ``output``, and the folders in it.
+
+    The default environment with the drawn shapes writes into ``data``, an environment NAME into ``data/NAME``, another
+    task into a folder named after it. Data of one's own has a folder in that, named after ``data.path``, and shares
+    the pretrained model: results of different data never replace each other.
+    """
+    data, starter, tracking = (_section(tree, name) for name in ("data", "starter", "tracking"))
+    if data is None or starter is None or tracking is None:
+        return dict(tree)  # The validation says what is wrong with it.
+    path = data.get("path")
+    home = tree.get("output") or _home(data, starter, environment)
+    output = tree.get("output") or (f"{home}/{_named_after(str(path))}" if path else home)
+    dataset = starter.get("dataset") or f"{home}/01_raw/{starter.get('world', 'shapes')}"
+    return {
+        **tree,
+        "output": output,
+        "data": {**data, "path": path or dataset},
+        "starter": {**starter, "dataset": dataset, "model": starter.get("model") or f"{home}/06_models/base"},
+        "tracking": {**tracking, "checkpoints": tracking.get("checkpoints") or f"{output}/06_models/checkpoints"},
+    }
+
+
+def _home(data: Mapping[str, Any], starter: Mapping[str, Any], environment: str | None) -> str:
+    """Where an environment draws its dataset and pretrains its model for a task."""
+    parts = [ROOT] if environment in UNNAMED_ENVIRONMENTS else [ROOT, str(environment)]
+    task = data.get("task", "t2i")
+    return "/".join(parts if task == DRAWN_TASKS.get(starter.get("world", "shapes")) else [*parts, str(task)])
+
+
+def _named_after(path: str) -> str:
+    """The folder's name, with a hash that tells folders of the same name apart; the same for both spellings of it."""
+    full = Path(path).expanduser().resolve()
+    place = full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else full
+    name = re.sub(r"[^\w.-]+", "_", full.name)[:40]
+    return f"{name}-{hashlib.sha256(place.as_posix().encode()).hexdigest()[:6]}"
+
+
+def _section(tree: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    section = tree.get(name, {})
+    return dict(section) if isinstance(section, Mapping) else None
