@@ -210,7 +210,7 @@ def test_every_choice_of_modules_resumes_bit_for_bit(
     execute(second, tmp_path / "parts" / "out")
     assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
     folders = {path.name for path in (tmp_path / "whole" / "out").iterdir()}
-    assert folders == {"best", "last", "training.json"} | set(
+    assert folders == {"best", "last", "training.csv", "training.json"} | set(
         components.make_plan(second.config, str(pipeline_folder)).modules
     )
     assert len(second.progress.history) == 4

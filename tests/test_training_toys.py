@@ -66,7 +66,13 @@ def test_a_run_trains_any_model_with_adapters_and_a_sampler_without_guidance_is_
     model = TokenModel()
     run = token_run(tmp_path, model, CountingScorer(), sampling=sampling)
     assert execute(run, tmp_path / "out") == []
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"best", "last", "training.json", "vl"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "best",
+        "last",
+        "training.csv",
+        "training.json",
+        "vl",
+    }
     last = torch.load(tmp_path / "out" / "last" / "vl" / "table.pt")["table"]
     assert torch.equal(last, model.table)
     assert last.any()

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -23,10 +24,11 @@ from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.signal_check import Signal, SignalRule, check_signal, describe, measure_signal
 from visual_grpo.grpo.trainer import Trainer
 from visual_grpo.stopping import stop_request
+from visual_grpo.trained_adapters import FACTS, HISTORY
 from visual_grpo.types import AdaptedModel, PromptRecord, Scorer, StepMetrics
 
 # Changing these in a resumed run changes nothing of the steps already taken or still to come.
-FREE_ON_RESUME = {"resume", "tracking"}
+FREE_ON_RESUME = {"resume", "tracking", "output", "adapter"}
 
 NOTE_SECONDS = 15.0
 """Between two notes on how far the signal check is."""
@@ -68,16 +70,18 @@ class TrainingRun:
         identity: dict[str, str],
         run_id: str | None,
         advice: Mapping[str, str] = MappingProxyType({}),
+        lineage: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """
         Args:
             identity: what the run depends on beside the parameters: model and data digests.
+            lineage: where the run comes from (command, commit, versions), for ``training.json``.
             advice: module -> what to change where the signal check finds nothing to learn for it.
         """
         self.config, self.model, self.scorer, self.trainer = config, model, scorer, trainer
         self.train_prompts = train
         self.eval_prompts = distinct_prompts(evaluation, config.evaluation.prompts)
-        self.identity, self.run_id, self.advice = identity, run_id, advice
+        self.identity, self.run_id, self.advice, self.lineage = identity, run_id, advice, lineage
         self.folder = Path(config.tracking.checkpoints)
         self.progress = Progress()
         self.stopped = False
@@ -135,7 +139,7 @@ class TrainingRun:
         """Writes the adapters of the best and the last step into ``best`` and ``last``, a folder per trained module.
 
         Those that ``evaluation.adapter`` names are also in ``folder`` itself, where evaluate reads them, with the
-        facts of the run in ``training.json``.
+        facts of the run in ``training.json`` and its metrics in ``training.csv``.
         """
         last = self.model.adapters.state()
         self.model.adapters.save(folder / "last")
@@ -151,8 +155,12 @@ class TrainingRun:
             "adapter": self.config.evaluation.adapter,
             "samples": int(sum(row["samples"] for row in self.progress.history)),
             "mlflow_run_id": self.run_id,
-        } | self.identity
-        (folder / "training.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+            **self.identity,
+            **self.lineage,
+            "parameters": self.config.model_dump(mode="json"),
+        }
+        (folder / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
+        pd.DataFrame(self.progress.history).to_csv(folder / HISTORY, index=False)
 
     def _start(self, callbacks: Callbacks) -> None:
         latest = self._checkpoint()

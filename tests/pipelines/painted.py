@@ -72,7 +72,6 @@ class Project:
         tree |= {"rewards": BRIGHTNESS, "modules": {}, "model": tree["model"] | {"family": "glm_image"}}
         memory = parameter_entries(Parameters.model_validate(tree)) | {
             "starter_report": {"model": "the model", "digest": "digest"},
-            "training_history": pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]}),
         }
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in memory.items()}
@@ -92,6 +91,7 @@ class Project:
             (adapters / "best" / module).mkdir(parents=True)
         facts = {"steps": 12, "best_step": 10, "adapter": "best", "model_digest": digest}
         (adapters / "training.json").write_text(json.dumps(facts), encoding="utf-8")
+        pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]}).to_csv(adapters / "training.csv", index=False)
 
     def _build_model(self, config: object, model: str, adapters: Path | None = None) -> Painter:
         self.policies.append((model, adapters))

@@ -30,6 +30,11 @@ class Parameters(Strict):
     resume: Literal["auto", "never"] = Field(
         "never", description="auto: go on from the newest checkpoint, in its MLflow run; never: start at step 1"
     )
+    adapter: str = Field(
+        "latest",
+        description="which adapter evaluate judges: latest (the one trained last), the folder of another, or the id or"
+        " name of an MLflow run",
+    )
     data: DataConfig
     starter: StarterConfig
     model: ModelConfig

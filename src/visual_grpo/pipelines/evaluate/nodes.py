@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from visual_grpo.config import EvaluationConfig, Parameters
 from visual_grpo.records.table import RecordTable
+from visual_grpo.trained_adapters import HISTORY, modules_of, read_facts
+
+
+def choose_adapters(parameters: Parameters, adapters: Path) -> Path:
+    """The folder of the adapters to judge: ``adapters``, or those that the parameter ``adapter`` names."""
+    from visual_grpo.tracking.adapters import find_adapters
+
+    return find_adapters(parameters.adapter, adapters)
 
 
 def draw_trained(
@@ -28,7 +33,7 @@ def draw_trained(
     samplers = components.make_plan(parameters, starter_report["model"]).samplers
     facts = generate.conditions(parameters, samplers, model=starter_report["digest"], dataset=records.digest)
     compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts)
-    compare.check_adapter(_training(adapters), model=starter_report["digest"])
+    compare.check_adapter(read_facts(adapters), model=starter_report["digest"])
     draw_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")
     return trained_draft
 
@@ -43,8 +48,8 @@ def compare_with_baseline(
     entries = compare.compare(before, after, bootstrap_samples=settings.bootstrap_samples, seed=seed)
     return {
         "seed": seed,
-        "adapter": ", ".join(_shown(adapters / module) for module in _modules(adapters)),
-        "training": _training(adapters),
+        "adapter": ", ".join(_shown(adapters / module) for module in modules_of(adapters)),
+        "training": read_facts(adapters),
         "conditions": after.attrs["facts"],
         "rewards": entries,
     }
@@ -54,13 +59,15 @@ def write_report(
     evaluation: dict[str, Any],
     baseline: Path,
     trained: Path,
-    training_history: pd.DataFrame,
+    adapters: Path,
     evaluation_report_draft: Path,
 ) -> Path:
     """The folder with the report."""
+    import pandas as pd
+
     from visual_grpo.evaluation import report
 
-    report.write_report(evaluation_report_draft, evaluation, baseline, trained, training_history)
+    report.write_report(evaluation_report_draft, evaluation, baseline, trained, pd.read_csv(adapters / HISTORY))
     return evaluation_report_draft
 
 
@@ -89,17 +96,6 @@ def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
         "",
         {"adapter": evaluation["adapter"], "report": _shown(evaluation_report / "evaluation.html")},
     )
-
-
-def _training(adapters: Path) -> dict[str, Any]:
-    """How the adapters were made."""
-    facts: dict[str, Any] = json.loads((adapters / "training.json").read_text(encoding="utf-8"))
-    return facts
-
-
-def _modules(adapters: Path) -> list[str]:
-    """The modules that were trained: each has a folder in ``best``, as in ``adapters`` itself."""
-    return sorted(folder.name for folder in (adapters / "best").iterdir())
 
 
 def _shown(path: Path) -> str:

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline, node, pipeline
 
-from visual_grpo.pipelines.evaluate.nodes import compare_with_baseline, draw_trained, show, write_report
+from visual_grpo.pipelines.evaluate.nodes import (
+    choose_adapters,
+    compare_with_baseline,
+    draw_trained,
+    show,
+    write_report,
+)
 
 
 def create_pipeline(**kwargs: object) -> Pipeline:
     return pipeline(
         [
             node(
+                choose_adapters,
+                inputs=["parameters", "adapters"],
+                outputs="judged_adapters",
+                name="choose_adapters",
+            ),
+            node(
                 draw_trained,
-                inputs=["parameters", "starter_report", "records", "baseline", "adapters", "trained_draft"],
+                inputs=["parameters", "starter_report", "records", "baseline", "judged_adapters", "trained_draft"],
                 outputs="trained",
                 name="draw_trained",
             ),
             node(
                 compare_with_baseline,
-                inputs=["params:seed", "params:evaluation", "baseline", "trained", "adapters"],
+                inputs=["params:seed", "params:evaluation", "baseline", "trained", "judged_adapters"],
                 outputs="evaluation",
                 name="compare_with_baseline",
             ),
             node(
                 write_report,
-                inputs=["evaluation", "baseline", "trained", "training_history", "evaluation_report_draft"],
+                inputs=["evaluation", "baseline", "trained", "judged_adapters", "evaluation_report_draft"],
                 outputs="evaluation_report",
                 name="write_report",
             ),

@@ -9,6 +9,7 @@ import pandas as pd
 
 from visual_grpo.config import Parameters
 from visual_grpo.records.table import RecordTable
+from visual_grpo.trained_adapters import CHANGES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,10 +27,10 @@ def train(
     ``baseline`` is not read: it must exist so that a trained adapter can be compared.
     """
     from visual_grpo import components
-    from visual_grpo.tracking import Tracker
+    from visual_grpo.tracking import Tracker, lineage
     from visual_grpo.training import TrainingRun
 
-    tracker = Tracker.active()
+    tracker, project = Tracker.active(), Path.cwd()
     plan = components.make_plan(parameters, starter_report["model"])
     scorer = components.build_scorer(parameters, plan.modules)
     train_records, eval_records = records.split("train"), records.split("eval")
@@ -50,9 +51,13 @@ def train(
         },
         run_id=tracker.run_id,
         advice={module: plan.family.modules[module].advice for module in plan.modules},
+        lineage={"command": lineage.command(), **lineage.git_tags(project), **lineage.version_tags()},
     )
+    changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
     progress = _run(parameters, run, scorer, tracker)
     run.write_adapters(adapters_draft)
+    if changes:
+        (adapters_draft / CHANGES).write_text(changes, encoding="utf-8")
     tracker.folder(adapters_draft, "adapters")
     return adapters_draft, pd.DataFrame(progress.history)
 

@@ -1,4 +1,4 @@
-"""Live logging to the MLflow run that ``kedro run`` started; the only module that imports mlflow.
+"""Live logging to the MLflow run that ``kedro run`` started.
 
 MLflow is imported inside the functions: importing takes seconds, and a run without tracking does not need it.
 """
@@ -26,6 +26,8 @@ _BATCH = 100
 _LONGEST_TAG = 5000
 _LONGEST_PARAM = 6000
 _LONGEST_DIGEST = 36
+EVALUATION = "evaluate.status"
+"""Tag of the evaluation of a run that had ended: running, finished, failed or killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,13 @@ class Tracker:
         if run is None:
             return cls()
         return cls(run_id=run.info.run_id, tracking_uri=mlflow.get_tracking_uri())
+
+    @classmethod
+    def of(cls, run_id: str | None) -> Self:
+        """A tracker of the run with this id in the current store; it does nothing if that is None."""
+        import mlflow
+
+        return cls(run_id=run_id, tracking_uri=mlflow.get_tracking_uri())
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Logs all ``values`` at ``step`` (1 = the first) in one write."""
@@ -87,6 +96,16 @@ class Tracker:
             entities = [RunTag(name, str(value)[:_LONGEST_TAG]) for name, value in batch]
             self._client().log_batch(self.run_id, tags=entities)
 
+    def all_tags(self) -> dict[str, str]:
+        """The run's tags; none without a run."""
+        return {} if self.run_id is None else dict(self._client().get_run(self.run_id).data.tags)
+
+    def remove_tags(self, names: Iterable[str]) -> None:
+        """Removes those of the tags that the run has."""
+        if self.run_id is not None:
+            for name in sorted(self.all_tags().keys() & set(names)):
+                self._client().delete_tag(self.run_id, name)
+
     def params(self, mapping: Mapping[str, Any]) -> None:
         """Logs parameters.
 
@@ -117,6 +136,19 @@ class Tracker:
         context = InputTag(key="mlflow.data.context", value="training")
         self._client().log_inputs(self.run_id, datasets=[DatasetInput(entity, tags=[context])])
 
+    def evaluation_begins(self, command: str) -> None:
+        """Says that the run, which has ended before, is evaluated now; if that fails, the training is still good."""
+        self.tags({"evaluate.command": command, EVALUATION: "running"})
+
+    def evaluation_ends(self) -> None:
+        """The evaluation succeeded."""
+        self.tags({EVALUATION: "finished"})
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the run's evaluation is going on, in a run that had ended before."""
+        return self.all_tags().get(EVALUATION) == "running"
+
     def killed(self) -> None:
         """Ends the run with status KILLED (stopped from outside). Raise KeyboardInterrupt afterwards."""
         self._end("KILLED")
@@ -125,11 +157,14 @@ class Tracker:
         """Ends the run with status FAILED."""
         self._end("FAILED")
 
-    def _end(self, status: Literal["KILLED", "FAILED"]) -> None:
+    def _end(self, status: Literal["KILLED", "FAILED", "FINISHED"]) -> None:
         if self.run_id is None:
             return
         import mlflow
 
+        if self.evaluates:
+            self.tags({EVALUATION: status.lower()})
+            status = "FINISHED"
         while (active := mlflow.active_run()) is not None and active.info.run_id == self.run_id:
             mlflow.end_run(status)
         self._client().set_terminated(self.run_id, status)

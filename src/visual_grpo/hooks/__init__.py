@@ -1,0 +1,11 @@
+"""Kedro hooks: checks before the first node, typed parameters, the MLflow run.
+
+Nodes only transform data; everything around them is here.
+"""
+
+from visual_grpo.hooks.adapters import AdapterHooks
+from visual_grpo.hooks.inputs import InputHooks
+from visual_grpo.hooks.parameters import ParameterHooks
+from visual_grpo.hooks.tracking import TrackingHooks
+
+__all__ = ["AdapterHooks", "InputHooks", "ParameterHooks", "TrackingHooks"]

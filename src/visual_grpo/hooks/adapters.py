@@ -1,0 +1,53 @@
+"""Adapters of earlier runs: found, and judged with the parameters of their training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kedro.framework.context import KedroContext
+from kedro.framework.hooks import hook_impl
+from kedro.io import CatalogProtocol
+from kedro.pipeline import Pipeline
+
+from visual_grpo.config import Parameters
+from visual_grpo.config.validation import validate
+from visual_grpo.datasets.parameters import parameter_entries
+from visual_grpo.errors import UserError
+from visual_grpo.tracking.adapters import find_adapters
+from visual_grpo.trained_adapters import LATEST, parameters_to_judge, read_facts
+
+
+class AdapterHooks:
+    """Judges an adapter with the parameters of its own training."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        self._given = context.config_loader.runtime_params or {}
+
+    @hook_impl(tryfirst=True)
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Replaces the catalog's parameters, where no adapter is trained and one is judged or named."""
+        present: Parameters = catalog.load("parameters")
+        makes = pipeline.all_outputs()
+        if "adapters" in makes and present.adapter != LATEST:
+            raise UserError(
+                f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. To judge"
+                " another: kedro run --pipeline=evaluate --params=adapter=..."
+            )
+        if not {"baseline", "trained"} & makes or ("trained" not in makes and present.adapter == LATEST):
+            return
+        if "adapters" in makes or (present.adapter == LATEST and not catalog.exists("adapters")):
+            return
+        own = read_facts(judged_adapters(catalog)).get("parameters")
+        tree = parameters_to_judge(present.model_dump(mode="json"), own, self._given)
+        for name, value in parameter_entries(validate(tree)).items():
+            catalog.save(name, value)
+
+
+def judged_adapters(catalog: CatalogProtocol) -> Path:
+    """The folder of the adapters that the parameter ``adapter`` names."""
+    parameters: Parameters = catalog.load("parameters")
+    # A run's adapters are there even if the latest ones are not.
+    latest = catalog.load("adapters") if parameters.adapter == LATEST else Path()
+    return find_adapters(parameters.adapter, latest)

@@ -1,0 +1,57 @@
+"""Parameters: checked before anything else, and typed for the nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kedro.framework.context import KedroContext
+from kedro.framework.hooks import hook_impl
+from kedro.io import CatalogProtocol
+from kedro.pipeline import Pipeline
+from omegaconf import OmegaConf
+
+from visual_grpo import components
+from visual_grpo.config.outputs import with_output_folders
+from visual_grpo.config.validation import validate
+from visual_grpo.datasets.parameters import parameter_entries
+
+NEEDS_MODEL = {"starter_report", "baseline", "adapters", "trained"}
+"""Datasets that name the model, or that the model and the rewards make."""
+
+
+class ParameterHooks:
+    """Refuses bad parameters before a database, a folder or a model is touched; hands them to the nodes typed."""
+
+    @hook_impl(tryfirst=True)
+    def after_context_created(self, context: KedroContext) -> None:
+        tree = with_output_folders(context.config_loader["parameters"], context.env)
+        context.config_loader["parameters"] = tree
+        self._parameters = validate(tree)
+        # Paths of the catalog begin with it.
+        OmegaConf.register_new_resolver("output", lambda: self._parameters.output, replace=True)
+
+    @hook_impl
+    def after_catalog_created(self, catalog: CatalogProtocol) -> None:
+        """Puts the validated objects in the place of the YAML's dictionaries.
+
+        Kedro types single ``params:`` sections by a node's annotations; some rules hold between sections, and some
+        nodes need the whole tree.
+        """
+        for name, value in parameter_entries(self._parameters).items():
+            if name in catalog:
+                catalog.save(name, value)
+            else:  # A section that has defaults only.
+                catalog[name] = value
+
+    @hook_impl(tryfirst=True)
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Looks up rewards, device, model and checkpoint before the first node.
+
+        A typo must not cost minutes of pretraining, nor end the MLflow run that it resumes.
+        """
+        if NEEDS_MODEL & pipeline.all_outputs():
+            components.check(self._parameters)
+        if "adapters" in pipeline.all_outputs() and self._parameters.resume == "auto":
+            from visual_grpo.training import check_resumable
+
+            check_resumable(self._parameters)

@@ -1,0 +1,63 @@
+"""Finds the adapters that a parameter names: the latest, a folder, or those of an MLflow run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.trained_adapters import FACTS, LATEST
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+ARTIFACTS = "adapters"
+_SHORTEST_ID = 6
+
+
+def find_adapters(named: str, latest: Path) -> Path:
+    """The folder of the adapters.
+
+    Args:
+        named: ``latest``, a folder, or the id (at least its first 6 characters) or name of an MLflow run.
+        latest: the folder that the train pipeline writes.
+
+    Raises:
+        UserError: there is no such run, several have the name, or the run has no adapters.
+    """
+    if named == LATEST:
+        return latest
+    if (Path(named) / FACTS).is_file():
+        return Path(named)
+    if Path(named).is_dir():
+        raise UserError(f"adapter: {named} has no {FACTS}; expected the folder that kedro run --pipeline=train leaves")
+    return _of_run(named)
+
+
+def _of_run(named: str) -> Path:
+    import mlflow
+
+    runs: list[Run] = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    found = [run for run in runs if _is_named(run, named)]
+    if not found:
+        known = [run.info.run_name for run in runs if run.info.run_name]
+        raise UserError(
+            f"adapter: there is no folder and no MLflow run {named!r}.{nearest_hint(named, known)}"
+            f" Runs are in {mlflow.get_tracking_uri()}; `make ui` lists them."
+        )
+    if len(found) > 1:
+        ids = "\n".join(f"  {run.info.run_id}  {run.info.run_name}" for run in found[:10])
+        raise UserError(f"adapter: {len(found)} MLflow runs are named {named!r}; name one by its id:\n{ids}")
+    [run] = found
+    try:
+        return Path(mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path=ARTIFACTS))
+    except (OSError, mlflow.exceptions.MlflowException) as error:
+        raise UserError(
+            f"adapter: the MLflow run {run.info.run_id} ({run.info.run_name}) has no adapters: it did not finish"
+            " training, or its artifacts were deleted."
+        ) from error
+
+
+def _is_named(run: Run, named: str) -> bool:
+    by_id = len(named) >= _SHORTEST_ID and run.info.run_id.startswith(named)
+    return by_id or run.info.run_name == named

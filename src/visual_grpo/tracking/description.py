@@ -1,0 +1,80 @@
+"""A run's name, from what tells it apart, and its description in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.config import Parameters
+
+_IN_THE_NAME = {"seed", "resume", "output", "adapter", "data.path", "grpo.loss", "grpo.steps", "grpo.learning_rate"} | {
+    "policy.train",
+    "policy.stages",
+}
+_NOT_IN_THE_NAME = ("evaluation.", "tracking.", "policy.signal_check.", "model.device", "model.threads")
+"""Parameters that change nothing of what is trained."""
+_MOST_CHANGES = 3
+
+
+def training_name(
+    config: Parameters, modules: Sequence[str], environment: str | None, changed: Mapping[str, Any]
+) -> str:
+    """For example ``ar+dit grpo lr7e-4 80 steps seed 0``, or ``sd3_small dit grpo lr8e-4 100 steps seed 1``.
+
+    Args:
+        environment: Kedro's; None = the default one.
+        changed: parameters given with ``--params``, by their dotted names; those that the name lacks follow it.
+    """
+    words = [
+        environment or "",
+        *_own_data(config),
+        "+".join(modules),
+        "joint" if config.policy.stages == "joint" and len(modules) > 1 else "",
+        config.grpo.loss,
+        f"lr{_short(config.grpo.learning_rate)}",
+        f"{config.grpo.steps} steps",
+        f"seed {config.seed}",
+        *_others(changed),
+    ]
+    return " ".join(word for word in words if word)
+
+
+def other_name(
+    config: Parameters, pipelines: Sequence[str], environment: str | None, changed: Mapping[str, Any]
+) -> str:
+    """Of a run that trains nothing, for example ``baseline seed 0``."""
+    words = [environment or "", *_own_data(config), "+".join(pipelines), f"seed {config.seed}", *_others(changed)]
+    return " ".join(word for word in words if word)
+
+
+def in_words(config: Parameters, modules: Sequence[str], command: str) -> str:
+    """What a training run does, in Markdown, for MLflow's description."""
+    weights = {name: weight for name, weight in config.weights(modules).items() if weight}
+    rewards = ", ".join(f"{name} (weight {weight:g})" for name, weight in weights.items())
+    grpo = config.grpo_of(modules[0])
+    return (
+        f"GRPO (loss `{config.grpo.loss}`) of {' and '.join(modules)} of `{config.model.path or config.starter.model}`,"
+        f" LoRA rank {config.lora_of(modules[0]).rank}.\n\n"
+        f"- data: `{config.data.path}` ({config.data.task}, {config.data.width} x {config.data.height} pixels)\n"
+        f"- optimised: {rewards or 'nothing'}\n"
+        f"- {config.grpo.steps} steps of {grpo.prompts_per_step} prompts x {grpo.group_size} samples, learning rate"
+        f" {config.grpo.learning_rate:g}, seed {config.seed}\n\n"
+        f"```\n{command}\n```"
+    )
+
+
+def _own_data(config: Parameters) -> list[str]:
+    return [] if config.data.path == config.starter.dataset else [Path(config.data.path).name]
+
+
+def _others(changed: Mapping[str, Any]) -> list[str]:
+    named = {name: value for name, value in changed.items() if not name.startswith(_NOT_IN_THE_NAME)}
+    extra = [f"{name}={value}" for name, value in named.items() if name not in _IN_THE_NAME]
+    return extra[:_MOST_CHANGES] + (["..."] if len(extra) > _MOST_CHANGES else [])
+
+
+def _short(number: float) -> str:
+    """0.0007 -> 7e-4."""
+    mantissa, exponent = f"{number:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"

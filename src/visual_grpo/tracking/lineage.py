@@ -1,0 +1,112 @@
+"""Where a run comes from: command, commit, uncommitted changes, DVC's hashes, versions."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", ":(glob)*.py")
+"""What results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
+_LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
+_DVC_SECONDS = 60
+
+
+def command() -> str:
+    """The command line of this process, as it can be pasted into a terminal in the project's folder."""
+    program = Path(sys.argv[0])
+    if program.name == "kedro" or program.parent.name == "kedro":
+        return shlex.join([".venv/bin/kedro", *sys.argv[1:]])
+    return shlex.join(["python", *sys.orig_argv[1:]])
+
+
+def tags(project_path: Path) -> dict[str, str]:
+    """All lineage tags of a run that starts now in ``project_path``."""
+    return {"command": command(), **git_tags(project_path), **dvc_tags(project_path), **version_tags()}
+
+
+def git_tags(project_path: Path) -> dict[str, str]:
+    """``git.commit`` and ``git.state`` (clean or dirty); empty without a git repository."""
+    commit = _output(project_path, "git", "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    changes = _output(project_path, "git", "status", "--porcelain", "--", *DECISIVE)
+    return {"git.commit": commit.strip(), "git.state": "dirty" if changes else "clean"}
+
+
+def changes(project_path: Path) -> str:
+    """What differs from the commit, new files included, as a patch for ``git apply``; empty where clean or no git."""
+    known = _output(project_path, "git", "diff", "--binary", "HEAD", "--", *DECISIVE) or ""
+    new = _output(project_path, "git", "ls-files", "--others", "--exclude-standard", "-z", "--", *DECISIVE) or ""
+    return known + "".join(_as_new(project_path, file) for file in new.split("\0") if file)
+
+
+def dvc_tags(project_path: Path) -> dict[str, str]:
+    """``dvc.<path>`` -> DVC's hash of each tracked file or folder that is on disk as DVC recorded it.
+
+    What has changed since, or is missing, has no tag. Empty where DVC is not used or not installed.
+    """
+    recorded = _recorded(project_path)
+    if not recorded:
+        return {}
+    status = _output(project_path, sys.executable, "-m", "dvc", "data", "status", "--json", seconds=_DVC_SECONDS)
+    if status is None:
+        return {}
+    differing = {Path(path.rstrip("/")) for path in _paths(json.loads(status).get("uncommitted", {}))}
+    return {
+        f"dvc.{path}": digest
+        for path, digest in recorded.items()
+        if not any(other == Path(path) or Path(path) in other.parents for other in differing)
+    }
+
+
+def version_tags() -> dict[str, str]:
+    """``version.<library>`` of the libraries that numerical results depend on, and of Python."""
+    versions = {f"version.{name}": metadata.version(name) for name in _LIBRARIES}
+    return versions | {"version.python": platform.python_version()}
+
+
+def _recorded(project_path: Path) -> dict[str, str]:
+    """Path -> hash of all outputs in dvc.lock and in the ``*.dvc`` files."""
+    stages = _yaml(project_path / "dvc.lock").get("stages", {}).values()
+    found = {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", []) if "md5" in out}
+    for file in sorted((project_path / "data").rglob("*.dvc")):
+        for out in _yaml(file).get("outs", []):
+            if "md5" in out:
+                found[(file.parent / out["path"]).relative_to(project_path).as_posix()] = out["md5"]
+    return found
+
+
+def _paths(tree: Any) -> list[str]:
+    """All paths in DVC's ``{"modified": [...], "renamed": [{"old": ..., "new": ...}], ...}``."""
+    if isinstance(tree, str):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [path for part in parts for path in _paths(part)]
+
+
+def _as_new(project_path: Path, file: str) -> str:
+    # git's exit code is 1 where files differ.
+    return _output(project_path, "git", "diff", "--binary", "--no-index", "/dev/null", file, codes=(0, 1)) or ""
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    if not path.is_file():
+        return {}
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+
+
+def _output(folder: Path, *arguments: str, codes: tuple[int, ...] = (0,), seconds: float | None = None) -> str | None:
+    """What a command prints; None if it cannot be run or fails."""
+    try:
+        done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=seconds)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode in codes else None

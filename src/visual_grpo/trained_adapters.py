@@ -1,0 +1,69 @@
+"""The folder that a training leaves: its adapters, and how they were made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.errors import UserError
+
+FACTS, HISTORY, CHANGES = "training.json", "training.csv", "changes.diff"
+"""How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did."""
+LATEST = "latest"
+PRESENT_SECTIONS = ("evaluation", "tracking", "resume", "output", "adapter")
+"""Parameters that judging an adapter takes from the present command, not from its training."""
+PRESENT_KEYS = {"model": ("device", "threads"), "policy": ("denoise_batch", "decode_batch", "rollout_batch")}
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What ``training.json`` says.
+
+    Raises:
+        UserError: the folder has none, or it is damaged.
+    """
+    file = folder / FACTS
+    try:
+        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} is not the folder of a training: it has no {FACTS}. Expected what kedro run --pipeline=train"
+            " leaves in data/06_models/adapters, or the artifacts `adapters` of its MLflow run."
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: {error}. Train again, or use the adapters of the MLflow run.") from error
+    return facts
+
+
+def modules_of(folder: Path) -> list[str]:
+    """The modules that were trained: each has a folder in ``best``, as in ``folder`` itself."""
+    return sorted(path.name for path in (folder / "best").iterdir())
+
+
+def parameters_to_judge(
+    present: Mapping[str, Any], own: Mapping[str, Any] | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The parameter tree for an adapter: that of its training, but for what is asked of the judging.
+
+    Args:
+        present: the parameters of this command.
+        own: those of the training; None for an adapter of an older version, which is judged with the present ones.
+        given: what ``--params`` says in this command, which always counts.
+    """
+    if own is None:
+        return dict(present)
+    tree = {**own, **{name: present[name] for name in PRESENT_SECTIONS}}
+    for section, keys in PRESENT_KEYS.items():
+        tree[section] = {**tree[section], **{key: present[section][key] for key in keys}}
+    return _merged(tree, given)
+
+
+def _merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(tree)
+    for name, change in changes.items():
+        before = merged.get(name)
+        if isinstance(before, Mapping) and isinstance(change, Mapping):
+            change = _merged(before, change)
+        merged[name] = change
+    return merged
