@@ -25,11 +25,12 @@ from visual_grpo.grpo.signal_check import Signal, SignalRule, check_signal, desc
 from visual_grpo.grpo.trainer import Trainer
 from visual_grpo.stopping import stop_request
 from visual_grpo.trained_adapters import FACTS, HISTORY
-from visual_grpo.types import AdaptedModel, PromptRecord, Scorer, StepMetrics
+from visual_grpo.types import AdaptedModel, PromptRecord, Sample, Scorer, StepMetrics
 
 # Changing these in a resumed run changes nothing of the steps already taken or still to come.
 FREE_ON_RESUME = {"resume", "tracking", "output", "adapter"}
 
+SHOWN_PROMPTS, SHOWN_EACH = 4, 4
 NOTE_SECONDS = 15.0
 """Between two notes on how far the signal check is."""
 
@@ -249,6 +250,17 @@ class TrainingRun:
             totals.append(self.scorer(records, samples).total)
         scores = torch.cat(totals)
         return float(scores[~scores.isnan()].double().mean())
+
+    def shown_samples(self) -> tuple[list[PromptRecord], Sequence[Sample], Tensor]:
+        """Records, samples and total rewards [B] of the same few prompts and seeds at every step, for a picture.
+
+        `SHOWN_PROMPTS` eval prompts (training prompts, if there are none) x `SHOWN_EACH` samples, at the stock sampler.
+        """
+        prompts = self.eval_prompts[:SHOWN_PROMPTS] or [self.train_prompts[i] for i in range(SHOWN_PROMPTS)]
+        records = [record for record in prompts for _ in range(SHOWN_EACH)]
+        seeds = [image_seed(self.config.seed, record.id, i % SHOWN_EACH) for i, record in enumerate(records)]
+        samples = self.model.generate(records, seeds, self.config.sampling.stock)
+        return records, samples, self.scorer(records, samples).total
 
 
 def _now_and_then(note: Callable[[str], None], text: str, every: float = NOTE_SECONDS) -> Callable[[int], None]:

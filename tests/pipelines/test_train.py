@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -26,7 +27,6 @@ from visual_grpo.evaluation.pictures import GAP, WIDTH
 from visual_grpo.pipelines.train import create_pipeline
 from visual_grpo.pipelines.train.nodes import _grid
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.types import StepMetrics
 
 
 class Project:
@@ -125,8 +125,8 @@ def stopping(prompts: Any, images: Any) -> list[float]:
 def test_a_grid_shows_texts_by_their_rewards_picture(tmp_path: Path) -> None:
     found = [record for record in answerer.records(tmp_path, "train", 2) for _ in range(2)]
     samples = answerer.Answerer().generate(found, [0, 1, 2, 3], STOCK)
-    metrics = StepMetrics(step=1, values={}, prompts=found, samples=samples, rewards=[0.0, 0.1, 0.2, 0.3])
-    shown = np.asarray(_grid(metrics, RewardSet({"overlap": (answerer.Overlap(), 1.0)}), group_size=2))
+    judge = RewardSet({"overlap": (answerer.Overlap(), 1.0)})
+    shown = np.asarray(_grid(found, samples, [0.0, 0.1, 0.2, math.nan], judge, columns=2))
     red = (shown == (255, 0, 0)).all(-1)
     scale = WIDTH / answerer.SIDE
     for number, sample in enumerate(samples):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from visual_grpo.tracking import Tracker
     from visual_grpo.training import Progress, TrainingRun
-    from visual_grpo.types import Judge, StepMetrics
+    from visual_grpo.types import Judge, PromptRecord, Sample, StepMetrics
 
 
 def train(
@@ -54,7 +56,7 @@ def train(
         lineage={"command": lineage.command(), **lineage.git_tags(project), **lineage.version_tags()},
     )
     changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
-    progress = _run(parameters, run, scorer, tracker)
+    progress = _run(parameters, run, scorer, tracker, tuple(plan.modules))
     run.write_adapters(adapters_draft)
     if changes:
         (adapters_draft / CHANGES).write_text(changes, encoding="utf-8")
@@ -62,18 +64,21 @@ def train(
     return adapters_draft, pd.DataFrame(progress.history)
 
 
-def _run(config: Parameters, run: TrainingRun, judge: Judge, tracker: Tracker) -> Progress:
+def _run(config: Parameters, run: TrainingRun, judge: Judge, tracker: Tracker, modules: tuple[str, ...]) -> Progress:
     from visual_grpo import console
     from visual_grpo.grpo.checkpoint import latest_checkpoint
-    from visual_grpo.training import Callbacks
+    from visual_grpo.tracking.metrics import tracked
+    from visual_grpo.training import SHOWN_EACH, Callbacks
 
     done = run.completed_steps()
+    optimised = tuple(name for name, weight in config.weights(modules).items() if weight)
     with console.progress("train", config.grpo.steps, completed=done) as bar:
 
         def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
-            tracker.metrics({k: v for k, v in row.items() if k != "step"}, metrics.step)
+            tracker.metrics(tracked(row, modules, optimised), metrics.step)
             if _due(metrics.step, config.tracking.images_every):
-                tracker.image(_grid(metrics, judge, config.grpo.group_size), "samples", metrics.step)
+                shown, samples, rewards = run.shown_samples()
+                tracker.image(_grid(shown, samples, rewards.tolist(), judge, SHOWN_EACH), "samples", metrics.step)
             names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
             bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
 
@@ -92,12 +97,14 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and (step == 1 or step % every == 0)
 
 
-def _grid(metrics: StepMetrics, judge: Judge, group_size: int) -> Image:
-    """One row of samples for each of the first prompts of the step."""
+def _grid(
+    records: Sequence[PromptRecord], samples: Sequence[Sample], rewards: Sequence[float], judge: Judge, columns: int
+) -> Image:
     from visual_grpo.evaluation.pictures import grid, of_sample
 
-    shown = min(4 * group_size, len(metrics.samples))
-    records, samples, rewards = (side[:shown] for side in (metrics.prompts, metrics.samples, metrics.rewards))
-    captions = [f"{record.prompt}\nreward {reward:.2f}" for record, reward in zip(records, rewards, strict=True)]
+    captions = [
+        f"{record.prompt}\n" + ("unscored" if math.isnan(reward) else f"reward {reward:.2f}")
+        for record, reward in zip(records, rewards, strict=True)
+    ]
     pictures = [of_sample(record, sample, judge) for record, sample in zip(records, samples, strict=True)]
-    return grid(pictures, captions, columns=group_size)
+    return grid(pictures, captions, columns=columns)

@@ -1,0 +1,42 @@
+"""The facts of a training, and the parameters that its adapter is judged with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evaluation.defaults import parameters
+from visual_grpo.errors import UserError
+from visual_grpo.trained_adapters import parameters_to_judge, read_facts
+
+
+def tree(**changes: Any) -> dict[str, Any]:
+    return parameters(**changes).model_dump(mode="json")
+
+
+def test_an_adapter_is_judged_with_its_own_parameters_on_the_present_ones_terms() -> None:
+    own = tree(
+        grpo={"loss": "dapo"}, seed=3, evaluation={"max_prompts": 7}, model={"device": "cuda", "dtype": "bfloat16"}
+    )
+    present = tree(evaluation={"max_prompts": 9}, policy={"denoise_batch": 5}, adapter="a run")
+    judged = parameters_to_judge(present, own, {"sampling": {"stock": {"steps": 3}}})
+    assert (judged["grpo"]["loss"], judged["seed"]) == ("dapo", 3)
+    assert judged["model"] == {**own["model"], "device": "auto"}
+    assert judged["evaluation"]["max_prompts"] == 9
+    assert judged["policy"]["denoise_batch"] == 5
+    assert judged["adapter"] == "a run"
+    assert judged["sampling"]["stock"] == {**own["sampling"]["stock"], "steps": 3}
+
+
+def test_an_adapter_of_an_older_version_is_judged_with_the_present_parameters() -> None:
+    assert parameters_to_judge(tree(seed=4), None, {}) == tree(seed=4)
+
+
+def test_a_folder_without_facts_and_damaged_facts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"it has no training\.json"):
+        read_facts(tmp_path)
+    (tmp_path / "training.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        read_facts(tmp_path)

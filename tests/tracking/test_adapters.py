@@ -1,0 +1,68 @@
+"""Adapters of earlier runs, found in a real MLflow store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from visual_grpo.errors import UserError
+from visual_grpo.tracking.adapters import find_adapters
+from visual_grpo.trained_adapters import read_facts
+
+LATEST = Path("latest/adapters")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Name -> id of runs, of which `empty` has no adapters."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    mlflow.create_experiment("adapters", artifact_location=(folder / "artifacts").as_uri())
+    mlflow.set_experiment("adapters")
+    ids = {}
+    for name in ("ar seed 0", "dit seed 0", "twice", "twice", "empty"):
+        with mlflow.start_run(run_name=name) as run:
+            ids[name] = run.info.run_id
+            if name != "empty":
+                mlflow.log_dict({"name": name}, "adapters/training.json")
+    yield ids
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("name", ["ar seed 0", "dit seed 0"])
+def test_a_run_is_found_by_its_name_its_id_and_the_beginning_of_it(
+    runs: dict[str, str], name: str, short: bool
+) -> None:
+    for named in (name, runs[name][:8] if short else runs[name]):
+        assert read_facts(find_adapters(named, LATEST)) == {"name": name}
+
+
+def test_the_latest_and_a_folder_need_no_mlflow(tmp_path: Path) -> None:
+    (tmp_path / "training.json").write_text(json.dumps({"steps": 1}))
+    assert find_adapters("latest", LATEST) == LATEST
+    assert find_adapters(str(tmp_path), LATEST) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("ar seed 1", r"no folder and no MLflow run 'ar seed 1'\. Did you mean 'ar seed 0'\?"),
+        ("twice", r"2 MLflow runs are named 'twice'; name one by its id:\n  [0-9a-f]{32}  twice\n"),
+        ("empty", r"\(empty\) has no adapters"),
+        ("abc", "no folder and no MLflow run 'abc'"),
+    ],
+)
+def test_what_cannot_be_found_is_explained(runs: dict[str, str], named: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        find_adapters(named, LATEST)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no training\.json"):
+        find_adapters(str(tmp_path), LATEST)

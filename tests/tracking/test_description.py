@@ -1,0 +1,66 @@
+"""Names of runs: what tells them apart, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.evaluation.defaults import parameters
+from visual_grpo.tracking.description import in_words, other_name, training_name
+
+BOTH = ("ar", "dit")
+
+
+@pytest.mark.parametrize(
+    ("changes", "modules", "environment", "given", "name"),
+    [
+        ({}, BOTH, None, {}, "ar+dit grpo lr7e-4 80 steps seed 0"),
+        ({"policy": {"stages": "joint"}}, BOTH, None, {}, "ar+dit joint grpo lr7e-4 80 steps seed 0"),
+        ({"policy": {"stages": "joint"}}, ("ar",), None, {}, "ar grpo lr7e-4 80 steps seed 0"),
+        (
+            {"grpo": {"loss": "dapo", "learning_rate": 1.25e-5}},
+            ("dit",),
+            "sd3",
+            {},
+            "sd3 dit dapo lr1.25e-5 80 steps seed 0",
+        ),
+        ({"data": {"path": "a/photos"}}, ("ar",), None, {}, "photos ar grpo lr7e-4 80 steps seed 0"),
+        (
+            {},
+            ("ar",),
+            None,
+            {
+                "seed": 0,
+                "grpo.steps": 80,
+                "evaluation.every": 3,
+                "policy.signal_check.rollouts": 0,
+                "grpo.kl_weight": 0.1,
+            },
+            "ar grpo lr7e-4 80 steps seed 0 grpo.kl_weight=0.1",
+        ),
+        ({}, ("ar",), None, dict.fromkeys("abcd", 1), "ar grpo lr7e-4 80 steps seed 0 a=1 b=1 c=1 ..."),
+    ],
+)
+def test_a_training_is_named_by_what_differs(
+    changes: dict[str, Any], modules: tuple[str, ...], environment: str | None, given: dict[str, Any], name: str
+) -> None:
+    assert training_name(parameters(**changes), modules, environment, given) == name
+
+
+def test_other_runs_are_named_by_their_pipelines() -> None:
+    assert (
+        other_name(parameters(), ["data_preparation", "baseline"], "text", {})
+        == "text data_preparation+baseline seed 0"
+    )
+
+
+def test_the_description_says_what_is_trained_on_what() -> None:
+    text = in_words(parameters(data={"path": "photos"}), ("dit",), "kedro run")
+    for part in (
+        "dit of `data/06_models/base`",
+        "`photos`",
+        "80 steps of 8 prompts x 8 samples",
+        "```\nkedro run\n```",
+    ):
+        assert part in text

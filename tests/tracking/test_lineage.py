@@ -1,0 +1,87 @@
+"""Where a run comes from, on real git and DVC repositories."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from visual_grpo.tracking import lineage
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src/code.py").write_text("a = 1\n")
+    (folder / "data").mkdir()
+    git(folder, "init", "-q")
+    git(folder, "add", "src")
+    commit(folder)
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def commit(folder: Path) -> None:
+    git(folder, "commit", "-qm", "state")
+
+
+def test_commit_and_state(project: Path) -> None:
+    head = git(project, "rev-parse", "HEAD")
+    assert lineage.git_tags(project) == {"git.commit": head, "git.state": "clean"}
+    (project / "notes.md").write_text("not decisive")
+    assert lineage.git_tags(project)["git.state"] == "clean"
+    (project / "my_rewards.py").write_text("b = 2\n")
+    assert lineage.git_tags(project)["git.state"] == "dirty"
+
+
+def test_no_git_no_tags(tmp_path: Path) -> None:
+    assert lineage.git_tags(tmp_path) == {}
+    assert lineage.changes(tmp_path) == ""
+
+
+def test_the_changes_applied_to_the_commit_give_the_same_files(project: Path, tmp_path: Path) -> None:
+    assert lineage.changes(project) == ""
+    (project / "src/code.py").write_text("a = 2\n")
+    (project / "src/new.py").write_text("c = 3\n")
+    (project / "my_rewards.py").write_text("b = 2\n")
+    (tmp_path / "changes.diff").write_text(lineage.changes(project))
+    git(tmp_path, "clone", "-q", "project", "copy")
+    git(tmp_path / "copy", "apply", "../changes.diff")
+    for file in ("src/code.py", "src/new.py", "my_rewards.py"):
+        assert (tmp_path / "copy" / file).read_text() == (project / file).read_text()
+
+
+def test_a_dvc_hash_is_a_tag_only_while_the_file_is_as_recorded(project: Path) -> None:
+    def dvc(*arguments: str) -> None:
+        subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=project, check=True, capture_output=True)
+
+    assert lineage.dvc_tags(project) == {}
+    for name in ("a", "b"):
+        (project / f"data/{name}").mkdir()
+        (project / f"data/{name}/file").write_text(name)
+    dvc("init", "-q")
+    dvc("add", "-q", "data/a", "data/b")
+    tags = lineage.dvc_tags(project)
+    assert tags.keys() == {"dvc.data/a", "dvc.data/b"}
+    assert all(digest.endswith(".dir") for digest in tags.values())
+    (project / "data/a/file").write_text("changed")
+    assert lineage.dvc_tags(project) == {"dvc.data/b": tags["dvc.data/b"]}
+
+
+def test_the_command_pastes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/kedro", "run", "--params=data.path=my photos,seed=3"])
+    assert lineage.command() == ".venv/bin/kedro run '--params=data.path=my photos,seed=3'"
+    monkeypatch.setattr(sys, "argv", ["/lib/kedro/__main__.py", "run"])
+    assert lineage.command() == ".venv/bin/kedro run"
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python", "train.py", "a b"])
+    assert lineage.command() == "python train.py 'a b'"
