@@ -36,7 +36,7 @@ from visual_grpo import components, third_party_output
 from visual_grpo.config import Parameters
 from visual_grpo.evaluation import generate
 from visual_grpo.evaluation.compare import join
-from visual_grpo.evaluation.paired import paired_bootstrap
+from visual_grpo.evaluation.paired import paired_difference
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats
 from visual_grpo.policies.flow_policy import FlowPolicy
@@ -233,7 +233,7 @@ def _compared(scores: dict[tuple[int, str], pd.DataFrame], seeds: Sequence[int],
     cells = []
     for column in SHOWN:
         one, two = pairs[f"{column}_baseline"], pairs[f"{column}_trained"]
-        found = paired_bootstrap(one, two, clusters, samples=5000, seed=0)
+        found = paired_difference(one, two, clusters)
         cells += [f"{found.baseline_mean:.3f}", f"{found.trained_mean:.3f}"]
         cells += [f"{found.difference:+.3f} [{found.ci_low:+.3f}, {found.ci_high:+.3f}]"]
     return cells

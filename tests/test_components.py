@@ -14,6 +14,7 @@ LANGUAGE: dict[str, Any] = {
     "data": {"task": "segmentation"},
     "starter": {"world": "scenes"},
     "modules": {"dit": None},
+    "evaluation": {"controls": []},
     "sampling": {"rollout": {"steps": None, "guidance_scale": None}, "stock": {"steps": None, "guidance_scale": None}},
 }
 
@@ -79,7 +80,11 @@ def test_a_joint_rollout_may_have_one_sample_of_a_stage():
 def test_a_starter_that_cannot_be_pretrained_is_refused_before_anything_runs():
     check(parameters())
     sd3 = {"family": "sd3"}
-    image = {"sampling": {"rollout": {"temperature": None, "top_p": None, "top_k": None}}, "policy": {"train": "dit"}}
+    image = {
+        "sampling": {"rollout": {"temperature": None, "top_p": None, "top_k": None}},
+        "policy": {"train": "dit"},
+        "evaluation": {"controls": []},
+    }
     check(parameters(model=sd3, **image))
     with pytest.raises(UserError, match=r"pretrains no small sd3 on starter\.world words"):
         check(parameters(model=sd3, starter={"world": "words"}, **image))

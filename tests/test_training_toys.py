@@ -100,9 +100,9 @@ class PartlyScored(CountingScorer):
 
 def test_the_evaluation_in_a_run_draws_with_the_stock_sampler_and_leaves_the_unscored_out(tmp_path: Path) -> None:
     model = Watched()
-    run = token_run(tmp_path, model, PartlyScored(), evaluation={"prompts": 3})
+    run = token_run(tmp_path, model, PartlyScored(), evaluation={"prompts": 3, "seed": 7})
     assert run.evaluate() == 2.0
-    seeds = [image_seed(run.config.seed, record.id, 0) for record in RECORDS[6:]]
+    seeds = [image_seed(7, record.id, 0) for record in RECORDS[6:]]
     assert model.asked == [(seeds, run.config.sampling.stock)]
     assert run.config.sampling.stock != run.config.sampling.rollout
 

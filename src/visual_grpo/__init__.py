@@ -38,7 +38,7 @@ _HOMES = {
     "Rollout": "types",
     "StepMetrics": "types",
     "UserError": "errors",
-    "paired_bootstrap": "evaluation.paired",
+    "paired_difference": "evaluation.paired",
 }
 
 __all__ = sorted(_HOMES)

@@ -245,7 +245,7 @@ class TrainingRun:
         size = self.config.evaluation.batch_size
         for start in range(0, len(self.eval_prompts), size):
             records = self.eval_prompts[start : start + size]
-            seeds = [image_seed(self.config.seed, record.id, 0) for record in records]
+            seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in records]
             samples = self.model.generate(records, seeds, self.config.sampling.stock)
             totals.append(self.scorer(records, samples).total)
         scores = torch.cat(totals)
@@ -258,7 +258,7 @@ class TrainingRun:
         """
         prompts = self.eval_prompts[:SHOWN_PROMPTS] or [self.train_prompts[i] for i in range(SHOWN_PROMPTS)]
         records = [record for record in prompts for _ in range(SHOWN_EACH)]
-        seeds = [image_seed(self.config.seed, record.id, i % SHOWN_EACH) for i, record in enumerate(records)]
+        seeds = [image_seed(self.config.evaluation.seed, record.id, i % SHOWN_EACH) for i, record in enumerate(records)]
         samples = self.model.generate(records, seeds, self.config.sampling.stock)
         return records, samples, self.scorer(records, samples).total
 

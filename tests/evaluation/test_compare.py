@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -5,12 +6,12 @@ import pandas as pd
 import pytest
 
 from visual_grpo.errors import UserError
-from visual_grpo.evaluation.compare import check_facts, compare, join
+from visual_grpo.evaluation.compare import check_facts, compare, compare_controls, join
 
 COLUMNS = ["sampler", "split", "id", "prompt", "index", "seed", "file"]
 
 
-def scores(total: list[float], sampler: str = "stock", split: str = "eval") -> pd.DataFrame:
+def scores(total: Sequence[float] | np.ndarray, sampler: str = "stock", split: str = "eval") -> pd.DataFrame:
     """Two images of each prompt; the reward is the total, its part ten times that, the guard constant."""
     frame = pd.DataFrame(
         [
@@ -49,7 +50,7 @@ def test_entries_by_hand() -> None:
     assert (guard["difference"], guard["win_rate"]) == (0, 0.5)
 
 
-def test_records_held_out_together_are_resampled_together() -> None:
+def test_records_held_out_together_are_one_unit() -> None:
     before, after = scores([0, 1, 2, 3, 4, 5]), scores([1, 2, 2, 5, 4, 4])
     apart = compare(before, after, bootstrap_samples=2000, seed=0)[0]
     assert apart == compare(*(f.assign(unit=f["prompt"]) for f in (before, after)), bootstrap_samples=2000, seed=0)[0]
@@ -59,9 +60,10 @@ def test_records_held_out_together_are_resampled_together() -> None:
         *(frame.assign(unit=frame["id"].map(units)) for frame in (before, after)), bootstrap_samples=2000, seed=0
     )[0]
     assert [(entry["prompts"], entry["units"]) for entry in (apart, together)] == [(3, 3), (3, 2)]
-    assert together["difference"] == apart["difference"]
-    # Means of the three: 1, 1, -0.5. Drawn apart, three times the last may come; together it never comes alone.
-    assert (apart["ci_low"], together["ci_low"]) == (-0.5, 0.25)
+    # Means of the three prompts: 1, 1, -0.5; together the last two are one unit, of mean 0.25.
+    assert (apart["difference"], together["difference"]) == (0.5, 0.625)
+    # Half of the interval for two units d and e is t |d - e| / 2, where t is 12.7062.
+    assert together["ci_high"] == pytest.approx(0.625 + 12.7062 * (1 - 0.25) / 2, rel=1e-5)
 
 
 def test_totals_of_both_sides_have_the_weights_of_the_trained_module() -> None:
@@ -70,9 +72,9 @@ def test_totals_of_both_sides_have_the_weights_of_the_trained_module() -> None:
     after.attrs = {"weights": {"a": 2.0, "guard": 4.0}}
     after["total"] = 2 * after["reward/a"] + 4 * after["reward/guard"]
     total = compare(before, after, bootstrap_samples=200, seed=0)[0]
-    # Without the pair whose guard is unscored: (1, 5, 7) before, (4, 8, 6) after.
+    # Without the pair whose guard is unscored: (1), (5, 7) before, (4), (8, 6) after.
     assert (total["images"], total["unscored"]) == (3, 1)
-    assert total["difference"] == pytest.approx((3 + 3 - 1) / 3)
+    assert total["difference"] == pytest.approx((3 + (3 - 1) / 2) / 2)
 
 
 def test_rows_are_paired_by_key_not_by_position() -> None:
@@ -105,6 +107,41 @@ def test_undefined_values_are_null_in_json() -> None:
     one_prompt = compare(scores([0, 0]), scores([1, 1]), bootstrap_samples=200, seed=0)[0]
     assert one_prompt["difference"] == 1
     assert one_prompt["ci_low"] is None
+
+
+def test_unscored_samples_are_counted_on_each_side_and_a_difference_is_found() -> None:
+    total = np.ones(40)
+    blank = total.copy()
+    blank[::4] = np.nan  # One image of every second prompt.
+    found = compare(scores(total), scores(blank), bootstrap_samples=200, seed=0)[0]
+    assert (found["samples"], found["unscored_baseline"], found["unscored_trained"]) == (40, 0, 10)
+    assert found["unscored"] == 10
+    assert found["unscored_differs"] is True
+    same = compare(scores(blank), scores(blank), bootstrap_samples=200, seed=0)[0]
+    assert (same["unscored_baseline"], same["unscored_trained"], same["unscored_differs"]) == (10, 10, False)
+    one = total.copy()
+    one[3] = np.nan
+    few = compare(scores(total), scores(one), bootstrap_samples=200, seed=0)[0]
+    assert (few["unscored_trained"], few["unscored_differs"]) == (1, False)
+
+
+def with_controls(**controls: list[float]) -> pd.DataFrame:
+    """The base's stock samples of four held-out images, and those of each control."""
+    drawn = {"stock": [0.0, 1.0, 2.0, 3.0]} | controls
+    frames = [scores(total, sampler=name, split="held_out") for name, total in drawn.items()]
+    frame = pd.concat(frames, ignore_index=True)
+    frame.attrs = {"weights": {"a": 1.0, "guard": 0.0}, "facts": {"controls": {name: {} for name in controls}}}
+    return frame
+
+
+def test_controls_are_the_bases_alone_and_compared_with_the_trained_stock_samples() -> None:
+    base = with_controls(low=[0, 0, 0, 0], high=[2, 2, 3, 3])
+    after = scores([1, 2, 4, 4], split="held_out")
+    assert {entry["sampler"] for entry in compare(base, after, bootstrap_samples=200, seed=0)} == {"stock"}
+    entries = compare_controls(base, after, bootstrap_samples=200, seed=0)
+    totals = {e["sampler"]: (e["split"], e["baseline_mean"], e["difference"]) for e in entries if e["name"] == "total"}
+    assert totals == {"low": ("held_out", 0, 2.75), "high": ("held_out", 2.5, 0.25)}
+    assert compare_controls(after, after, bootstrap_samples=200, seed=0) == []
 
 
 @pytest.mark.parametrize(

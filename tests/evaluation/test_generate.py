@@ -179,7 +179,8 @@ def test_images_from_prompts_have_no_columns_of_sources_and_answers(tmp_path: Pa
 
 def conditions_of(changes: dict[str, Any], model: str = "m", dataset: str = "d") -> dict[str, Any]:
     config = parameters(**changes)
-    return conditions(config, make_plan(config).samplers, model=model, dataset=dataset)
+    plan = make_plan(config)
+    return conditions(config, plan.samplers, model=model, dataset=dataset, controls=plan.controls)
 
 
 def test_conditions_of_a_language_model_contain_its_options() -> None:
@@ -187,6 +188,7 @@ def test_conditions_of_a_language_model_contain_its_options() -> None:
         "data": {"task": "segmentation"},
         "starter": {"world": "scenes"},
         "modules": {"dit": None},
+        "evaluation": {"controls": []},
         "sampling": {
             "rollout": {"steps": None, "guidance_scale": None},
             "stock": {"steps": None, "guidance_scale": None},
@@ -201,6 +203,7 @@ def test_conditions_contain_exactly_what_images_and_scores_depend_on() -> None:
     base = conditions_of({})
     for unchanged in (
         {"grpo": {"learning_rate": 1.0}},
+        {"seed": 5},
         {"evaluation": {"batch_size": 3}},
         # One baseline serves every module: totals are computed again, and all three samplers are always judged.
         {"policy": {"train": "ar"}},
@@ -208,8 +211,10 @@ def test_conditions_contain_exactly_what_images_and_scores_depend_on() -> None:
         {"modules": {"dit": {"rewards": {"palette": 2.0}}}},
     ):
         assert conditions_of(unchanged) == base, unchanged
+    changed: dict[str, Any]
     for changed in (
-        {"seed": 5},
+        {"evaluation": {"seed": 5}},
+        {"evaluation": {"controls": []}},
         {"data": {"height": 64}},
         {"sampling": {"stock": {"steps": 3}}},
         {"rewards": {"shapes": {"options": {"strict": True}}}},

@@ -2,33 +2,40 @@ import math
 from dataclasses import asdict
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy.stats import ttest_1samp
 
-from visual_grpo.evaluation.paired import CHUNK, paired_bootstrap, paired_ratio_bootstrap
+from visual_grpo.evaluation.paired import CHUNK, paired_difference, paired_ratio_bootstrap
 
 NAN = float("nan")
 
 
-def test_means_difference_and_win_rate_by_hand() -> None:
-    found = paired_bootstrap([1, 2, 3, 4], [2, 2, 2, 6], ["a", "a", "b", "c"], samples=200, seed=0)
+def test_means_interval_and_win_rate_by_hand() -> None:
+    found = paired_difference([1, 2, 3, 4], [2, 2, 2, 6], ["a", "a", "b", "c"])
     assert (found.units, found.images, found.unscored) == (3, 4, 0)
-    assert (found.baseline_mean, found.trained_mean, found.difference) == (2.5, 3.0, 0.5)
+    # Mean differences of the prompts: 0.5, -1, 2 with standard deviation 1.5; t of 2 degrees of freedom is 4.302653.
+    assert found.baseline_mean == pytest.approx((1.5 + 3 + 4) / 3)
+    assert found.trained_mean == pytest.approx((2 + 2 + 6) / 3)
+    assert found.difference == pytest.approx(0.5)
+    assert found.ci_low == pytest.approx(0.5 - 4.302653 * 1.5 / math.sqrt(3))
+    assert found.ci_high == pytest.approx(0.5 + 4.302653 * 1.5 / math.sqrt(3))
     assert found.win_rate == (1 + 0.5 + 0 + 1) / 4
 
 
 def test_ties_count_half_and_a_constant_difference_has_no_width() -> None:
-    found = paired_bootstrap([1, 2, 3], [1, 2, 3], ["a", "b", "c"], samples=200, seed=0)
+    found = paired_difference([1, 2, 3], [1, 2, 3], ["a", "b", "c"])
     assert (found.difference, found.ci_low, found.ci_high, found.win_rate) == (0, 0, 0, 0.5)
 
 
 def test_a_pair_counts_only_if_both_images_are_scored() -> None:
-    found = paired_bootstrap([1, NAN, 5, 2], [2, 9, NAN, 2], ["a", "b", "c", "d"], samples=200, seed=0)
+    found = paired_difference([1, NAN, 5, 2], [2, 9, NAN, 2], ["a", "b", "c", "d"])
     assert (found.units, found.images, found.unscored) == (2, 2, 2)
     assert (found.baseline_mean, found.trained_mean, found.difference) == (1.5, 2.0, 0.5)
 
 
 def test_nothing_scored_is_undefined_not_zero() -> None:
-    found = paired_bootstrap([NAN, 1], [1, NAN], ["a", "b"], samples=200, seed=0)
+    found = paired_difference([NAN, 1], [1, NAN], ["a", "b"])
     assert (found.images, found.unscored) == (0, 2)
     assert math.isnan(found.difference)
     assert math.isnan(found.win_rate)
@@ -36,65 +43,54 @@ def test_nothing_scored_is_undefined_not_zero() -> None:
 
 
 def test_a_single_prompt_gives_no_interval() -> None:
-    found = paired_bootstrap([1, 2, 3], [2, 4, 4], ["a", "a", "a"], samples=200, seed=0)
+    found = paired_difference([1, 2, 3], [2, 4, 4], ["a", "a", "a"])
     assert found.difference == pytest.approx(4 / 3)
     assert math.isnan(found.ci_low)
     assert math.isnan(found.ci_high)
 
 
-def test_same_seed_same_interval_whatever_the_order_of_images() -> None:
+def test_the_interval_is_that_of_a_t_test_on_prompt_means_whatever_the_order_of_images() -> None:
     rng = np.random.default_rng(0)
-    before, after = rng.normal(size=60), rng.normal(size=60)
+    before, after = rng.normal(size=(2, 60))
     clusters = [f"p{i % 20:02d}" for i in range(60)]
-    first = paired_bootstrap(before, after, clusters, samples=CHUNK + 100, seed=3)
+    found = paired_difference(before, after, clusters)
+    means = pd.Series(after - before).groupby(clusters).mean()
+    expected = ttest_1samp(means, 0).confidence_interval(0.95)
+    assert (found.ci_low, found.ci_high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     order = rng.permutation(60)
-    again = paired_bootstrap(before[order], after[order], [clusters[i] for i in order], CHUNK + 100, seed=3)
-    assert (first.ci_low, first.ci_high) == pytest.approx((again.ci_low, again.ci_high), abs=1e-12)
-    other = paired_bootstrap(before, after, clusters, samples=CHUNK + 100, seed=4)
-    assert other.ci_low != first.ci_low
-
-
-def test_interval_matches_theory_for_independent_images() -> None:
-    rng = np.random.default_rng(1)
-    differences = rng.normal(0.3, 2.0, size=400)
-    found = paired_bootstrap(np.zeros(400), differences, [str(i) for i in range(400)], samples=20000, seed=0)
-    half_width = 1.96 * differences.std() / math.sqrt(400)
-    assert found.ci_low == pytest.approx(differences.mean() - half_width, abs=0.02)
-    assert found.ci_high == pytest.approx(differences.mean() + half_width, abs=0.02)
+    again = paired_difference(before[order], after[order], [clusters[i] for i in order])
+    assert asdict(again) == pytest.approx(asdict(found), abs=1e-12)
 
 
 def test_copies_of_an_image_add_no_evidence() -> None:
-    rng = np.random.default_rng(2)
-    once = rng.normal(size=50)
+    once = np.random.default_rng(2).normal(size=50)
     names = [str(i) for i in range(50)]
-    single = paired_bootstrap(np.zeros(50), once, names, samples=20000, seed=0)
-    copies = paired_bootstrap(np.zeros(400), np.repeat(once, 8), np.repeat(names, 8).tolist(), 20000, seed=0)
-    naive = paired_bootstrap(np.zeros(400), np.repeat(once, 8), [str(i) for i in range(400)], 20000, seed=0)
-    width = single.ci_high - single.ci_low
-    assert copies.ci_high - copies.ci_low == pytest.approx(width, rel=0.02)
-    assert naive.ci_high - naive.ci_low == pytest.approx(width / math.sqrt(8), rel=0.05)
+    single = paired_difference(np.zeros(50), once, names)
+    copies = paired_difference(np.zeros(400), np.repeat(once, 8), np.repeat(names, 8).tolist())
+    assert asdict(copies) == pytest.approx(asdict(single) | {"images": 400})
 
 
-def test_prompts_are_weighted_by_their_number_of_images() -> None:
-    # Means of resamples are sums over images by numbers of images: 0, 1/4, 1 or between, never beyond.
-    found = paired_bootstrap([0, 0, 0, 0], [0, 0, 0, 1], ["a", "a", "a", "b"], samples=4000, seed=0)
-    assert (found.difference, found.ci_low, found.ci_high) == (0.25, 0.0, 1.0)
+def test_every_prompt_counts_the_same_however_many_of_its_images_were_scored() -> None:
+    found = paired_difference([0, 0, 0, 0], [0, 0, 0, 1], ["a", "a", "a", "b"])
+    assert (found.trained_mean, found.difference) == (0.5, 0.5)
 
 
-def test_coverage_on_data_with_known_difference() -> None:
+def test_one_sided_error_on_data_with_a_known_difference() -> None:
+    """34 prompts as in the demo, an interval of level 95% errs on each side in about 2.5%."""
     rng = np.random.default_rng(3)
-    clusters = [str(p) for p in range(40) for _ in range(4)]
-    covered = 0
-    for seed in range(200):
-        prompt_effect = np.repeat(rng.normal(0.5, 1.0, size=40), 4)
-        found = paired_bootstrap(np.zeros(160), prompt_effect + rng.normal(size=160), clusters, 500, seed)
-        covered += found.ci_low <= 0.5 <= found.ci_high
-    assert 0.89 <= covered / 200 <= 0.98  # a bootstrap over images covers 0.74 here
+    clusters = [str(p) for p in range(34) for _ in range(6)]
+    above = below = 0
+    for _ in range(1000):
+        prompt_effect = np.repeat(rng.normal(0.5, 1.0, size=34), 6)
+        found = paired_difference(np.zeros(204), prompt_effect + rng.normal(size=204), clusters)
+        above, below = above + (found.ci_low > 0.5), below + (found.ci_high < 0.5)
+    assert 0.012 <= above / 1000 <= 0.04
+    assert 0.012 <= below / 1000 <= 0.04
 
 
 def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match=r"\(2,\), \(3,\) and 3"):
-        paired_bootstrap([1, 2], [1, 2, 3], ["a", "b", "c"], samples=200, seed=0)
+        paired_difference([1, 2], [1, 2, 3], ["a", "b", "c"])
 
 
 def test_a_ratio_is_the_sum_of_numerators_over_the_sum_of_denominators() -> None:
@@ -136,12 +132,23 @@ def test_a_ratios_interval_is_that_of_a_direct_resampling() -> None:
 
 
 def test_a_ratio_with_denominators_of_one_is_the_mean() -> None:
-    rng = np.random.default_rng(6)
-    before, after = rng.uniform(size=(2, 30))
+    before, after = np.random.default_rng(6).uniform(size=(2, 30))
     clusters = [str(i // 3) for i in range(30)]
-    mean = paired_bootstrap(before, after, clusters, samples=500, seed=2)
-    ratio = paired_ratio_bootstrap((before, np.ones(30)), (after, np.ones(30)), clusters, samples=500, seed=2)
-    assert asdict(ratio) == pytest.approx(asdict(mean))
+    mean = asdict(paired_difference(before, after, clusters))
+    ratio = asdict(paired_ratio_bootstrap((before, np.ones(30)), (after, np.ones(30)), clusters, samples=500, seed=2))
+    for key in mean.keys() - {"ci_low", "ci_high"}:
+        assert ratio[key] == pytest.approx(mean[key]), key
+
+
+def test_a_ratios_interval_depends_on_the_seed_alone() -> None:
+    before, after = np.random.default_rng(0).uniform(size=(2, 60))
+    clusters = [f"p{i % 20:02d}" for i in range(60)]
+    first, again, other = (
+        paired_ratio_bootstrap((before, np.ones(60)), (after, np.ones(60)), clusters, samples=CHUNK + 100, seed=seed)
+        for seed in (3, 3, 4)
+    )
+    assert first == again
+    assert other.ci_low != first.ci_low
 
 
 def test_a_pair_without_a_defined_ratio_is_left_out_of_the_win_rate() -> None:

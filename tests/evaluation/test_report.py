@@ -3,6 +3,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,9 +12,11 @@ from PIL import Image
 
 from tests.evaluation.painter import ROLLOUT, STOCK, Painter, brightness, records
 from visual_grpo.evaluation.compare import compare
+from visual_grpo.evaluation.examples import choose
 from visual_grpo.evaluation.generate import draw_and_score, plan_images
+from visual_grpo.evaluation.headline import headline
 from visual_grpo.evaluation.pictures import WIDTH
-from visual_grpo.evaluation.report import choose, main_view, sentence, write_report
+from visual_grpo.evaluation.report import write_report
 from visual_grpo.images import read_image
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord
@@ -35,7 +38,7 @@ def reported(tmp_path: Path, gain: float, splits: Mapping[str, Sequence[PromptRe
     before, after = drawn(tmp_path / "baseline", 0.0, splits), drawn(tmp_path / "trained", gain, splits)
     entries = compare(before, after, bootstrap_samples=100, seed=0)
     (tmp_path / "report").mkdir()
-    evaluation = {"seed": 0, "adapter": "<an adapter>", "rewards": entries}
+    evaluation = {"seed": 0, "adapter": "<an adapter>", "headline": headline(entries), "rewards": entries}
     write_report(tmp_path / "report", evaluation, tmp_path / "baseline", tmp_path / "trained", HISTORY)
     return tmp_path / "report"
 
@@ -72,39 +75,45 @@ def test_losses_are_shown_if_there_are_any(tmp_path: Path) -> None:
     assert not (folder / "gains.png").exists()
 
 
+def pairs(total_baseline: list[float], total_trained: list[float], **columns: list[Any]) -> pd.DataFrame:
+    count = len(total_baseline)
+    rows = {"split": ["held_out"] * count, "sampler": ["stock"] * count, "index": [0] * count} | columns
+    frame = pd.DataFrame(rows | {"total_baseline": total_baseline, "total_trained": total_trained})
+    return frame.assign(difference=frame["total_trained"] - frame["total_baseline"])
+
+
 def test_samples_ignore_the_result_gains_and_losses_follow_it() -> None:
-    rows = pd.DataFrame(
-        {
-            "id": ["a", "a", "b", "c", "d", "e"],
-            "index": [0, 1, 0, 0, 0, 0],
-            "difference": [0.1, 0.9, -0.3, 0.0, 0.4, -0.8],
-        }
+    rows = pairs(
+        [0.0] * 6, [0.1, 0.9, -0.3, 0.0, 0.4, -0.8], id=["a", "a", "b", "c", "d", "e"], index=[0, 1, 0, 0, 0, 0]
     )
-    chosen = choose(rows, shown=3)
+    chosen = choose(rows, "held_out", "stock", shown=3)
     assert chosen["samples"]["id"].tolist() == ["a", "c", "e"]
     assert chosen["gains"][["id", "index"]].values.tolist() == [["a", 1], ["d", 0]]
     assert chosen["losses"]["id"].tolist() == ["e", "b"]
+    assert chosen["unscored"].empty
 
 
-def test_the_main_view_is_held_out_with_the_stock_sampler() -> None:
-    views = [{"split": s, "sampler": k} for s in ("eval", "held_out") for k in ("rollout", "stock")]
-    assert main_view(views) == ("held_out", "stock")
-    assert main_view(views[:2]) == ("eval", "stock")
-    assert main_view([views[2]]) == ("held_out", "rollout")
-
-
-def test_a_sentence_says_the_numbers_and_what_is_undefined() -> None:
-    entry = {
-        "name": "total", "split": "held_out", "sampler": "stock", "baseline_mean": 0.5, "trained_mean": 0.75,
-        "difference": 0.25, "ci_low": 0.1, "ci_high": 0.4, "win_rate": 0.625, "images": 8, "prompts": 4, "units": 4,
-    }  # fmt: skip
-    assert sentence(entry) == (
-        "total, held-out prompts, stock sampler: 0.500 before, 0.750 after training, difference +0.250"
-        " [+0.100, +0.400]; the trained sample wins 62% of 8 pairs (4 prompts)."
+def test_losses_are_those_of_all_samplers_and_of_the_shown_split() -> None:
+    rows = pairs(
+        [1.0] * 4,
+        [1.5, 0.4, 0.1, 0.0],
+        id=["a", "b", "a", "c"],
+        sampler=["stock", "stock", "sde", "stock"],
+        split=["held_out", "held_out", "held_out", "eval"],
     )
-    assert sentence(entry | {"units": 3}).endswith("of 8 pairs (4 prompts in 3 groups).")
-    assert "[" not in sentence(entry | {"ci_low": None, "ci_high": None})
-    assert sentence(entry | {"difference": None}) == "total: no pair of samples could be scored."
+    chosen = choose(rows, "held_out", "stock")
+    assert chosen["losses"][["id", "sampler"]].values.tolist() == [["a", "sde"], ["b", "stock"]]
+    assert chosen["samples"]["id"].tolist() == ["a", "b"]
+
+
+def test_what_could_not_be_scored_is_shown_the_trained_models_first() -> None:
+    nan = float("nan")
+    rows = pairs([nan, 1.0, 1.0, 1.0], [1.0, nan, 1.0, nan], id=["a", "b", "c", "d"])
+    chosen = choose(rows, "held_out", "stock")
+    assert chosen["unscored"]["id"].tolist() == ["b", "d", "a"]
+    assert chosen["samples"]["id"].tolist() == ["a", "b", "c", "d"], "a sample is not left out for its result"
+    assert chosen["gains"].empty
+    assert chosen["losses"].empty
 
 
 def test_an_edit_is_shown_with_its_source(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class Project:
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in memory.items()}
             | {"records": RecordsDataset(filepath=str(self.folder / "records.parquet"))}
-            | {"evaluation": MemoryDataset()}
+            | {"evaluation": MemoryDataset(), "result": MemoryDataset()}
             | folders(self.folder, MADE_BY)
         )
         hooks = _create_hook_manager()

@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 from kedro.io import DatasetError
 
-from tests.pipelines.painted import Project
+from tests.pipelines.painted import SMALL, Project
 from visual_grpo import components
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import read_scores
@@ -14,11 +14,15 @@ def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Pro
     scores = read_scores(painted.folder / "baseline")
     assert painted.policies == [("the model", None)]
     drawn = scores.groupby(["sampler", "split"])["id"].agg(["nunique", "size"])
-    assert drawn.to_dict("index") == {
+    everywhere = {
         (sampler, split): {"nunique": prompts, "size": 2 * prompts}
         for sampler in ("rollout", "sde", "stock")
         for split, prompts in (("eval", 2), ("held_out", 3))
     }
+    controls = ["stock guidance_scale=1", "stock guidance_scale=3", "stock temperature=0.5"]
+    held_out_only = {(control, "held_out"): {"nunique": 3, "size": 6} for control in controls}
+    assert drawn.to_dict("index") == everywhere | held_out_only
+    assert list(scores.attrs["facts"]["controls"]) == controls
     assert all((painted.folder / "baseline" / file).is_file() for file in scores["file"])
 
 
@@ -26,7 +30,10 @@ def test_same_parameters_same_images_and_scores(painted: Project) -> None:
     first = read_scores(painted.run(create_pipeline()).load("baseline"))
     second = read_scores(painted.run(create_pipeline()).load("baseline"))
     pd.testing.assert_frame_equal(first, second)
-    other = read_scores(painted.run(create_pipeline(), seed=5).load("baseline"))
+    trained_otherwise = read_scores(painted.run(create_pipeline(), seed=5).load("baseline"))
+    pd.testing.assert_frame_equal(first, trained_otherwise)
+    assert trained_otherwise.attrs == first.attrs
+    other = read_scores(painted.run(create_pipeline(), evaluation=SMALL | {"seed": 5}).load("baseline"))
     assert (other["total"] != first["total"]).all()
 
 
@@ -52,4 +59,4 @@ def test_progress_reaches_the_number_of_images(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     painted.run(create_pipeline())
-    assert "baseline 30/30  reward=0." in capsys.readouterr().out
+    assert "baseline 48/48  reward=0." in capsys.readouterr().out

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 from kedro.io import DatasetError
 
-from tests.pipelines.painted import GAIN, Project
+from tests.pipelines.painted import GAIN, SMALL, Project
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines import baseline, evaluate
+
+CONTROLS = ("guidance_scale=1", "guidance_scale=3", "temperature=0.5")
 
 
 def test_the_difference_is_measured_on_the_baselines_prompts_and_seeds(painted: Project) -> None:
@@ -27,9 +29,11 @@ def test_the_difference_is_measured_on_the_baselines_prompts_and_seeds(painted: 
         assert entry["win_rate"] == 1
     assert [Path(folder).name for folder in evaluation["adapter"].split(", ")] == ["ar", "dit"]
     assert evaluation["training"]["best_step"] == 10
+    samples = {(e["sampler"], e["split"]): e["images"] for e in evaluation["controls"] if e["name"] == "total"}
+    assert samples == {(f"stock {change}", "held_out"): 6 for change in CONTROLS}
 
 
-def test_the_end_of_the_run_is_a_table_and_two_paths(
+def test_the_run_ends_with_the_held_out_table_and_the_verdict(
     painted: Project,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -37,15 +41,42 @@ def test_the_end_of_the_run_is_a_table_and_two_paths(
     painted.train()
     capsys.readouterr()
     painted.run(evaluate.create_pipeline())
-    shown = capsys.readouterr().out
-    assert "held-out: 3 prompts, 6 samples per sampler" in shown
-    assert "eval: 2 prompts, 4 samples per sampler" in shown
-    assert "total*" in shown
-    assert "+0.200 [0.200, 0.200]" in shown
-    plain = shown.replace("\n", "")
+    paths, table = capsys.readouterr().out.split("3 held-out prompts, 6 pairs, stock sampler")
+    assert "total*" in table
+    assert "rollout" not in table
+    assert "+0.200 [+0.200, +0.200]" in table
+    sentence, control = table.rstrip().splitlines()[-2:]
+    assert sentence.startswith("On 3 held-out prompts (6 pairs) the trained model is better: mean total 0.")
+    assert control.startswith("Control: without training, guidance_scale=1 gives the base model 0.")
+    plain = paths.replace("\n", "")
     assert "adapters/ar" in plain
     assert "evaluation_report/evaluation.html" in plain
     assert (painted.folder / "evaluation_report" / "evaluation.html").is_file()
+
+
+def test_the_result_is_the_headlines_numbers(painted: Project) -> None:
+    painted.run(baseline.create_pipeline())
+    painted.train()
+    result = painted.run(evaluate.create_pipeline()).load("result")
+    found = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())["headline"]
+    assert result["total"]["difference"] == found["difference"] == pytest.approx(GAIN, abs=0.01)
+    assert result["control"]["baseline"] == found["control"]["baseline"]
+    assert (result["unscored"], result["prompts"], result["images"]) == ({"baseline": 0, "trained": 0}, 3, 6)
+
+
+def test_a_training_with_another_seed_pairs_with_the_same_baseline(painted: Project) -> None:
+    painted.run(baseline.create_pipeline())
+    painted.train()
+    painted.run(evaluate.create_pipeline(), seed=8)
+    with pytest.raises(UserError, match=r"pair with this run: seed was 0, now 8\."):
+        painted.run(evaluate.create_pipeline(), evaluation=SMALL | {"seed": 8})
+
+
+def test_a_baseline_with_other_controls_is_refused(painted: Project) -> None:
+    painted.run(baseline.create_pipeline())
+    painted.train()
+    with pytest.raises(UserError, match=r"controls\.stock top_p=0\.5\.steps was 'absent', now 10"):
+        painted.run(evaluate.create_pipeline(), evaluation=SMALL | {"controls": [{"top_p": 0.5}]})
 
 
 def test_a_baseline_made_otherwise_is_refused_before_anything_is_drawn(painted: Project) -> None:

@@ -70,6 +70,18 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
         r"sampling\.rollout sets steps, guidance_scale, but qwen2_5_vl has no denoising steps",
     ),
     (
+        "sd3",
+        of_sd3,
+        {"evaluation": {"controls": [{"guidance_scale": 3.0}, {"temperature": 0.5, "top_p": 0.9}]}},
+        r"evaluation\.controls\[1\] sets temperature, top_p, but sd3 has no tokens; remove it, or set eval",
+    ),
+    (
+        "qwen2_5_vl",
+        of_vl,
+        {"evaluation": {"controls": [{"guidance_scale": 3.0}]}},
+        r"evaluation\.controls\[0\] sets guidance_scale, but qwen2_5_vl has no denoising steps",
+    ),
+    (
         "glm_image",
         asked,
         {"sampling": {"rollout": STEPS, "stock": {"steps": 4}}},
@@ -155,3 +167,18 @@ def test_options_are_the_familys_own_class() -> None:
     options = options_of(find_family("qwen2_5_vl"), {"max_tokens": 7})
     assert (options.instruction, options.max_tokens) == ("{query}", 7)
     assert options_of(find_family("sd3"), {}).max_sequence_length == 256
+
+
+def test_a_control_is_the_stock_sampler_with_its_changes(tmp_path: Path) -> None:
+    controls = [{"guidance_scale": 3.0}, {"guidance_scale": 1.5}, {"top_k": 5, "steps": 8}, {"guidance_scale": 3.0}]
+    plan = make_plan(find_family("glm_image", None), asked(tmp_path, evaluation={"controls": controls}))
+    stock = plan.samplers["stock"]
+    assert plan.controls == {  # Without the one that changes nothing, and each once.
+        "stock guidance_scale=3": stock.model_copy(update={"guidance_scale": 3.0}),
+        "stock top_k=5 steps=8": stock.model_copy(update={"top_k": 5, "steps": 8}),
+    }
+
+
+def test_an_empty_control_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a control sets at least one of temperature, top_p, top_k, steps, guidance"):
+        asked(tmp_path, evaluation={"controls": [{}]})

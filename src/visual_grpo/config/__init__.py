@@ -12,9 +12,17 @@ from visual_grpo.config.policy import (
     SignalCheckConfig,
 )
 from visual_grpo.config.schema import Parameters, flatten
-from visual_grpo.config.training import EvaluationConfig, GRPOConfig, ModuleConfig, RewardConfig, TrackingConfig
+from visual_grpo.config.training import (
+    ControlConfig,
+    EvaluationConfig,
+    GRPOConfig,
+    ModuleConfig,
+    RewardConfig,
+    TrackingConfig,
+)
 
 __all__ = [
+    "ControlConfig",
     "DataConfig",
     "Dtype",
     "EvaluationConfig",

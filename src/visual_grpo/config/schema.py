@@ -26,7 +26,7 @@ class Parameters(Strict):
         description="folder of all results; null = data for the default environment and the drawn shapes, data/NAME for"
         " an environment, and a folder in that, named after data.path, for data of your own",
     )
-    seed: int = Field(ge=0, lt=2**31, description="of every draw: starter, split, rollouts, intervals")
+    seed: int = Field(ge=0, lt=2**31, description="of every draw but the evaluation's: starter, split, rollouts")
     resume: Literal["auto", "never"] = Field(
         "never", description="auto: go on from the newest checkpoint, in its MLflow run; never: start at step 1"
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from visual_grpo.config.base import Strict
 from visual_grpo.config.policy import LoraParams
@@ -95,13 +95,45 @@ class ModuleConfig(Strict):
         return {name: value for name, value in tree.items() if value is not None}
 
 
+class ControlConfig(Strict):
+    """Settings of the stock sampler that a control changes; null = as the stock sampler has it."""
+
+    temperature: float | None = Field(None, gt=0, description="of token modules")
+    top_p: float | None = Field(None, gt=0, le=1, description="of token modules")
+    top_k: int | None = Field(None, ge=0, description="of token modules; 0 = off")
+    steps: int | None = Field(None, ge=1, description="denoising steps")
+    guidance_scale: float | None = Field(None, ge=1, description="classifier-free guidance, 1 = off")
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if not self.changes():
+            raise ValueError("a control sets at least one of " + ", ".join(type(self).model_fields))
+        return self
+
+    def changes(self) -> dict[str, float]:
+        """The settings that are not null, by name."""
+        return self.model_dump(exclude_none=True)
+
+
 class EvaluationConfig(Strict):
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**31,
+        description="of the baseline's and the evaluation's draws and of their intervals; apart from the seed of"
+        " training, so that trainings with different seeds are compared with one baseline",
+    )
     every: int = Field(ge=0, description="training steps between evaluations on eval prompts; 0 = only at the end")
     prompts: int = Field(ge=1, description="eval prompts used while training")
     images_per_prompt: int = Field(ge=1, description="images of each eval and held-out prompt in baseline and evaluate")
     max_prompts: int | None = Field(None, ge=1, description="at most so many prompts of each split; null = all")
     batch_size: int = Field(32, ge=1, description="images generated at a time")
-    bootstrap_samples: int = Field(5000, ge=100, description="resamples of the prompts behind each interval")
+    bootstrap_samples: int = Field(5000, ge=100, description="resamples of the prompts behind each interval of a ratio")
+    controls: list[ControlConfig] = Field(
+        default_factory=list,
+        description="each draws the base model's held-out samples once more with some other settings of the stock"
+        " sampler, as {guidance_scale: 3.0}: a gain that a setting gives as well is no gain of training",
+    )
     adapter: Literal["best", "last"] = Field(
         "best", description="the adapter of a run: best on eval prompts while training, or that of the last step"
     )

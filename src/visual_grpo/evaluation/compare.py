@@ -10,9 +10,11 @@ from typing import Any
 import pandas as pd
 
 from visual_grpo.errors import UserError
-from visual_grpo.evaluation.paired import paired_bootstrap, paired_ratio_bootstrap
+from visual_grpo.evaluation.paired import paired_difference, paired_ratio_bootstrap
 from visual_grpo.types import weighted_total
 
+STOCK = "stock"
+"""The sampler of the plain pipeline."""
 KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
 REMEDY = "Generate the baseline again with the current parameters: kedro run --pipeline=baseline"
@@ -44,19 +46,34 @@ def compare(
 ) -> list[dict[str, Any]]:
     """One entry per score (total, each reward, each part and ratio), split and sampler; None = undefined.
 
-    ``difference`` is trained minus baseline over samples of the same prompt and seed. Its 95% interval resamples
-    whatever is held out together: a prompt, an image or a group (see ``paired``). Raises ``UserError`` unless both
-    tables contain exactly the same samples and scores.
+    ``difference`` is trained minus baseline over samples of the same prompt and seed, with a 95% interval over whatever
+    is held out together: a prompt, an image or a group (see ``paired``). ``bootstrap_samples`` and ``seed`` are for
+    ratios. ``samples`` counts all samples of a side, ``unscored_baseline`` and ``unscored_trained`` those that could
+    not be scored, and ``unscored_differs`` says whether their shares differ (the t-interval excludes 0).
+    Raises ``UserError`` unless both tables contain exactly the same samples and scores.
     """
-    pairs = join(baseline, trained)
-    weights = trained.attrs["weights"]
-    groups = [(key, rows, _independent(rows)) for key, rows in pairs.groupby(["sampler", "split"], sort=False)]
-    return [
-        {"name": name, "split": split, "sampler": sampler, "optimised": _optimised(name, weights)}
-        | _measure(rows, column, clusters, bootstrap_samples, seed)
-        for (sampler, split), rows, clusters in groups
-        for column, name in score_columns(trained).items()
-    ]
+    return _entries(join(baseline, trained), trained, bootstrap_samples, seed)
+
+
+def compare_controls(
+    baseline: pd.DataFrame, trained: pd.DataFrame, *, bootstrap_samples: int, seed: int
+) -> list[dict[str, Any]]:
+    """Entries as of `compare`, where ``sampler`` is a control: the base model with that control's settings against the
+    trained model at the stock sampler, held-out prompts only. Empty without controls."""
+    stock = trained[(trained["sampler"] == STOCK) & (trained["split"] == "held_out")]
+    entries = []
+    for name in controls_of(baseline):
+        base = baseline[baseline["sampler"] == name]
+        if len(base):
+            # join() pairs equal samplers, and leaves out controls by their names.
+            pairs = join(base.assign(sampler=STOCK), stock).assign(sampler=name)
+            entries += _entries(pairs, trained, bootstrap_samples, seed)
+    return entries
+
+
+def controls_of(scores: pd.DataFrame) -> list[str]:
+    """Names of the samplers that only the base model has (``evaluation.controls``)."""
+    return list(scores.attrs.get("facts", {}).get("controls", {}))
 
 
 def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
@@ -64,8 +81,9 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     every score, ``file`` and ``answer`` with the suffixes ``_baseline`` and ``_trained``.
 
     The baseline's total is recomputed with the weights of the trained results: the weights depend on the module that
-    was trained, and one baseline is used for every module.
+    was trained, and one baseline is used for every module. The baseline's controls are left out.
     """
+    baseline = baseline[~baseline["sampler"].isin(controls_of(baseline))]
     baseline = retotalled(baseline, trained.attrs["weights"])
     _check_same("scores", set(score_columns(baseline)), set(score_columns(trained)))
     for column in KEY:
@@ -101,16 +119,38 @@ def score_columns(scores: pd.DataFrame) -> dict[str, str]:
     return dict(sorted(names.items(), key=lambda item: rewards.index(item[1].split("/")[0])))
 
 
+def _entries(pairs: pd.DataFrame, trained: pd.DataFrame, samples: int, seed: int) -> list[dict[str, Any]]:
+    weights = trained.attrs["weights"]
+    groups = [(key, rows, _independent(rows)) for key, rows in pairs.groupby(["sampler", "split"], sort=False)]
+    return [
+        {"name": name, "split": split, "sampler": sampler, "optimised": _optimised(name, weights)}
+        | _measure(rows, column, clusters, samples, seed)
+        for (sampler, split), rows, clusters in groups
+        for column, name in score_columns(trained).items()
+    ]
+
+
 def _measure(rows: pd.DataFrame, column: str, clusters: list[str], samples: int, seed: int) -> dict[str, Any]:
     before, after = f"{column}_baseline", f"{column}_trained"
     if column.startswith(NUMERATOR):
         first, second = ((rows[side], rows[side.replace(NUMERATOR, DENOMINATOR, 1)]) for side in (before, after))
         measured = paired_ratio_bootstrap(first, second, clusters, samples, seed)
     else:
-        measured = paired_bootstrap(rows[before], rows[after], clusters, samples, seed)
+        measured = paired_difference(rows[before], rows[after], clusters)
     prompts = rows["id"][rows[[before, after]].notna().all(axis=1)].nunique()
     # JSON has no NaN.
-    return {"prompts": prompts} | {key: None if math.isnan(value) else value for key, value in asdict(measured).items()}
+    numbers = {key: None if math.isnan(value) else value for key, value in asdict(measured).items()}
+    return {"prompts": prompts} | numbers | _unscored(rows[before].isna(), rows[after].isna(), clusters)
+
+
+def _unscored(before: pd.Series, after: pd.Series, clusters: list[str]) -> dict[str, Any]:
+    shares = paired_difference(before, after, clusters)
+    return {
+        "samples": len(before),
+        "unscored_baseline": int(before.sum()),
+        "unscored_trained": int(after.sum()),
+        "unscored_differs": shares.ci_low > 0 or shares.ci_high < 0,
+    }
 
 
 def _independent(rows: pd.DataFrame) -> list[str]:

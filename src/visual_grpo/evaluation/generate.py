@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pandas as pd
@@ -41,19 +42,25 @@ class Request:
 
 
 def conditions(
-    config: Parameters, samplers: Mapping[str, SamplerConfig], *, model: str, dataset: str
+    config: Parameters,
+    samplers: Mapping[str, SamplerConfig],
+    *,
+    model: str,
+    dataset: str,
+    controls: Mapping[str, SamplerConfig] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Everything but the adapter that samples and scores depend on: equal for two results that pair.
 
-    ``model`` and ``dataset`` are digests.
+    ``model`` and ``dataset`` are digests; ``controls`` are the samplers of the base model alone.
     """
     tree = config.model_dump(mode="json")
     return {
-        "seed": config.seed,
+        "seed": config.evaluation.seed,
         "model": {"digest": model, "dtype": config.model.dtype},
         "dataset": dataset,
         "data": {side: tree["data"][side] for side in ("height", "width")},
         "sampling": {name: sampler.model_dump(mode="json") for name, sampler in samplers.items()},
+        "controls": {name: sampler.model_dump(mode="json") for name, sampler in controls.items()},
         **({"flow": tree["policy"]["flow"]} if any(sampler.stochastic for sampler in samplers.values()) else {}),
         **({"options": tree["model"]["options"]} if config.model.options else {}),
         # Without their weights: a total can be computed again from the scores.
@@ -76,6 +83,11 @@ def plan_images(
         for record in distinct_prompts(records, max_prompts)
         for index in range(images_per_prompt)
     ]
+
+
+def held_out(requests: Iterable[Request]) -> list[Request]:
+    """Those on held-out prompts, which are all that a control draws."""
+    return [request for request in requests if request.split == "held_out"]
 
 
 def distinct_prompts(records: Iterable[PromptRecord], limit: int | None) -> list[PromptRecord]:
@@ -102,6 +114,7 @@ def draw_and_score(
     *,
     batch_size: int,
     facts: Mapping[str, Any],
+    controls: Mapping[str, SamplerConfig] = MappingProxyType({}),
     advance: Advance | None = None,
 ) -> pd.DataFrame:
     """Writes ``<sampler>/<id>_<index>.png`` and ``scores.parquet`` into ``folder``; returns the scores.
@@ -111,6 +124,7 @@ def draw_and_score(
     Optional columns: ``answer``, the text of a text sample, and ``source``, the images that were edited, relative to
     ``folder`` (the picture of a text sample already shows its image). ``facts`` (the conditions that samples depend on)
     and the rewards' weights are stored in ``DataFrame.attrs``, which Parquet preserves. Samplers share the seeds.
+    ``controls`` are further samplers that draw the held-out requests only.
     """
     from visual_grpo.evaluation.pictures import of_sample
 
@@ -120,9 +134,10 @@ def draw_and_score(
         )
     frames: list[pd.DataFrame] = []
     weights: dict[str, float] = {}
-    for sampler, settings in samplers.items():
+    for sampler, settings in {**samplers, **controls}.items():
         (folder / sampler).mkdir(parents=True, exist_ok=True)
-        for batch in _batches(requests, batch_size):
+        asked = held_out(requests) if sampler in controls else requests
+        for batch in _batches(asked, batch_size):
             records = [request.record for request in batch]
             samples = policy.generate(records, [request.seed for request in batch], settings)
             check_samples(samples, records)

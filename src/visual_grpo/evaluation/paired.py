@@ -1,9 +1,11 @@
-"""Paired differences of means, or of ratios of sums, with a bootstrap interval.
+"""Paired differences of means with a t-interval, or of ratios of sums with a bootstrap interval.
 
 Samples of the same prompt are correlated, and so are prompts that are held out together, such as queries about the
-same image. So the bootstrap resamples clusters of them instead of single samples: the interval reflects the variation
-over other prompts. Percentile intervals and resampling of whole sampling units: Efron & Tibshirani, An Introduction to
-the Bootstrap (1993), chapters 8 and 13.
+same image. So the unit of both intervals is a cluster of them instead of a single sample: the interval reflects the
+variation over other prompts. A mean has Student's t-interval on cluster means, whose error at 34 prompts was near its
+nominal level in simulations where that of the percentile bootstrap was nearly twice as large. A ratio of sums is no
+mean of cluster means; it has the percentile interval of whole clusters drawn with replacement (Efron & Tibshirani, An
+Introduction to the Bootstrap, 1993, chapters 8 and 13).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+CONFIDENCE = 0.95
 CHUNK = 256
 """Bootstrap samples drawn at a time: bounds memory to CHUNK * clusters numbers."""
 
@@ -22,7 +25,10 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class PairedDifference:
-    """Trained minus baseline over the pairs where both samples were scored; NaN where undefined."""
+    """Trained minus baseline over the pairs where both samples were scored; NaN where undefined.
+
+    Means are means of cluster means or, of a ratio, the ratio of the sums.
+    """
 
     units: int
     """Number of clusters with scored pairs."""
@@ -40,12 +46,13 @@ class PairedDifference:
     """Share of pairs in which the trained sample scores higher; a tie counts one half."""
 
 
-def paired_bootstrap(
-    baseline: ArrayLike, trained: ArrayLike, clusters: Sequence[str], samples: int, seed: int
-) -> PairedDifference:
+def paired_difference(baseline: ArrayLike, trained: ArrayLike, clusters: Sequence[str]) -> PairedDifference:
     """Compares ``baseline[i]`` with ``trained[i]``, sample ``i`` of unit ``clusters[i]``.
 
-    ``baseline``, ``trained``: [n] scores, NaN = unscored. ``samples``: bootstrap replications.
+    ``baseline``, ``trained``: [n] scores, NaN = unscored. Every mean is a mean of cluster means, so that each prompt
+    counts the same however many of its samples were scored. With the clusters' mean differences d_1 ... d_k the
+    interval is mean(d) +- t sd(d) / sqrt(k), with the 97.5% quantile t of Student's distribution of k - 1 degrees of
+    freedom.
     """
     before, after = np.asarray(baseline, dtype=np.float64), np.asarray(trained, dtype=np.float64)
     if before.ndim != 1 or before.shape != after.shape or len(clusters) != len(before):
@@ -55,15 +62,16 @@ def paired_bootstrap(
     scored = ~(np.isnan(before) | np.isnan(after))
     names, members = np.unique(np.asarray(clusters, dtype=object)[scored], return_inverse=True)
     before, after = before[scored], after[scored]
-    sums, counts = _sums(after - before, members), np.bincount(members)
-    low, high = _interval(lambda drawn: (drawn @ sums) / (drawn @ counts), len(names), samples, seed)
+    counts = np.bincount(members)
+    means = [_sums(values, members) / counts for values in (before, after, after - before)]
+    low, high = _t_interval(means[2])
     return PairedDifference(
         units=len(names),
         images=len(before),
         unscored=int((~scored).sum()),
-        baseline_mean=_mean(before),
-        trained_mean=_mean(after),
-        difference=_mean(after - before),
+        baseline_mean=_mean(means[0]),
+        trained_mean=_mean(means[1]),
+        difference=_mean(means[2]),
         ci_low=low,
         ci_high=high,
         win_rate=_win_rate(before, after),
@@ -95,7 +103,7 @@ def paired_ratio_bootstrap(
         above, below, trained_above, trained_below = (drawn @ sums for sums in by_cluster)
         return _quotient(trained_above, trained_below) - _quotient(above, below)
 
-    low, high = _interval(difference, len(names), samples, seed)
+    low, high = _percentile_interval(difference, len(names), samples, seed)
     before, after = _quotient(columns[0], columns[1]), _quotient(columns[2], columns[3])
     decided = ~(np.isnan(before) | np.isnan(after))
     totals = columns.sum(1)
@@ -113,7 +121,18 @@ def paired_ratio_bootstrap(
     )
 
 
-def _interval(
+def _t_interval(values: Values) -> tuple[float, float]:
+    """Two-sided `CONFIDENCE` interval of the mean of independent values [k]; NaN with fewer than two."""
+    count = len(values)
+    if count < 2:
+        return float("nan"), float("nan")
+    from scipy.stats import t  # Half a second, which `kedro --help` should not pay.
+
+    half = t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1) / np.sqrt(count)
+    return float(values.mean() - half), float(values.mean() + half)
+
+
+def _percentile_interval(
     statistic: Callable[[NDArray[np.int64]], Values], clusters: int, samples: int, seed: int
 ) -> tuple[float, float]:
     """Percentile interval of a statistic when whole clusters are drawn with replacement.
@@ -129,7 +148,7 @@ def _interval(
         size = min(CHUNK, samples - start)
         drawn = generator.multinomial(clusters, np.full(clusters, 1 / clusters), size=size)
         found[start : start + size] = statistic(drawn)
-    low, high = np.quantile(found, [0.025, 0.975])
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
 

@@ -35,6 +35,7 @@ class Pair:
     trained: Image.Image | Tensor
     baseline_reward: float
     trained_reward: float
+    """NaN = could not be scored."""
     source: Image.Image | Tensor | None = None
     """The image that both were made from, unless their pictures already show it."""
 
@@ -92,7 +93,7 @@ def _pairs_band(pairs: Sequence[Pair]) -> Image.Image:
             [blank, *(_text(pair.prompt) for pair in pairs)],
             *_source_row(pairs),
             [_sideways("baseline", before[0].height), *before],
-            [blank, *(_text(f"reward {pair.baseline_reward:.2f}", MUTED) for pair in pairs)],
+            [blank, *(_text(_worth(pair.baseline_reward), MUTED) for pair in pairs)],
             [_sideways("trained", after[0].height), *after],
             [blank, *(_text(_gain(pair), _colour(pair)) for pair in pairs)],
         ]
@@ -109,11 +110,16 @@ def _source_row(pairs: Sequence[Pair]) -> list[list[Image.Image]]:
 
 
 def _gain(pair: Pair) -> str:
-    return f"reward {pair.trained_reward:.2f} ({pair.trained_reward - pair.baseline_reward:+.2f})"
+    change = pair.trained_reward - pair.baseline_reward
+    return _worth(pair.trained_reward) + ("" if math.isnan(change) else f" ({change:+.2f})")
+
+
+def _worth(reward: float) -> str:
+    return "could not be scored" if math.isnan(reward) else f"reward {reward:.2f}"
 
 
 def _colour(pair: Pair) -> str:
-    if pair.trained_reward == pair.baseline_reward:
+    if pair.trained_reward == pair.baseline_reward or math.isnan(pair.trained_reward - pair.baseline_reward):
         return MUTED
     return BETTER if pair.trained_reward > pair.baseline_reward else WORSE
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from visual_grpo.config import Parameters, PolicyConfig, SamplerConfig, SamplingConfig
+from visual_grpo.config import (
+    ControlConfig,
+    EvaluationConfig,
+    Parameters,
+    PolicyConfig,
+    SamplerConfig,
+    SamplingConfig,
+)
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.policies.family import Family
 
 _TOKEN_KEYS = ("temperature", "top_p", "top_k")
 _FLOW_KEYS = ("steps", "guidance_scale")
+_KINDS = (("tokens", _TOKEN_KEYS, "tokens"), ("flow", _FLOW_KEYS, "denoising steps"))
+"""Kind of module, the settings of a sampler that only it has, and what it generates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +38,8 @@ class Plan:
     """How training samples are drawn."""
     samplers: dict[str, SamplerConfig]
     """What the evaluation reports, by name."""
+    controls: dict[str, SamplerConfig]
+    """What the base model alone is evaluated with beside these, by name, as ``stock guidance_scale=3``."""
     options: Any
     """``model.options`` as the family's own class."""
 
@@ -42,6 +54,7 @@ def make_plan(family: Family, config: Parameters) -> Plan:
         joint=is_joint(family, config.policy),
         rollout=rollout_sampler(family, config.sampling),
         samplers=judged_samplers(family, config),
+        controls=control_samplers(config),
         options=options_of(family, config.model.options),
     )
 
@@ -88,6 +101,18 @@ def judged_samplers(family: Family, config: Parameters) -> dict[str, SamplerConf
     return samplers | {"stock": config.sampling.stock}
 
 
+def control_samplers(config: Parameters) -> dict[str, SamplerConfig]:
+    """The stock sampler with the changes of each of ``evaluation.controls``, by name; none twice, and none that equals
+    the stock sampler itself."""
+    stock, samplers = config.sampling.stock, {}
+    for control in config.evaluation.controls:
+        changes = {key: value for key, value in control.changes().items() if getattr(stock, key) != value}
+        if changes:
+            name = " ".join(["stock", *(f"{key}={value:g}" for key, value in changes.items())])
+            samplers[name] = stock.model_copy(update=changes)
+    return samplers
+
+
 def options_of(family: Family, given: dict[str, object]) -> Any:
     """``model.options`` as the family's own class; raises UserError naming each option that does not fit."""
     try:
@@ -112,6 +137,7 @@ def check_family(family: Family, config: Parameters) -> None:
     for name in config.modules:
         _require_module(family, name, "modules")
     _check_samplers(family, config.sampling)
+    _check_controls(family, config.evaluation)
     _check_groups(family, config)
     _check_window(family, config)
     options_of(family, config.model.options)
@@ -120,16 +146,29 @@ def check_family(family: Family, config: Parameters) -> None:
 def _check_samplers(family: Family, sampling: SamplingConfig) -> None:
     kinds = family.kinds()
     for name, sampler in (("rollout", sampling.rollout), ("stock", sampling.stock)):
-        for kind, keys, what in (("tokens", _TOKEN_KEYS, "tokens"), ("flow", _FLOW_KEYS, "denoising steps")):
-            given = [key for key in keys if getattr(sampler, key) is not None]
-            if kind not in kinds and given:
-                raise UserError(
-                    f"sampling.{name} sets {', '.join(given)}, but {family.name} has no {what}; remove it, or set it to"
-                    " null where conf/base sets it."
-                )
+        for kind, keys, what in _KINDS:
+            if kind not in kinds:
+                remedy = "remove it, or set it to null where conf/base sets it"
+                _refuse_settings(family, f"sampling.{name}", sampler, keys, f"no {what}; {remedy}")
             missing = [key for key in _FLOW_KEYS if getattr(sampler, key) is None]
             if kind == "flow" and kind in kinds and missing:
                 raise UserError(f"sampling.{name} needs {', '.join(missing)}: {family.name} has denoising steps.")
+
+
+def _check_controls(family: Family, evaluation: EvaluationConfig) -> None:
+    for number, control in enumerate(evaluation.controls):
+        for kind, keys, what in _KINDS:
+            if kind not in family.kinds():
+                remedy = "remove it, or set evaluation.controls: [] where conf/base sets it"
+                _refuse_settings(family, f"evaluation.controls[{number}]", control, keys, f"no {what}; {remedy}")
+
+
+def _refuse_settings(
+    family: Family, where: str, settings: SamplerConfig | ControlConfig, keys: Sequence[str], why: str
+) -> None:
+    given = [key for key in keys if getattr(settings, key) is not None]
+    if given:
+        raise UserError(f"{where} sets {', '.join(given)}, but {family.name} has {why}.")
 
 
 def _check_groups(family: Family, config: Parameters) -> None:

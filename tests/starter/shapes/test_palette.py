@@ -11,10 +11,12 @@ from visual_grpo.images import to_tensor
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.shapes.draw import draw
 from visual_grpo.starter.shapes.palette import PaletteReward
-from visual_grpo.starter.shapes.world import BACKGROUND, COMBINATIONS
+from visual_grpo.starter.shapes.world import BACKGROUND, CHANGES, COMBINATIONS, Combination
 from visual_grpo.types import PromptRecord
 
 RECORDS = [PromptRecord(id=str(i), prompt=c.prompt, metadata=asdict(c)) for i, c in enumerate(COMBINATIONS[::10])]
+CIRCLE = Combination(color="red", shape="circle", position="left", size="small")
+SQUARE = Combination(color="blue", shape="square", position="right", size="large")
 
 
 def mixed(share: float) -> list[torch.Tensor]:
@@ -34,11 +36,32 @@ def test_full_colours_are_worth_most_and_fading_costs_in_proportion() -> None:
     assert ((full - faded) > 0.15).all()
 
 
-def test_which_colour_was_asked_for_does_not_matter_and_nothing_is_unscored() -> None:
+def test_which_colour_was_asked_for_does_not_matter() -> None:
     images = mixed(0.1)
     assert torch.equal(PaletteReward()(RECORDS, images).values, PaletteReward()(RECORDS[::-1], images).values)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "worth"),
+    [
+        ({}, 0.0),
+        ({"edit": None}, 0.0),
+        *(({"edit": edit, "other": None}, 0.0) for edit in (*CHANGES, "add")),
+        ({"edit": "add", "other": asdict(SQUARE)}, 0.0),
+        ({"edit": "remove", "other": asdict(SQUARE)}, 0.0),
+        ({"edit": "remove", "other": None}, 1.0),
+    ],
+)
+def test_a_blank_picture_has_the_floor_where_an_object_is_wanted_else_full_marks(
+    metadata: object, worth: float
+) -> None:
+    assert isinstance(metadata, dict)
+    record = PromptRecord(id="r", prompt="", metadata=asdict(CIRCLE) | metadata)
     nothing = torch.tensor(BACKGROUND, dtype=torch.uint8).view(3, 1, 1).expand(3, 128, 128)
-    assert PaletteReward()(RECORDS[:1], [nothing]).values.isnan().all()
+    shown = to_tensor(draw(CIRCLE, 128, 128, random.Random(0)))
+    blank, drawn = PaletteReward()([record, record], [nothing, shown]).values.tolist()
+    assert blank == worth
+    assert 0.97 < drawn <= 1
 
 
 def test_other_data_is_refused_before_any_rollout() -> None:

@@ -194,6 +194,17 @@ def test_an_empty_target_has_no_attributes() -> None:
     assert scores.parts["all"].item() == 1
 
 
+@pytest.mark.parametrize(("kind", "other"), [*((kind, None) for kind in EDITS), ("add", OTHER), ("remove", OTHER)])
+def test_what_a_part_cannot_say_depends_on_the_record_and_never_on_the_picture(
+    kind: str, other: Combination | None
+) -> None:
+    pictures = [BLANK, scene(ASKED), scene(ASKED, OTHER), torch.full_like(BLANK, 128)]
+    scores = ShapesReward()([edited(kind, ASKED, other)] * len(pictures), pictures)
+    assert not scores.values.isnan().any()
+    for name, values in scores.parts.items():
+        assert len(set(values.isnan().tolist())) == 1, name
+
+
 def test_attributes_are_right_if_they_are_of_both_objects() -> None:
     samples = [
         scene(ASKED, replace(OTHER, color="green")),

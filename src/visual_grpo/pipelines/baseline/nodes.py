@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from visual_grpo.config import Parameters
 from visual_grpo.records.table import RecordTable
+
+if TYPE_CHECKING:
+    from visual_grpo.policies.family_settings import Plan
 
 
 def draw_baseline(
     parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, baseline_draft: Path
 ) -> Path:
-    """The folder with pictures and scores of the policy without an adapter."""
+    """The folder with pictures and scores of the policy without an adapter, also at each control's settings."""
     draw_samples(baseline_draft, parameters, starter_report, records, adapters=None, title="baseline")
     return baseline_draft
 
@@ -26,7 +29,7 @@ def draw_samples(
     adapters: Path | None,
     title: str,
 ) -> None:
-    """Draws and scores every eval and held-out sample into ``folder``.
+    """Draws and scores every eval and held-out sample into ``folder``; without adapters the controls', too.
 
     They depend on parameters, model, records and adapter only, so that baseline and trained ones pair. That they can
     be scored is checked before the model is loaded.
@@ -41,12 +44,14 @@ def draw_samples(
         scorer.check_records(split)
     requests = generate.plan_images(
         splits,
-        seed=config.seed,
+        seed=config.evaluation.seed,
         images_per_prompt=config.evaluation.images_per_prompt,
         max_prompts=config.evaluation.max_prompts,
     )
     policy = components.build_model(config, starter_report["model"], adapters)
-    with console.progress(title, len(requests) * len(plan.samplers)) as bar:
+    controls = plan.controls if adapters is None else {}
+    count = len(requests) * len(plan.samplers) + len(generate.held_out(requests)) * len(controls)
+    with console.progress(title, count) as bar:
         generate.draw_and_score(
             policy,
             scorer,
@@ -54,6 +59,20 @@ def draw_samples(
             plan.samplers,
             folder,
             batch_size=config.evaluation.batch_size,
-            facts=generate.conditions(config, plan.samplers, model=starter_report["digest"], dataset=records.digest),
+            controls=controls,
+            facts=conditions(config, plan, starter_report, records),
             advance=bar.advance,
         )
+
+
+def conditions(config: Parameters, plan: Plan, starter_report: dict[str, Any], records: RecordTable) -> dict[str, Any]:
+    """Everything but the adapter that the samples and scores of a run depend on."""
+    from visual_grpo.evaluation import generate
+
+    return generate.conditions(
+        config,
+        plan.samplers,
+        model=starter_report["digest"],
+        dataset=records.digest,
+        controls=plan.controls,
+    )

@@ -28,10 +28,10 @@ def draw_trained(
     """The folder with the trained policy's samples; refuses a baseline that would not pair."""
     from visual_grpo import components
     from visual_grpo.evaluation import compare, generate
-    from visual_grpo.pipelines.baseline.nodes import draw_samples
+    from visual_grpo.pipelines.baseline.nodes import conditions, draw_samples
 
-    samplers = components.make_plan(parameters, starter_report["model"]).samplers
-    facts = generate.conditions(parameters, samplers, model=starter_report["digest"], dataset=records.digest)
+    plan = components.make_plan(parameters, starter_report["model"])
+    facts = conditions(parameters, plan, starter_report, records)
     compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts)
     compare.check_adapter(read_facts(adapters), model=starter_report["digest"])
     draw_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")
@@ -39,20 +39,28 @@ def draw_trained(
 
 
 def compare_with_baseline(
-    seed: int, settings: EvaluationConfig, baseline: Path, trained: Path, adapters: Path
-) -> dict[str, Any]:
-    """The evaluation: paired differences of every score, and what they were measured on."""
+    settings: EvaluationConfig, baseline: Path, trained: Path, adapters: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The evaluation (paired differences of every score, the headline, what they were measured on), and only the
+    headline's numbers."""
     from visual_grpo.evaluation import compare, generate
+    from visual_grpo.evaluation.headline import headline, result
 
     before, after = generate.read_scores(baseline), generate.read_scores(trained)
-    entries = compare.compare(before, after, bootstrap_samples=settings.bootstrap_samples, seed=seed)
-    return {
-        "seed": seed,
+    intervals: dict[str, int] = {"bootstrap_samples": settings.bootstrap_samples, "seed": settings.seed}
+    entries = compare.compare(before, after, **intervals)
+    controls = compare.compare_controls(before, after, **intervals)
+    found = headline(entries, controls)
+    evaluation = {
+        "headline": found,
+        "seed": settings.seed,
         "adapter": ", ".join(_shown(adapters / module) for module in modules_of(adapters)),
         "training": read_facts(adapters),
         "conditions": after.attrs["facts"],
         "rewards": entries,
+        "controls": controls,
     }
+    return evaluation, result(found)
 
 
 def write_report(
@@ -72,30 +80,34 @@ def write_report(
 
 
 def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
-    """Logs the evaluation to MLflow and prints baseline against trained."""
+    """Logs the evaluation to MLflow and prints the verdict."""
     from visual_grpo import console
-    from visual_grpo.evaluation.report import extent
     from visual_grpo.tracking import Tracker
 
-    entries = evaluation["rewards"]
-    names = [entry["name"] for entry in entries]
     tracker = Tracker.active()
     tracker.folder(evaluation_report, "evaluation")
-    tracker.metrics(_metrics(entries), step=evaluation["training"]["steps"])
-    for split in dict.fromkeys(entry["split"] for entry in entries):
-        rows = [entry for entry in entries if entry["split"] == split]
-        images = max(entry["images"] for entry in rows)
-        # What could not be scored leaves a score with fewer.
-        prompts = extent(max(rows, key=lambda entry: entry["prompts"]))
-        console.table(
-            f"{split.replace('_', '-')}: {prompts}, {images} samples per sampler (* optimised)",
-            ["reward", "sampler", "baseline", "trained", "difference [95%]", "wins"],
-            [_cells(entry) for entry in sorted(rows, key=lambda entry: names.index(entry["name"]))],
-        )
+    tracker.metrics(_metrics(evaluation["rewards"]), step=evaluation["training"]["steps"])
     console.summary(
         "",
         {"adapter": evaluation["adapter"], "report": _shown(evaluation_report / "evaluation.html")},
     )
+    show_verdict(evaluation["headline"], evaluation["rewards"])
+
+
+def show_verdict(found: dict[str, Any], entries: list[dict[str, Any]]) -> None:
+    """Prints a short table of the headline's split and sampler, then the headline in words."""
+    from visual_grpo import console
+    from visual_grpo.evaluation.headline import extent, lines
+
+    rows = [entry for entry in entries if (entry["split"], entry["sampler"]) == (found["split"], found["sampler"])]
+    shown = [entry for entry in rows if "/" not in entry["name"] or entry["name"] == (found["task"] or {}).get("score")]
+    console.table(
+        f"{extent(found)}, {found['unscored']['of']} pairs, {found['sampler']} sampler (* optimised)",
+        ["score", "base", "trained", "difference [95%]", "unscored"],
+        [_cells(entry, found) for entry in shown],
+    )
+    for line in lines(found):
+        console.note(line)
 
 
 def _shown(path: Path) -> str:
@@ -112,16 +124,13 @@ def _metrics(entries: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _cells(entry: dict[str, Any]) -> list[str]:
-    reward, _, part = entry["name"].partition("/")
-    head = [f"  {part}" if part else reward + "*" * entry["optimised"], entry["sampler"]]
+def _cells(entry: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    from visual_grpo.evaluation.headline import change
+
+    task = found["task"]
+    name = task["name"] if task and entry["name"] == task["score"] else entry["name"] + "*" * entry["optimised"]
+    unscored = [entry["unscored_baseline"], entry["unscored_trained"]]
+    counts = f"{unscored[0]} / {unscored[1]}" if any(unscored) else ""
     if entry["difference"] is None:
-        return [*head, "", "", "unscored", ""]
-    interval = "" if entry["ci_low"] is None else f" [{entry['ci_low']:.3f}, {entry['ci_high']:.3f}]"
-    return [
-        *head,
-        f"{entry['baseline_mean']:.3f}",
-        f"{entry['trained_mean']:.3f}",
-        f"{entry['difference']:+.3f}{interval}",
-        f"{entry['win_rate']:.0%}",
-    ]
+        return [name, "", "", "", counts]
+    return [name, f"{entry['baseline_mean']:.3f}", f"{entry['trained_mean']:.3f}", change(entry), counts]

@@ -30,8 +30,8 @@ def create_pipeline(**kwargs: object) -> Pipeline:
             ),
             node(
                 compare_with_baseline,
-                inputs=["params:seed", "params:evaluation", "baseline", "trained", "judged_adapters"],
-                outputs="evaluation",
+                inputs=["params:evaluation", "baseline", "trained", "judged_adapters"],
+                outputs=["evaluation", "result"],
                 name="compare_with_baseline",
             ),
             node(

@@ -1,4 +1,4 @@
-"""Rewards saturated colours of drawn shapes, independently of the prompt: a property of the decoder alone."""
+"""Rewards saturated colours of drawn shapes, whichever colour was asked for: a property of the decoder alone."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from visual_grpo.types import PromptRecord, RewardOutput, Sample
 
 
 class PaletteReward:
-    """Mean closeness, 0..1, of the object's colour to the nearest named colour; unscored if there is no object.
+    """Mean closeness, 0..1, of the object's colour to the nearest named colour.
 
-    Dense and independent of the prompt, so that it differs between decodes of the same tokens, where ``shapes`` hardly
-    differs because it mostly judges properties that the tokens determine.
+    A picture without an object scores 0 where the prompt asks for one, and 1 where none should be left (the edit
+    ``remove`` of the only object): blank pictures are judged like all others, never left out.
+
+    Dense and independent of the colour asked for, so that it differs between decodes of the same tokens, where
+    ``shapes`` hardly differs because it mostly judges properties that the tokens determine.
     """
 
     name = "palette"
@@ -32,10 +35,17 @@ class PaletteReward:
                 )
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
-        return RewardOutput(values=torch.stack([_closeness(sample) for sample in samples]))
+        pairs = zip(prompts, samples, strict=True)
+        return RewardOutput(values=torch.stack([_closeness(sample, blank=_blank(record)) for record, sample in pairs]))
 
 
-def _closeness(image: Tensor) -> Tensor:
+def _blank(record: PromptRecord) -> float:
+    """What a picture without an object is worth."""
+    removes = record.metadata.get("edit") == "remove"
+    return float(removes and record.metadata.get("other") is None)
+
+
+def _closeness(image: Tensor, *, blank: float) -> Tensor:
     objects = find_objects(image[None])
     values = nearness(objects, color_distances(objects).amin(-1))
-    return torch.where(found(objects), values, torch.nan)[0]
+    return torch.where(found(objects), values, blank)[0]
