@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
-from visual_grpo.errors import UserError
+from visual_grpo.errors import Problems, UserError
 
 if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer, Trainer
@@ -42,17 +42,25 @@ def make_plan(config: Parameters, model: str | None = None) -> Plan:
 
 def check(config: Parameters) -> None:
     """Raises UserError where a reward, the device, the family or the model's folder does not exist, or where the
-    parameters do not fit the family; loads no model."""
+    parameters do not fit the family, with all of these problems; loads no model."""
     from visual_grpo.hardware.device import resolve_device
 
-    plan = make_plan(config)
-    for module in plan.modules:
-        build_scorer(config, [module])
-    resolve_device(config.model.device)
+    problems = Problems()
+    modules: tuple[str, ...] = ()
+    with problems.collect():
+        _check_model(config)
+        modules = make_plan(config).modules
+    _check_rewards(config, modules, problems)
+    with problems.collect():
+        resolve_device(config.model.device)
+    problems.raise_if_any()
+
+
+def _check_model(config: Parameters) -> None:
     if config.model.path is None:
         from visual_grpo.starter.build import check_starter
 
-        check_starter(config.starter.world, plan.family.name)
+        check_starter(config.starter.world, family_of(config).name)
         return
     from visual_grpo.policies.loading import saved_class
     from visual_grpo.saved_model import may_be_hub_id
@@ -60,6 +68,21 @@ def check(config: Parameters) -> None:
     # A hub id of a named family is not looked up: that would need the network before it is used.
     if not may_be_hub_id(config.model.path):
         saved_class(config.model.path)
+
+
+def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problems) -> None:
+    """Notes every reward that cannot be made; for each module there must be one to optimise."""
+    from visual_grpo.rewards.catalogue import build_reward
+
+    before = len(problems.texts)
+    for name, reward in config.rewards.items():
+        with problems.collect():
+            build_reward(name, reward)
+    if config.reward == "auto" or len(problems.texts) > before:
+        return
+    for module in modules:
+        with problems.collect():
+            build_scorer(config, [module])
 
 
 def build_model(config: Parameters, model: str, adapters: Path | None = None) -> Model:

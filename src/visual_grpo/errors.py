@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -12,6 +13,30 @@ class UserError(Exception):
     The message says what was expected, what was received, where, and what to do. ``kedro run`` shows it
     without a traceback and exits with code 1.
     """
+
+
+class Problems:
+    """Collects errors that a user can correct, so that all are told at once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Notes a `UserError` of the block instead of raising it."""
+        try:
+            yield
+        except UserError as error:
+            self.texts.append(str(error))
+
+    def raise_if_any(self, remedy: str = "") -> None:
+        """Raises one UserError with every problem that was noted, and what solves them in a last line."""
+        texts = self.texts
+        if len(texts) > 1:
+            numbered = (f"{number}. {text}" for number, text in enumerate(texts, 1))
+            texts = [f"{len(texts)} things are wrong:", *numbered]
+        if texts:
+            raise UserError("\n".join([*texts, *filter(None, [remedy])]))
 
 
 def nearest_hint(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:

@@ -69,7 +69,7 @@ class Project:
         ``failed`` gets the name of the node that fails.
         """
         tree = parameters(**({"evaluation": SMALL} | changes)).model_dump(mode="json")
-        tree |= {"rewards": BRIGHTNESS, "modules": {}, "model": tree["model"] | {"family": "glm_image"}}
+        tree |= {"reward": None, "rewards": BRIGHTNESS, "modules": {}, "model": tree["model"] | {"family": "glm_image"}}
         memory = parameter_entries(Parameters.model_validate(tree)) | {
             "starter_report": {"model": "the model", "digest": "digest"},
         }

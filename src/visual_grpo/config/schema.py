@@ -15,6 +15,7 @@ from visual_grpo.config.base import Strict
 from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.policy import LoraParams, ModelConfig, PolicyConfig, SamplingConfig
+from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_rewards
 from visual_grpo.config.training import EvaluationConfig, GRPOConfig, ModuleConfig, RewardConfig, TrackingConfig
 
 
@@ -43,7 +44,14 @@ class Parameters(Strict):
         default_factory=dict, description="per-module overrides: a section for each module whose settings differ"
     )
     sampling: SamplingConfig
-    rewards: dict[str, RewardConfig] = Field(min_length=1)
+    reward: Literal["auto"] | PresetName | None = Field(
+        "auto",
+        description="preset of rewards, see config/presets.py; auto = that of the drawn data, for data of your own what"
+        " its records allow, or only those in rewards; null = only those in rewards",
+    )
+    rewards: dict[str, RewardConfig] = Field(
+        default_factory=dict, description="added to the preset's by name, or in their place; null removes one"
+    )
     grpo: GRPOConfig
     evaluation: EvaluationConfig
     tracking: TrackingConfig
@@ -63,7 +71,13 @@ class Parameters(Strict):
         return self
 
     @model_validator(mode="after")
-    def _module_weights_are_of_rewards(self) -> Self:
+    def _something_is_rewarded(self) -> Self:
+        if self.reward is None and not self.rewards:
+            raise ValueError(
+                f"nothing is rewarded: set reward to one of {', '.join(PRESET_NAMES)}, or name a reward in rewards"
+            )
+        if self.reward == AUTO:  # Which rewards there are is not known yet.
+            return self
         for name, module in self.modules.items():
             for reward in module.rewards:
                 if reward not in self.rewards:
@@ -71,6 +85,11 @@ class Parameters(Strict):
                         f"modules.{name}.rewards names {reward!r}, which is not in rewards: {', '.join(self.rewards)}"
                     )
         return self
+
+    @property
+    def data_is_drawn(self) -> bool:
+        """Whether the records are those of the starter."""
+        return is_drawn(self.data.path, self.starter.dataset)
 
     def grpo_of(self, module: str) -> GRPOConfig:
         """The algorithm's settings for one module."""
@@ -94,39 +113,12 @@ class Parameters(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _folders_left_open(cls, tree: object) -> object:
-        return with_output_folders(tree, None) if isinstance(tree, Mapping) else tree
+    def _completed(cls, tree: object) -> object:
+        """With the folders that are left open, and the rewards of the preset.
 
-    @model_validator(mode="before")
-    @classmethod
-    def _null_removes(cls, tree: object) -> object:
-        """An environment cannot leave out a reward or a module of conf/base, but it can set it to null.
-
-        A reward that was removed takes its weights in the modules' sections along.
+        An environment cannot leave out a reward or a module of conf/base or of a preset, but it can set it to null.
         """
-        if not isinstance(tree, dict):
-            return tree
-        rewards, modules = tree.get("rewards"), tree.get("modules")
-        removed = {name for name, reward in rewards.items() if reward is None} if isinstance(rewards, dict) else set()
-        changed = dict(tree)
-        if isinstance(rewards, dict):
-            changed["rewards"] = _without_null(rewards)
-        if isinstance(modules, dict):
-            changed["modules"] = {
-                name: _without_weights(module, removed) for name, module in _without_null(modules).items()
-            }
-        return changed
-
-
-def _without_null(entries: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: entry for name, entry in entries.items() if entry is not None}
-
-
-def _without_weights(module: Any, removed: set[str]) -> Any:
-    weights = module.get("rewards") if isinstance(module, dict) else None
-    if not isinstance(weights, dict):
-        return module
-    return {**module, "rewards": {name: weight for name, weight in weights.items() if name not in removed}}
+        return with_rewards(with_output_folders(tree, None)) if isinstance(tree, Mapping) else tree
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError, nearest
+from visual_grpo.errors import UserError, nearest, nearest_hint
 
 _LONGEST_VALUE = 80
 
@@ -57,7 +58,7 @@ def _explain(detail: ErrorDetails) -> str:
     if detail["type"] == "extra_forbidden":
         return f"{name}{_shown(detail['input'])}: {_renamed(path) or f'there is no such parameter.{_nearest(path)}'}"
     allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should", 1)
-    return f"{name}{_shown(detail['input'])}: {allowed}{_meaning(path)}"
+    return f"{name}{_shown(detail['input'])}: {allowed}{_meaning(path)}{_nearest_value(detail)}"
 
 
 def _dotted(path: Sequence[int | str]) -> str:
@@ -100,6 +101,13 @@ def _nearest(path: Sequence[int | str]) -> str:
     if near is not None:
         return f" Did you mean {elsewhere[near]!r}?"
     return f" Allowed here: {', '.join(beside)}" if beside else ""
+
+
+def _nearest_value(detail: ErrorDetails) -> str:
+    """The likeliest of the values that a choice has."""
+    if detail["type"] != "literal_error":
+        return ""
+    return nearest_hint(str(detail["input"]), re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
 
 
 def _section(path: Sequence[int | str]) -> type[BaseModel] | None:

@@ -14,4 +14,5 @@ def parameter_entries(config: Parameters) -> dict[str, Any]:
     depend on values of several sections.
     """
     sections = {f"params:{name}": getattr(config, name) for name in Parameters.model_fields}
-    return {"parameters": config} | sections
+    # Kedro's datasets hold no None: `reward` is read from the whole tree.
+    return {"parameters": config} | {name: value for name, value in sections.items() if value is not None}

@@ -12,8 +12,8 @@ from kedro.pipeline import Pipeline
 
 from visual_grpo.config import Parameters
 from visual_grpo.config.validation import validate
-from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError
+from visual_grpo.hooks.parameters import put_parameters
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.trained_adapters import LATEST, parameters_to_judge, read_facts
 
@@ -41,8 +41,7 @@ class AdapterHooks:
             return
         own = read_facts(judged_adapters(catalog)).get("parameters")
         tree = parameters_to_judge(present.model_dump(mode="json"), own, self._given)
-        for name, value in parameter_entries(validate(tree)).items():
-            catalog.save(name, value)
+        put_parameters(validate(tree), catalog)
 
 
 def judged_adapters(catalog: CatalogProtocol) -> Path:

@@ -10,13 +10,11 @@ from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 from omegaconf import OmegaConf
 
-from visual_grpo import components
+from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.validation import validate
 from visual_grpo.datasets.parameters import parameter_entries
-
-NEEDS_MODEL = {"starter_report", "baseline", "adapters", "trained"}
-"""Datasets that name the model, or that the model and the rewards make."""
+from visual_grpo.preflight import Command, settled
 
 
 class ParameterHooks:
@@ -37,21 +35,28 @@ class ParameterHooks:
         Kedro types single ``params:`` sections by a node's annotations; some rules hold between sections, and some
         nodes need the whole tree.
         """
-        for name, value in parameter_entries(self._parameters).items():
-            if name in catalog:
-                catalog.save(name, value)
-            else:  # A section that has defaults only.
-                catalog[name] = value
+        put_parameters(self._parameters, catalog)
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Looks up rewards, device, model and checkpoint before the first node.
+        """Looks up data, rewards, device, model and checkpoint before the first node, and chooses the rewards.
 
         A typo must not cost minutes of pretraining, nor end the MLflow run that it resumes.
         """
-        if NEEDS_MODEL & pipeline.all_outputs():
-            components.check(self._parameters)
-        if "adapters" in pipeline.all_outputs() and self._parameters.resume == "auto":
+        parameters = settled(
+            catalog.load("parameters"), pipeline.all_outputs(), lambda: catalog.load("records"), Command.of(run_params)
+        )
+        put_parameters(parameters, catalog)
+        if "adapters" in pipeline.all_outputs() and parameters.resume == "auto":
             from visual_grpo.training import check_resumable
 
-            check_resumable(self._parameters)
+            check_resumable(parameters)
+
+
+def put_parameters(parameters: Parameters, catalog: CatalogProtocol) -> None:
+    """Into the entries ``parameters`` and ``params:...`` of the catalog."""
+    for name, value in parameter_entries(parameters).items():
+        if name in catalog:
+            catalog.save(name, value)
+        else:  # A section that has defaults only.
+            catalog[name] = value

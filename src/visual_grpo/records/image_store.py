@@ -86,13 +86,13 @@ class ImageStore:
         Raises:
             Rejected: the image cannot be read, or a side is below 32 pixels.
         """
-        original_sha256 = _sha256(original)
+        original_sha256 = sha256_of(original)
         name = self._name(original_sha256, record_id, role)
         reused = self._reuse(original, name)
         original_width, original_height = reused or self._make(original, name, kind)
         return PreparedImage(
             name=name,
-            sha256=_sha256(self.folder / name),
+            sha256=sha256_of(self.folder / name),
             original_sha256=original_sha256,
             original_width=original_width,
             original_height=original_height,
@@ -155,7 +155,8 @@ def _name_of(original: Original) -> str:
     return original.name if isinstance(original, EmbeddedImage) else str(original)
 
 
-def _sha256(path: Original) -> str:
+def sha256_of(path: Original) -> str:
+    """Of the file's bytes, 64 hex digits."""
     if isinstance(path, EmbeddedImage):
         return path.sha256
     try:

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import DataConfig, Task
-from visual_grpo.records.aliases import with_query_names
-from visual_grpo.records.ids import with_ids
 from visual_grpo.records.image_store import ImageStore, PreparedImage
 from visual_grpo.records.layouts.detect import find_records
 from visual_grpo.records.manifest import image_paths, write_manifest
@@ -24,9 +22,10 @@ from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.ordered_map import ordered_map
 from visual_grpo.records.queries import prepare_query
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, Rejection, given_id
+from visual_grpo.records.reading import checked, group_key, read_items
 from visual_grpo.records.report import Report
-from visual_grpo.records.split import Splitter, held_out_by
-from visual_grpo.records.validate import CheckedRecord, check, check_task
+from visual_grpo.records.split import Splitter
+from visual_grpo.records.validate import CheckedRecord
 
 IMAGES = "images"
 """Folder of the prepared images, beside the manifest."""
@@ -90,8 +89,7 @@ class Preparation:
         """Prepares records in order; those that cannot be used go to the report."""
         total = self.count()
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
-        found = self._found.items()
-        items = with_ids(with_query_names(found) if self._is_segmentation else found)
+        items = read_items(self._found, self._config.task)
         outcomes = ordered_map(lambda item: _prepare(item, store, self._config.task), items, threads)
         done = 0
         for outcome in outcomes:
@@ -113,8 +111,7 @@ class Preparation:
         record, target, sources = prepared.record, prepared.target, prepared.sources
         images = [image for image in (target, *sources) if image is not None]
         sums = [source.original_sha256 for source in sources]
-        prompt = None if self._is_segmentation else record.prompt
-        shared = held_out_by(prompt, record.group, sums)
+        shared = group_key(record, sums, self._config.task)
         split = self._splitter(record.id, shared)
         report.accept(
             split=split,
@@ -159,8 +156,7 @@ def _prepare(item: Item, store: ImageStore, task: Task) -> PreparedRecord | Reje
     if not isinstance(item, RawRecord):
         return item
     try:
-        record = check(item, task)
-        check_task(record, task)
+        record = checked(item, task)
         if task == "segmentation":
             record, image, mask = prepare_query(store, record, item.extra)
             return PreparedRecord(place=item.place, record=record, target=mask, sources=(image,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from visual_grpo.errors import UserError
@@ -86,7 +86,7 @@ class Report:
             UserError: no usable record, or none to train on.
         """
         if not self.accepted:
-            raise UserError(self._nothing_left())
+            raise UserError(nothing_left(self._rejections, self._reasons.total()))
         if not self._records["train"]:
             raise UserError(
                 f"All {self.accepted} usable records are in the splits eval or held_out, none is left to train on."
@@ -120,12 +120,14 @@ class Report:
         if self._enlarged:
             self.warn(f"{self._enlarged} images were smaller than the prepared size and were enlarged")
 
-    def _nothing_left(self) -> str:
-        if not self._rejections:
-            return "There are no records in the data. Add at least one."
-        shown = "".join(f"\n  {rejection}" for rejection in self._rejections[:_SHOWN])
-        more = self._reasons.total() - min(_SHOWN, len(self._rejections))
-        return f"All {self._reasons.total()} records were rejected:{shown}" + (f"\n  and {more} more" if more else "")
+
+def nothing_left(rejections: Sequence[Rejection], count: int) -> str:
+    """Says why no record can be used; ``count`` are rejected, of which the first are given."""
+    if not rejections:
+        return "There are no records in the data. Add at least one."
+    shown = "".join(f"\n  {rejection}" for rejection in rejections[:_SHOWN])
+    more = count - min(_SHOWN, len(rejections))
+    return f"All {count} records were rejected:{shown}" + (f"\n  and {more} more" if more else "")
 
 
 def _as_dict(rejection: Rejection) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from visual_grpo.errors import UserError
+from visual_grpo.errors import Problems, UserError
 from visual_grpo.images import is_image
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
 from visual_grpo.types import PromptRecord, RewardFunction, Sample, Scores, weighted_total
@@ -61,25 +61,29 @@ class RewardSet:
         return RewardSet({name: (function, weights[name]) for name, function in self.functions.items()})
 
     def check_records(self, records: Iterable[PromptRecord]) -> None:
-        """Refuses records that a reward cannot judge, as those without the target it needs; before any rollout."""
+        """Refuses records that a reward cannot judge, as those without the target it needs; before any rollout.
+
+        Raises UserError with the problems of every reward.
+        """
         checking = [function for function in self.functions.values() if function.checks_records]
         needing = [name for name, function in self.functions.items() if function.needs_target]
         if not checking and not needing:
             return
         # Several rewards read them: an iterator would be empty for all but the first.
         records = records if isinstance(records, Sequence) else list(records)
+        problems = Problems()
         for function in checking:
-            function.check_records(records)
-        if not needing:
-            return
-        missing = [record.id for record in records if record.target_image is None]
+            with problems.collect():
+                function.check_records(records)
+        missing = [record.id for record in records if record.target_image is None] if needing else []
         if missing:
-            raise UserError(
+            problems.texts.append(
                 f"the reward{'s' * (len(needing) > 1)} {', '.join(needing)} compare"
                 f"{'s' * (len(needing) == 1)} with a target image, and {len(missing)} records have none:"
                 f" {', '.join(map(repr, missing[:5]))}{' ...' * (len(missing) > 5)}."
                 " Add target_image to them or remove the reward"
             )
+        problems.raise_if_any()
 
 
 def _named(name: str, function: RewardFunction | PlainReward) -> FunctionReward:

@@ -1,8 +1,9 @@
-"""Similarity to the record's target image: pixel error, PSNR and SSIM."""
+"""Similarity to the record's target image: pixel error, PSNR and SSIM; and SSIM to the image that is edited."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from pytorch_msssim import ssim
@@ -58,6 +59,28 @@ class SsimReward:
             raise UserError(f"ssim: window {self.window} does not fit an image of {list(sample.shape[-2:])} pixels")
         similarity: Tensor = ssim(sample[None], target[None], data_range=1.0, win_size=self.window)
         return similarity
+
+
+class SourceSsim(SsimReward):
+    """SSIM to the image that is edited, of several the greatest; unscored without one. A guard, with weight 0.
+
+    An edit that changes little has a target much like its source, so that `SsimReward` can be raised by copying.
+    """
+
+    needs_target = False
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        # A record of its own for each source, which `against_targets` reads once for all samples.
+        pairs = [
+            (row, replace(record, id=str(source), target_image=source))
+            for row, record in enumerate(prompts)
+            for source in record.source_images
+        ]
+        similar = against_targets(self._similarity, [source for _, source in pairs], [samples[row] for row, _ in pairs])
+        values = torch.full((len(samples),), torch.nan)
+        for (row, _), value in zip(pairs, similar, strict=True):
+            values[row] = torch.fmax(values[row], value)
+        return values
 
 
 def mean_squared_error(sample: Tensor, target: Tensor) -> Tensor:

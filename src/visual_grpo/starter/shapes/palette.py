@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError
+from visual_grpo.starter.shapes.drawn import check_drawn
 from visual_grpo.starter.shapes.judge import color_distances, find_objects, found, nearness
 from visual_grpo.types import PromptRecord, RewardOutput, Sample
 
@@ -27,12 +27,7 @@ class PaletteReward:
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Raises UserError for records that are not drawn shapes, for which the palette is meaningless."""
-        for record in records:
-            if "color" not in record.metadata:
-                raise UserError(
-                    f"reward 'palette' judges the drawn shapes of the default dataset, and record {record.id!r} has no"
-                    " metadata color; for other data remove it: rewards.palette: null"
-                )
+        check_drawn(self.name, records)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         pairs = zip(prompts, samples, strict=True)

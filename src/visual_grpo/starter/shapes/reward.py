@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
+from visual_grpo.starter.shapes.drawn import check_drawn
 from visual_grpo.starter.shapes.edit_judge import score_edits
 from visual_grpo.starter.shapes.judge import REGIONS, Objects, find_objects, judge, restricted
 from visual_grpo.starter.shapes.world import ATTRIBUTES, EDITS, OPPOSITE, VOCABULARY
@@ -36,6 +37,10 @@ class ShapesReward:
 
     name = "shapes"
     needs_target = False
+
+    def check_records(self, records: Sequence[PromptRecord]) -> None:
+        """Raises UserError for records that are not drawn shapes."""
+        check_drawn(self.name, records)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         asked = [_asked(record) for record in prompts]

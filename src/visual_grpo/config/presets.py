@@ -1,0 +1,123 @@
+"""Rewards by one word: what each preset of ``reward`` stands for, and how one's own ``rewards`` change it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+AUTO = "auto"
+PresetName = Literal["shapes", "words", "text", "target", "edit", "negative_points"]
+PRESET_NAMES: tuple[PresetName, ...] = get_args(PresetName)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Sections ``rewards`` and ``modules`` of the parameters, as a YAML file would have them."""
+
+    rewards: Mapping[str, Mapping[str, Any]]
+    modules: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Module -> weights in its training, where ``modules`` has a section for it."""
+
+
+_GUARD = {"edge_density": {"weight": 0.0}}
+"""Falls where a policy wins its reward with ever emptier images."""
+
+PRESETS: Mapping[PresetName, Preset] = {
+    # Which tokens are drawn decides nearly all of `shapes`, so the decoder is also rewarded for saturated colours.
+    "shapes": Preset(
+        rewards={"shapes": {"weight": 1.0}, "palette": {"weight": 0.0}}, modules={"dit": {"palette": 1.0}}
+    ),
+    # A drawn sign is a single line of text, so that detecting where text is, which takes much longer, is not needed.
+    "words": Preset(rewards={"ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}}, **_GUARD}),
+    "text": Preset(rewards={"ocr": {"weight": 1.0}, **_GUARD}),
+    "target": Preset(rewards={"ssim": {"weight": 1.0}, **_GUARD}),
+    # A copy of the source is often similar to the target: `source_ssim` shows when that is what is learned.
+    "edit": Preset(rewards={"ssim": {"weight": 1.0}, "source_ssim": {"weight": 0.0}, **_GUARD}),
+    "negative_points": Preset(rewards={"negative_points": {"weight": 1.0}}),
+}
+WORLD_PRESETS: Mapping[str, PresetName] = {"shapes": "shapes", "words": "words", "scenes": "negative_points"}
+"""Of what the starter draws."""
+
+
+def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameter tree with its preset's rewards spelled out, and without those that are null.
+
+    ``auto`` is replaced where the tree decides it: by the preset of the drawn data, or by null where ``rewards`` names
+    rewards of one's own. For data of one's own it stays, since only the records can tell (`rewards.choice`).
+    """
+    rewards, modules = tree.get("rewards") or {}, tree.get("modules") or {}
+    if not isinstance(rewards, Mapping) or not isinstance(modules, Mapping):
+        return dict(tree)  # The validation says what is wrong with it.
+    name = tree.get("reward", AUTO)
+    if name == AUTO:
+        name = _decided(tree, _optimised(rewards, modules))
+    preset = PRESETS.get(name) if isinstance(name, str) else None  # type: ignore[call-overload]
+    if preset is None:
+        preset = Preset(rewards={})
+    removed = {reward for reward, entry in rewards.items() if entry is None}
+    merged = {reward: _merged(entry, rewards.get(reward, {})) for reward, entry in preset.rewards.items()} | {
+        reward: entry for reward, entry in rewards.items() if reward not in preset.rewards
+    }
+    return {
+        **tree,
+        "reward": name,
+        "rewards": _without_null(merged),
+        "modules": {
+            module: _with_weights(section, preset.modules.get(module, {}), removed)
+            for module, section in _without_null(modules).items()
+        },
+    }
+
+
+def is_drawn(path: str | Path, dataset: str | Path) -> bool:
+    """Whether the records at ``path`` are those that the starter draws into ``dataset``."""
+    return Path(path).expanduser().resolve() == Path(dataset).expanduser().resolve()
+
+
+def _decided(tree: Mapping[str, Any], optimised: set[str]) -> str | None:
+    """What ``auto`` is, as far as the tree alone can tell."""
+    data, starter = tree.get("data", {}), tree.get("starter", {})
+    if not isinstance(data, Mapping) or not isinstance(starter, Mapping):
+        return None
+    path, dataset = data.get("path"), starter.get("dataset")
+    if path is not None and not (dataset and is_drawn(path, dataset)):
+        return None if optimised else AUTO
+    name = WORLD_PRESETS.get(starter.get("world", "shapes"))
+    # Other values for the world's own rewards change them; another reward takes their place.
+    return name if name is not None and optimised <= PRESETS[name].rewards.keys() else None
+
+
+def _optimised(rewards: Mapping[str, Any], modules: Mapping[str, Any]) -> set[str]:
+    """The entries of ``rewards`` with a weight that is not 0, be it in one module."""
+    own = [section.get("rewards") for section in modules.values() if isinstance(section, Mapping)]
+    in_modules = {name for weights in own if isinstance(weights, Mapping) for name in weights if weights[name] != 0}
+    return {name for name, entry in rewards.items() if entry is not None and (_weight(entry) or name in in_modules)}
+
+
+def _weight(entry: Any) -> bool:
+    return not isinstance(entry, Mapping) or entry.get("weight", 1.0) != 0
+
+
+def _merged(entry: Mapping[str, Any], own: Any) -> Any:
+    """A preset's reward with one's own values; of another function it has nothing left."""
+    if not isinstance(own, Mapping) or own.get("function") is not None:
+        return own
+    options = own.get("options", {})
+    if not isinstance(options, Mapping):
+        return own
+    return {**entry, **own, "options": {**entry.get("options", {}), **options}}
+
+
+def _with_weights(section: Any, weights: Mapping[str, float], removed: set[str]) -> Any:
+    """A module's section with a preset's weights under its own, and without those of removed rewards."""
+    own = section.get("rewards", {}) if isinstance(section, Mapping) else None
+    if not isinstance(own, Mapping):
+        return section
+    kept = {name: weight for name, weight in {**weights, **own}.items() if name not in removed}
+    return {**section, "rewards": kept} if kept or "rewards" in section else section
+
+
+def _without_null(entries: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: entry for name, entry in entries.items() if entry is not None}

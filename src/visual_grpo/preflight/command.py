@@ -1,0 +1,75 @@
+"""The command line of a run, to print it with further parameters: what is printed runs when it is pasted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.config import flatten
+
+_OPTIONS = {
+    "pipeline_names": "pipelines",
+    "tags": "tags",
+    "from_nodes": "from-nodes",
+    "to_nodes": "to-nodes",
+    "node_names": "nodes",
+}
+"""Kedro's run parameter -> its option."""
+_DEFAULT = "local"
+"""The environment of a run that names none."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """``kedro run`` with its options."""
+
+    environment: str | None
+    options: tuple[str, ...]
+    parameters: Mapping[str, Any]
+    """Dotted names and values."""
+
+    @classmethod
+    def of(cls, run_params: Mapping[str, Any]) -> Command:
+        """The command of a run, from what Kedro passes to ``before_pipeline_run``."""
+        given = {option: run_params.get(key) or () for key, option in _OPTIONS.items()}
+        options = (f"--{name}={','.join(values)}" for name, values in given.items() if values)
+        environment = run_params.get("env")
+        return cls(
+            None if environment == _DEFAULT else environment,
+            tuple(options),
+            flatten(run_params.get("runtime_params") or {}),
+        )
+
+    def adding(self, parameters: Mapping[str, Any]) -> Command:
+        return replace(self, parameters={**self.parameters, **parameters})
+
+    def of_environment(self, environment: str) -> Command:
+        return replace(self, environment=environment)
+
+    def __str__(self) -> str:
+        words = [_kedro(), "run"]
+        if self.environment is not None:
+            words.append(f"--env={self.environment}")
+        words += self.options
+        if self.parameters:
+            words.append("--params=" + ",".join(f"{name}={_shown(value)}" for name, value in self.parameters.items()))
+        return shlex.join(words)
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _kedro() -> str:
+    """How this environment's Kedro is called from here."""
+    own = Path(sys.executable).with_name("kedro")
+    found = shutil.which("kedro")
+    if not own.is_file() or (found is not None and Path(found) == own):
+        return "kedro"
+    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)

@@ -1,0 +1,139 @@
+"""What the records of data of one's own are like, before they are prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.config import DataConfig, Task
+from visual_grpo.records.few import MOST, Shares, is_enough, shares_that_do, split_counts
+from visual_grpo.records.image_store import sha256_of
+from visual_grpo.records.layouts.detect import Found, find_records
+from visual_grpo.records.raw import Rejection
+from visual_grpo.records.reading import as_prompt, group_key, survey
+from visual_grpo.records.report import nothing_left
+from visual_grpo.records.validate import CheckedRecord
+from visual_grpo.rewards.choice import Traits
+from visual_grpo.types import PromptRecord
+
+_KEPT = 10_000
+"""Records that rewards look at before the run; the nodes look at all."""
+_OF_TABLES = 200
+"""Rows of Parquet tables, whose masks are decoded as they are read."""
+
+
+@dataclass
+class Findings:
+    """What was found, and what stands in the way."""
+
+    traits: Traits
+    sample: list[PromptRecord] = field(default_factory=list)
+    rejected: list[Rejection] = field(default_factory=list)
+    """The first."""
+    rejections: int = 0
+    problems: list[str] = field(default_factory=list)
+    added: dict[str, Any] = field(default_factory=dict)
+    """Parameters that solve the problems, by their dotted names."""
+    environment: str | None = None
+    """Another environment, that solves them."""
+
+
+def look_at_table(records: Iterable[PromptRecord], task: Task) -> Findings:
+    """Of prepared records."""
+    findings = Findings(Traits(task))
+    for record in records:
+        _note(findings, record)
+    return findings
+
+
+def look_at_folder(data: DataConfig) -> Findings:
+    """Of the records at ``data.path``, as the data preparation will read them.
+
+    Raises:
+        UserError: there is nothing at the path, or no layout fits.
+    """
+    found = find_records(Path(data.path), data.layout)
+    findings = _look(found, data)
+    if findings.traits.records:
+        return findings
+    task = _fitting_task(found, data.task)
+    if task is None:
+        findings.problems.append(nothing_left(findings.rejected, findings.rejections))
+        return findings
+    return _of_another_task(found, data, task)
+
+
+def _look(found: Found, data: DataConfig) -> Findings:
+    findings = Findings(Traits(data.task))
+    few: list[CheckedRecord] = []
+    for item in _items(found, data.task):
+        if isinstance(item, CheckedRecord):
+            _note(findings, as_prompt(item, data.task))
+            few += [item] * (len(few) <= MOST)
+            continue
+        findings.rejections += 1
+        if len(findings.rejected) < MOST:
+            findings.rejected.append(item)
+    if data.strict and findings.rejected:
+        findings.problems.append(f"{findings.rejected[0]} (data.strict stops at the first rejected record)")
+    if 0 < len(few) <= MOST and found.layout.name != "seg_zero":
+        _check_splits(findings, few, data)
+    return findings
+
+
+def _items(found: Found, task: Task) -> Iterator[CheckedRecord | Rejection]:
+    items = survey(found, task)
+    return islice(items, _OF_TABLES) if found.layout.name == "seg_zero" else items
+
+
+def _note(findings: Findings, record: PromptRecord) -> None:
+    findings.traits.add(record)
+    if len(findings.sample) < _KEPT:
+        findings.sample.append(record)
+
+
+def _fitting_task(found: Found, task: Task) -> Task | None:
+    """The task that the first records are of, where they are of none for ``task``."""
+    others: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
+    for other in others:
+        if other != task and any(isinstance(item, CheckedRecord) for item in islice(_items(found, other), MOST)):
+            return other
+    return None
+
+
+def _of_another_task(found: Found, data: DataConfig, task: Task) -> Findings:
+    findings = _look(found, data.model_copy(update={"task": task}))
+    having = {
+        "t2i": "have no source_image, so they are prompts",
+        "i2i": "have a source_image, so they are edits",
+        "segmentation": "are queries about an image with a mask",
+    }
+    findings.problems.insert(0, f"The records in {data.path} {having[task]}, and data.task is {data.task}.")
+    if task == "segmentation":
+        # Another model answers queries, with settings of its own.
+        findings.environment = "negative_points"
+    else:
+        findings.added["data.task"] = task
+    return findings
+
+
+def _check_splits(findings: Findings, records: list[CheckedRecord], data: DataConfig) -> None:
+    keys = [
+        (record.id, group_key(record, [sha256_of(image) for image in record.source_images], data.task))
+        for record in records
+    ]
+    shares: Shares = (data.eval_share, data.held_out_share)
+    counts = split_counts(keys, shares)
+    if is_enough(counts):
+        return
+    split = ", ".join(f"{counts[name]} {name}" for name in ("train", "eval", "held_out"))
+    said = f"{len(records)} usable records are too few for the shares of the splits: {split}."
+    better = shares_that_do(keys, shares)
+    if better is None:
+        findings.problems.append(f"{said} Training and evaluation need one each: add records with other prompts.")
+        return
+    findings.problems.append(f"{said} Add records, or use other shares.")
+    findings.added |= {"data.eval_share": better[0], "data.held_out_share": better[1]}
