@@ -109,6 +109,31 @@ class TestPromptsTxt:
         assert [record.place.line for record in records] == [2, 3, 5]
         assert rejections == notes == []
 
+    @pytest.mark.parametrize(
+        ("numbers", "expected", "noted"),
+        [
+            ((0, 1, 2), {"zero": "0.png", "one": "1.png", "two": "2.png"}, False),
+            ((0, 2, 4), {"zero": "0.png", "one": "2.png", "two": "4.png"}, True),
+            ((0, 1, 2, 3, 4), {"zero": "0.png", "one": "2.png", "two": "4.png"}, True),
+            ((0, 1), {"zero": "0.png", "one": "1.png"}, False),
+        ],
+    )
+    def test_a_comment_gives_no_prompt_the_image_of_another(self, tmp_path, numbers, expected, noted):
+        (tmp_path / "prompts.txt").write_text("zero\n# between\none\n# and\ntwo\n")
+        for number in numbers:
+            picture(tmp_path / "target_images" / f"{number}.png")
+        records, rejections, notes = read(tmp_path)
+        assert {r.prompt.strip(): r.target_image for r in records} == expected
+        assert len(records) + len(rejections) == 3
+        assert any("begin with # are comments" in note for note in notes) == noted
+
+    def test_comments_and_missing_images_that_can_be_read_in_two_ways_are_refused(self, tmp_path):
+        (tmp_path / "prompts.txt").write_text("zero\n# between\none\n# and\ntwo\n")
+        for number in (0, 2):
+            picture(tmp_path / "target_images" / f"{number}.png")
+        with pytest.raises(UserError, match=r"1 images missing in target_images.*which image is of which line"):
+            read(tmp_path)
+
     def test_missing_and_ambiguous_targets_are_rejected_without_a_shift(self, tmp_path):
         (tmp_path / "prompts.txt").write_text("zero\none\ntwo")
         for name in ("0.png", "0.jpg", "002.webp", ".1.png", "Thumbs.db", "notes.txt"):

@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.records.making import jsonl, picture
 from visual_grpo.config import DataConfig
+from visual_grpo.errors import UserError
 from visual_grpo.images import read_image, read_mask, read_size
 from visual_grpo.records.preparation import Preparation
 from visual_grpo.records.table import RecordTable
@@ -187,8 +188,8 @@ def test_a_second_run_reuses_both_images_with_the_same_result(tmp_path):
 
 def test_a_key_that_looks_misspelt_is_named(tmp_path):
     jsonl(tmp_path / "data/records.jsonl", [one(tmp_path, pionts=[[1, 2]])])
-    warnings = prepare(tmp_path).report["warnings"]
-    assert "unknown key 'pionts' in 1 records is kept as metadata. Did you mean 'points'?" in warnings
+    with pytest.raises(UserError, match=r"there is no field 'pionts'\. Did you mean 'points'\?"):
+        prepare(tmp_path)
 
 
 @pytest.mark.parametrize(("task", "source"), [("t2i", {}), ("mixed", {}), ("i2i", {"source_image": "a.png"})])

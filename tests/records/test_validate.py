@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -104,8 +105,27 @@ def test_a_missing_image_says_what_to_do(raw, path, remedy):
     assert remedy in rejection(replace(raw, target_image=path)).remedy
 
 
-def test_a_key_that_looks_misspelt_is_named(raw):
-    checked = check(replace(raw, extra={"target_imge": "a.png", "style": "ink"}))
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"target_imge": "a.png"}, "there is no field 'target_imge'. Did you mean 'target_image'?"),
+        ({"style": "ink", "Group": "b"}, "Did you mean 'group'?"),
+        ({"source_images": ["a.png"]}, "Did you mean 'source_image'?"),
+    ],
+)
+def test_a_misspelt_field_is_refused_and_not_left_out(raw, extra, message):
+    with pytest.raises(Rejected, match=re.escape(message)) as rejected:
+        check(replace(raw, target_image=None, group=None, source_images=None, extra=extra))
+    assert rejected.value.reason == "unknown_key"
+
+
+@pytest.mark.parametrize("key", ["prompt_zh", "target_image_2", "idx", "targets", "style"])
+def test_another_name_is_metadata(raw, key):
+    assert json.loads(check(replace(raw, target_image=None, extra={key: "x"})).metadata)[key] == "x"
+
+
+def test_a_key_beside_the_one_that_it_resembles_is_named(raw):
+    checked = check(replace(raw, target_image="a.png", extra={"target_imge": "b.png", "style": "ink"}))
     assert checked.unknown_keys == (("target_imge", " Did you mean 'target_image'?"),)
 
 

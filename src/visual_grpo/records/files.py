@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
+
+from visual_grpo.errors import nearest
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
@@ -36,6 +38,18 @@ def walk(folder: Path) -> Iterator[str]:
                     waiting.append(f"{prefix}{entry.name}/")
                 else:
                     yield prefix + entry.name
+
+
+def missing_file(wanted: str, path: Path, names: Sequence[str]) -> str:
+    """That a file is not at ``path``, and which of ``names`` (files below it) may have been meant."""
+    if not path.is_dir():
+        return f"the path is {path.name}, not {wanted}"
+    below = next((name for name in names if name.endswith(f"/{wanted}")), None)
+    if below is not None:
+        return f"there is no {wanted} but {below}: give data.path={path / below.rpartition('/')[0]}"
+    top = [name for name in names if "/" not in name]
+    near = nearest(wanted, top, cutoff=0.75)
+    return f"there is no {wanted}" + (f" but {near}: rename it, or give it as data.path" if near else "")
 
 
 def is_image_name(name: str) -> bool:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from visual_grpo.config import Task
-from visual_grpo.errors import nearest_hint
+from visual_grpo.errors import nearest, nearest_hint
 from visual_grpo.records.aliases import QUERY_KEYS
 from visual_grpo.records.layouts.records_jsonl import KEYS
 from visual_grpo.records.raw import EmbeddedImage, Original, RawRecord, Rejected, shorten, wrong_type
 from visual_grpo.records.text import check_utf8
+
+_ALIKE = 0.8
+"""Similarity of two keys from which one may be a misspelling of the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,7 @@ class CheckedRecord:
     metadata: str
     """A JSON object."""
     unknown_keys: tuple[tuple[str, str], ...] = ()
-    """Keys that look misspelt: (key, the hint at the known key that was probably meant)."""
+    """Keys that resemble a known key, but are kept as metadata: (key, the hint at the known key)."""
 
 
 def check(raw: RawRecord, task: Task = "t2i") -> CheckedRecord:
@@ -64,6 +67,7 @@ def check(raw: RawRecord, task: Task = "t2i") -> CheckedRecord:
         Rejected: at the first invalid value.
     """
     words = _QUERY_WORDS if task == "segmentation" else _WORDS
+    _refuse_misspelt(raw, words.keys)
     sources = _sources(raw.source_images)
     target = None
     if raw.target_image is not None:
@@ -203,6 +207,24 @@ def _metadata(raw: RawRecord) -> str:
     return text
 
 
+def _refuse_misspelt(raw: RawRecord, known: Sequence[str]) -> None:
+    """Rejects a key that looks like another that is missing: without its target, a record would be another one."""
+    given = {
+        **dict.fromkeys(("prompt", "query", "problem"), raw.prompt),
+        **dict.fromkeys(("target_image", "mask"), raw.target_image),
+        **dict.fromkeys(("source_image", "image"), raw.source_images),
+        "group": raw.group,
+        "metadata": raw.metadata,
+        **raw.extra,
+    }
+    for key in raw.extra:
+        meant = None if key in known else nearest(key, known, cutoff=_ALIKE)
+        # One more word, as in prompt_zh, makes another name; nearly all short words resemble id.
+        is_typo = meant not in (None, "id") and str(meant).count("_") == key.count("_")
+        if is_typo and given.get(str(meant)) is None:
+            raise Rejected("unknown_key", f"there is no field {key!r}. Did you mean {meant!r}?", "Rename it")
+
+
 def _unknown_keys(extra: Mapping[str, Any], known: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    hints = ((key, nearest_hint(key, known, cutoff=0.8)) for key in extra if key not in known)
+    hints = ((key, nearest_hint(key, known, cutoff=_ALIKE)) for key in extra if key not in known)
     return tuple((key, hint) for key, hint in hints if hint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +22,17 @@ def find(path: Path) -> Path | None:
         return None
     images = (name for name in walk(path) if is_image_name(name))
     return path if any((path / _caption_name(name)).is_file() for name in images) else None
+
+
+def missing(path: Path, names: Sequence[str]) -> str:
+    """Why `find` found nothing; ``names`` are of the files below the folder."""
+    if not path.is_dir():
+        return "the path is a file, not a folder"
+    images = [name for name in names if is_image_name(name)]
+    if not images:
+        return "there are no images"
+    example = images[0].rpartition("/")[2]
+    return f"{len(images)} images, none with a caption: for {example} there is no {_caption_name(example)}"
 
 
 def count(path: Path) -> int:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePath
 
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.records.files import walk
 from visual_grpo.records.layouts import captions, image_folder, prompts_txt, records_jsonl, seg_zero
 from visual_grpo.records.raw import Item
+
+_MOST_NAMES = 100_000
+"""Files of a folder without records that are looked at for the message."""
 
 
 @dataclass(frozen=True)
@@ -18,12 +24,13 @@ class Layout:
     name: str
     looks_for: str
     find: Callable[[Path], Path | None]
+    missing: Callable[[Path, Sequence[str]], str]
     count: Callable[[Path], int]
     read: Callable[[Path], Iterator[Item]]
 
 
 LAYOUTS = {
-    name: Layout(name, reader.LOOKS_FOR, reader.find, reader.count, reader.read)
+    name: Layout(name, reader.LOOKS_FOR, reader.find, reader.missing, reader.count, reader.read)
     for name, reader in (
         ("records", records_jsonl),
         ("prompts", prompts_txt),
@@ -61,13 +68,26 @@ def find_records(path: Path, layout: str = "auto") -> Found:
         UserError: the path does not exist, or no layout fits; lists what was looked for.
     """
     if not path.exists():
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(
-            f"data.path: there is no {path}. Give a folder or file with records."
-            " To draw the default dataset: kedro run --pipeline=starter"
+            f"data.path: there is no {path}.{nearest_hint(path.name, siblings)} Give a folder or file with records, as"
+            " --params=data.path=FOLDER; with data.path null the starter draws the default dataset"
         )
     candidates = list(LAYOUTS.values()) if layout == "auto" else [LAYOUTS[layout]]
     for candidate in candidates:
         if found := candidate.find(path):
             return Found(candidate, found)
-    looked_for = "".join(f"\n  {candidate.name}: {candidate.looks_for}" for candidate in candidates)
-    raise UserError(f"data.path: no records found in {path}. Looked for:{looked_for}")
+    names = sorted(islice(walk(path), _MOST_NAMES)) if path.is_dir() else [path.name]
+    tried = "".join(
+        f"\n  {candidate.name}: {candidate.looks_for}; {candidate.missing(path, names)}" for candidate in candidates
+    )
+    raise UserError(
+        f"data.path: no records found in {path}, which {_contents(path, names)}. Looked for, and missing:{tried}"
+    )
+
+
+def _contents(path: Path, names: Sequence[str]) -> str:
+    if not path.is_dir():
+        return "is a file"
+    kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
+    return "has " + (", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files")

@@ -7,12 +7,12 @@ https://huggingface.co/docs/datasets/image_dataset
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from visual_grpo.errors import UserError
-from visual_grpo.records.files import walk
+from visual_grpo.records.files import missing_file, walk
 from visual_grpo.records.on_disk import sorted_on_disk
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
 from visual_grpo.records.text import count_lines, csv_header, csv_rows, json_object, read_lines
@@ -30,6 +30,11 @@ def find(path: Path) -> Path | None:
         return path if any(_is_metadata(name) for name in walk(path)) else None
     fits = path.name.lower() == "metadata.jsonl" or path.suffix.lower() == ".csv"
     return path if fits and path.is_file() else None
+
+
+def missing(path: Path, names: Sequence[str]) -> str:
+    """Why `find` found nothing; ``names`` are of the files below the folder."""
+    return " and ".join(missing_file(name, path, names) for name in _NAMES)
 
 
 def count(path: Path) -> int:

@@ -1,16 +1,18 @@
 """``prompts.txt``, one prompt on each line, with ``target_images/0.png`` ... next to it.
 
-Line n (from 0) belongs to image n. Lines that start with ``#`` are comments and are not counted; empty lines are
-counted, so that they do not shift the images of the lines below.
+Line n (from 0) belongs to image n. Lines that start with ``#`` are comments; empty lines are counted, so that they do
+not shift the images of the lines below. Whether comments are counted too depends on the images: an image must not go to
+another prompt because its owner counted differently.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from visual_grpo.records.files import is_image_name, is_system_file
+from visual_grpo.errors import UserError
+from visual_grpo.records.files import is_image_name, is_system_file, missing_file
 from visual_grpo.records.layouts.numbered import NumberedFiles
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
 from visual_grpo.records.text import check_utf8, count_lines, read_lines
@@ -27,6 +29,11 @@ def find(path: Path) -> Path | None:
     return path if path.suffix.lower() == ".txt" and path.is_file() else None
 
 
+def missing(path: Path, names: Sequence[str]) -> str:
+    """Why `find` found nothing; ``names`` are of the files below the folder."""
+    return missing_file("prompts.txt", path, names)
+
+
 def count(path: Path) -> int:
     return count_lines(path)
 
@@ -38,9 +45,12 @@ def read(path: Path) -> Iterator[Item]:
     """
     folder = path.parent / TARGETS
     with NumberedFiles(_image_names(folder)) as targets:
-        index = 0
+        counts_comments = folder.is_dir() and _counts_comments(path, targets)
+        index = comments = 0
         for number, line in read_lines(path):
-            if line.lstrip().startswith("#"):
+            if _is_comment(line):
+                comments += 1
+                index += counts_comments
                 continue
             place = Place(path.name, number)
             try:
@@ -51,11 +61,44 @@ def read(path: Path) -> Iterator[Item]:
             else:
                 yield RawRecord(place=place, folder=folder, id=str(index), prompt=line, target_image=target)
             index += 1
+        if counts_comments:
+            yield Note(
+                f"the {comments} lines of {path.name} that begin with # are comments, and the images in {TARGETS} are"
+                " numbered with them: image n belongs to line n, from 0"
+            )
         if unused := targets.count_from(index):
             yield Note(
                 f"{unused} images in {TARGETS} have a number of {index} or more, but {path.name} has prompts"
                 f" 0 to {index - 1}; numbers start at 0"
             )
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
+
+
+def _counts_comments(path: Path, targets: NumberedFiles) -> bool:
+    """Whether the images are numbered by all lines: fewer prompts lack theirs then or, if none does, none is left over.
+
+    Raises:
+        UserError: as many prompts lack theirs either way, but not the same.
+    """
+    number = prompts = lacking_by_prompt = lacking_by_line = 0
+    for number, line in read_lines(path):
+        if not _is_comment(line):
+            lacking_by_prompt += not targets.named(prompts)
+            lacking_by_line += not targets.named(number - 1)
+            prompts += 1
+    if prompts == number:
+        return False
+    if lacking_by_prompt != lacking_by_line:
+        return lacking_by_line < lacking_by_prompt
+    if lacking_by_prompt:
+        raise UserError(
+            f"{path}: with lines that begin with #, and {lacking_by_prompt} images missing in {TARGETS}, it cannot be"
+            " told which image is of which line. Remove these lines, or add the missing images."
+        )
+    return targets.count_from(prompts) > 0
 
 
 def _image_names(folder: Path) -> Iterator[str]:

@@ -6,9 +6,10 @@ held out together or not at all, whatever their prompts (see `records.split`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from visual_grpo.records.files import missing_file
 from visual_grpo.records.raw import Item, Place, RawRecord, Rejected
 from visual_grpo.records.text import count_lines, json_object, read_lines
 
@@ -23,6 +24,11 @@ def find(path: Path) -> Path | None:
         path = path / "records.jsonl"
     fits = path.suffix.lower() == ".jsonl" and path.name.lower() != "metadata.jsonl"
     return path if fits and path.is_file() else None
+
+
+def missing(path: Path, names: Sequence[str]) -> str:
+    """Why `find` found nothing; ``names`` are of the files below the folder."""
+    return missing_file("records.jsonl", path, names)
 
 
 def count(path: Path) -> int:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -58,6 +58,15 @@ def find(path: Path) -> Path | None:
         columns = set(table.schema_arrow.names)
     fits = "image" in columns and columns & set(_QUERIES) and columns & {"solution", "mask"}
     return path if fits else None
+
+
+def missing(path: Path, names: Sequence[str]) -> str:
+    """Why `find` found nothing; ``names`` are of the files below the folder."""
+    file = next((file for file, _ in _tables(path)), None)
+    if file is None:
+        return "there is no *.parquet, neither directly nor in data"
+    with _opened(file) as table:
+        return f"{file.name} has the columns {', '.join(table.schema_arrow.names)}"
 
 
 def count(path: Path) -> int:
