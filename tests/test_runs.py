@@ -41,6 +41,12 @@ def terminate(report):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(5)
 
+def judge(adapters, draft, parameters):
+    (draft / "seed").write_text(f"{parameters.seed} {parameters.grpo.loss}")
+    if parameters.evaluation.every == 77:
+        raise UserError("no room left")
+    return draft
+
 def fill(draft):
     (draft / "file").write_text("whole")
     return draft
@@ -60,7 +66,8 @@ def register_pipelines():
              (fill, half, closure)}
     ends = {f.__name__: pipeline([node(f, "report", None, name=f.__name__)]) for f in
             (interrupt, crash, mistake, terminate)}
-    return {"make": first, "images": images, **ends, **fills, "__default__": first}
+    judged = pipeline([node(judge, ["adapters", "trained_draft", "parameters"], "trained", name="judge")])
+    return {"make": first, "images": images, "evaluate": judged, **ends, **fills, "__default__": first}
 """
 
 SCRIPT = """
@@ -91,6 +98,10 @@ def run(pipeline, **parameters):
         "params": newest and newest.data.params, "tags": newest and newest.data.tags,
     }
 
+from visual_grpo.config import Parameters
+import yaml
+tree = yaml.safe_load((root / "conf/base/parameters.yml").read_text())
+settings_of_training = Parameters.model_validate({**tree, "seed": 0}).model_dump(mode="json")
 out = {"missing": run("interrupt")}
 out["reward"] = run("images", rewards={"sim": {"weight": 1}})
 out["device"] = run("images", model={"device": "cuda:99"})
@@ -98,6 +109,13 @@ out["model"] = run("images", model={"path": "no/such/folder"})
 out["made"] = run("make")
 for name in ("fill", "half", "closure", "interrupt", "crash", "mistake", "terminate", "interupt"):
     out[name] = run(name)
+adapters = root / "data/adapters"
+adapters.mkdir()
+parameters = {**settings_of_training, "seed": 5, "grpo": {**settings_of_training["grpo"], "loss": "dapo"}}
+facts = {"mlflow_run_id": out["made"]["id"], "parameters": parameters}
+(adapters / "training.json").write_text(json.dumps(facts))
+for name, every in (("judged", 1), ("badly_judged", 77)):
+    out[name] = run("evaluate", evaluation={"every": every}) | {"of": mlflow.get_run(out["made"]["id"]).to_dictionary()}
 checkpoints = root / "data/06_models/checkpoints"
 checkpoints.mkdir(parents=True)
 (checkpoints / "latest.json").write_text(json.dumps({"mlflow_run_id": out["interrupt"]["id"]}))
@@ -117,6 +135,9 @@ CATALOG = """
 report: {type: json.JSONDataset, filepath: data/report.json}
 folder: {type: visual_grpo.datasets.FolderDataset, filepath: data/folder, made_by: fill}
 folder_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/folder}
+adapters: {type: visual_grpo.datasets.FolderDataset, filepath: data/adapters, made_by: train}
+trained: {type: visual_grpo.datasets.FolderDataset, filepath: data/trained, made_by: evaluate}
+trained_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/trained}
 """
 
 
@@ -168,7 +189,7 @@ def test_what_images_need_is_checked_before_anything_runs(runs, name, said):
     assert (kind, code) == ("ClickException", 1)
     assert said in message
     assert runs[name]["runs"] == 0
-    assert "== images" not in runs["printed"]
+    assert "1 of 1: images" not in runs["printed"]
 
 
 def test_a_run_has_flat_parameters_and_its_lineage(runs):
@@ -219,7 +240,7 @@ def test_the_run_in_mlflow_says_why_and_where_it_failed(runs, name, said):
 def test_a_node_that_fails_is_named_and_leaves_its_old_folder(runs):
     assert runs["fill"]["end"] == "done"
     assert runs["half"]["end"] == ["ClickException", "the model cannot be loaded", 1]
-    assert "== node_half" in runs["printed"]
+    assert "== 1 of 1: node_half" in runs["printed"]
     assert {path.name for path in runs["data"].glob("*folder*")} == {"folder"}
     assert (runs["data"] / "folder/file").read_text() == "whole"
 
@@ -232,6 +253,36 @@ def test_a_node_that_returns_a_function_is_refused(runs):
 
 def test_a_misspelt_pipeline_is_named_with_the_nearest(runs):
     assert "Did you mean 'interrupt'?" in runs["interupt"]["end"][1]
+
+
+def test_a_run_is_named_and_tagged_by_what_is_true_anywhere(runs):
+    tags = runs["made"]["tags"]
+    assert tags["mlflow.runName"] == "make seed 0"
+    assert not {"runner", "project_path", "kedro_command", "kedro_version"} & set(tags)
+    assert f"MLflow run  make seed 0 ({runs['made']['id'][:8]})" in runs["printed"]
+
+
+def test_an_evaluation_goes_on_in_the_trainings_run_with_its_parameters(runs):
+    judged = runs["judged"]
+    assert judged["end"] == "done"
+    assert (runs["data"] / "trained/seed").read_text() == "5 dapo"
+    run, before = judged["of"], runs["made"]
+    assert run["info"]["status"] == "FINISHED"
+    assert run["data"]["params"] == before["params"]
+    changed = {"evaluate.command", "evaluate.status"}
+    assert {k: v for k, v in run["data"]["tags"].items() if k not in changed} == before["tags"]
+    assert run["data"]["tags"]["evaluate.status"] == "finished"
+    assert "Next: make ui" in runs["printed"]
+
+
+def test_a_failed_evaluation_does_not_fail_the_training(runs):
+    assert runs["badly_judged"]["end"] == ["ClickException", "no room left", 1]
+    run = runs["badly_judged"]["of"]
+    assert run["info"]["status"] == "FINISHED"
+    tags = run["data"]["tags"]
+    assert (tags["evaluate.status"], tags["evaluate.error"]) == ("failed", "no room left")
+    assert tags["evaluate.error.node"] == "judge"
+    assert "error" not in tags
 
 
 def test_resuming_goes_on_in_the_checkpoints_run(runs):
@@ -250,6 +301,14 @@ def test_resuming_from_a_run_that_is_gone_starts_another(runs):
 
 
 def test_nothing_but_the_projects_own_lines_is_printed(runs):
-    ours = ("== ", "Stopped.", "WARNING  MLflow run 0000", "logging to a new run.")
+    ours = (
+        "== ",
+        "MLflow run",
+        "trained model's samples",
+        "Next: ",
+        "Stopped.",
+        "WARNING  MLflow run 0000",
+        "logging to a new run.",
+    )
     lines = [line.strip() for line in runs["printed"].splitlines() if line.strip()]
     assert [line for line in lines if not line.startswith(ours)] == []

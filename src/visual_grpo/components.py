@@ -93,7 +93,7 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
     if config.model.path not in (None, model):
         raise UserError(
             f"model.path is {config.model.path}, but the starter was run with {model}."
-            " Run it again with the same parameters: kedro run --pipeline=starter"
+            " Run it again with the same parameters: .venv/bin/kedro run --pipeline=starter"
         )
     from visual_grpo.hardware.threads import use_threads
     from visual_grpo.policies.family import ModelSettings

@@ -198,6 +198,7 @@ def _rich_progress(console: Console) -> Progress:
         MofNCompleteColumn(),
         TextColumn("{task.fields[shown]}"),
         TimeElapsedColumn(),
+        TextColumn("elapsed"),
         TextColumn("left"),
         TimeRemainingColumn(elapsed_when_finished=False),
         console=console,

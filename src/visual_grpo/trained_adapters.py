@@ -28,7 +28,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
         facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(
-            f"{folder} is not the folder of a training: it has no {FACTS}. Expected what kedro run --pipeline=train"
+            f"{folder} is not the folder of a training: it has no {FACTS}. Expected what the train pipeline"
             " leaves in data/06_models/adapters, or the artifacts `adapters` of its MLflow run."
         ) from error
     except ValueError as error:

@@ -41,16 +41,13 @@ def test_the_run_ends_with_the_held_out_table_and_the_verdict(
     painted.train()
     capsys.readouterr()
     painted.run(evaluate.create_pipeline())
-    paths, table = capsys.readouterr().out.split("3 held-out prompts, 6 pairs, stock sampler")
+    _, table = capsys.readouterr().out.split("3 held-out prompts, 6 pairs, stock sampler")
     assert "total*" in table
     assert "rollout" not in table
     assert "+0.200 [+0.200, +0.200]" in table
     sentence, control = table.rstrip().splitlines()[-2:]
     assert sentence.startswith("On 3 held-out prompts (6 pairs) the trained model is better: mean total 0.")
     assert control.startswith("Control: without training, guidance_scale=1 gives the base model 0.")
-    plain = paths.replace("\n", "")
-    assert "adapters/ar" in plain
-    assert "evaluation_report/evaluation.html" in plain
     assert (painted.folder / "evaluation_report" / "evaluation.html").is_file()
 
 

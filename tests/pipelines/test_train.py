@@ -90,7 +90,7 @@ def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
     monkeypatch.setenv("STOP_AT", "3")
     with pytest.raises(KeyboardInterrupt):
         project.run(rewards={"stopping": {"function": "tests.pipelines.test_train:stopping"}})
-    assert "Go on with: kedro run --pipeline=train --params=resume=auto" in capsys.readouterr().out
+    assert "Go on with: .venv/bin/kedro run --pipeline=train --params=resume=auto" in capsys.readouterr().out
     assert (project.folder / "adapters" / "ar" / "adapter_model.safetensors").read_bytes() == before
 
 

@@ -111,3 +111,40 @@ def test_a_deleted_or_unknown_run_does_not_exist(tracker, client, store):
     client.delete_run(tracker.run_id)
     assert not run_exists(tracker.run_id, store)
     assert not run_exists("0" * 32, store)
+
+
+def test_a_failed_evaluation_leaves_the_training_finished(tracker, client):
+    mlflow.end_run()
+    mlflow.start_run(run_id=tracker.run_id)
+    tracker.evaluation_begins("kedro run --pipeline=evaluate")
+    assert tracker.evaluates
+    tracker.failed()
+    run = client.get_run(tracker.run_id)
+    assert (run.info.status, run.data.tags["evaluate.status"]) == ("FINISHED", "failed")
+    assert not tracker.evaluates
+    tracker.failed()
+    assert client.get_run(tracker.run_id).info.status == "FAILED"
+
+
+def test_a_table_a_text_and_a_model(tracker, client, tmp_path: Path):
+    tracker.table([{"score": "total", "gain": None}, {"score": "shapes", "gain": 0.5}], "scores.json")
+    tracker.text("# Card", "adapters/README.md")
+    tracker.text("# Better card", "adapters/README.md")
+    (tmp_path / "weights").write_text("w")
+    tracker.model(tmp_path, "adapter", {"base": "b"})
+    table = mlflow.artifacts.load_dict(f"runs:/{tracker.run_id}/scores.json")
+    assert table == {"columns": ["score", "gain"], "data": [["total", None], ["shapes", 0.5]]}
+    assert mlflow.artifacts.load_text(f"runs:/{tracker.run_id}/adapters/README.md") == "# Better card"
+    run = client.get_run(tracker.run_id)
+    [output] = run.outputs.model_outputs
+    model = client.get_logged_model(output.model_id)
+    assert (model.name, model.params, model.source_run_id) == ("adapter", {"base": "b"}, tracker.run_id)
+    assert (Path(model.artifact_location.removeprefix("file://")) / "weights").read_text() == "w"
+
+
+def test_tags_are_removed_where_they_are(tracker):
+    tracker.tags({"a": 1, "b": 2})
+    tracker.remove_tags({"a", "c"})
+    tags = tracker.all_tags()
+    assert "a" not in tags
+    assert tags["b"] == "2"

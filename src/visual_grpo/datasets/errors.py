@@ -15,4 +15,4 @@ class DataError(UserError, DatasetError):
 
 def missing(path: Path, made_by: str) -> DataError:
     """Nothing at ``path`` yet: names the command that makes it."""
-    return DataError(f"{path} does not exist yet. Make it with: kedro run --pipeline={made_by}")
+    return DataError(f"{path} does not exist yet. Make it with: .venv/bin/kedro run --pipeline={made_by}")

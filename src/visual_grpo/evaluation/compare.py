@@ -17,7 +17,7 @@ STOCK = "stock"
 """The sampler of the plain pipeline."""
 KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
-REMEDY = "Generate the baseline again with the current parameters: kedro run --pipeline=baseline"
+REMEDY = "Generate the baseline again with the current parameters: .venv/bin/kedro run --pipeline=baseline"
 
 
 def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ def check_adapter(training: Mapping[str, Any], *, model: str) -> None:
     if training["model_digest"] != model:
         raise UserError(
             "the adapter was trained on another base model than the current one."
-            " Train again: kedro run --pipeline=train"
+            " Train again: .venv/bin/kedro run --pipeline=train"
         )
 
 

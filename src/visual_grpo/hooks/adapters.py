@@ -33,7 +33,7 @@ class AdapterHooks:
         if "adapters" in makes and present.adapter != LATEST:
             raise UserError(
                 f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. To judge"
-                " another: kedro run --pipeline=evaluate --params=adapter=..."
+                " another: .venv/bin/kedro run --pipeline=evaluate --params=adapter=..."
             )
         if not {"baseline", "trained"} & makes or ("trained" not in makes and present.adapter == LATEST):
             return

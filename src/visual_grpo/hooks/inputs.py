@@ -1,4 +1,4 @@
-"""Inputs that other pipelines make, and the headings of nodes."""
+"""Inputs that other pipelines make."""
 
 from __future__ import annotations
 
@@ -8,24 +8,18 @@ from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
-from kedro.pipeline.node import Node
 
-from visual_grpo import console
 from visual_grpo.errors import UserError
 
 
 class InputHooks:
-    """Refuses to start without the data that other pipelines make; prints each node's name as it starts."""
+    """Refuses to start without the data that other pipelines make."""
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         missing = [name for name in sorted(pipeline.inputs()) if not _is_there(catalog, name)]
         if missing:
             raise UserError(_missing_message(missing, catalog))
-
-    @hook_impl
-    def before_node_run(self, node: Node) -> None:
-        console.heading(node.name)
 
 
 def _is_there(catalog: CatalogProtocol, name: str) -> bool:
@@ -39,7 +33,7 @@ def _missing_message(missing: list[str], catalog: CatalogProtocol) -> str:
     makers = {output: name for name in pipelines if name != "__default__" for output in pipelines[name].all_outputs()}
     lines = []
     for name in missing:
-        command = f"kedro run --pipeline={makers[name]}" if name in makers else "nothing in this project"
+        command = f".venv/bin/kedro run --pipeline={makers[name]}" if name in makers else "nothing in this project"
         lines.append(f"  {name}{_path(catalog, name)}, made by: {command}")
     return "Inputs of this pipeline are missing:\n" + "\n".join(lines)
 

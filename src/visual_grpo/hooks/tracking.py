@@ -25,6 +25,7 @@ from visual_grpo.tracking.description import in_words, other_name, training_name
 from visual_grpo.trained_adapters import read_facts
 
 RECORDS = "records"
+NAME = "mlflow.runName"
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +51,9 @@ class TrackingHooks(MlflowHook):
         settings: KedroMlflowConfig = self.mlflow_config
         run = settings.tracking.run
         earlier = run.id or self._earlier_run(config, pipeline, catalog, settings.server.mlflow_tracking_uri)
-        run.id, run.name = earlier, run.name or self._name(config, run_params, pipeline)
         before = Tracker.of(earlier).all_tags()
+        run.id = earlier
+        run.name = run.name or before.get(NAME) or self._name(config, run_params, pipeline)
         super().before_pipeline_run(run_params, pipeline, catalog)
         tracker = Tracker.active()
         # kedro-mlflow's tags describe the command that came last, with absolute paths and objects' addresses.

@@ -194,7 +194,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _require(file: Path) -> None:
     if not file.is_file():
-        raise UserError(f"{file.parent} holds no adapter (no {file.name}); run `kedro run --pipeline=train`.")
+        raise UserError(f"{file.parent} holds no adapter (no {file.name}); run `.venv/bin/kedro run --pipeline=train`.")
 
 
 @contextlib.contextmanager
@@ -205,7 +205,7 @@ def _loading(folder: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # Damaged, missing or of another model.
         raise UserError(
-            f"The adapter in {folder} cannot be loaded: {error}\nMake it again: kedro run --pipeline=train"
+            f"The adapter in {folder} cannot be loaded: {error}\nMake it again: .venv/bin/kedro run --pipeline=train"
         ) from error
 
 

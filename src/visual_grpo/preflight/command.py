@@ -52,6 +52,9 @@ class Command:
     def of_environment(self, environment: str) -> Command:
         return replace(self, environment=environment)
 
+    def of_pipeline(self, name: str) -> Command:
+        return replace(self, options=(f"--pipeline={name}",))
+
     def __str__(self) -> str:
         words = [_kedro(), "run"]
         if self.environment is not None:

@@ -30,7 +30,9 @@ def find_adapters(named: str, latest: Path) -> Path:
     if (Path(named) / FACTS).is_file():
         return Path(named)
     if Path(named).is_dir():
-        raise UserError(f"adapter: {named} has no {FACTS}; expected the folder that kedro run --pipeline=train leaves")
+        raise UserError(
+            f"adapter: {named} has no {FACTS}; expected the folder that .venv/bin/kedro run --pipeline=train leaves"
+        )
     return _of_run(named)
 
 

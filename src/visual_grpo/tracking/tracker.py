@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -86,6 +86,33 @@ class Tracker:
         if self.run_id is not None:
             self._client().log_artifacts(self.run_id, str(path), artifact_path)
 
+    def text(self, text: str, file: str) -> None:
+        """Logs ``text`` as the artifact ``file``; an earlier one is replaced."""
+        if self.run_id is not None:
+            self._client().log_text(self.run_id, text, file)
+
+    def table(self, rows: Sequence[Mapping[str, Any]], file: str) -> None:
+        """Logs rows of equal keys as the JSON artifact ``file``, which MLflow shows as a table; replaces an earlier."""
+        if self.run_id is None or not rows:
+            return
+        table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
+        self._client().log_dict(self.run_id, table, file)
+
+    def model(self, folder: Path, name: str, params: Mapping[str, str]) -> None:
+        """Logs ``folder`` as a model that this run made; MLflow lists it under Models, with the run's metrics."""
+        if self.run_id is None:
+            return
+        from mlflow.entities import LoggedModelOutput
+
+        client = self._client()
+        experiment = client.get_run(self.run_id).info.experiment_id
+        model = client.create_logged_model(
+            experiment, name=name, source_run_id=self.run_id, params=dict(params), model_type="adapter"
+        )
+        client.log_model_artifacts(model.model_id, str(folder))
+        client.finalize_logged_model(model.model_id, "READY")
+        client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, step=0)])
+
     def tags(self, mapping: Mapping[str, Scalar]) -> None:
         """Sets tags; existing tags are replaced."""
         if self.run_id is None:
@@ -95,6 +122,12 @@ class Tracker:
         for batch in _batches(mapping.items(), _BATCH):
             entities = [RunTag(name, str(value)[:_LONGEST_TAG]) for name, value in batch]
             self._client().log_batch(self.run_id, tags=entities)
+
+    def name(self) -> str | None:
+        """``NAME (the beginning of the id)``; None without a run."""
+        if self.run_id is None:
+            return None
+        return f"{self._client().get_run(self.run_id).info.run_name} ({self.run_id[:8]})"
 
     def all_tags(self) -> dict[str, str]:
         """The run's tags; none without a run."""

@@ -55,6 +55,7 @@ def compare_with_baseline(
         "headline": found,
         "seed": settings.seed,
         "adapter": ", ".join(_shown(adapters / module) for module in modules_of(adapters)),
+        "modules": modules_of(adapters),
         "training": read_facts(adapters),
         "conditions": after.attrs["facts"],
         "rewards": entries,
@@ -81,17 +82,23 @@ def write_report(
 
 def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
     """Logs the evaluation to MLflow and prints the verdict."""
-    from visual_grpo import console
-    from visual_grpo.tracking import Tracker
-
-    tracker = Tracker.active()
-    tracker.folder(evaluation_report, "evaluation")
-    tracker.metrics(_metrics(evaluation["rewards"]), step=evaluation["training"]["steps"])
-    console.summary(
-        "",
-        {"adapter": evaluation["adapter"], "report": _shown(evaluation_report / "evaluation.html")},
-    )
+    _log(evaluation, evaluation_report)
     show_verdict(evaluation["headline"], evaluation["rewards"])
+
+
+def _log(evaluation: dict[str, Any], evaluation_report: Path) -> None:
+    from visual_grpo.evaluation.headline import lines
+    from visual_grpo.model_card import CARD, model_card
+    from visual_grpo.tracking import Tracker
+    from visual_grpo.tracking.result import TABLE, result_metrics
+
+    tracker, found, training = Tracker.active(), evaluation["headline"], evaluation["training"]
+    tracker.folder(evaluation_report, "evaluation")
+    tracker.table(evaluation["rewards"], TABLE)
+    tracker.metrics(result_metrics(found), step=training["steps"])
+    tracker.tags({"result": found["sentence"]})
+    if "parameters" in training:  # Not in those of older versions.
+        tracker.text(model_card(training, evaluation["modules"], lines(found)), f"adapters/{CARD}")
 
 
 def show_verdict(found: dict[str, Any], entries: list[dict[str, Any]]) -> None:
@@ -113,15 +120,6 @@ def show_verdict(found: dict[str, Any], entries: list[dict[str, Any]]) -> None:
 def _shown(path: Path) -> str:
     """Relative to the project where it is inside: a result should not depend on where it was made."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def _metrics(entries: list[dict[str, Any]]) -> dict[str, float]:
-    return {
-        f"evaluation/{entry['split']}/{entry['sampler']}/{entry['name']}/{value}": entry[value]
-        for entry in entries
-        for value in ("baseline_mean", "trained_mean", "difference", "ci_low", "ci_high", "win_rate")
-        if entry[value] is not None
-    }
 
 
 def _cells(entry: dict[str, Any], found: dict[str, Any]) -> list[str]:

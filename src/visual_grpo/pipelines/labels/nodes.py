@@ -21,7 +21,7 @@ def label_records(
     if data.task != "segmentation":
         raise UserError(
             f"The labels are of masks, so data.task must be segmentation, got {data.task}."
-            " Try: kedro run --env=negative_points --pipeline=labels"
+            " Try: .venv/bin/kedro run --env=negative_points --pipeline=labels"
         )
     reward = rewards.get("negative_points")
     options: Any = reward.options.get("segmenter", DEFAULT) if reward else DEFAULT

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from visual_grpo.config import Parameters
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import CHANGES
+from visual_grpo.trained_adapters import CHANGES, read_facts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,6 +31,7 @@ def train(
     ``baseline`` is not read: it must exist so that a trained adapter can be compared.
     """
     from visual_grpo import components
+    from visual_grpo.model_card import CARD, model_card
     from visual_grpo.tracking import Tracker, lineage
     from visual_grpo.training import TrainingRun
 
@@ -60,7 +63,15 @@ def train(
     run.write_adapters(adapters_draft)
     if changes:
         (adapters_draft / CHANGES).write_text(changes, encoding="utf-8")
+    facts = read_facts(adapters_draft)
+    (adapters_draft / CARD).write_text(model_card(facts, plan.modules), encoding="utf-8")
     tracker.folder(adapters_draft, "adapters")
+    shown = {"base": facts["model"], "modules": " ".join(plan.modules), "steps": str(facts["steps"])}
+    with TemporaryDirectory() as alone:
+        # Without the folders `best` and `last`, of which one is what the adapter is.
+        shutil.copytree(adapters_draft, alone, ignore=shutil.ignore_patterns("best", "last"), dirs_exist_ok=True)
+        tracker.model(Path(alone), "adapter", shown)
+    _show_training(progress, run.trainer.step)
     return adapters_draft, pd.DataFrame(progress.history)
 
 
@@ -87,10 +98,22 @@ def _run(config: Parameters, run: TrainingRun, judge: Judge, tracker: Tracker, m
         tracker.killed()
         console.note(
             f"Stopped after step {run.trainer.step} of {config.grpo.steps}; the checkpoint is"
-            f" {latest_checkpoint(run.folder)}\nGo on with: kedro run --pipeline=train --params=resume=auto"
+            f" {latest_checkpoint(run.folder)}\nGo on with: .venv/bin/kedro run --pipeline=train --params=resume=auto"
         )
         raise KeyboardInterrupt
     return progress
+
+
+def _show_training(progress: Progress, steps: int) -> None:
+    """The verdict of a training, which only an evaluation can complete."""
+    from visual_grpo import console
+
+    first, last = (progress.history[row]["reward/total"] for row in (0, -1))
+    best = f"; on eval prompts {progress.best_score:.3f} at step {progress.best_step}" if progress.best_step else ""
+    console.note(
+        f"Trained {steps} steps: mean reward of the training samples {first:.3f} at the first step, {last:.3f} at the"
+        f" last{best}. Held-out prompts are judged by evaluate."
+    )
 
 
 def _due(step: int, every: int) -> bool:

@@ -1,0 +1,69 @@
+"""Which step of how many a command is at, and where everything is when it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kedro.framework.hooks import hook_impl
+from kedro.io import CatalogProtocol
+from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
+
+from visual_grpo import console
+from visual_grpo.preflight import Command
+from visual_grpo.tracking import Tracker
+
+SHOWN = {
+    "data_report": "data report",
+    "baseline": "base model's samples",
+    "adapters": "adapter",
+    "trained": "trained model's samples",
+    "negative_labels": "labels",
+}
+"""Dataset -> what its path is called at the end."""
+REPORT = "evaluation.html"
+FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
+"""What comes after what; the last outputs of each:"""
+LAST_OUTPUTS = {"starter_report": 0, "records": 1, "baseline": 2, "adapters": 3, "trained": 4}
+
+
+class EndingHooks:
+    """Headings that count the steps, and the last lines: where the results are, and what to run next."""
+
+    @hook_impl
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+        self._steps, self._step = len(pipeline.nodes), 0
+
+    @hook_impl
+    def before_node_run(self, node: Node) -> None:
+        self._step += 1
+        console.heading(f"{self._step} of {self._steps}: {node.name}")
+
+    @hook_impl(tryfirst=True)
+    def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Before MLflow's run is closed, since its name is shown."""
+        made = pipeline.all_outputs()
+        where = {label: _path(catalog, name) for name, label in SHOWN.items() if name in made}
+        if "evaluation_report" in made:
+            where["report"] = f"{_path(catalog, 'evaluation_report')}/{REPORT}"
+        name = Tracker.active().name()
+        console.summary("", where | ({"MLflow run": name} if name else {}))
+        after = _next(run_params, made)
+        if after is not None:
+            console.note(f"Next: {after}")  # One line, however long: it is pasted.
+
+
+def _next(run_params: dict[str, Any], made: set[str]) -> str | None:
+    done = [step for name, step in LAST_OUTPUTS.items() if name in made]
+    if not done:
+        return None
+    if max(done) == len(FLOW) - 1:
+        return "make ui    (all runs, sorted by their result)"
+    return str(Command.of(run_params).of_pipeline(FLOW[max(done) + 1]))
+
+
+def _path(catalog: CatalogProtocol, name: str) -> str:
+    dataset: Any = catalog.get(name)
+    path = Path(dataset._describe()["filepath"])
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

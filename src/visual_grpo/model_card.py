@@ -1,0 +1,89 @@
+"""The card of an adapter: what it is, how it was made, what it was measured to do, and how to load it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+CARD = "README.md"
+_STEP = {"best": "best_step", "last": "steps"}
+_LICENCE_FILES = ("LICENSE", "LICENSE.md", "LICENSE.txt")
+
+
+def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequence[str] = ()) -> str:
+    """Markdown with the front matter that the Hugging Face Hub reads.
+
+    Args:
+        facts: those of ``training.json``.
+        modules: the trained ones.
+        result: the evaluation in words; none before it was evaluated.
+    """
+    config, base = facts["parameters"], facts["model"]
+    front = {"base_model": base, "library_name": "peft", "tags": ["lora", "grpo", "visual-grpo"]}
+    rewards = {name: reward["weight"] for name, reward in config["rewards"].items()}
+    lines = [
+        "---",
+        *(f"{name}: {json.dumps(value)}" for name, value in front.items()),
+        "---",
+        "",
+        f"# LoRA of {' and '.join(modules)}, trained with GRPO",
+        "",
+        *_listed(
+            {
+                "Base model": f"`{base}` (its licence applies: {_licence(base)})",
+                "Data": f"`{config['data']['path']}` ({config['data']['task']}), digest `{facts['data'][:12]}`",
+                "Rewards and their weights": ", ".join(f"{name} {weight:g}" for name, weight in rewards.items()),
+                "Training": f"{facts['steps']} steps, {facts['samples']} samples, loss {config['grpo']['loss']},"
+                f" learning rate {config['grpo']['learning_rate']:g}, seed {facts['seed']}",
+                "Adapter": f"of the {facts['adapter']} step ({facts[_STEP[facts['adapter']]]})",
+                "Code": f"commit `{facts.get('git.commit', 'unknown')}` ({facts.get('git.state', 'unknown')})",
+                "MLflow run": f"`{facts['mlflow_run_id']}`" if facts["mlflow_run_id"] else "none",
+                "Command": f"`{facts.get('command', 'unknown')}`",
+            }
+        ),
+        "",
+        "## Result",
+        "",
+        *(result or ["Not evaluated yet: `.venv/bin/kedro run --pipeline=evaluate`"]),
+        "",
+        "## Loading",
+        "",
+        "```python",
+        *_loading(config, base, modules),
+        "```",
+        "",
+        "Without this package: each module's folder loads with peft's or diffusers' own functions, as Visual GRPO's"
+        " documentation shows.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _loading(config: Mapping[str, Any], base: str, modules: Sequence[str]) -> list[str]:
+    """Lines that draw one sample with the adapters."""
+    size = (config["data"]["height"], config["data"]["width"])
+    sampler = {name: value for name, value in config["sampling"]["stock"].items() if value not in (None, False)}
+    return [
+        "from pathlib import Path",
+        "from visual_grpo.components import load_model",
+        "from visual_grpo.config import SamplerConfig",
+        "from visual_grpo.types import PromptRecord",
+        "",
+        f"model = load_model({base!r}, size={size}, train={list(modules)}, adapters=Path('.'))  # this folder",
+        f"sampler = SamplerConfig(**{sampler})",
+        "[sample] = model.generate([PromptRecord(id='1', prompt='...')], [0], sampler)  # seed 0",
+    ]
+
+
+def _listed(items: Mapping[str, str]) -> list[str]:
+    return [f"- {name}: {text}" for name, text in items.items()]
+
+
+def _licence(base: str) -> str:
+    """Where to read the base model's licence."""
+    found = [name for name in _LICENCE_FILES if (Path(base) / name).is_file()]
+    if found:
+        return f"`{Path(base) / found[0]}`"
+    return "pretrained here on drawn pictures, none" if Path(base).is_dir() else f"https://huggingface.co/{base}"
