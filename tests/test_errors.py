@@ -1,10 +1,10 @@
-"""The hint at the name that a misspelt one probably stands for."""
+"""The hint at the name that a misspelt one probably stands for, and several problems in one message."""
 
 from __future__ import annotations
 
 import pytest
 
-from visual_grpo.errors import nearest_hint
+from visual_grpo.errors import CombinedError, Problems, UserError, nearest_hint
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,15 @@ def test_a_higher_cutoff_suggests_less() -> None:
 
 def test_without_candidates_there_is_no_hint() -> None:
     assert nearest_hint("kind", iter(())) == ""
+
+
+def test_problems_are_told_together_and_not_nested():
+    problems = Problems()
+    for error in (UserError("one"), CombinedError(["two", "three"])):
+        with problems.collect():
+            raise error
+    with pytest.raises(UserError) as refused:
+        problems.raise_if_any("Run: this")
+    assert str(refused.value) == "3 things are wrong:\n1. one\n2. two\n3. three\nRun: this"
+    assert str(CombinedError(["alone"])) == "alone"
+    Problems().raise_if_any("nothing is wrong")

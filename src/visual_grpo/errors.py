@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -13,6 +13,18 @@ class UserError(Exception):
     The message says what was expected, what was received, where, and what to do. ``kedro run`` shows it
     without a traceback and exits with code 1.
     """
+
+
+class CombinedError(UserError):
+    """All that is wrong, in one message; of a single problem the message alone."""
+
+    def __init__(self, texts: Sequence[str], remedy: str = "") -> None:
+        self.texts = list(texts)
+        lines = self.texts
+        if len(lines) > 1:
+            numbered = (f"{number}. {text}" for number, text in enumerate(lines, 1))
+            lines = [f"{len(lines)} things are wrong:", *numbered]
+        super().__init__("\n".join([*lines, *filter(None, [remedy])]))
 
 
 class Problems:
@@ -26,17 +38,15 @@ class Problems:
         """Notes a `UserError` of the block instead of raising it."""
         try:
             yield
+        except CombinedError as error:
+            self.texts += error.texts
         except UserError as error:
             self.texts.append(str(error))
 
     def raise_if_any(self, remedy: str = "") -> None:
         """Raises one UserError with every problem that was noted, and what solves them in a last line."""
-        texts = self.texts
-        if len(texts) > 1:
-            numbered = (f"{number}. {text}" for number, text in enumerate(texts, 1))
-            texts = [f"{len(texts)} things are wrong:", *numbered]
-        if texts:
-            raise UserError("\n".join([*texts, *filter(None, [remedy])]))
+        if self.texts:
+            raise CombinedError(self.texts, remedy)
 
 
 def nearest_hint(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:

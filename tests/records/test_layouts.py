@@ -296,8 +296,8 @@ class TestDetection:
             find_records(tmp_path, "prompts")
         assert "metadata.csv" not in str(error.value)
 
-    def test_a_path_that_does_not_exist_names_the_command(self, tmp_path):
-        with pytest.raises(UserError, match="kedro run --pipeline=starter"):
+    def test_a_path_that_does_not_exist_names_the_parameter(self, tmp_path):
+        with pytest.raises(UserError, match=r"--params=data\.path=FOLDER"):
             find_records(tmp_path / "none")
 
     def test_counts_for_the_progress_bar(self, tmp_path):
@@ -305,3 +305,44 @@ class TestDetection:
         assert find_records(tmp_path).count() == 2
         jsonl(tmp_path / "records.jsonl", [json.loads('{"prompt": "a"}')] * 3)
         assert find_records(tmp_path).count() == 3
+
+
+class TestNothingFound:
+    def message(self, path, layout="auto"):
+        with pytest.raises(UserError) as refusal:
+            find_records(path, layout)
+        return str(refusal.value)
+
+    def test_every_layout_says_what_was_missing(self, tmp_path):
+        for name in ("prompt.txt", "a/records.jsonl", "cat.jpg", "dog.PNG", "table.csv"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
+        lines = self.message(tmp_path).splitlines()
+        assert lines[0] == (
+            f"data.path: no records found in {tmp_path}, which has 1 .jsonl, 1 .jpg, 1 .png, 1 .txt, 1 .csv."
+            " Looked for, and missing:"
+        )
+        missing = {line.split(":")[0].strip(): line.rpartition("; ")[2] for line in lines[1:]}
+        assert missing == {
+            "records": f"there is no records.jsonl but a/records.jsonl: give data.path={tmp_path / 'a'}",
+            "prompts": "there is no prompts.txt but prompt.txt: rename it, or give it as data.path",
+            "image_folder": "there is no metadata.jsonl and there is no metadata.csv",
+            "captions": "2 images, none with a caption: for cat.jpg there is no cat.txt",
+            "seg_zero": "there is no *.parquet, neither directly nor in data",
+        }
+
+    def test_an_empty_folder_a_file_and_a_misspelt_path(self, tmp_path):
+        (tmp_path / "photos").mkdir()
+        assert "which has no files" in self.message(tmp_path / "photos")
+        assert "captions: " in self.message(tmp_path / "photos", "captions")
+        assert "prompts: " not in self.message(tmp_path / "photos", "captions")
+        (tmp_path / "list.doc").touch()
+        assert "which is a file" in self.message(tmp_path / "list.doc")
+        assert "Did you mean 'photos'?" in self.message(tmp_path / "photo")
+
+    def test_a_table_of_other_columns_is_shown(self, tmp_path):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"question": ["a"], "answer": ["b"]}), tmp_path / "a.parquet")
+        assert "a.parquet has the columns question, answer" in self.message(tmp_path)

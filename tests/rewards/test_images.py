@@ -12,7 +12,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.images import to_pil
 from visual_grpo.rewards.compressibility import JpegSizeReward
 from visual_grpo.rewards.guards import ColourEntropy, EdgeDensity
-from visual_grpo.rewards.target import PixelReward, PsnrReward, SsimReward
+from visual_grpo.rewards.target import PixelReward, PsnrReward, SourceSsim, SsimReward
 from visual_grpo.types import PromptRecord
 
 
@@ -128,3 +128,17 @@ def test_targets_may_be_any_image_file(tmp_path: Path) -> None:
     Image.new("L", (32, 32), 51).save(tmp_path / "grey.png")
     grey = PromptRecord(id="g", prompt="", target_image=tmp_path / "grey.png")
     assert PixelReward()([grey], [flat(51)]).tolist() == [1]
+
+
+def test_source_ssim_is_of_the_nearest_source_and_unscored_without_one(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.png" for number in range(2)]
+    for number, path in enumerate(paths):
+        to_pil(noise(number)).save(path)
+    both = PromptRecord(id="both", prompt="edit", source_images=tuple(paths))
+    first = PromptRecord(id="first", prompt="edit", source_images=(paths[0],))
+    none = PromptRecord(id="none", prompt="a cat")
+    values = SourceSsim()([both, both, first, first, none], [noise(0), noise(1), noise(0), noise(1), noise(0)])
+    assert values[:3].tolist() == pytest.approx([1, 1, 1], abs=1e-5)
+    assert values[3] < 0.5
+    assert values[4].isnan()
+    assert not SourceSsim.needs_target

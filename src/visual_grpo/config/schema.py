@@ -44,7 +44,7 @@ class Parameters(Strict):
         default_factory=dict, description="per-module overrides: a section for each module whose settings differ"
     )
     sampling: SamplingConfig
-    reward: Literal["auto"] | PresetName | None = Field(
+    reward: Literal["auto", PresetName] | None = Field(
         "auto",
         description="preset of rewards, see config/presets.py; auto = that of the drawn data, for data of your own what"
         " its records allow, or only those in rewards; null = only those in rewards",

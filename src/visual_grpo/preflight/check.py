@@ -63,7 +63,9 @@ def _look(config: Parameters, outputs: set[str], prepared: Callable[[], Iterable
         return None
     from visual_grpo.preflight.data import look_at_folder, look_at_table
 
-    return look_at_folder(config.data) if RECORDS in outputs else look_at_table(prepared(), config.data.task)
+    if RECORDS in outputs:
+        return look_at_folder(config.data)
+    return look_at_table(prepared(), config.data.task, every=config.reward == AUTO)
 
 
 def _choose(

@@ -70,9 +70,10 @@ def _shown(value: Any) -> str:
 
 
 def _kedro() -> str:
-    """How this environment's Kedro is called from here."""
-    own = Path(sys.executable).with_name("kedro")
+    """As Kedro was called; else as it can be called from here."""
+    called = Path(sys.argv[0])
+    own = called if called.name == "kedro" else Path(sys.executable).with_name("kedro")
     found = shutil.which("kedro")
-    if not own.is_file() or (found is not None and Path(found) == own):
+    if not own.is_file() or (found is not None and Path(found) == own.absolute()):
         return "kedro"
     return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)

@@ -41,10 +41,10 @@ class Findings:
     """Another environment, that solves them."""
 
 
-def look_at_table(records: Iterable[PromptRecord], task: Task) -> Findings:
-    """Of prepared records."""
+def look_at_table(records: Iterable[PromptRecord], task: Task, *, every: bool) -> Findings:
+    """Of prepared records: every one, where a reward has to be chosen, or the first."""
     findings = Findings(Traits(task))
-    for record in records:
+    for record in records if every else islice(records, _KEPT):
         _note(findings, record)
     return findings
 

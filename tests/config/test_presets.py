@@ -1,0 +1,147 @@
+"""Which rewards a configuration stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kedro.config import OmegaConfigLoader
+
+from tests.evaluation.defaults import parameters
+from visual_grpo.config import Parameters
+from visual_grpo.config.outputs import with_output_folders
+from visual_grpo.config.presets import PRESETS
+from visual_grpo.config.validation import ParameterError, validate
+from visual_grpo.rewards.catalogue import BUILT_IN
+
+ROOT = Path(__file__).parents[2]
+OWN = {"data": {"path": "my/photos"}}
+REDNESS = {"redness": {"function": "my_rewards:redness"}}
+
+
+def of_environment(name: str, **changes: Any) -> Parameters:
+    from visual_grpo.settings import CONFIG_LOADER_ARGS
+
+    loader = OmegaConfigLoader(str(ROOT / "conf"), env=name, runtime_params=changes, **CONFIG_LOADER_ARGS)
+    return validate(with_output_folders(loader["parameters"], name))
+
+
+def entries(config: Parameters) -> dict[str, tuple[float, dict[str, object]]]:
+    return {name: (reward.weight, reward.options) for name, reward in config.rewards.items()}
+
+
+@pytest.mark.parametrize(
+    ("environment", "module", "preset", "expected"),
+    [
+        ("base", "ar", "shapes", {"shapes": (1.0, {}), "palette": (0.0, {})}),
+        ("base", "dit", "shapes", {"shapes": (1.0, {}), "palette": (1.0, {})}),
+        ("sd3_small", "dit", "shapes", {"shapes": (1.0, {}), "palette": (0.0, {})}),
+        ("text", "dit", "words", {"ocr": (1.0, {"line": [0, 0, 1, 1]}), "edge_density": (0.0, {})}),
+        ("negative_points", "vl", "negative_points", {"negative_points": (1.0, {"cache": 4096})}),
+    ],
+)
+def test_what_the_starter_draws_has_its_rewards(environment, module, preset, expected):
+    config = of_environment(environment)
+    assert config.reward == preset
+    assert list(config.rewards) == list(expected)
+    weights = config.weights([module])
+    assert {name: (weights[name], reward.options) for name, reward in config.rewards.items()} == expected
+
+
+@pytest.mark.parametrize("environment", ["glm_image", "sd3", "qwen_image", "base", "text"])
+def test_other_data_waits_for_its_records(environment):
+    config = of_environment(environment, data={"path": "my/photos"})
+    assert (config.reward, config.rewards) == ("auto", {})
+    assert of_environment(environment, data={"path": "my/photos"}, reward="text").reward == "text"
+
+
+def test_the_released_language_model_keeps_the_settings_of_its_reward():
+    config = of_environment("qwen2_5_vl")
+    assert config.reward is None
+    assert config.rewards["negative_points"].options["think"] is True
+
+
+def test_ones_own_reward_is_the_only_one():
+    for data in ({}, OWN):
+        config = parameters(**data, rewards=REDNESS)
+        assert config.reward is None
+        assert entries(config) == {"redness": (1.0, {})}
+        assert config.modules["dit"].rewards == {}
+
+
+def test_a_reward_that_only_one_module_optimises_is_ones_own_too():
+    rewards = {"redness": {**REDNESS["redness"], "weight": 0.0}}
+    config = parameters(rewards=rewards, modules={"dit": {"rewards": {"redness": 2.0}}})
+    assert config.reward is None
+    assert config.weights(["dit"]) == {"redness": 2.0}
+
+
+def test_the_spelling_of_older_versions_is_accepted():
+    config = parameters(rewards={"shapes": None, "palette": None, **REDNESS})
+    assert (config.reward, list(config.rewards)) == (None, ["redness"])
+    written_out = {"shapes": {"weight": 1.0}, "palette": {"weight": 0.0}}
+    old = parameters(rewards=written_out, modules={"dit": {"rewards": {"palette": 1.0}}})
+    assert old == parameters()
+    ssim = {"shapes": None, "palette": None, "ssim": {"weight": 1.0}, "edge_density": {"weight": 0.0}}
+    assert entries(parameters(**OWN, rewards=ssim)) == {"ssim": (1.0, {}), "edge_density": (0.0, {})}
+
+
+def test_other_values_change_a_preset_and_leave_the_rest():
+    config = parameters(rewards={"shapes": {"weight": 3.0}, "edge_density": {"weight": 0.0}})
+    assert config.reward == "shapes"
+    assert entries(config) == {"shapes": (3.0, {}), "palette": (0.0, {}), "edge_density": (0.0, {})}
+    assert config.weights(["dit"])["palette"] == 1.0
+    assert parameters(modules={"dit": {"rewards": {"palette": 2.0}}}).weights(["dit"])["palette"] == 2.0
+    assert entries(parameters(reward="text", rewards={"ocr": {"options": {"line": [0, 0, 1, 1]}}}))["ocr"] == (
+        1.0,
+        {"line": [0, 0, 1, 1]},
+    )
+
+
+def test_a_preset_and_ones_own_reward_are_added_and_null_removes():
+    config = parameters(**OWN, reward="target", rewards={**REDNESS, "edge_density": None})
+    assert entries(config) == {"ssim": (1.0, {}), "redness": (1.0, {})}
+    without = parameters(rewards={"palette": None})
+    assert (without.reward, list(without.rewards), without.modules["dit"].rewards) == ("shapes", ["shapes"], {})
+
+
+def test_a_module_that_is_removed_gets_no_weights():
+    assert "dit" not in parameters(modules={"dit": None}).modules
+
+
+def test_a_reward_of_the_same_name_with_another_function_is_another_reward():
+    own = {"ocr": {"function": "my_rewards:read", "weight": 0.5}}
+    assert entries(parameters(**OWN, reward="words", rewards=own))["ocr"] == (0.5, {})
+
+
+def test_the_drawn_data_is_known_by_any_spelling_of_its_path():
+    for path in ("./data/01_raw/shapes/", str(Path("data/01_raw/shapes").resolve())):
+        assert parameters(data={"path": path}).reward == "shapes"
+
+
+def test_parameters_with_their_rewards_spelled_out_mean_the_same():
+    for config in (parameters(), parameters(reward="edit"), parameters(rewards=REDNESS), of_environment("text")):
+        assert Parameters.model_validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"reward": "taget"}, "Did you mean 'target'?"),
+        ({"reward": None}, "nothing is rewarded: set reward to one of shapes, words, text, target, edit"),
+        ({"reward": "text", "modules": {"dit": {"rewards": {"pallete": 1}}}}, "names 'pallete', which is not in"),
+        ({"reward": 3}, "reward = 3"),
+    ],
+)
+def test_what_is_wrong_is_said(changes, said):
+    import yaml
+
+    tree = yaml.safe_load((ROOT / "conf/base/parameters.yml").read_text(encoding="utf-8")) | {"seed": 0} | changes
+    with pytest.raises(ParameterError) as refusal:
+        validate(tree)
+    assert said in str(refusal.value)
+
+
+def test_every_preset_is_of_built_in_rewards():
+    assert {name for preset in PRESETS.values() for name in preset.rewards} <= BUILT_IN.keys()

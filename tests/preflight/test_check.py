@@ -1,0 +1,181 @@
+"""What is refused before a run, in one message, and which rewards it uses otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evaluation.defaults import parameters
+from tests.own_data import FOLDERS, edits, photo
+from tests.records.making import jsonl
+from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError
+from visual_grpo.preflight import Command, settled
+from visual_grpo.types import PromptRecord
+
+WHOLE = {"starter_report", "records", "baseline", "adapters", "trained"}
+TRAIN = {"adapters", "training_history"}
+
+
+def never() -> Sequence[PromptRecord]:
+    raise AssertionError("a run that prepares the records reads them from data.path")
+
+
+def settle(path: Path | None, outputs: set[str] = WHOLE, records: Any = never, **changes: Any) -> Parameters:
+    own = {} if path is None else {"data": {"path": str(path), **changes.pop("data", {})}}
+    config = parameters(**own, **changes)
+    return settled(config, outputs, records, Command(None, (), {"data.path": str(path)}))
+
+
+def refusal(*args: Any, **changes: Any) -> str:
+    with pytest.raises(UserError) as refused:
+        settle(*args, **changes)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "reward", "used"),
+    [
+        ("captions", "t2i", "target", {"ssim": 1.0, "edge_density": 0.0}),
+        ("image_folder", "t2i", "target", {"ssim": 1.0, "edge_density": 0.0}),
+        ("chinese", "t2i", "target", {"ssim": 1.0, "edge_density": 0.0}),
+        ("edits", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, "edge_density": 0.0}),
+    ],
+)
+def test_the_rewards_follow_from_the_records(tmp_path, kind, task, reward, used):
+    FOLDERS[kind](tmp_path / kind)
+    config = settle(tmp_path / kind, data={"task": task})
+    assert config.reward == reward
+    assert config.weights(["dit"]) == used
+
+
+def test_quoted_prompts_are_read(tmp_path):
+    (tmp_path / "prompts.txt").write_text("\n".join(f'a sign that says "SHOP {n}"' for n in range(20)))
+    assert list(settle(tmp_path).rewards) == ["ocr", "edge_density"]
+
+
+def test_masks_need_the_other_model_and_have_its_reward_there(tmp_path):
+    photo(tmp_path / "a.png", 0)
+    rows = [{"image": "a.png", "query": f"part {n}", "mask": "a.png", "group": str(n)} for n in range(20)]
+    jsonl(tmp_path / "records.jsonl", rows)
+    message = refusal(tmp_path)
+    assert "are queries about an image with a mask, and data.task is t2i" in message
+    assert message.splitlines()[-1].endswith(f"run --env=negative_points --params=data.path={tmp_path}")
+    none = {"steps": None, "guidance_scale": None}
+    language: dict[str, Any] = {
+        "starter": {"world": "scenes"},
+        "modules": {"dit": None},
+        "sampling": {"rollout": none, "stock": none},
+    }
+    config = settle(tmp_path, data={"task": "segmentation"}, **language)
+    assert (config.reward, list(config.rewards)) == ("negative_points", ["negative_points"])
+
+
+def test_a_run_of_prepared_records_looks_at_them():
+    records = [PromptRecord(id="a", prompt='"OPEN"')]
+    assert settle(Path("gone"), TRAIN, lambda: records).reward == "text"
+    with pytest.raises(UserError, match=r"No reward fits all 1 records in gone"):
+        settle(Path("gone"), TRAIN, lambda: [PromptRecord(id="a", prompt="a cat")])
+
+
+def test_the_drawn_data_is_not_read():
+    assert settle(None).reward == "shapes"
+
+
+def test_only_a_run_that_scores_needs_a_reward(tmp_path):
+    FOLDERS["prompts"](tmp_path / "prompts")
+    assert settle(tmp_path / "prompts", {"records", "data_report"}).reward == "auto"
+    assert settle(Path("gone"), {"starter_report"}).reward == "auto"
+
+
+def test_prompts_alone_are_told_what_each_reward_needs(tmp_path):
+    FOLDERS["prompts"](tmp_path / "prompts")
+    message = refusal(tmp_path / "prompts")
+    assert "No reward fits all 24 records" in message
+    assert "24 ('0', '1', '2', ...) have no target_image" in message
+    for added in ("reward=target", "reward=text", "rewards.my_reward.function=my_rewards:my_reward"):
+        assert f"run --params=data.path={tmp_path / 'prompts'},{added}\n" in message
+    assert '\nrewards:\n  my_reward: {function: "my_rewards:my_reward"}\n' in message
+
+
+def test_edits_are_told_apart_from_prompts(tmp_path):
+    edits(tmp_path / "edits")
+    message = refusal(tmp_path / "edits")
+    assert "have a source_image, so they are edits, and data.task is t2i" in message
+    assert message.splitlines()[-1].endswith(f"run --params=data.path={tmp_path / 'edits'},data.task=i2i")
+    FOLDERS["prompts"](tmp_path / "prompts")
+    message = refusal(tmp_path / "prompts", data={"task": "i2i"}, reward="text")
+    assert "have no source_image, so they are prompts, and data.task is i2i" in message
+
+
+def test_edits_without_targets_are_told_all_at_once(tmp_path):
+    photo(tmp_path / "a.png", 0)
+    jsonl(tmp_path / "records.jsonl", [{"prompt": f"make it {n}", "source_image": "a.png"} for n in range(20)])
+    message = refusal(tmp_path)
+    assert message.startswith("2 things are wrong:\n1. The records in")
+    assert f"data.path={tmp_path},data.task=i2i,reward=edit" in message
+
+
+def test_everything_that_is_wrong_is_in_one_message(tmp_path):
+    FOLDERS["prompts"](tmp_path / "prompts")
+    message = refusal(
+        tmp_path / "prompts",
+        reward="target",
+        rewards={"sim": {}, "ocr": {"options": {"lines": 2}}, "shapes": {"weight": 1.0}},
+        model={"device": "cuda:99", "path": "no/such/folder"},
+    )
+    assert message.startswith("6 things are wrong:")
+    for said in (
+        "no built-in reward 'sim'",
+        "has no option 'lines'",
+        "model.device is 'cuda:99'",
+        "model.path is no/such/folder",
+        "the reward 'shapes' judges the shapes that the starter draws",
+        "the reward ssim compares with a target image, and 24 records have none: '0', '1', '2', '3', '4' ...",
+    ):
+        assert said in message
+
+
+@pytest.mark.parametrize("changes", [{"reward": "shapes"}, {"rewards": {"shapes": {"weight": 1.0}}}])
+def test_the_rewards_of_drawn_shapes_are_refused_for_other_data(tmp_path, changes):
+    FOLDERS["captions"](tmp_path / "captions")
+    assert "Use a reward that fits your data: reward=auto chooses one" in refusal(tmp_path / "captions", **changes)
+
+
+def test_a_copy_of_the_drawn_shapes_may_use_them(tmp_path):
+    drawn = {"color": "red", "shape": "circle", "position": "left", "size": "small"}
+    jsonl(tmp_path / "records.jsonl", [{"prompt": f"p {n}", "metadata": drawn} for n in range(20)])
+    assert settle(tmp_path, reward="shapes").reward == "shapes"
+
+
+def test_a_folder_without_records_and_one_without_usable_ones(tmp_path):
+    assert "no records found in" in refusal(tmp_path)
+    jsonl(tmp_path / "records.jsonl", [{"prompt": "a", "target_imge": "a.png"}] * 7)
+    message = refusal(tmp_path)
+    assert "All 7 records were rejected:" in message
+    assert "there is no field 'target_imge'. Did you mean 'target_image'?" in message
+    assert "and 2 more" in message
+
+
+def test_strict_refuses_the_first_bad_record(tmp_path):
+    rows = [*({"prompt": f'"{n}"'} for n in range(20)), {"prompt": ""}]
+    jsonl(tmp_path / "records.jsonl", rows)
+    assert settle(tmp_path).reward == "text"
+    assert "line 21" in refusal(tmp_path, data={"strict": True})
+
+
+def test_too_few_records_are_told_which_shares_do(tmp_path):
+    (tmp_path / "prompts.txt").write_text("\n".join(f'"{n}"' for n in range(3)))
+    nothing = {"eval_share": 0.0, "held_out_share": 0.0}
+    message = refusal(tmp_path, data=nothing)
+    assert "3 usable records are too few for the shares of the splits: 3 train, 0 eval, 0 held_out." in message
+    given = message.splitlines()[-1].partition("--params=")[2].split(",")
+    shares = {name.removeprefix("data."): json.loads(value) for name, value in (pair.split("=") for pair in given[1:])}
+    assert shares.keys() == nothing.keys()
+    assert settle(tmp_path, data=shares).reward == "text"
+    (tmp_path / "prompts.txt").write_text('"alone"')
+    assert "Training and evaluation need one each: add records" in refusal(tmp_path)
