@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo repro test test-slow lint format lock ui viz clean
+.PHONY: help setup demo repro test test-slow lint format docs lock ui viz clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -53,8 +53,12 @@ format: setup  ## Fix style with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+docs: setup  ## Build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html"
+
 lock: setup  ## Update requirements.lock after a change in pyproject.toml
-	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group dvc --group notebooks --group viz \
+	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group docs --group dvc --group notebooks --group viz \
 	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header
 	@touch $(STAMP)
 

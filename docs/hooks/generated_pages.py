@@ -1,0 +1,157 @@
+"""Pages written from the code at every build, so that they cannot be out of date: parameters and built-in rewards."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from mkdocs.structure.files import File
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from visual_grpo.config import Parameters
+from visual_grpo.importing import load_attribute
+from visual_grpo.rewards.catalogue import BUILT_IN
+
+PARAMETERS = """# Parameters
+
+Every parameter, as the code has it. *Value* is the one of a plain `kedro run`: from `conf/base/parameters.yml` where
+that file has one, else the parameter's own default. "required" means that there is no default: every configuration
+builds on conf/base, which has a value.
+
+Change a value for one run with `--params=grpo.steps=20,seed=1`, or for all runs in `conf/local/parameters.yml`. An
+unknown name or an impossible value stops the run before any work, with the nearest valid name.
+"""
+
+REWARDS = """# Built-in rewards
+
+Name one of them in the section `rewards` of the parameters. Its options are the entries of `rewards.NAME.options`.
+How to write another: [Your reward](../own_reward.md).
+"""
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds both pages."""
+    base = Path(config["config_file_path"]).parent / "conf" / "base" / "parameters.yml"
+    values = yaml.safe_load(base.read_text(encoding="utf-8"))
+    files.append(File.generated(config, "reference/parameters.md", content=parameters_page(values)))
+    files.append(File.generated(config, "reference/rewards.md", content=rewards_page()))
+    return files
+
+
+def parameters_page(values: dict[str, Any]) -> str:
+    """``values``: what conf/base says."""
+    return PARAMETERS + "".join(_section("", Parameters, values, ""))
+
+
+def rewards_page() -> str:
+    return REWARDS + "".join(_reward(name, path) for name, path in BUILT_IN.items())
+
+
+def _section(name: str, model: type[BaseModel], values: Any, purpose: str) -> Iterator[str]:
+    """A heading, what the section is for, its table, and then the sections in it."""
+    yield f"\n## {f'`{name}`' if name else 'Top level'}\n\n"
+    if name:
+        yield f"{_plain(model.__doc__ or '')}\n\n{purpose}\n\n"
+    rows, inner = [], []
+    for key, field in model.model_fields.items():
+        path = f"{name}.{key}".lstrip(".")
+        own = values.get(key, PydanticUndefined) if isinstance(values, dict) else PydanticUndefined
+        section, suffix = _inner(field.annotation)
+        if section is not None and not (section.__name__ == "LoraParams" and path != "policy.lora"):
+            inner.append((f"{path}{suffix}", section, {} if suffix else own, field))
+            continue
+        value = own if own is not PydanticUndefined else _default(field)
+        rows.append(f"| `{key}` | {_type(field)} | {_value(value)} | {_cell(field.description or '')} |\n")
+    if rows:
+        yield "| parameter | type | value | meaning |\n|---|---|---|---|\n" + "".join(rows)
+    for path, section, own, field in inner:
+        words = field.description or ""
+        yield from _section(path, section, own, f"{words[:1].upper()}{words[1:]}." if words else "")
+
+
+def _inner(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """The section that a field holds, and what its name adds to the path."""
+    for part in (annotation, *get_args(annotation)):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            return part, ".NAME" if get_origin(annotation) is dict else ""
+    return None, ""
+
+
+def _default(field: Any) -> Any:
+    return field.default_factory() if field.default_factory else field.default
+
+
+def _type(field: Any) -> str:
+    bounds = [_bound(constraint) for constraint in field.metadata]
+    return _cell(", ".join(filter(None, [_annotation(field.annotation), *bounds])))
+
+
+def _annotation(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join("null" if part is NoneType else _annotation(part) for part in arguments)
+    if origin is not None and hasattr(annotation, "__metadata__"):  # Annotated
+        bounds = [_bound(constraint) for constraint in _constraints(annotation)]
+        return ", ".join(filter(None, [_annotation(arguments[0]), *bounds]))
+    if origin in (list, tuple, dict):
+        inside = dict.fromkeys(_annotation(part) for part in arguments if part is not Ellipsis)
+        return f"{origin.__name__} of {' to '.join(inside)}"
+    names = {int: "integer", float: "number", str: "text", bool: "true or false", object: "anything", Any: "anything"}
+    return names.get(annotation) or str(getattr(annotation, "__name__", annotation))
+
+
+def _constraints(annotation: Any) -> Iterator[Any]:
+    for extra in annotation.__metadata__:
+        yield from getattr(extra, "metadata", [extra])
+
+
+def _bound(constraint: Any) -> str:
+    signs = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "multiple_of": "a multiple of"}
+    for name, words in signs.items():
+        value = getattr(constraint, name, None)
+        if value is not None:
+            return f"{words} {value}"
+    return ""
+
+
+def _value(value: Any) -> str:
+    if value is PydanticUndefined:
+        return "required"
+    if isinstance(value, str) and value.startswith("${"):
+        return "`0` (conf/base/globals.yml)" if "seed" in value else f"`{value}`"
+    if value is None or isinstance(value, bool):
+        return f"`{str(value).lower()}`".replace("none", "null")
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    return f"`{value}`" if value not in ({}, []) else "empty"
+
+
+def _reward(name: str, path: str) -> str:
+    made = load_attribute(path, "a reward")
+    options = [
+        f"`{parameter.name}` = `{parameter.default}`"
+        for parameter in inspect.signature(made).parameters.values()
+        if parameter.default is not parameter.empty
+    ]
+    needs = "Every record needs a target image. " if getattr(made, "needs_target", False) else ""
+    return f"\n## `{name}`\n\n{_plain(made.__doc__ or '')}\n\n{needs}Options: {', '.join(options) or 'none'}.\n"
+
+
+def _plain(docstring: str) -> str:
+    """A docstring as Markdown: double backticks are code, ``Args:`` is a list."""
+    text = inspect.cleandoc(docstring).replace("``", "`")
+    head, _, arguments = text.partition("\nArgs:\n")
+    listed = re.sub(r"^    (\w+):", r"- `\1`:", arguments, flags=re.M)
+    return f"{head}\n\n{listed}".strip()
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
