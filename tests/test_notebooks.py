@@ -1,0 +1,143 @@
+"""Each notebook runs from top to bottom on a finished project, and is stored without outputs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+from nbclient import NotebookClient
+from PIL import Image
+
+from tests.pipelines.painted import Project
+from tests.toys import CountingScorer, ToyTokenPolicy, records
+from visual_grpo.config import GRPOConfig
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.grpo.two_stage import AlternatingTrainer
+from visual_grpo.pipelines import baseline, evaluate
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+
+
+def history(steps: int = 8, *, modules: tuple[str, ...]) -> pd.DataFrame:
+    """As training.csv has it, of real trainers on toy policies."""
+    config = GRPOConfig(
+        steps=steps, prompts_per_step=3, group_size=6, learning_rate=0.05, updates_per_rollout=2, kl_weight=0.01
+    )
+    trainers: dict[str, Any] = {
+        name: GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config, module=name) for name in modules
+    }
+    trainer = AlternatingTrainer(trainers, steps, 0) if len(trainers) > 1 else trainers[modules[0]]
+    evaluated = {4: {"eval/total": 0.5}, 8: {"eval/total": 0.5}}
+    rows = [{"step": float(t.step)} | dict(t.values) | evaluated.get(t.step, {}) for t in trainer.fit(records(6))]
+    return pd.DataFrame(rows)
+
+
+def finish(project: Path, monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...]) -> None:
+    """The files of a project whose pipelines have run, where conf/base/catalog.yml has them."""
+    painted = Project(project, monkeypatch)
+    painted.run(baseline.create_pipeline())
+    painted.train()
+    painted.run(evaluate.create_pipeline())
+    places = {
+        "records.parquet": "05_model_input",
+        "baseline": "07_model_output",
+        "trained": "07_model_output",
+        "evaluation_report": "08_reporting",
+    }
+    for name, folder in places.items():
+        (project / "data" / folder).mkdir(parents=True, exist_ok=True)
+        (project / name).rename(project / "data" / folder / name)
+    history(modules=modules).to_csv(project / "data/08_reporting/training.csv", index=False)
+    (project / "dvc.yaml").touch()
+    (project / "notebooks").mkdir()
+
+
+def executed(name: str, folder: Path) -> str:
+    """Everything that the notebook printed and showed as text, run in ``folder``."""
+    notebook: Any = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "stream" and output.name == "stderr"]
+    texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
+    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
+    return "\n".join([*texts, f"{pictures} pictures"])
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notebooks' kernels import the code that is tested, and draw without a display."""
+    source = str(NOTEBOOKS.parent / "src")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])))
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+
+
+def test_explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish(tmp_path, monkeypatch, ("ar", "dit"))
+    scores = tmp_path / "data/07_model_output/trained/scores.parquet"
+    table = pd.read_parquet(scores)
+    lost = table.index[(table["sampler"] == "stock") & (table["split"] == "held_out")][0]
+    table.loc[lost, ["total", "reward/brightness"]] = float("nan")
+    table.to_parquet(scores)
+    shown = executed("explore", tmp_path / "notebooks")
+    assert "held_out prompt 0" in shown
+    assert "1 of 6 pairs" in shown
+    [total] = [line for line in shown.splitlines() if line.startswith("total")]
+    assert total.split()[3:] == ["0.2", "1.0", "1.0"], "difference, wins, unscored"
+    assert "4 pictures" in shown
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [pytest.param(("policy",), marks=pytest.mark.slow), ("ar", "dit")],
+    ids=["one module", "two modules"],
+)
+def test_inspect_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...]) -> None:
+    finish(tmp_path, monkeypatch, modules)
+    file = tmp_path / "data/08_reporting/training.csv"
+    table = pd.read_csv(file)
+    column = "clip_fraction" if len(modules) == 1 else "dit/clip_fraction"
+    table[column] = 0.5
+    table.to_csv(file, index=False)
+    shown = executed("inspect_training", tmp_path)
+    assert "8 steps" in shown
+    findings = [line for line in shown.splitlines() if "much is clipped" in line]
+    assert len(findings) == 1
+    assert column in findings[0]
+    assert "eval/total" not in shown, "it did not fall"
+    assert "reward/count" in shown
+    assert "1 pictures" in shown
+
+
+def test_write_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish(tmp_path, monkeypatch, ("ar",))
+    baseline_folder = tmp_path / "data/07_model_output/baseline"
+    table = pd.read_parquet(baseline_folder / "scores.parquet").query("sampler == 'stock'")
+    pixels = [np.asarray(Image.open(baseline_folder / file)).astype(float) / 255 for file in table["file"]]
+    redness = pd.Series([p[..., 0].mean() - p[..., 1:].mean() for p in pixels], index=table.index)
+    shown = executed("write_a_reward", tmp_path)
+    assert "10 images of 5 prompts, 0 unscored" in shown
+    spread = redness.groupby(table["id"]).std().mean()
+    assert f"standard deviation inside a prompt: {spread:.3f} on average" in shown
+    assert "prompts whose samples all score the same: 0%" in shown
+    [agreement] = [line for line in shown.splitlines() if line.startswith("reward/brightness")]
+    assert float(agreement.split()[-1]) == pytest.approx(redness.corr(table["reward/brightness"], "spearman"), abs=0.01)
+    assert "3 pictures" in shown
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_outputs_are_stored(name: str) -> None:
+    cells = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+def test_every_notebook_is_tested() -> None:
+    assert NAMES == ["explore", "inspect_training", "write_a_reward"]
