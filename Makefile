@@ -54,7 +54,7 @@ format: setup  ## Fix style with ruff
 	@$(BIN)/ruff format .
 
 docs: setup  ## Build the documentation into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open site/index.html"
 
 lock: setup  ## Update requirements.lock after a change in pyproject.toml

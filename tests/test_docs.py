@@ -1,0 +1,228 @@
+"""The pages say what is true: blocks parse and validate, links resolve, and what they list is what the code has."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.doc_commands import check_command, check_parameters, is_parameter, parameters_of
+from tests.markdown import PAGES, ROOT, Block, blocks, files_before, inline_code
+from tests.records.making import jsonl, picture
+from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
+from visual_grpo.config import DataConfig, GRPOConfig, Parameters
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.grpo.two_stage import AlternatingTrainer
+from visual_grpo.records.layouts import records_jsonl
+from visual_grpo.records.layouts.detect import LAYOUTS
+from visual_grpo.records.preparation import Preparation
+from visual_grpo.records.table import RecordTable
+
+DOCS = ROOT / "docs"
+TABLES = ("| layout | files |", "| key | meaning |")
+LANGUAGES = {"console", "python", "yaml", "json", "math", "text"}
+
+
+def each(*languages: str) -> pytest.MarkDecorator:
+    found = blocks(*languages)
+    return pytest.mark.parametrize("block", found, ids=[block.where for block in found])
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the configuration."""
+    shutil.copytree(ROOT / "conf", tmp_path / "conf", ignore=shutil.ignore_patterns("parameters.yml.*"))
+    shutil.rmtree(tmp_path / "conf" / "local")
+    (tmp_path / "conf" / "local").mkdir()
+    return tmp_path
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert [block.where for block in blocks() if block.language not in LANGUAGES] == []
+    fences = {page: page.read_text(encoding="utf-8").count("\n```") for page in PAGES}
+    assert {page.name: count for page, count in fences.items() if count != 2 * len(blocks(page=page))} == {}
+
+
+@each("console")
+def test_commands_start(block: Block, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert block.commands, f"{block.where} has no line with a $"
+    monkeypatch.chdir(project)
+    write(files_before(block), project, monkeypatch)
+    for words in block.commands:
+        check_command(words, project)
+
+
+@each("yaml")
+def test_settings_are_valid(block: Block, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write({**files_before(block), "conf/local/parameters.yml": block.text}, project, monkeypatch)
+    config = parameters_of(project)
+    if block.page.name != "add_a_flow_model.md":  # Its family is tested in test_add_a_flow_model.
+        check_parameters(config.model_copy(update={"model": config.model.model_copy(update={"path": None})}))
+
+
+@each("python")
+def test_code_compiles_and_what_it_imports_is_there(block: Block) -> None:
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = importlib.import_module(node.module)
+            assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+
+
+@each("json")
+def test_records_are_accepted(block: Block, tmp_path: Path) -> None:
+    row = json.loads(block.text)
+    for name in re.findall(r'"([\w/]+\.png)"', block.text):
+        picture(tmp_path / "data" / name, colour="white")
+    jsonl(tmp_path / "data/records.jsonl", [row])
+    task = "segmentation" if "query" in row else "i2i" if "source_image" in row else "t2i"
+    config = {"path": str(tmp_path / "data"), "height": 32, "width": 64, "task": task}
+    Preparation(DataConfig.model_validate(config | {"strict": True, "eval_share": 0, "held_out_share": 0})).write(
+        tmp_path / "out/records.parquet"
+    )
+    assert len(RecordTable(tmp_path / "out/records.parquet")) == 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_parameters_and_commands_in_the_lines_exist(page: Path, project: Path) -> None:
+    sections = "|".join(Parameters.model_fields)
+    for code in inline_code(page):
+        for setting in re.findall(rf"^((?:{sections})\.[\w.]+)(?<!\.py)(?:=\S*)?$", code):
+            assert is_parameter(setting), f"{page.name}: {setting}"
+        if re.match(r"(\.venv/bin/)?kedro run", code) and "=flux" not in code:
+            check_command(code.split(), project)
+
+
+def test_links_of_the_readme_resolve() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+        text = page.read_text(encoding="utf-8")
+        for path, anchor in re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)", text):
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page.name}: {path}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {path}#{anchor}"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="the group docs is not installed")
+def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ROOT / "src"), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr  # --quiet would not count warnings.
+    pages = {page.relative_to(tmp_path / "site").as_posix(): page.read_text("utf-8") for page in site_pages(tmp_path)}
+    for name, html in pages.items():
+        assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="?(?:https?:)?//[^>]*', html), name
+    assert "grpo.advantage_scale" not in pages["reference/parameters.html"], "in its section's table, by its own name"
+    for field in ("advantage_scale", "held_out_share", "window_steps", "least_cosine"):
+        assert f"<code>{field}</code>" in pages["reference/parameters.html"]
+    assert 'id="visual_grpo.components.load_policy"' in pages["reference/python.html"]
+    formulas = pages["algorithms.html"]
+    assert formulas.count("<math") > 60
+    assert not re.search(r"\\(frac|text|sum|log|left)", formulas)
+    assert "source/src/visual_grpo/grpo/losses.py.txt" in formulas
+    assert (tmp_path / "site/source/src/visual_grpo/grpo/losses.py.txt").is_file()
+
+
+def site_pages(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "site").rglob("*.html"))
+
+
+def test_the_page_of_metrics_names_every_metric_and_no_other() -> None:
+    text = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.split("## Reward", 1)[1].splitlines() if line.startswith("| `")]
+    explained = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert {general(name) for name in logged()} | from_the_policies() | {"eval/total", "part/NAME/PART"} == explained
+
+
+def general(name: str) -> str:
+    """A metric's name with NAME for a reward and K for a number, without the module."""
+    name = re.sub(r"^(ar|dit)/", "", name)
+    name = re.sub(r"^reward/count(_std)?$", r"reward/NAME\1", name)
+    return re.sub(r"^update_\d", "update_K", name)
+
+
+def logged() -> set[str]:
+    """The metrics of a step with one module and with two."""
+    config = GRPOConfig(steps=1, prompts_per_step=2, group_size=4, learning_rate=0.1, updates_per_rollout=2)
+
+    def trainer(policy: Any) -> Any:
+        return GRPOTrainer(policy, CountingScorer(), config)
+
+    both = AlternatingTrainer({"ar": trainer(ToyTokenPolicy()), "dit": trainer(ToyGaussianPolicy())}, 1, 0)
+    return {name for t in (trainer(ToyTokenPolicy()), both) for step in t.fit(records(4)) for name in step.values}
+
+
+def from_the_policies() -> set[str]:
+    """What the policies themselves measure: the keys of the stats of their rollouts."""
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/visual_grpo/policies").rglob("*.py"))
+    return set(re.findall(r'"((?:seconds|speed)/\w+|entropy|tokens_per_sample)"', source))
+
+
+def test_the_page_of_own_data_lists_the_layouts_and_keys() -> None:
+    text = (DOCS / "own_data.md").read_text(encoding="utf-8")
+    layouts, keys = (re.findall(r"^\| `(\w+)` \|", text.split(head, 1)[1].split("\n\n", 1)[0], re.M) for head in TABLES)
+    assert layouts == list(LAYOUTS)
+    assert set(keys) == set(records_jsonl.KEYS)
+
+
+def test_the_picture_of_the_layers_is_the_contract() -> None:
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"][0]
+    height = {name: row for row, names in enumerate(contract["layers"]) for name in names.split(" | ")}
+    svg = (DOCS / "architecture.svg").read_text(encoding="utf-8")
+    drawn = re.findall(r'y="(\d+)" class="m">(\w+)<', svg)
+    assert len(drawn) > 15
+    rows: dict[int, set[int]] = {}
+    for y, name in drawn:
+        rows.setdefault(int(y), set()).add(height[name])
+    order = [row for y in sorted(rows) for row in rows[y]]
+    assert order == sorted(set(order)), "one layer a row, from the top"
+
+
+def test_the_configurations_that_the_page_of_models_names_exist() -> None:
+    from visual_grpo.policies.families import BUILT_IN
+
+    text = (DOCS / "own_model.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)`", text, re.M)) == set(BUILT_IN)
+
+
+def test_the_citation_is_valid() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors", "type"} <= set(citation)
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert f"## {project['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("[", "").replace(
+        "]", ""
+    )
+
+
+def write(files: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes a page's files; its Python files can be imported."""
+    monkeypatch.syspath_prepend(folder)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+        if name.endswith(".py"):
+            monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
+
+
+def anchors(page: Path) -> set[str]:
+    """Those that GitHub gives the headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
