@@ -58,7 +58,7 @@ docs: setup  ## Build the documentation into site/
 	@echo "Open site/index.html"
 
 lock: setup  ## Update requirements.lock after a change in pyproject.toml
-	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group docs --group dvc --group notebooks --group viz \
+	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group docs --group dvc --group notebooks --group viz --group trackers \
 	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header
 	@touch $(STAMP)
 

@@ -18,7 +18,7 @@ def dataset(tmp_path):
 
 def test_a_missing_manifest_names_the_command(dataset):
     assert not dataset.exists()
-    with pytest.raises(UserError, match="Make it with: .venv/bin/kedro run --pipeline=data_preparation"):
+    with pytest.raises(UserError, match=r"Make it with: \.venv/bin/kedro run --pipeline=data_preparation"):
         dataset.load()
 
 
