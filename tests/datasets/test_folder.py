@@ -62,9 +62,7 @@ def content(folder):
 
 def test_a_missing_folder_names_the_command(dataset):
     assert not dataset.exists()
-    with pytest.raises(
-        UserError, match=r"out does not exist yet.*\.venv/bin/kedro run --pipeline=baseline"
-    ):
+    with pytest.raises(UserError, match=r"out does not exist yet.*\.venv/bin/kedro run --pipeline=baseline"):
         dataset.load()
 
 

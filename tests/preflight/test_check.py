@@ -70,6 +70,7 @@ def test_masks_need_the_other_model_and_have_its_reward_there(tmp_path):
         "starter": {"world": "scenes"},
         "modules": {"dit": None},
         "sampling": {"rollout": none, "stock": none},
+        "evaluation": {"controls": []},
     }
     config = settle(tmp_path, data={"task": "segmentation"}, **language)
     assert (config.reward, list(config.rewards)) == ("negative_points", ["negative_points"])

@@ -140,6 +140,12 @@ class EvaluationConfig(Strict):
 
 
 class TrackingConfig(Strict):
+    """MLflow is always on (conf/base/mlflow.yml); the others are written beside it."""
+
+    tensorboard: str | None = Field(None, description="folder for TensorBoard's event files; null = none")
+    wandb: Literal["online", "offline"] | None = Field(
+        None, description="also log to Weights & Biases; offline: into ./wandb, to be sent later by `wandb sync`"
+    )
     checkpoints: str = Field("data/06_models/checkpoints", description="folder; null = OUTPUT/06_models/checkpoints")
     checkpoint_every: int = Field(10, ge=1, description="training steps between checkpoints")
     images_every: int = Field(10, ge=0, description="training steps between sample grids; 0 = none")

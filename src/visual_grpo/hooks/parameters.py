@@ -15,6 +15,7 @@ from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.validation import validate
 from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.preflight import Command, settled
+from visual_grpo.tracking.others import check_packages
 
 
 class ParameterHooks:
@@ -47,6 +48,8 @@ class ParameterHooks:
             catalog.load("parameters"), pipeline.all_outputs(), lambda: catalog.load("records"), Command.of(run_params)
         )
         put_parameters(parameters, catalog)
+        if "adapters" in pipeline.all_outputs():
+            check_packages(parameters.tracking)
         if "adapters" in pipeline.all_outputs() and parameters.resume == "auto":
             from visual_grpo.training import check_resumable
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from visual_grpo.config import Parameters
+from visual_grpo.config import Parameters, flatten
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import CHANGES, read_facts
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from visual_grpo.tracking import Tracker
+    from visual_grpo.tracking.others import Log
     from visual_grpo.training import Progress, TrainingRun
     from visual_grpo.types import Judge, PromptRecord, Sample, StepMetrics
 
@@ -33,6 +34,8 @@ def train(
     from visual_grpo import components
     from visual_grpo.model_card import CARD, model_card
     from visual_grpo.tracking import Tracker, lineage
+    from visual_grpo.tracking.description import training_name
+    from visual_grpo.tracking.others import open_logs
     from visual_grpo.training import TrainingRun
 
     tracker, project = Tracker.active(), Path.cwd()
@@ -59,7 +62,9 @@ def train(
         lineage={"command": lineage.command(), **lineage.git_tags(project), **lineage.version_tags()},
     )
     changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
-    progress = _run(parameters, run, scorer, tracker, tuple(plan.modules))
+    name = training_name(parameters, plan.modules, None, {})
+    with open_logs(parameters.tracking, name, flatten(parameters.model_dump(mode="json"))) as others:
+        progress = _run(parameters, run, scorer, tracker, others, tuple(plan.modules))
     run.write_adapters(adapters_draft)
     if changes:
         (adapters_draft / CHANGES).write_text(changes, encoding="utf-8")
@@ -75,7 +80,14 @@ def train(
     return adapters_draft, pd.DataFrame(progress.history)
 
 
-def _run(config: Parameters, run: TrainingRun, judge: Judge, tracker: Tracker, modules: tuple[str, ...]) -> Progress:
+def _run(
+    config: Parameters,
+    run: TrainingRun,
+    judge: Judge,
+    tracker: Tracker,
+    others: Sequence[Log],
+    modules: tuple[str, ...],
+) -> Progress:
     from visual_grpo import console
     from visual_grpo.grpo.checkpoint import latest_checkpoint
     from visual_grpo.tracking.metrics import tracked
@@ -86,10 +98,14 @@ def _run(config: Parameters, run: TrainingRun, judge: Judge, tracker: Tracker, m
     with console.progress("train", config.grpo.steps, completed=done) as bar:
 
         def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
-            tracker.metrics(tracked(row, modules, optimised), metrics.step)
+            logs: list[Log] = [tracker, *others]
+            for log in logs:
+                log.metrics(tracked(row, modules, optimised), metrics.step)
             if _due(metrics.step, config.tracking.images_every):
                 shown, samples, rewards = run.shown_samples()
-                tracker.image(_grid(shown, samples, rewards.tolist(), judge, SHOWN_EACH), "samples", metrics.step)
+                picture = _grid(shown, samples, rewards.tolist(), judge, SHOWN_EACH)
+                for log in logs:
+                    log.image(picture, "samples", metrics.step)
             names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
             bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
 

@@ -1,0 +1,58 @@
+"""TensorBoard and Weights & Biases: what they wrote is read back with their own readers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from visual_grpo.config import TrackingConfig
+from visual_grpo.errors import UserError
+from visual_grpo.tracking import others
+from visual_grpo.tracking.others import check_packages, open_logs
+
+
+def write(config: TrackingConfig) -> None:
+    with open_logs(config, "ar seed 0", {"grpo.steps": 2}) as logs:
+        assert len(logs) == 1
+        for step in (1, 2):
+            for log in logs:
+                log.metrics({"reward/total": step / 4}, step)
+                log.image(Image.new("RGB", (8, 4), "red"), "samples", step)
+
+
+def test_tensorboard_gets_curves_and_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+    write(TrackingConfig(tensorboard=str(tmp_path)))
+    events = EventAccumulator(str(tmp_path / "ar seed 0"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("reward/total")] == [(1, 0.25), (2, 0.5)]
+    assert [(e.step, e.width, e.height) for e in events.Images("samples")] == [(1, 8, 4), (2, 8, 4)]
+
+
+def test_wandb_offline_gets_curves_pictures_and_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.chdir(tmp_path)
+    write(TrackingConfig(wandb="offline"))
+    [file] = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    # The client no longer reads its own files; the texts in them are not compressed.
+    written = file.read_bytes()
+    assert written.count(b"reward/total") >= 2
+    for text in (b"0.25", b"0.5", b"ar seed 0", b"grpo.steps"):
+        assert text in written
+    assert len(list((tmp_path / "wandb").rglob("samples_*.png"))) == 2
+
+
+def test_none_is_asked_for_and_none_is_opened() -> None:
+    with open_logs(TrackingConfig(), "name", {}) as logs:
+        assert logs == []
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others, "_PACKAGES", {"wandb": "no_such_package"})
+    with pytest.raises(UserError, match=r"tracking\.wandb needs the package no_such_package"):
+        check_packages(TrackingConfig(wandb="offline"))
+    check_packages(TrackingConfig(tensorboard="folder"))
