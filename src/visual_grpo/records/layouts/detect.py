@@ -70,8 +70,8 @@ def find_records(path: Path, layout: str = "auto") -> Found:
     if not path.exists():
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(
-            f"data.path: there is no {path}.{nearest_hint(path.name, siblings)} Give a folder or file with records, as"
-            " --params=data.path=FOLDER; with data.path null the starter draws the default dataset"
+            f"data.path: there is no {path}.{nearest_hint(path.name, siblings)} Give a folder or file with records:"
+            " --params=data.path=FOLDER. To draw the default dataset: kedro run --pipeline=starter"
         )
     candidates = list(LAYOUTS.values()) if layout == "auto" else [LAYOUTS[layout]]
     for candidate in candidates:
