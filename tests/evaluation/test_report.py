@@ -1,5 +1,4 @@
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,37 +9,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from tests.evaluation.painter import ROLLOUT, STOCK, Painter, brightness, records
-from visual_grpo.evaluation.compare import compare
+from tests.evaluation.painter import records
+from tests.evaluation.reports import reported
 from visual_grpo.evaluation.examples import choose
-from visual_grpo.evaluation.generate import draw_and_score, plan_images
-from visual_grpo.evaluation.headline import headline
 from visual_grpo.evaluation.pictures import WIDTH
-from visual_grpo.evaluation.report import write_report
 from visual_grpo.images import read_image
-from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.types import PromptRecord
-
-HISTORY = pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]})
-
-
-SPLITS = {"held_out": records("held_out", 4), "eval": records("eval", 2)}
-
-
-def drawn(folder: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]] = SPLITS) -> pd.DataFrame:
-    plan = plan_images(splits, seed=0, images_per_prompt=2, max_prompts=None)
-    scorer = RewardSet({"brightness": (brightness, 1.0)})
-    samplers = {"rollout": ROLLOUT, "stock": STOCK}
-    return draw_and_score(Painter(gain), scorer, plan, samplers, folder, batch_size=8, facts={"seed": 0})
-
-
-def reported(tmp_path: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]] = SPLITS) -> Path:
-    before, after = drawn(tmp_path / "baseline", 0.0, splits), drawn(tmp_path / "trained", gain, splits)
-    entries = compare(before, after, bootstrap_samples=100, seed=0)
-    (tmp_path / "report").mkdir()
-    evaluation = {"seed": 0, "adapter": "<an adapter>", "headline": headline(entries), "rewards": entries}
-    write_report(tmp_path / "report", evaluation, tmp_path / "baseline", tmp_path / "trained", HISTORY)
-    return tmp_path / "report"
 
 
 class Images(HTMLParser):
@@ -60,13 +33,12 @@ def test_the_page_is_self_contained(tmp_path: Path) -> None:
     parser.feed(page)
     pictures = {path.name for path in folder.glob("*.png")}
     assert pictures == {"samples.png", "differences.png", "gains.png", "training.png"}
-    assert len(parser.sources) == len(pictures)
-    assert all(source.startswith("data:image/png;base64,") for source in parser.sources)
-    assert "&lt;an adapter&gt;" in page
-    assert "<an adapter>" not in page
+    assert len(parser.sources) == 2 * (4 + 4)  # Both sides of four held-out prompts: samples, gains.
+    assert all(source.startswith("data:image/webp;base64,") for source in parser.sources)
+    assert "http" not in page.replace("http-equiv", "")
     total = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["rewards"][0]
     assert total["difference"] == pytest.approx(0.2, abs=0.01)
-    assert f"{total['difference']:.4f}" in page
+    assert f"{total['difference']:+.3f}" in page
 
 
 def test_losses_are_shown_if_there_are_any(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLOURS = {"stock": "#0969da", "rollout": "#bc4c00"}
+COLOURS = {"stock": "#0969da", "rollout": "#bc4c00", "sde": "#1a7f37"}
 OFFSET = 0.14
 """Half the distance between the samplers' marks on one row."""
 

@@ -1,0 +1,41 @@
+"""Reports of a painter in the place of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tests.evaluation.painter import ROLLOUT, STOCK, Painter, brightness, records
+from visual_grpo.evaluation.compare import compare, compare_controls
+from visual_grpo.evaluation.generate import draw_and_score, plan_images
+from visual_grpo.evaluation.headline import headline
+from visual_grpo.evaluation.report import write_report
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.types import PromptRecord
+
+HISTORY = pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]})
+SPLITS = {"held_out": records("held_out", 4), "eval": records("eval", 2)}
+
+
+def drawn(folder: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]] = SPLITS) -> pd.DataFrame:
+    """Two samples of each prompt with two samplers, and of the base painter with a control."""
+    plan = plan_images(splits, seed=0, images_per_prompt=2, max_prompts=None)
+    scorer = RewardSet({"brightness": (brightness, 1.0)})
+    samplers = {"rollout": ROLLOUT, "stock": STOCK}
+    controls = {} if gain else {"stock steps=20": STOCK.model_copy(update={"steps": 20})}
+    facts = {"seed": 0, "controls": {name: {} for name in controls}}
+    return draw_and_score(Painter(gain), scorer, plan, samplers, folder, batch_size=8, facts=facts, controls=controls)
+
+
+def reported(tmp_path: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]] = SPLITS, **facts: Any) -> Path:
+    """The folder of a report; ``facts`` are further entries of the evaluation."""
+    before, after = drawn(tmp_path / "baseline", 0.0, splits), drawn(tmp_path / "trained", gain, splits)
+    entries = compare(before, after, bootstrap_samples=100, seed=0)
+    controls = compare_controls(before, after, bootstrap_samples=100, seed=0)
+    (tmp_path / "report").mkdir()
+    evaluation = {"headline": headline(entries, controls), "rewards": entries, "controls": controls} | facts
+    write_report(tmp_path / "report", evaluation, tmp_path / "baseline", tmp_path / "trained", HISTORY)
+    return tmp_path / "report"
