@@ -1,0 +1,89 @@
+"""The wheel holds the whole package, and README's Python runs with it where there is no repository."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.markdown import ROOT, blocks
+
+SNIPPETS = [block for block in blocks("python", page=ROOT / "README.md") if block.file is None]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `uv build --wheel` makes it: uv calls this backend too."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=ROOT)
+    [built] = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a fresh environment with the wheel, which sees the locked packages but not the repository."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", str(folder), cwd=folder)
+    made = folder / "bin" / "python"
+    run(str(made), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel), cwd=folder)
+    # A .pth file in a folder that a .pth file names is not read: an editable install stays out.
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "locked.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
+    return made
+
+
+def run(*command: str, cwd: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_it_holds_every_file_of_the_package(wheel: Path) -> None:
+    listed = run("git", "ls-files", "src/visual_grpo", cwd=ROOT).split()
+    held = set(zipfile.ZipFile(wheel).namelist())
+    assert {path.removeprefix("src/") for path in listed} - held == set()
+    assert {name.split("/")[0] for name in held} == {"visual_grpo", f"{wheel.name.rsplit('-', 3)[0]}.dist-info"}
+
+
+@pytest.mark.slow
+def test_its_facts_are_the_projects(wheel: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    archive = zipfile.ZipFile(wheel)
+    [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    facts = archive.read(name).decode()
+    assert f"Version: {project['version']}\n" in facts
+    assert f"License-Expression: {project['license']}\n" in facts
+    assert facts.count("Requires-Dist: ") == len(project["dependencies"])
+
+
+@pytest.mark.slow
+def test_it_is_the_wheel_that_is_imported(python: Path, tmp_path: Path) -> None:
+    place = run(str(python), "-c", "import visual_grpo; print(visual_grpo.__file__)", cwd=tmp_path)
+    assert Path(place.strip()).is_relative_to(python.parents[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(SNIPPETS)), ids=[block.heading for block in SNIPPETS])
+def test_the_readmes_python_runs_outside_of_the_repository(
+    number: int, python: Path, pipeline_folder: Path, tmp_path: Path
+) -> None:
+    """Literally, in a folder that holds a model and its adapters where a run would have left them."""
+    from visual_grpo.components import load_model
+
+    shutil.copytree(pipeline_folder, tmp_path / "data/06_models/base")
+    load_model(str(pipeline_folder), train=["ar", "dit"]).adapters.save(tmp_path / "data/06_models/adapters")
+    run(str(python), "-W", "error::DeprecationWarning:__main__", "-c", SNIPPETS[number].text, cwd=tmp_path)
+
+
+def test_the_readme_has_python_to_run() -> None:
+    assert {block.heading for block in SNIPPETS} >= {"Use the adapters", "The core without Kedro"}
