@@ -20,12 +20,19 @@ ROOT = Path(__file__).parents[1]
 
 REGISTRY = """
 from kedro.pipeline import node, pipeline
-from visual_grpo.config import GRPOConfig, Parameters
+from visual_grpo.config import DataConfig, GRPOConfig, Parameters
 from visual_grpo.errors import UserError
 
 def make(parameters: Parameters, grpo: GRPOConfig, rewards):
     kinds = [type(value).__name__ for value in (parameters, grpo, rewards["palette"])]
     return {"steps": [parameters.grpo.steps, grpo.steps], "kinds": kinds}
+
+def prepare(data: DataConfig, draft):
+    from visual_grpo.pipelines.data_preparation.nodes import prepare_records
+    return prepare_records(data, {}, draft)
+
+def score(records, parameters: Parameters, rewards):
+    return {"reward": parameters.reward, "rewards": list(rewards)}
 
 def interrupt(report):
     raise KeyboardInterrupt
@@ -64,10 +71,12 @@ def register_pipelines():
     images = pipeline([node(make, typed, "baseline", name="images")])
     fills = {f.__name__: pipeline([node(f, "folder_draft", "folder", name=f"node_{f.__name__}")]) for f in
              (fill, half, closure)}
+    own = pipeline([node(prepare, ["params:data", "records_draft"], "records", name="prepare"),
+                    node(score, ["records", "parameters", "params:rewards"], "baseline", name="score")])
     ends = {f.__name__: pipeline([node(f, "report", None, name=f.__name__)]) for f in
             (interrupt, crash, mistake, terminate)}
     judged = pipeline([node(judge, ["adapters", "trained_draft", "parameters"], "trained", name="judge")])
-    return {"make": first, "images": images, "evaluate": judged, **ends, **fills, "__default__": first}
+    return {"make": first, "images": images, "own": own, "evaluate": judged, **ends, **fills, "__default__": first}
 """
 
 SCRIPT = """
@@ -106,7 +115,14 @@ out = {"missing": run("interrupt")}
 out["reward"] = run("images", rewards={"sim": {"weight": 1}})
 out["device"] = run("images", model={"device": "cuda:99"})
 out["model"] = run("images", model={"path": "no/such/folder"})
+for name, line in (("plain", "a cat"), ("quoted", 'a sign that says "OPEN"')):
+    (root / name).mkdir()
+    (root / name / "prompts.txt").write_text("".join(f"{line} {number}\\n" for number in range(20)))
+before = sorted(map(str, root.rglob("*")))
+out["plain"] = run("own", data={"path": "plain"})
+assert sorted(map(str, root.rglob("*"))) == before
 out["made"] = run("make")
+out["quoted"] = run("own", data={"path": "quoted"})
 for name in ("fill", "half", "closure", "interrupt", "crash", "mistake", "terminate", "interupt"):
     out[name] = run(name)
 adapters = root / "data/adapters"
@@ -133,6 +149,9 @@ pathlib.Path("out.json").write_text(json.dumps(out))
 
 CATALOG = """
 report: {type: json.JSONDataset, filepath: data/report.json}
+records: {type: visual_grpo.datasets.RecordsDataset, filepath: data/records.parquet}
+records_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/records.parquet, kind: file}
+baseline: {type: json.JSONDataset, filepath: data/baseline.json}
 folder: {type: visual_grpo.datasets.FolderDataset, filepath: data/folder, made_by: fill}
 folder_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/folder}
 adapters: {type: visual_grpo.datasets.FolderDataset, filepath: data/adapters, made_by: train}
@@ -190,6 +209,26 @@ def test_what_images_need_is_checked_before_anything_runs(runs, name, said):
     assert said in message
     assert runs[name]["runs"] == 0
     assert "1 of 1: images" not in runs["printed"]
+
+
+def test_data_that_no_reward_fits_leaves_nothing_behind(runs):
+    kind, message, code = runs["plain"]["end"]
+    assert (kind, code) == ("ClickException", 1)
+    assert "No reward fits all 20 records in plain" in message
+    assert "run --env=base --pipelines=own --params=data.path=plain,reward=text" in message
+    assert runs["plain"]["runs"] == 0
+
+
+def test_nodes_and_mlflow_get_the_rewards_that_the_records_decide(runs):
+    assert runs["quoted"]["end"] == "done"
+    used = json.loads((runs["data"] / "baseline.json").read_text())
+    assert used == {"reward": "text", "rewards": ["ocr", "edge_density"]}
+    logged = runs["quoted"]["params"]
+    assert (logged["reward"], logged["rewards.ocr.weight"], logged["rewards.edge_density.weight"]) == (
+        "text",
+        "1.0",
+        "0.0",
+    )
 
 
 def test_a_run_has_flat_parameters_and_its_lineage(runs):
@@ -305,6 +344,8 @@ def test_nothing_but_the_projects_own_lines_is_printed(runs):
         "== ",
         "MLflow run",
         "trained model's samples",
+        "base model's samples",
+        "Preparing records 20/20",
         "Next: ",
         "Stopped.",
         "WARNING  MLflow run 0000",
