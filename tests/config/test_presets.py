@@ -97,6 +97,8 @@ def test_other_values_change_a_preset_and_leave_the_rest():
         1.0,
         {"line": [0, 0, 1, 1]},
     )
+    more = parameters(reward="words", rewards={"ocr": {"options": {"more": 1}}})
+    assert more.rewards["ocr"].options == {"line": [0, 0, 1, 1], "more": 1}
 
 
 def test_a_preset_and_ones_own_reward_are_added_and_null_removes():
