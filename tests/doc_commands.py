@@ -61,7 +61,7 @@ def _kedro(words: list[str], project: Path) -> None:
 
     assert words[1] == "run", f"only kedro run is checked, got {words}"
     given = run.make_context("kedro run", words[2:]).params
-    names = [name for name in (given["pipeline"], *(given["pipelines"] or "").split(",")) if name]
+    names = [name for name in (given["pipeline"], *(given["pipelines"] or ())) if name]
     assert set(names) <= {module.name for module in iter_modules(pipelines.__path__)}
     check_parameters(parameters_of(project, given["env"], given["params"]))
 
