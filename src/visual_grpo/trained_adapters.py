@@ -9,10 +9,11 @@ from typing import Any
 
 from visual_grpo.errors import UserError
 
-FACTS, HISTORY, CHANGES = "training.json", "training.csv", "changes.diff"
-"""How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did."""
-LATEST = "latest"
-PRESENT_SECTIONS = ("evaluation", "tracking", "resume", "output", "adapter")
+FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
+"""How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did; the
+prompts that the training never saw."""
+LATEST, NONE = "latest", "none"
+PRESENT_SECTIONS = ("evaluation", "tracking", "resume", "output", "adapter", "generate", "score", "compare")
 """Parameters that judging an adapter takes from the present command, not from its training."""
 PRESENT_KEYS = {"model": ("device", "threads"), "policy": ("denoise_batch", "decode_batch", "rollout_batch")}
 

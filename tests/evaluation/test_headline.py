@@ -92,7 +92,7 @@ def test_the_control_is_the_bases_best_one() -> None:
 def test_the_task_has_its_own_measure(score: str, name: str) -> None:
     found = headline([entry(), entry(score, baseline_mean=0.3, trained_mean=0.9, difference=0.6, ci_low=-0.1)])
     assert (found["task"]["name"], found["task"]["baseline"], found["task"]["verdict"]) == (name, 0.3, "not shown")
-    assert lines(found)[1] == f"{name}: 0.300 before, 0.900 after training, +0.600 [-0.100, +0.500]."
+    assert lines(found)[1] == f"{name}: 0.300 of the base model, 0.900 of the trained model, +0.600 [-0.100, +0.500]."
     assert result(found)["task"] == {
         "baseline": 0.3, "trained": 0.9, "difference": 0.6, "ci_low": -0.1, "ci_high": 0.5,
     }  # fmt: skip

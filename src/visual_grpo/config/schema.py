@@ -16,6 +16,7 @@ from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.policy import LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_rewards
+from visual_grpo.config.small import CompareConfig, GenerateConfig, ScoreConfig
 from visual_grpo.config.training import EvaluationConfig, GRPOConfig, ModuleConfig, RewardConfig, TrackingConfig
 
 
@@ -33,9 +34,12 @@ class Parameters(Strict):
     )
     adapter: str = Field(
         "latest",
-        description="which adapter evaluate judges: latest (the one trained last), the folder of another, or the id or"
-        " name of an MLflow run",
+        description="which adapter evaluate judges and generate draws with: latest (the one trained last), the folder"
+        " of another, or the id or name of an MLflow run; generate also takes none, the base model",
     )
+    generate: GenerateConfig = GenerateConfig()
+    score: ScoreConfig = ScoreConfig()
+    compare: CompareConfig = CompareConfig()
     data: DataConfig
     starter: StarterConfig
     model: ModelConfig
@@ -90,6 +94,11 @@ class Parameters(Strict):
     def data_is_drawn(self) -> bool:
         """Whether the records are those of the starter."""
         return is_drawn(self.data.path, self.starter.dataset)
+
+    @property
+    def adapters_folder(self) -> str:
+        """Where the train pipeline puts its adapters (conf/base/catalog.yml)."""
+        return f"{self.output}/06_models/adapters"
 
     def grpo_of(self, module: str) -> GRPOConfig:
         """The algorithm's settings for one module."""

@@ -17,6 +17,7 @@ TASK_MEASURES = {
     "negative_points/gIoU": "gIoU",
 }
 """Scores that say in the task's own terms how many samples are right, and what they are called."""
+NAMES = ("the base model", "the trained model")
 EVAL_NOTE = "Eval prompts also occur in training, and they choose the best adapter."
 _NUMBERS = ("baseline", "trained", "difference", "ci_low", "ci_high")
 
@@ -29,7 +30,7 @@ def headline(
     controls: Sequence[Entry] = (),
     *,
     score: str = "total",
-    names: tuple[str, str] = ("the base model", "the trained model"),
+    names: tuple[str, str] = NAMES,
 ) -> dict[str, Any]:
     """The verdict on ``score``, for held-out prompts and the stock sampler if there are any.
 
@@ -45,6 +46,7 @@ def headline(
     measure = next((name for name in TASK_MEASURES if name in rows), None)
     found = {
         "score": score,
+        "names": list(names),
         "split": split,
         "sampler": sampler,
         **_numbers(entry),
@@ -89,18 +91,19 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     """The headline in words: its sentence, then the task's measure, the control and what was unscored, if any."""
     return [
         found["sentence"],
-        *([task_line(found["task"])] if found["task"] else []),
+        *([task_line(found["task"], found["names"])] if found["task"] else []),
         *([control_line(found["control"])] if found["control"] else []),
         *([unscored_line(found["unscored"])] if _any_unscored(found["unscored"]) else []),
         *([EVAL_NOTE] if found["split"] == "eval" else []),
     ]
 
 
-def task_line(task: Mapping[str, Any]) -> str:
-    """The task's own measure before and after."""
+def task_line(task: Mapping[str, Any], names: Sequence[str] = NAMES) -> str:
+    """The task's own measure of both sides."""
     if task["difference"] is None:
         return f"{task['name']}: no pair of samples could be judged."
-    return f"{task['name']}: {task['baseline']:.3f} before, {task['trained']:.3f} after training, {change(task)}."
+    base, trained = names
+    return f"{task['name']}: {task['baseline']:.3f} of {base}, {task['trained']:.3f} of {trained}, {change(task)}."
 
 
 def control_line(control: Mapping[str, Any]) -> str:

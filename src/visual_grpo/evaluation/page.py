@@ -80,6 +80,7 @@ def render(
             unscored=int(pairs["difference"].isna().sum()),
             pairs=listed,
             total=total,
+            differences=evaluation.get("differences", {}),
             configuration=configuration(parameters) if parameters else None,
             conditions=evaluation.get("conditions", {}),
             eval_note=EVAL_NOTE,

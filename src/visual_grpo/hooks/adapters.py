@@ -15,7 +15,7 @@ from visual_grpo.config.validation import validate
 from visual_grpo.errors import UserError
 from visual_grpo.hooks.parameters import put_parameters
 from visual_grpo.tracking.adapters import find_adapters
-from visual_grpo.trained_adapters import LATEST, parameters_to_judge, read_facts
+from visual_grpo.trained_adapters import LATEST, NONE, parameters_to_judge, read_facts
 
 
 class AdapterHooks:
@@ -35,13 +35,25 @@ class AdapterHooks:
                 f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. To judge"
                 " another: .venv/bin/kedro run --pipeline=evaluate --params=adapter=..."
             )
-        if not {"baseline", "trained"} & makes or ("trained" not in makes and present.adapter == LATEST):
-            return
-        if "adapters" in makes or (present.adapter == LATEST and not catalog.exists("adapters")):
-            return
-        own = read_facts(judged_adapters(catalog)).get("parameters")
-        tree = parameters_to_judge(present.model_dump(mode="json"), own, self._given)
-        put_parameters(validate(tree), catalog)
+        folder = None if "adapters" in makes else _deciding_adapters(present, makes)
+        if folder is not None:
+            own = read_facts(folder).get("parameters")
+            tree = parameters_to_judge(present.model_dump(mode="json"), own, self._given)
+            put_parameters(validate(tree), catalog)
+
+
+def _deciding_adapters(present: Parameters, makes: set[str]) -> Path | None:
+    """The folder of the adapters whose training decides the parameters; None where the present ones count."""
+    if "comparison" in makes:
+        named = present.compare.second if present.compare.second != NONE else present.compare.first
+    elif {"trained", "generated"} & makes or ("baseline" in makes and present.adapter != LATEST):
+        named = present.adapter
+    else:
+        return None
+    latest = Path(present.adapters_folder)
+    if named == NONE or (named == LATEST and not latest.is_dir()):
+        return None
+    return find_adapters(named, latest)
 
 
 def judged_adapters(catalog: CatalogProtocol) -> Path:

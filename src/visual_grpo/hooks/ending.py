@@ -20,6 +20,8 @@ SHOWN = {
     "adapters": "adapter",
     "trained": "trained model's samples",
     "negative_labels": "labels",
+    "generated": "pictures",
+    "scores": "scores",
 }
 """Dataset -> what its path is called at the end."""
 REPORT = "evaluation.html"
@@ -47,6 +49,8 @@ class EndingHooks:
         where = {label: _path(catalog, name) for name, label in SHOWN.items() if name in made}
         if "evaluation_report" in made:
             where["report"] = f"{_path(catalog, 'evaluation_report')}/{REPORT}"
+        if "comparison" in made:
+            where["report"] = f"{_path(catalog, 'comparison')}/{REPORT}"
         name = Tracker.active().name()
         console.summary("", where | ({"MLflow run": name} if name else {}))
         after = _next(run_params, made)

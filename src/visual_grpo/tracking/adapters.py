@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, nearest_hint
-from visual_grpo.trained_adapters import FACTS, LATEST
+from visual_grpo.trained_adapters import FACTS, LATEST, NONE, read_facts
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -34,6 +35,37 @@ def find_adapters(named: str, latest: Path) -> Path:
             f"adapter: {named} has no {FACTS}; expected the folder that .venv/bin/kedro run --pipeline=train leaves"
         )
     return _of_run(named)
+
+
+def adapters_of(config: Parameters) -> Path | None:
+    """The folder that the parameter ``adapter`` names; None for the base model.
+
+    Raises:
+        UserError: see `find_adapters`; or nothing was trained yet.
+    """
+    if config.adapter == NONE:
+        return None
+    latest = Path(config.adapters_folder)
+    if config.adapter == LATEST and not latest.is_dir():
+        raise UserError(
+            f"adapter: nothing was trained yet ({latest} does not exist). Train with .venv/bin/kedro run, or draw with"
+            " the base model: --params=adapter=none"
+        )
+    return find_adapters(config.adapter, latest)
+
+
+def model_of(config: Parameters, adapters: Path | None) -> str:
+    """The base model that ``adapters`` were trained on; without adapters that of the parameters.
+
+    Raises:
+        UserError: the starter has not pretrained it yet.
+    """
+    model = (None if adapters is None else read_facts(adapters)["model"]) or config.model.path or config.starter.model
+    if config.model.path is None and not Path(model).is_dir():
+        raise UserError(
+            f"The base model {model} does not exist yet. Make it with: .venv/bin/kedro run --pipeline=starter"
+        )
+    return str(model)
 
 
 def _of_run(named: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import pandas as pd
 
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import CHANGES, read_facts
+from visual_grpo.trained_adapters import CHANGES, HELD_OUT, read_facts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -68,6 +69,8 @@ def train(
     run.write_adapters(adapters_draft)
     if changes:
         (adapters_draft / CHANGES).write_text(changes, encoding="utf-8")
+    held_out = sorted({record.prompt for record in records.split("held_out")})
+    (adapters_draft / HELD_OUT).write_text(json.dumps(held_out, ensure_ascii=False), encoding="utf-8")
     facts = read_facts(adapters_draft)
     (adapters_draft / CARD).write_text(model_card(facts, plan.modules), encoding="utf-8")
     tracker.folder(adapters_draft, "adapters")

@@ -1,0 +1,32 @@
+"""The pipelines beside the data flow: draw pictures, score a folder of pictures, compare two adapters."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from visual_grpo.config.base import Strict
+
+
+class GenerateConfig(Strict):
+    prompt: str | None = Field(None, description="one prompt; with a comma in it, use a file")
+    prompts: str | None = Field(
+        None, description="file or folder in any layout of data.path, such as prompts.txt; null = prompt"
+    )
+    samples: int = Field(1, ge=1, description="of each prompt")
+    sampler: Literal["stock", "rollout"] = Field("stock", description="sampling.stock or sampling.rollout")
+    seed: int = Field(0, ge=0, lt=2**31, description="of the samples")
+
+
+class ScoreConfig(Strict):
+    path: str | None = Field(
+        None, description="folder of pictures with prompts: captions, an image folder, or what generate wrote"
+    )
+
+
+class CompareConfig(Strict):
+    """Each as the parameter ``adapter``: latest, a folder, an MLflow run's id or name; none = the base model."""
+
+    first: str = Field("none", description="what is compared with")
+    second: str = Field("latest", description="what is judged")

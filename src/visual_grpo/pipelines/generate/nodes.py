@@ -1,0 +1,90 @@
+"""The node that draws prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError
+from visual_grpo.types import PromptRecord
+
+if TYPE_CHECKING:
+    from visual_grpo.types import Judge, Sample
+
+LISTED = "metadata.jsonl"
+"""File, prompt and seed of each picture: an image folder, so that score reads it."""
+_SHEET_COLUMNS, _SHEET_MOST = 5, 100
+
+
+def draw_prompts(parameters: Parameters, generated_draft: Path) -> Path:
+    """The folder with a picture of each sample, a list of them, and a contact sheet."""
+    from visual_grpo import components, console
+    from visual_grpo.evaluation.generate import check_samples
+    from visual_grpo.evaluation.seeds import image_seed
+    from visual_grpo.tracking.adapters import adapters_of, model_of
+
+    settings = parameters.generate
+    with _prompts(parameters) as records:
+        adapters = adapters_of(parameters)
+        model_path = model_of(parameters, adapters)
+        scorer = components.build_scorer(parameters, components.make_plan(parameters, model_path).modules)
+        model = components.build_model(parameters, model_path, adapters)
+        sampler = getattr(parameters.sampling, settings.sampler)
+        asked = [
+            (record, image_seed(settings.seed, record.id, i)) for record in records for i in range(settings.samples)
+        ]
+        drawn: list[tuple[PromptRecord, int, Sample]] = []
+        size = parameters.evaluation.batch_size
+        with console.progress("Drawing", len(asked)) as bar:
+            for start in range(0, len(asked), size):
+                batch = asked[start : start + size]
+                chosen = [record for record, _ in batch]
+                samples = model.generate(chosen, [seed for _, seed in batch], sampler)
+                check_samples(samples, chosen)
+                drawn += [(record, seed, sample) for (record, seed), sample in zip(batch, samples, strict=True)]
+                bar.advance(len(batch))
+        _write(generated_draft, drawn, scorer)
+    with_what = "without an adapter" if adapters is None else f"with the adapter {parameters.adapter}"
+    console.note(f"Drew {len(drawn)} pictures of {len(records)} prompts {with_what}.")
+    return generated_draft
+
+
+@contextmanager
+def _prompts(parameters: Parameters) -> Iterator[Sequence[PromptRecord]]:
+    settings = parameters.generate
+    if (settings.prompt is None) == (settings.prompts is None):
+        raise UserError(
+            "generate needs either one prompt or a file of prompts:\n"
+            "  --params='generate.prompt=a small red circle on the left'\n"
+            "  --params=generate.prompts=prompts.txt"
+        )
+    if settings.prompts is None:
+        yield [PromptRecord(id="prompt", prompt=str(settings.prompt))]
+        return
+    from visual_grpo.records.beside import prepared_beside
+
+    with prepared_beside(settings.prompts, parameters.data) as records:
+        yield records
+
+
+def _write(folder: Path, drawn: Sequence[tuple[PromptRecord, int, Sample]], judge: Judge) -> None:
+    from visual_grpo.evaluation.pictures import grid, of_sample
+    from visual_grpo.types import TextSample
+
+    digits = len(str(len(drawn)))
+    rows, pictures = [], []
+    for number, (record, seed, sample) in enumerate(drawn, start=1):
+        file = f"{number:0{digits}d}.png"
+        pictures.append(of_sample(record, sample, judge))
+        pictures[-1].save(folder / file)
+        answer = {"answer": sample.text} if isinstance(sample, TextSample) else {}
+        rows.append({"file_name": file, "text": record.prompt, "seed": seed, **answer})
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / LISTED).write_text(lines, encoding="utf-8")
+    captions = [str(row["text"]) for row in rows]
+    sheet = grid(pictures[:_SHEET_MOST], captions[:_SHEET_MOST], columns=min(_SHEET_COLUMNS, len(pictures)))
+    sheet.save(folder / "contact_sheet.png")

@@ -1,0 +1,213 @@
+"""generate, score and compare: the node of each, on a small model or on pictures that are made here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from tests.evaluation.defaults import parameters
+from tests.evaluation.painter import Painter, records
+from visual_grpo import components
+from visual_grpo.datasets import RecordsDataset
+from visual_grpo.errors import UserError
+from visual_grpo.pipelines.compare.nodes import compare_adapters, differences
+from visual_grpo.pipelines.generate.nodes import draw_prompts
+from visual_grpo.pipelines.score.nodes import score_folder, summary
+from visual_grpo.records.table import RecordTable
+
+SIZE = {"height": 64, "width": 96}
+BRIGHTNESS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
+
+
+def draw(folder: Path, model: Path, **settings: Any) -> list[dict[str, Any]]:
+    """What the list of pictures says; the pictures are in ``folder``."""
+    folder.mkdir()
+    config = parameters(
+        data=SIZE, model={"path": str(model)}, adapter="none", generate=settings, rewards=BRIGHTNESS, output=str(folder)
+    )
+    assert draw_prompts(config, folder) == folder
+    return [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
+
+
+def test_pictures_of_a_file_of_prompts_are_listed_and_repeat(tmp_path: Path, pipeline_folder: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("a red circle\n一个蓝色的正方形\n")
+    file = str(tmp_path / "prompts.txt")
+    rows = draw(tmp_path / "one", pipeline_folder, prompts=file, samples=2)
+    assert [row["text"] for row in rows] == ["a red circle"] * 2 + ["一个蓝色的正方形"] * 2
+    assert len({row["seed"] for row in rows}) == 4
+    again = draw(tmp_path / "two", pipeline_folder, prompts=file, samples=2)
+    other = draw(tmp_path / "three", pipeline_folder, prompts=file, samples=2, seed=1)
+    assert rows == again
+    for row, differing in zip(rows, other, strict=True):
+        pictures = [np.asarray(Image.open(tmp_path / name / row["file_name"])) for name in ("one", "two", "three")]
+        assert pictures[0].shape == (64, 96, 3)
+        assert (pictures[0] == pictures[1]).all()
+        assert (pictures[0] != pictures[2]).any()
+        assert row["seed"] != differing["seed"]
+    assert (tmp_path / "one" / "contact_sheet.png").is_file()
+
+
+def test_one_prompt(tmp_path: Path, pipeline_folder: Path) -> None:
+    [row] = draw(tmp_path / "one", pipeline_folder, prompt="a red circle")
+    assert row["text"] == "a red circle"
+
+
+@pytest.mark.parametrize("given", [{}, {"prompt": "a", "prompts": "b.txt"}])
+def test_generate_needs_one_of_two(tmp_path: Path, given: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"(?s)either one prompt or a file.*generate\.prompts=prompts\.txt"):
+        draw_prompts(parameters(generate=given), tmp_path)
+
+
+def test_without_an_adapter_generate_says_how_to_draw(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing was trained yet .*adapter=none"):
+        draw_prompts(parameters(generate={"prompt": "a"}, output=str(tmp_path)), tmp_path)
+
+
+def pictures(folder: Path, levels: dict[str, int]) -> str:
+    """A picture of one grey level with a caption, for each name."""
+    folder.mkdir()
+    for name, level in levels.items():
+        Image.new("RGB", (96, 64), (level,) * 3).save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text(f"a picture of {name}")
+    return str(folder)
+
+
+def test_pictures_are_scored_by_any_rewards(tmp_path: Path) -> None:
+    path = pictures(tmp_path / "in", {"a": 0, "b": 51, "c": 255})
+    out = tmp_path / "out"
+    out.mkdir()
+    rewards = {"brightness": {**BRIGHTNESS["brightness"], "weight": 2.0}}
+    score_folder(parameters(data=SIZE, score={"path": path}, rewards=rewards), out)
+    table = pd.read_csv(out / "scores.csv").set_index("prompt")
+    assert table["brightness"].to_dict() == {
+        "a picture of a": 0.0,
+        "a picture of b": pytest.approx(0.2),
+        "a picture of c": 1.0,
+    }
+    assert table["total"].tolist() == pytest.approx((2 * table["brightness"]).tolist())
+    assert (out / "sheet.png").is_file()
+
+
+def test_the_share_of_variance_shows_a_drowned_reward() -> None:
+    loud, quiet = [0.0, 10.0, 0.0, 10.0], [0.0, 0.0, 1.0, 1.0]
+    total = [a + 2 * b for a, b in zip(loud, quiet, strict=True)]
+    table = pd.DataFrame({"loud": loud, "quiet": quiet, "total": total})
+    rows = {row[0]: row for row in summary(table, {"loud": 1.0, "quiet": 2.0})}
+    # Variances 25 and 4 x 0.25 of two uncorrelated parts.
+    assert (rows["loud"][6], rows["quiet"][6], rows["total"][6]) == ("96%", "4%", None)
+    assert rows["loud"][2:6] == ["5", "5", "0", "10"]
+    table.loc[0, "quiet"] = float("nan")
+    assert {row[0]: row[7] for row in summary(table, {"loud": 1.0, "quiet": 2.0})}["quiet"] == 1
+
+
+def test_score_needs_a_folder_with_pictures(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"score needs a folder of pictures.*\n.*score\.path=FOLDER"):
+        score_folder(parameters(), tmp_path)
+    (tmp_path / "prompts.txt").write_text("a\nb\n")
+    with pytest.raises(UserError, match=r"2 records of .* have no picture"):
+        score_folder(parameters(score={"path": str(tmp_path)}, rewards=BRIGHTNESS), tmp_path)
+
+
+class Trainings:
+    """Prepared records, and folders of trainings whose adapters brighten a painter's pictures."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.gains: dict[Path, float] = {}
+        rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in records("held_out", 4)]
+        RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
+        self.records = RecordTable(folder / "records.parquet")
+        monkeypatch.setattr(components, "build_model", self._model)
+
+    def add(
+        self, name: str, gain: float, data: str | None = None, held_out: list[str] | None = None, **own: Any
+    ) -> str:
+        folder = self.folder / name
+        (folder / "best" / "ar").mkdir(parents=True)
+        self.gains[folder] = gain
+        config = parameters(rewards=BRIGHTNESS, policy={"train": "ar"}, model={"family": "glm_image"}, **own)
+        facts = {"steps": 2, "seed": 0, "model": "base", "model_digest": "digest"} | {
+            "data": data or self.records.digest,
+            "parameters": config.model_dump(mode="json"),
+            "git.commit": name,
+        }
+        (folder / "training.json").write_text(json.dumps(facts))
+        (folder / "training.csv").write_text("step,reward/total\n1,0.5\n")
+        if held_out is not None:
+            (folder / "held_out.json").write_text(json.dumps(held_out))
+        return str(folder)
+
+    def compare(self, **sides: str) -> dict[str, Any]:
+        out = self.folder / "out"
+        out.mkdir()
+        small = {"images_per_prompt": 2, "bootstrap_samples": 200, "controls": []}
+        config = parameters(
+            rewards=BRIGHTNESS,
+            policy={"train": "ar"},
+            model={"family": "glm_image"},
+            compare=sides,
+            evaluation=small,
+            output=str(self.folder),
+        )
+        compare_adapters(config, self.records, out)
+        found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())
+        return found
+
+    def _model(self, config: object, model: str, adapters: Path | None = None) -> Painter:
+        return Painter(gain=0.0 if adapters is None else self.gains[adapters])
+
+
+@pytest.fixture
+def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainings:
+    return Trainings(tmp_path, monkeypatch)
+
+
+def test_two_adapters_are_compared_on_the_same_prompts_and_seeds(trainings: Trainings) -> None:
+    first = trainings.add("first", 0.1)
+    second = trainings.add("second", 0.3, grpo={"loss": "dapo"}, tracking={"checkpoint_every": 3})
+    found = trainings.compare(first=first, second=second)
+    assert found["headline"]["difference"] == pytest.approx(0.2, abs=0.01)
+    assert (found["headline"]["verdict"], found["headline"]["prompts"]) == ("better", 4)
+    assert found["headline"]["names"] == [f"{first} (ar, 2 steps, seed 0)", f"{second} (ar, 2 steps, seed 0)"]
+    assert found["differences"] == {"grpo.loss": ["grpo", "dapo"], "code": ["first", "second"]}
+    assert "What differs between the trainings" in (trainings.folder / "out/evaluation.html").read_text()
+
+
+def test_an_adapter_is_compared_with_the_base_model(trainings: Trainings) -> None:
+    found = trainings.compare(first="none", second=trainings.add("second", 0.3))
+    assert found["headline"]["difference"] == pytest.approx(0.3, abs=0.02)
+    assert found["differences"] == {}
+
+
+def test_trainings_on_other_data_are_compared_on_shared_prompts(
+    trainings: Trainings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = trainings.add("other", 0.1, data="other", held_out=["held_out prompt 1", "held_out prompt 2", "else"])
+    found = trainings.compare(first=other, second=trainings.add("second", 0.3))
+    assert found["headline"]["prompts"] == 2
+    assert "compared on the 2 of 4 held-out prompts that both share" in capsys.readouterr().out
+    assert found["differences"]["data"] == ["other", trainings.records.digest]
+
+
+@pytest.mark.parametrize(
+    ("held_out", "said"), [(["else"], "none of the 4 held-out prompts"), (None, r"without held_out\.json")]
+)
+def test_nothing_in_common_is_refused(trainings: Trainings, held_out: list[str] | None, said: str) -> None:
+    other = trainings.add("other", 0.1, data="other", held_out=held_out)
+    with pytest.raises(UserError, match=said):
+        trainings.compare(first=other, second=trainings.add("second", 0.3))
+
+
+def test_the_base_model_is_not_compared_with_itself(trainings: Trainings) -> None:
+    with pytest.raises(UserError, match="both none"):
+        trainings.compare(first="none", second="none")
+
+
+def test_differences_of_the_base_model_are_none() -> None:
+    assert differences({}, {"data": "a"}) == {}
