@@ -117,6 +117,8 @@ def test_unscored_samples_are_counted_on_each_side_and_a_difference_is_found() -
     assert (found["samples"], found["unscored_baseline"], found["unscored_trained"]) == (40, 0, 10)
     assert found["unscored"] == 10
     assert found["unscored_differs"] is True
+    fewer = compare(scores(blank), scores(total), bootstrap_samples=200, seed=0)[0]
+    assert (fewer["unscored_baseline"], fewer["unscored_trained"], fewer["unscored_differs"]) == (10, 0, True)
     same = compare(scores(blank), scores(blank), bootstrap_samples=200, seed=0)[0]
     assert (same["unscored_baseline"], same["unscored_trained"], same["unscored_differs"]) == (10, 10, False)
     one = total.copy()

@@ -150,7 +150,7 @@ def test_curves_are_where_the_numbers_say() -> None:
     history = pd.DataFrame(
         {"step": [1, 2, 3, 4, 5], "reward/total": [1.0, 2.0, 3.0, 4.0, 5.0], "eval/total": [None, 3.0, None, None, 5.0],
          "ar/kl": [0.0, 0.1, 0.2, 0.3, 0.4], "dit/kl": [0.0] * 5, "ar/update_1/clip_fraction": [9.0] * 5,
-         "entropy": [2.0] * 5, "reward/unscored_share": [0.0] * 5}
+         "entropy": [2.0] * 5, "update_1/entropy": [3.0] * 5, "reward/unscored_share": [0.0] * 5}
     )  # fmt: skip
     reward, kl, entropy = curves.charts(history, base=1.0)
     raw, smooth, judged = reward.series

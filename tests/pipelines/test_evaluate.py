@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 from kedro.io import DatasetError
 
+from tests.evaluation.test_headline import entry
 from tests.pipelines.painted import GAIN, SMALL, Project
 from visual_grpo.errors import UserError
+from visual_grpo.evaluation.headline import headline
 from visual_grpo.pipelines import baseline, evaluate
+from visual_grpo.pipelines.evaluate.nodes import show_verdict
 
 CONTROLS = ("guidance_scale=1", "guidance_scale=3", "temperature=0.5")
 
@@ -100,3 +103,14 @@ def test_missing_data_names_its_pipeline(painted: Project, missing: str, maker: 
     shutil.rmtree(painted.folder / missing)
     with pytest.raises(DatasetError, match=f"kedro run --pipeline={maker}"):
         painted.run(evaluate.create_pipeline())
+
+
+def test_samples_that_could_not_be_scored_are_in_the_table_and_the_last_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    entries = [entry(images=170, unscored_trained=34, unscored_differs=True), entry("guard", optimised=False)]
+    show_verdict(headline(entries), entries)
+    shown = capsys.readouterr().out
+    assert "│ 0 / 34" in shown
+    assert "not shown that the trained model is better: 34 of its 204 samples could not be scored" in shown
+    assert shown.rstrip().endswith("Could not be scored: base 0, trained 34 of 204 each; the shares differ.")

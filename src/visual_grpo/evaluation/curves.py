@@ -131,9 +131,8 @@ def _axis(
 
 
 def _columns(history: pd.DataFrame, metric: str) -> list[str]:
-    """The metric of the modules, else that of the whole run."""
-    own = [name for name in history.columns if _module(name, metric)]
-    return own or [name for name in (metric,) if name in history.columns]
+    """That of the whole run, else those of the modules."""
+    return [metric] if metric in history else [name for name in history.columns if _module(name, metric)]
 
 
 def _module(column: str, metric: str) -> str:
