@@ -158,11 +158,12 @@ def test_dvc_watches_every_module_that_a_result_depends_on():
     # From there only the name of the starter's family.
     graph.remove_import(importer="visual_grpo.components", imported="visual_grpo.starter.build")
     graph.remove_import(importer="visual_grpo.policies.token_policy", imported="visual_grpo.grpo.losses")
-    shows = {"console", "errors", "evaluation.fonts", "evaluation.pictures", "stopping"} | {
+    shows = {"console", "errors", "evaluation.fonts", "evaluation.pictures", "model_card", "stopping"} | {
         "third_party_output",
         "tracking",
         "types",
     }
+    shows |= {module.removeprefix("visual_grpo.") for module in graph.find_descendants("visual_grpo.tracking")}
     for name, stage in dvc_stages().items():
         top = f"visual_grpo.pipelines.{name}"
         modules = {m for own in {top} | graph.find_descendants(top) for m in graph.find_upstream_modules(own)}

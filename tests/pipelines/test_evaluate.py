@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kedro.io import DatasetError
 
-from tests.evaluation.test_headline import entry
+from tests.evaluation.test_headline import entry as an_entry
 from tests.pipelines.painted import GAIN, SMALL, Project
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.headline import headline
@@ -105,10 +105,10 @@ def test_missing_data_names_its_pipeline(painted: Project, missing: str, maker: 
         painted.run(evaluate.create_pipeline())
 
 
-def test_samples_that_could_not_be_scored_are_in_the_table_and_the_last_line(
+def test_unscored_samples_are_in_the_table_and_in_the_last_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    entries = [entry(images=170, unscored_trained=34, unscored_differs=True), entry("guard", optimised=False)]
+    entries = [an_entry(images=170, unscored_trained=34, unscored_differs=True), an_entry("guard", optimised=False)]
     show_verdict(headline(entries), entries)
     shown = capsys.readouterr().out
     assert "│ 0 / 34" in shown

@@ -19,9 +19,16 @@ if TYPE_CHECKING:
     from visual_grpo.types import PromptRecord
 
 SAMPLER = "stock"
-_UNCOMPARED = ("output", "resume", "adapter", "tracking.", "generate.", "score.", "compare.", "model.device") + (
-    "starter.dataset",
-    "starter.model",
+_UNCOMPARED = (
+    "output",
+    "resume",
+    "adapter",
+    "tracking.",
+    "generate.",
+    "score.",
+    "compare.",
+    "model.device",
+    "starter.",
 )
 
 
