@@ -35,9 +35,18 @@ TINY: dict[str, Any] = {
     "tracking": {"checkpoint_every": 1, "images_every": 1},
 }
 SMALL = {"device": "cpu", "dtype": "float32", "options": {}}
+FEW_STEPS = {"rollout": {"steps": 4}, "stock": {"steps": 4}}
 RELEASED: dict[str, dict[str, Any]] = {
-    "glm_image": {"model": SMALL | {"path": "data/06_models/base"}},
-    "sd3": {"model": SMALL | {"path": "small_sd3"}, "data": {"height": 64, "width": 96}},
+    "glm_image": {
+        "model": SMALL | {"path": "data/06_models/base"},
+        "data": {"height": 128, "width": 128},
+        "sampling": FEW_STEPS,
+    },
+    "sd3": {
+        "model": SMALL | {"path": "small_sd3"},
+        "data": {"height": 64, "width": 96},
+        "sampling": FEW_STEPS,
+    },
 }
 NOT_RUN = {
     "make": "its targets' commands are checked, and `make setup` would change the environment",
