@@ -62,8 +62,9 @@ lock: setup  ## Update requirements.lock after a change in pyproject.toml
 	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header
 	@touch $(STAMP)
 
-ui: setup  ## Show the runs in MLflow's web interface
-	@$(BIN)/mlflow ui
+ui: setup  ## Show the runs in MLflow's web interface, best result first
+	@$(BIN)/python -m visual_grpo.tracking.runs_table
+	@$(BIN)/mlflow ui --backend-store-uri sqlite:///$(CURDIR)/mlflow.db
 
 viz: setup  ## Show the pipelines in Kedro-Viz
 	@$(BIN)/kedro viz run

@@ -125,8 +125,8 @@ out["made"] = run("make")
 out["quoted"] = run("own", data={"path": "quoted"})
 for name in ("fill", "half", "closure", "interrupt", "crash", "mistake", "terminate", "interupt"):
     out[name] = run(name)
-adapters = root / "data/adapters"
-adapters.mkdir()
+adapters = root / "data/06_models/adapters"
+adapters.mkdir(parents=True)
 parameters = {**settings_of_training, "seed": 5, "grpo": {**settings_of_training["grpo"], "loss": "dapo"}}
 facts = {"mlflow_run_id": out["made"]["id"], "parameters": parameters}
 (adapters / "training.json").write_text(json.dumps(facts))
@@ -154,7 +154,7 @@ records_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/records.
 baseline: {type: json.JSONDataset, filepath: data/baseline.json}
 folder: {type: visual_grpo.datasets.FolderDataset, filepath: data/folder, made_by: fill}
 folder_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/folder}
-adapters: {type: visual_grpo.datasets.FolderDataset, filepath: data/adapters, made_by: train}
+adapters: {type: visual_grpo.datasets.FolderDataset, filepath: data/06_models/adapters, made_by: train}
 trained: {type: visual_grpo.datasets.FolderDataset, filepath: data/trained, made_by: evaluate}
 trained_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/trained}
 """

@@ -54,11 +54,3 @@ def _deciding_adapters(present: Parameters, makes: set[str]) -> Path | None:
     if named == NONE or (named == LATEST and not latest.is_dir()):
         return None
     return find_adapters(named, latest)
-
-
-def judged_adapters(catalog: CatalogProtocol) -> Path:
-    """The folder of the adapters that the parameter ``adapter`` names."""
-    parameters: Parameters = catalog.load("parameters")
-    # A run's adapters are there even if the latest ones are not.
-    latest = catalog.load("adapters") if parameters.adapter == LATEST else Path()
-    return find_adapters(parameters.adapter, latest)

@@ -19,9 +19,10 @@ from visual_grpo import components
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
 from visual_grpo.errors import user_error
-from visual_grpo.hooks.adapters import judged_adapters
 from visual_grpo.tracking import Tracker, lineage, run_exists
+from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.description import in_words, other_name, training_name
+from visual_grpo.tracking.relocation import follow_project
 from visual_grpo.trained_adapters import read_facts
 
 RECORDS = "records"
@@ -38,8 +39,9 @@ class TrackingHooks(MlflowHook):
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        super().after_context_created(context)
         self._project_path = Path(context.project_path)
+        follow_project(context.config_loader["mlflow"]["server"]["mlflow_tracking_uri"], self._project_path)
+        super().after_context_created(context)
         self._environment = None if context.env in UNNAMED_ENVIRONMENTS else context.env
         self._given = flatten(context.config_loader.runtime_params or {})
         self._dataset_seen = False
@@ -50,7 +52,7 @@ class TrackingHooks(MlflowHook):
         self._parameters = config
         settings: KedroMlflowConfig = self.mlflow_config
         run = settings.tracking.run
-        earlier = run.id or self._earlier_run(config, pipeline, catalog, settings.server.mlflow_tracking_uri)
+        earlier = run.id or self._earlier_run(config, pipeline, settings.server.mlflow_tracking_uri)
         before = Tracker.of(earlier).all_tags()
         run.id = earlier
         run.name = run.name or before.get(NAME) or self._name(config, run_params, pipeline)
@@ -66,12 +68,10 @@ class TrackingHooks(MlflowHook):
         tracker.tags(lineage.tags(self._project_path) | self._description(config, pipeline))
         tracker.params(flatten(config.model_dump(mode="json")))
 
-    def _earlier_run(
-        self, config: Parameters, pipeline: Pipeline, catalog: CatalogProtocol, tracking_uri: str
-    ) -> str | None:
+    def _earlier_run(self, config: Parameters, pipeline: Pipeline, tracking_uri: str) -> str | None:
         """The MLflow run that this command continues, if it still exists."""
         if _judges_only(pipeline):
-            run_id = read_facts(judged_adapters(catalog)).get("mlflow_run_id")
+            run_id = read_facts(find_adapters(config.adapter, Path(config.adapters_folder))).get("mlflow_run_id")
         elif config.resume == "auto":
             run_id = _run_of_checkpoint(self._project_path / config.tracking.checkpoints)
         else:

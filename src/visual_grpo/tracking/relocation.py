@@ -1,0 +1,58 @@
+"""Artifacts that follow the project when its folder is moved or copied.
+
+MLflow stores absolute locations. In a moved project they point to a folder that is gone, in a copied one to the
+original's, which the copy would write into.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ARTIFACTS = "mlartifacts"
+_SQLITE = "sqlite:///"
+_LOCATIONS = {
+    "experiments": "artifact_location",
+    "runs": "artifact_uri",
+    "logged_models": "artifact_location",
+}
+"""Table of MLflow's database -> its column with a location."""
+
+
+def follow_project(tracking_uri: str, project: Path) -> int:
+    """Points all locations below another folder's ``mlartifacts`` to that of ``project``; returns how many.
+
+    Only in a database in the project's own folder: a shared one may belong to others.
+    """
+    database = Path(tracking_uri.removeprefix(_SQLITE))
+    if not tracking_uri.startswith(_SQLITE) or not database.is_file() or database.parent.resolve() != project.resolve():
+        return 0
+    from sqlalchemy import create_engine, inspect, text
+
+    here, changed = project.resolve() / ARTIFACTS, 0
+    engine = create_engine(tracking_uri)
+    try:
+        with engine.begin() as connection:
+            tables = set(inspect(connection).get_table_names())
+            for table, column in _LOCATIONS.items():
+                if table not in tables:
+                    continue
+                for (location,) in connection.execute(text(f"SELECT DISTINCT {column} FROM {table}")).all():  # noqa: S608
+                    moved = _moved(location, here)
+                    if moved is not None:
+                        update = text(f"UPDATE {table} SET {column} = :moved WHERE {column} = :location")  # noqa: S608
+                        changed += connection.execute(update, {"moved": moved, "location": location}).rowcount
+    finally:
+        engine.dispose()
+    return changed
+
+
+def _moved(location: str | None, here: Path) -> str | None:
+    """The location in this project; None where it is already there, or is no local ``mlartifacts``."""
+    if location is None or "://" in location.removeprefix("file://"):
+        return None
+    scheme = "file://" if location.startswith("file://") else ""
+    path = Path(location.removeprefix("file://"))
+    if ARTIFACTS not in path.parts or path.is_relative_to(here):
+        return None
+    inside = path.parts[len(path.parts) - path.parts[::-1].index(ARTIFACTS) :]
+    return scheme + here.joinpath(*inside).as_posix()
