@@ -37,7 +37,7 @@ class Block:
     @property
     def file(self) -> str | None:
         """The file that the block is the content of, as its first line says: ``# my_rewards.py``."""
-        match = re.match(r"# ([\w./]+\.(?:py|yml))\n", self.text)
+        match = re.match(r"# ([\w./]+\.(?:py|yml|txt))\n", self.text)
         return match[1] if match else None
 
 

@@ -23,12 +23,14 @@ from tests.markdown import PAGES, ROOT, Block, blocks, files_before, inline_code
 from tests.records.making import jsonl, picture
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.config import DataConfig, GRPOConfig, Parameters
+from visual_grpo.evaluation.headline import TASK_MEASURES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer
 from visual_grpo.records.layouts import records_jsonl
 from visual_grpo.records.layouts.detect import LAYOUTS
 from visual_grpo.records.preparation import Preparation
 from visual_grpo.records.table import RecordTable
+from visual_grpo.tracking.result import result_metrics
 
 DOCS = ROOT / "docs"
 TABLES = ("| layout | files |", "| key | meaning |")
@@ -145,9 +147,24 @@ def site_pages(tmp_path: Path) -> list[Path]:
 
 def test_the_page_of_metrics_names_every_metric_and_no_other() -> None:
     text = (DOCS / "metrics.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1] for line in text.split("## Reward", 1)[1].splitlines() if line.startswith("| `")]
-    explained = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    explained = explained_in(text.split("## Reward", 1)[1].split("## Result", 1)[0])
     assert {general(name) for name in logged()} | from_the_policies() | {"eval/total", "part/NAME/PART"} == explained
+
+
+def test_the_page_of_metrics_names_the_results_of_a_run() -> None:
+    text = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    task = next(iter(TASK_MEASURES.values()))
+    numbers = dict.fromkeys(("baseline", "trained", "difference", "ci_low", "ci_high"), 1.0)
+    found = {**numbers, "unscored": {"trained": 0, "baseline": 0}, "control": numbers, "task": {**numbers, "name": task}}
+    names = {name.replace(task, "TASK") for name in result_metrics(found)}
+    assert names == explained_in(text.split("## Result", 1)[1].split("## The verdict", 1)[0])
+    assert all(f"`{name}`" in text for name in TASK_MEASURES.values())
+
+
+def explained_in(text: str) -> set[str]:
+    """The names in the first column of the tables."""
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
 
 def general(name: str) -> str:
