@@ -155,7 +155,12 @@ def test_the_page_of_metrics_names_the_results_of_a_run() -> None:
     text = (DOCS / "metrics.md").read_text(encoding="utf-8")
     task = next(iter(TASK_MEASURES.values()))
     numbers = dict.fromkeys(("baseline", "trained", "difference", "ci_low", "ci_high"), 1.0)
-    found = {**numbers, "unscored": {"trained": 0, "baseline": 0}, "control": numbers, "task": {**numbers, "name": task}}
+    found = {
+        **numbers,
+        "unscored": {"trained": 0, "baseline": 0},
+        "control": numbers,
+        "task": {**numbers, "name": task},
+    }
     names = {name.replace(task, "TASK") for name in result_metrics(found)}
     assert names == explained_in(text.split("## Result", 1)[1].split("## The verdict", 1)[0])
     assert all(f"`{name}`" in text for name in TASK_MEASURES.values())
