@@ -69,6 +69,7 @@ ui: setup  ## Show the runs in MLflow's web interface, best result first
 viz: setup  ## Show the pipelines in Kedro-Viz
 	@$(BIN)/kedro viz run
 
-clean:  ## Remove outputs of runs (data, MLflow runs, caches), but not .venv
-	@find data -mindepth 2 -not -name .gitkeep -not -name '*.dvc' -delete 2>/dev/null || true
+clean:  ## Remove outputs of runs (data, MLflow runs, caches), but not .venv nor your own folders in data/01_raw
+	@rm -rf data/01_raw/shapes data/01_raw/words data/01_raw/scenes
+	@find data -mindepth 2 -not -path 'data/01_raw/*' -not -name .gitkeep -not -name '*.dvc' -delete 2>/dev/null || true
 	@rm -rf mlflow.db* mlartifacts .viz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -25,7 +25,6 @@ LANGUAGE: dict[str, Any] = {
         ({}, ("ar", "dit"), False),
         ({"train": "all", "stages": "joint"}, ("ar", "dit"), True),
         ({"train": ["dit", "ar"]}, ("ar", "dit"), False),
-        ({"train": "dit", "stages": "joint"}, ("dit",), False),
         ({"train": ["ar"]}, ("ar",), False),
     ],
 )

@@ -191,7 +191,7 @@ def test_missing_data_names_the_command_that_makes_it_and_opens_no_run(runs):
     kind, message, code = runs["missing"]["end"]
     assert (kind, code) == ("ClickException", 1)
     assert "report.json" in message
-    assert "kedro run --pipeline=make" in message
+    assert message.splitlines()[-1].endswith("kedro run --env=base --pipeline=make")
     assert runs["missing"]["runs"] == 0
 
 
@@ -346,6 +346,7 @@ def test_nothing_but_the_projects_own_lines_is_printed(runs):
         "trained model's samples",
         "base model's samples",
         "Preparing records 20/20",
+        "Reward, chosen by what the records have: text, that is ocr (weight 1), edge_density (weight 0)",
         "Next: ",
         "Stopped.",
         "WARNING  MLflow run 0000",

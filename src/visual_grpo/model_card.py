@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.config import Parameters
+
 CARD = "README.md"
 _STEP = {"best": "best_step", "last": "steps"}
 _LICENCE_FILES = ("LICENSE", "LICENSE.md", "LICENSE.txt")
@@ -21,8 +23,8 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
         result: the evaluation in words; none before it was evaluated.
     """
     config, base = facts["parameters"], facts["model"]
+    typed = Parameters.model_validate(config)
     front = {"base_model": base, "library_name": "peft", "tags": ["lora", "grpo", "visual-grpo"]}
-    rewards = {name: reward["weight"] for name, reward in config["rewards"].items()}
     lines = [
         "---",
         *(f"{name}: {json.dumps(value)}" for name, value in front.items()),
@@ -34,9 +36,9 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
             {
                 "Base model": f"`{base}` (its licence applies: {_licence(base)})",
                 "Data": f"`{config['data']['path']}` ({config['data']['task']}), digest `{facts['data'][:12]}`",
-                "Rewards and their weights": ", ".join(f"{name} {weight:g}" for name, weight in rewards.items()),
                 "Training": f"{facts['steps']} steps, {facts['samples']} samples, loss {config['grpo']['loss']},"
-                f" learning rate {config['grpo']['learning_rate']:g}, seed {facts['seed']}",
+                f" seed {facts['seed']}",
+                **{f"Of {module}": _of_module(typed, module) for module in modules},
                 "Adapter": f"of the {facts['adapter']} step ({facts[_STEP[facts['adapter']]]})",
                 "Code": f"commit `{facts.get('git.commit', 'unknown')}` ({facts.get('git.state', 'unknown')})",
                 "MLflow run": f"`{facts['mlflow_run_id']}`" if facts["mlflow_run_id"] else "none",
@@ -75,6 +77,13 @@ def _loading(config: Mapping[str, Any], base: str, modules: Sequence[str]) -> li
         f"sampler = SamplerConfig(**{sampler})",
         "[sample] = model.generate([PromptRecord(id='1', prompt='...')], [0], sampler)  # seed 0",
     ]
+
+
+def _of_module(config: Parameters, module: str) -> str:
+    """Learning rate, LoRA and the weights of the rewards in the training of one module."""
+    weights = ", ".join(f"{name} {weight:g}" for name, weight in config.weights([module]).items())
+    grpo, lora = config.grpo_of(module), config.lora_of(module)
+    return f"learning rate {grpo.learning_rate:g}, rank {lora.rank}, rewards and their weights: {weights}"
 
 
 def _listed(items: Mapping[str, str]) -> list[str]:

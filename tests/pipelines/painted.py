@@ -63,13 +63,24 @@ class Project:
         rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found]
         RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
 
-    def run(self, pipeline: Pipeline, failed: list[str] | None = None, **changes: Any) -> DataCatalog:
+    def run(
+        self,
+        pipeline: Pipeline,
+        failed: list[str] | None = None,
+        rewards_used: Mapping[str, Any] = BRIGHTNESS,
+        **changes: Any,
+    ) -> DataCatalog:
         """Runs a pipeline with the default parameters, a few images per prompt and ``changes``.
 
         ``failed`` gets the name of the node that fails.
         """
         tree = parameters(**({"evaluation": SMALL} | changes)).model_dump(mode="json")
-        tree |= {"reward": None, "rewards": BRIGHTNESS, "modules": {}, "model": tree["model"] | {"family": "glm_image"}}
+        tree |= {
+            "reward": None,
+            "rewards": rewards_used,
+            "modules": {},
+            "model": tree["model"] | {"family": "glm_image"},
+        }
         memory = parameter_entries(Parameters.model_validate(tree)) | {
             "starter_report": {"model": "the model", "digest": "digest"},
         }
@@ -84,12 +95,12 @@ class Project:
         SequentialRunner().run(pipeline, catalog, hook_manager=hooks)
         return catalog
 
-    def train(self, digest: str = "digest") -> None:
+    def train(self, digest: str = "digest", **facts_too: str) -> None:
         """Leaves what the train pipeline leaves, as far as evaluation reads it."""
         adapters = self.folder / "adapters"
         for module in ("ar", "dit"):
             (adapters / "best" / module).mkdir(parents=True)
-        facts = {"steps": 12, "best_step": 10, "adapter": "best", "model_digest": digest}
+        facts = {"steps": 12, "best_step": 10, "adapter": "best", "model_digest": digest} | facts_too
         (adapters / "training.json").write_text(json.dumps(facts), encoding="utf-8")
         pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]}).to_csv(adapters / "training.csv", index=False)
 

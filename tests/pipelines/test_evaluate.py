@@ -48,7 +48,8 @@ def test_the_run_ends_with_the_held_out_table_and_the_verdict(
     assert "total*" in table
     assert "rollout" not in table
     assert "+0.200 [+0.200, +0.200]" in table
-    sentence, control = table.rstrip().splitlines()[-2:]
+    sentence, control, few = table.rstrip().splitlines()[-3:]
+    assert few.startswith("Fewer than 10 independent prompts")
     assert sentence.startswith("On 3 held-out prompts (6 pairs) the trained model is better: mean total 0.")
     assert control.startswith("Control: without training, guidance_scale=1 gives the base model 0.")
     assert (painted.folder / "evaluation_report" / "evaluation.html").is_file()
@@ -114,3 +115,30 @@ def test_unscored_samples_are_in_the_table_and_in_the_last_line(
     assert "│ 0 / 34" in shown
     assert "not shown that the trained model is better: 34 of its 204 samples could not be scored" in shown
     assert shown.rstrip().endswith("Could not be scored: base 0, trained 34 of 204 each; the shares differ.")
+
+
+def test_an_adapter_of_other_data_is_not_judged_as_if_they_were_its_own(painted: Project) -> None:
+    painted.run(baseline.create_pipeline())
+    painted.train(data="other data")
+    with pytest.raises(UserError, match=r"trained on other data .*--pipeline=compare"):
+        painted.run(evaluate.create_pipeline())
+    assert not (painted.folder / "trained").exists()
+
+
+def test_an_adapter_without_its_history_is_refused_before_anything_is_drawn(painted: Project) -> None:
+    painted.run(baseline.create_pipeline())
+    painted.train()
+    (painted.folder / "adapters" / "training.csv").unlink()
+    with pytest.raises(UserError, match=r"has no training\.csv"):
+        painted.run(evaluate.create_pipeline())
+    assert len(painted.policies) == 1
+
+
+def test_a_baseline_that_nothing_could_score_is_refused(painted: Project) -> None:
+    none = {"none": {"function": "tests.pipelines.test_evaluate:none", "weight": 1.0}}
+    with pytest.raises(UserError, match=r"none of the first \d+ samples could be scored.*unscored were: none"):
+        painted.run(baseline.create_pipeline(), rewards_used=none)
+
+
+def none(prompts: object, images: list[object]) -> list[None]:
+    return [None] * len(images)

@@ -43,7 +43,13 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
         r"policy\.train names 'vl'\. The family glm_image has the modules: ar, dit",
     ),
     ("glm_image", asked, {"policy": {"train": ["ar", "dti"]}}, r"policy\.train names 'dti'\. Did you mean 'dit'\?"),
-    ("glm_image", asked, {"policy": {"train": []}}, r"policy\.train is empty; The family glm_image has the modules"),
+    ("glm_image", asked, {"policy": {"train": []}}, r"policy\.train is empty\. The family glm_image has the modules"),
+    (
+        "glm_image",
+        asked,
+        {"policy": {"train": "dit", "stages": "joint"}},
+        r"policy\.stages is joint, .* but only dit is trained; leave policy\.stages out",
+    ),
     (
         "glm_image",
         asked,
@@ -68,18 +74,6 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
         of_vl,
         {"sampling": {"rollout": {**TOKENS, **STEPS}, "stock": {}}},
         r"sampling\.rollout sets steps, guidance_scale, but qwen2_5_vl has no denoising steps",
-    ),
-    (
-        "sd3",
-        of_sd3,
-        {"evaluation": {"controls": [{"guidance_scale": 3.0}, {"temperature": 0.5, "top_p": 0.9}]}},
-        r"evaluation\.controls\[1\] sets temperature, top_p, but sd3 has no tokens; remove it, or set eval",
-    ),
-    (
-        "qwen2_5_vl",
-        of_vl,
-        {"evaluation": {"controls": [{"guidance_scale": 3.0}]}},
-        r"evaluation\.controls\[0\] sets guidance_scale, but qwen2_5_vl has no denoising steps",
     ),
     (
         "glm_image",
@@ -182,3 +176,11 @@ def test_a_control_is_the_stock_sampler_with_its_changes(tmp_path: Path) -> None
 def test_an_empty_control_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a control sets at least one of temperature, top_p, top_k, steps, guidance"):
         asked(tmp_path, evaluation={"controls": [{}]})
+
+
+def test_controls_of_what_a_family_lacks_are_left_out(tmp_path: Path) -> None:
+    controls = {"evaluation": {"controls": [{"guidance_scale": 3.0}, {"temperature": 0.5, "top_p": 0.9}]}}
+    sd3 = make_plan(find_family("sd3", None), of_sd3(tmp_path, **controls))
+    assert list(sd3.controls) == ["stock guidance_scale=3"]
+    language = make_plan(find_family("qwen2_5_vl", None), of_vl(tmp_path, **controls))
+    assert list(language.controls) == ["stock temperature=0.5 top_p=0.9"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from tests.evaluation.defaults import parameters
 from visual_grpo.errors import UserError
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.trained_adapters import read_facts
@@ -66,3 +67,7 @@ def test_what_cannot_be_found_is_explained(runs: dict[str, str], named: str, sai
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no training\.json"):
         find_adapters(str(tmp_path), LATEST)
+
+
+def test_the_beginning_of_an_id_that_is_a_number_is_a_text() -> None:
+    assert parameters(adapter=82790959, compare={"first": 12345678}).adapter == "82790959"

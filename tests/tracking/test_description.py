@@ -15,15 +15,15 @@ BOTH = ("ar", "dit")
 @pytest.mark.parametrize(
     ("changes", "modules", "environment", "given", "name"),
     [
-        ({}, BOTH, None, {}, "ar+dit grpo lr7e-4 80 steps seed 0"),
-        ({"policy": {"stages": "joint"}}, BOTH, None, {}, "ar+dit joint grpo lr7e-4 80 steps seed 0"),
+        ({}, BOTH, None, {}, "ar+dit grpo lr7e-4+6e-4 80 steps seed 0"),
+        ({"policy": {"stages": "joint"}}, BOTH, None, {}, "ar+dit joint grpo lr7e-4+6e-4 80 steps seed 0"),
         ({"policy": {"stages": "joint"}}, ("ar",), None, {}, "ar grpo lr7e-4 80 steps seed 0"),
         (
             {"grpo": {"loss": "dapo", "learning_rate": 1.25e-5}},
             ("dit",),
             "sd3",
             {},
-            "sd3 dit dapo lr1.25e-5 80 steps seed 0",
+            "sd3 dit dapo lr6e-4 80 steps seed 0",
         ),
         ({"data": {"path": "a/photos"}}, ("ar",), None, {}, "photos ar grpo lr7e-4 80 steps seed 0"),
         (

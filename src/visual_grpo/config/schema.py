@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from visual_grpo.config.base import Strict
+from visual_grpo.config.base import AdapterName, Strict
 from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.policy import LoraParams, ModelConfig, PolicyConfig, SamplingConfig
@@ -32,7 +32,7 @@ class Parameters(Strict):
     resume: Literal["auto", "never"] = Field(
         "never", description="auto: go on from the newest checkpoint, in its MLflow run; never: start at step 1"
     )
-    adapter: str = Field(
+    adapter: AdapterName = Field(
         "latest",
         description="which adapter evaluate judges and generate draws with: latest (the one trained last), the folder"
         " of another, or the id or name of an MLflow run; generate also takes none, the base model",

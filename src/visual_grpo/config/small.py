@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from visual_grpo.config.base import Strict
+from visual_grpo.config.base import AdapterName, Strict
 
 
 class GenerateConfig(Strict):
@@ -28,5 +28,5 @@ class ScoreConfig(Strict):
 class CompareConfig(Strict):
     """Each as the parameter ``adapter``: latest, a folder, an MLflow run's id or name; none = the base model."""
 
-    first: str = Field("none", description="what is compared with")
-    second: str = Field("latest", description="what is judged")
+    first: AdapterName = Field("none", description="what is compared with")
+    second: AdapterName = Field("latest", description="what is judged")

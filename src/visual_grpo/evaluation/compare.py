@@ -17,11 +17,11 @@ STOCK = "stock"
 """The sampler of the plain pipeline."""
 KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
-REMEDY = "Generate the baseline again with the current parameters: .venv/bin/kedro run --pipeline=baseline"
+REMEDY = "Generate the baseline again with the same environment and parameters: .venv/bin/kedro run --pipeline=baseline"
 
 
-def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Raises UserError if the baseline was made under other conditions; names each difference."""
+def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any], remedy: str = REMEDY) -> None:
+    """Raises UserError if the baseline was made under other conditions; names each difference and the remedy."""
     before, now = dict(_leaves(baseline)), dict(_leaves(present))
     different = [
         f"{key} was {before.get(key, 'absent')!r}, now {now.get(key, 'absent')!r}"
@@ -29,15 +29,24 @@ def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> None
         if before.get(key, KEY) != now.get(key, KEY)
     ]
     if different:
-        raise UserError(f"the baseline does not pair with this run: {'; '.join(different)}. {REMEDY}")
+        raise UserError(f"the baseline does not pair with this run: {'; '.join(different)}. {remedy}")
 
 
-def check_adapter(training: Mapping[str, Any], *, model: str) -> None:
-    """Raises UserError if the adapter was trained on a base model with another digest than ``model``."""
+def check_adapter(training: Mapping[str, Any], *, model: str, data: str) -> None:
+    """Raises UserError if the adapter was trained on a base model or on data with another digest.
+
+    On other data the held-out prompts may be among those that it was trained on.
+    """
     if training["model_digest"] != model:
         raise UserError(
             "the adapter was trained on another base model than the current one."
             " Train again: .venv/bin/kedro run --pipeline=train"
+        )
+    if training.get("data", data) != data:
+        raise UserError(
+            "the adapter was trained on other data than the prepared records, so this is not its result. Train again,"
+            " or compare it with the base model on the prompts that both hold out:"
+            " .venv/bin/kedro run --pipeline=compare --params=compare.second=ADAPTER, with its folder or MLflow run"
         )
 
 

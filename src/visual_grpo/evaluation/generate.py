@@ -142,6 +142,11 @@ def draw_and_score(
             samples = policy.generate(records, [request.seed for request in batch], settings)
             check_samples(samples, records)
             scores = scorer(records, samples)
+            if not frames and bool(scores.total.isnan().all()):
+                raise UserError(
+                    f"none of the first {len(batch)} samples could be scored, so that nothing could be compared;"
+                    f" unscored were: {', '.join(name for name, values in scores.rewards.items() if values.isnan().all())}"
+                )
             weights = dict(scores.weights)
             frames.append(_rows(sampler, batch, samples, scores, folder))
             for file, record, sample in zip(frames[-1]["file"], records, samples, strict=True):

@@ -18,6 +18,8 @@ TASK_MEASURES = {
 }
 """Scores that say in the task's own terms how many samples are right, and what they are called."""
 NAMES = ("the base model", "the trained model")
+FEW = 10
+FEW_NOTE = f"Fewer than {FEW} independent prompts: too few to rely on the interval."
 EVAL_NOTE = "Eval prompts also occur in training, and they choose the best adapter."
 _NUMBERS = ("baseline", "trained", "difference", "ci_low", "ci_high")
 
@@ -94,6 +96,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         *([task_line(found["task"], found["names"])] if found["task"] else []),
         *([control_line(found["control"])] if found["control"] else []),
         *([unscored_line(found["unscored"])] if _any_unscored(found["unscored"]) else []),
+        *([FEW_NOTE] if found["units"] < FEW else []),
         *([EVAL_NOTE] if found["split"] == "eval" else []),
     ]
 

@@ -11,6 +11,7 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from visual_grpo import console
+from visual_grpo.hooks.inputs import FLOW
 from visual_grpo.preflight import Command
 from visual_grpo.tracking import Tracker
 
@@ -25,9 +26,8 @@ SHOWN = {
 }
 """Dataset -> what its path is called at the end."""
 REPORT = "evaluation.html"
-FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
-"""What comes after what; the last outputs of each:"""
 LAST_OUTPUTS = {"starter_report": 0, "records": 1, "baseline": 2, "adapters": 3, "trained": 4}
+"""Dataset -> the position of its pipeline in `FLOW`."""
 
 
 class EndingHooks:

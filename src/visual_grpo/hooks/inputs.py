@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kedro.framework.hooks import hook_impl
@@ -9,7 +10,15 @@ from kedro.framework.project import pipelines
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 
+from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
+from visual_grpo.preflight import Command
+
+STARTER = "starter_report"
+PREPARED = {"records", "data_report"}
+"""What the data preparation makes."""
+FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
+"""The pipelines of the data flow, in their order."""
 
 
 class InputHooks:
@@ -17,8 +26,12 @@ class InputHooks:
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        Command.of(run_params).begins()
         missing = [name for name in sorted(pipeline.inputs()) if not _is_there(catalog, name)]
-        if missing:
+        config: Parameters = catalog.load("parameters")
+        if missing == [STARTER] and pipeline.all_outputs() <= PREPARED and not config.data_is_drawn:
+            catalog[STARTER] = {}  # It only says that the default dataset has been drawn.
+        elif missing:
             raise UserError(_missing_message(missing, catalog))
 
 
@@ -31,11 +44,17 @@ def _is_there(catalog: CatalogProtocol, name: str) -> bool:
 def _missing_message(missing: list[str], catalog: CatalogProtocol) -> str:
     pipelines.set_requested(None)
     makers = {output: name for name in pipelines if name != "__default__" for output in pipelines[name].all_outputs()}
-    lines = []
-    for name in missing:
-        command = f".venv/bin/kedro run --pipeline={makers[name]}" if name in makers else "nothing in this project"
-        lines.append(f"  {name}{_path(catalog, name)}, made by: {command}")
-    return "Inputs of this pipeline are missing:\n" + "\n".join(lines)
+    order = list(pipelines)
+    named = sorted({makers[name] for name in missing if name in makers}, key=lambda name: _position(name, order))
+    lines = [
+        f"  {name}{_path(catalog, name)}, made by {makers.get(name, 'nothing in this project')}" for name in missing
+    ]
+    commands = [str(Command.now().of_pipeline(name)) for name in named]
+    return "\n".join(["Inputs of this pipeline are missing:", *lines, "Run first:", *commands])
+
+
+def _position(name: str, others: Sequence[str]) -> int:
+    return FLOW.index(name) if name in FLOW else len(FLOW) + others.index(name)
 
 
 def _path(catalog: CatalogProtocol, name: str) -> str:

@@ -10,6 +10,7 @@ from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 from omegaconf import OmegaConf
 
+from visual_grpo import console
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.validation import validate
@@ -44,10 +45,12 @@ class ParameterHooks:
 
         A typo must not cost minutes of pretraining, nor end the MLflow run that it resumes.
         """
-        parameters = settled(
-            catalog.load("parameters"), pipeline.all_outputs(), lambda: catalog.load("records"), Command.of(run_params)
-        )
+        before: Parameters = catalog.load("parameters")
+        parameters = settled(before, pipeline.all_outputs(), lambda: catalog.load("records"), Command.of(run_params))
         put_parameters(parameters, catalog)
+        if parameters.reward != before.reward:
+            weights = ", ".join(f"{name} (weight {reward.weight:g})" for name, reward in parameters.rewards.items())
+            console.note(f"Reward, chosen by what the records have: {parameters.reward}, that is {weights}")
         if "adapters" in pipeline.all_outputs():
             check_packages(parameters.tracking)
         if "adapters" in pipeline.all_outputs() and parameters.resume == "auto":

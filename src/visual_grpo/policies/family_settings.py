@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from visual_grpo.config import (
     ControlConfig,
-    EvaluationConfig,
     Parameters,
     PolicyConfig,
     SamplerConfig,
@@ -54,7 +53,7 @@ def make_plan(family: Family, config: Parameters) -> Plan:
         joint=is_joint(family, config.policy),
         rollout=rollout_sampler(family, config.sampling),
         samplers=judged_samplers(family, config),
-        controls=control_samplers(config),
+        controls=control_samplers(family, config),
         options=options_of(family, config.model.options),
     )
 
@@ -70,13 +69,22 @@ def trained_modules(family: Family, policy: PolicyConfig) -> tuple[str, ...]:
     for name in asked:
         _require_module(family, name, "policy.train")
     if not asked:
-        raise UserError(f"policy.train is empty; {_modules_of(family)}")
+        raise UserError(f"policy.train is empty. {_modules_of(family)} all trains every one of them.")
     return tuple(name for name in family.modules if name in asked)
 
 
 def is_joint(family: Family, policy: PolicyConfig) -> bool:
     """Whether one rollout trains two modules."""
     return policy.stages == "joint" and len(trained_modules(family, policy)) > 1
+
+
+def _check_stages(family: Family, policy: PolicyConfig) -> None:
+    trained = trained_modules(family, policy)
+    if policy.stages == "joint" and len(trained) < 2:
+        raise UserError(
+            f"policy.stages is joint, which trains two modules from one rollout, but only {trained[0]} is trained;"
+            " leave policy.stages out, or train all modules (policy.train=all)."
+        )
 
 
 def rollout_sampler(family: Family, sampling: SamplingConfig) -> SamplerConfig:
@@ -101,11 +109,22 @@ def judged_samplers(family: Family, config: Parameters) -> dict[str, SamplerConf
     return samplers | {"stock": config.sampling.stock}
 
 
-def control_samplers(config: Parameters) -> dict[str, SamplerConfig]:
-    """The stock sampler with the changes of each of ``evaluation.controls``, by name; none twice, and none that equals
-    the stock sampler itself."""
+def control_samplers(family: Family, config: Parameters) -> dict[str, SamplerConfig]:
+    """The stock sampler with the changes of each of ``evaluation.controls``, by name.
+
+    None twice, none that equals the stock sampler itself, and none of what the family does not have: conf/base has
+    controls for tokens and for denoising.
+    """
     stock, samplers = config.sampling.stock, {}
+    lacking = {
+        key
+        for kind, keys in (("tokens", _TOKEN_KEYS), ("flow", _FLOW_KEYS))
+        if kind not in family.kinds()
+        for key in keys
+    }
     for control in config.evaluation.controls:
+        if lacking & control.changes().keys():
+            continue
         changes = {key: value for key, value in control.changes().items() if getattr(stock, key) != value}
         if changes:
             name = " ".join(["stock", *(f"{key}={value:g}" for key, value in changes.items())])
@@ -137,8 +156,8 @@ def check_family(family: Family, config: Parameters) -> None:
     for name in config.modules:
         _require_module(family, name, "modules")
     _check_samplers(family, config.sampling)
-    _check_controls(family, config.evaluation)
     _check_groups(family, config)
+    _check_stages(family, config.policy)
     _check_window(family, config)
     options_of(family, config.model.options)
 
@@ -153,14 +172,6 @@ def _check_samplers(family: Family, sampling: SamplingConfig) -> None:
             missing = [key for key in _FLOW_KEYS if getattr(sampler, key) is None]
             if kind == "flow" and kind in kinds and missing:
                 raise UserError(f"sampling.{name} needs {', '.join(missing)}: {family.name} has denoising steps.")
-
-
-def _check_controls(family: Family, evaluation: EvaluationConfig) -> None:
-    for number, control in enumerate(evaluation.controls):
-        for kind, keys, what in _KINDS:
-            if kind not in family.kinds():
-                remedy = "remove it, or set evaluation.controls: [] where conf/base sets it"
-                _refuse_settings(family, f"evaluation.controls[{number}]", control, keys, f"no {what}; {remedy}")
 
 
 def _refuse_settings(

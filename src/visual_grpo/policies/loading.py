@@ -68,7 +68,8 @@ def loading(path: str) -> Iterator[None]:
         except (OSError, ValueError, AttributeError, SafetensorError) as error:
             raise UserError(
                 f"The model {path!r} cannot be loaded: {error}\n"
-                "A hub id needs a network or a download made before; a folder must be complete."
+                "A hub id needs a network or a download made before; a folder must be complete: each component with its"
+                " configuration and its whole .safetensors files."
             ) from error
 
 
@@ -91,6 +92,10 @@ def saved_class(path: str) -> str | None:
     for file in (PIPELINE_FILE, MODEL_FILE):
         facts = _facts(path, file)
         if facts is not None:
+            if not isinstance(facts, dict):
+                raise UserError(
+                    f"model.path is {path}, whose {file} is damaged: it holds no object. Save the model again."
+                )
             return facts.get("_class_name") or next(iter(facts.get("architectures") or []), None)
     raise UserError(
         f"model.path is {path}, which holds neither {PIPELINE_FILE} nor {MODEL_FILE}; expected a folder saved by"

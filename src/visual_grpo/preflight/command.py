@@ -25,6 +25,9 @@ _DEFAULT = "local"
 """The environment of a run that names none."""
 
 
+_running: list[Command] = []
+
+
 @dataclass(frozen=True)
 class Command:
     """``kedro run`` with its options."""
@@ -33,6 +36,15 @@ class Command:
     options: tuple[str, ...]
     parameters: Mapping[str, Any]
     """Dotted names and values."""
+
+    @classmethod
+    def now(cls) -> Command:
+        """The one that is running, as far as the hooks have said so."""
+        return _running[-1] if _running else cls(None, (), {})
+
+    def begins(self) -> None:
+        """Says that it is the one that is running."""
+        _running[:] = [self]
 
     @classmethod
     def of(cls, run_params: Mapping[str, Any]) -> Command:

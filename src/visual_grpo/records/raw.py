@@ -85,7 +85,8 @@ class Rejection:
 
     def __str__(self) -> str:
         name = "" if self.id is None else f" (id {self.id!r})"
-        return printable(f"{self.place}{name}: {self.message}. {self.remedy}.")
+        end = "" if self.message.endswith("?") else "."
+        return printable(f"{self.place}{name}: {self.message}{end} {self.remedy}.")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from visual_grpo.records.split import SPLITS, prompt_key
 LISTED = 1000
 """Maximum number of rejected records that are listed individually; all are counted."""
 
+LONG_PROMPT = 1000
+"""Characters; a step costs memory and time for its longest prompt."""
 _SHOWN = 5
 
 
@@ -33,6 +35,7 @@ class Report:
         self._seen_prompts = DiskCounter()
         self._targets = 0
         self._enlarged = 0
+        self._long = self._longest = 0
         self._unknown_keys: Counter[tuple[str, str]] = Counter()
         self._warnings: list[str] = []
 
@@ -67,6 +70,8 @@ class Report:
         self._prompts[split] += self._seen_prompts.add(f"{split}\0{prompt_key(prompt)}") == 1
         self._targets += has_target
         self._enlarged += enlarged
+        self._long += len(prompt) > LONG_PROMPT
+        self._longest = max(self._longest, len(prompt))
         self._unknown_keys.update(unknown_keys)
 
     def warn(self, text: str) -> None:
@@ -117,6 +122,11 @@ class Report:
     def _summarise_warnings(self) -> None:
         for (key, hint), count in self._unknown_keys.items():
             self.warn(f"unknown key {key!r} in {count} records is kept as metadata.{hint}")
+        if self._long:
+            self.warn(
+                f"{self._long} prompts have more than {LONG_PROMPT} characters (the longest {self._longest}): a model"
+                " that reads them whole needs many times the memory and time for a step with one of them. Shorten them"
+            )
         if self._enlarged:
             self.warn(f"{self._enlarged} images were smaller than the prepared size and were enlarged")
 

@@ -120,6 +120,10 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
         made = target(**options)
     except TypeError as error:
         raise UserError(f"reward {name!r}: {path!r} refused the options {dict(options)!r}: {error}") from error
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"reward {name!r}: {path!r} could not be made:\n{_own_traceback(error)}") from error
     if not callable(made):
         raise UserError(
             f"reward {name!r}: {path!r} called with options {dict(options)!r} must return a callable"
@@ -240,11 +244,11 @@ def _blaming(what: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{what}:\n{_own_traceback(error)}") from error
 
 
-def _own_traceback(error: Exception) -> str:
+def _own_traceback(error: BaseException) -> str:
     """The traceback inside the reward's code, without the frames of this project that called it."""
     frames = traceback.format_tb(error.__traceback__)[2:]  # after `_blaming` and its caller
     return "".join([*frames, *traceback.format_exception_only(error)]).rstrip()

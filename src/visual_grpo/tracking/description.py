@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ _MOST_CHANGES = 3
 def training_name(
     config: Parameters, modules: Sequence[str], environment: str | None, changed: Mapping[str, Any]
 ) -> str:
-    """For example ``ar+dit grpo lr7e-4 80 steps seed 0``, or ``sd3_small dit grpo lr8e-4 100 steps seed 1``.
+    """For example ``ar+dit grpo lr7e-4+6e-4 80 steps seed 0`` (a learning rate of each module).
 
     Args:
         environment: Kedro's; None = the default one.
@@ -32,7 +32,7 @@ def training_name(
         "+".join(modules),
         "joint" if config.policy.stages == "joint" and len(modules) > 1 else "",
         config.grpo.loss,
-        f"lr{_short(config.grpo.learning_rate)}",
+        "lr" + "+".join(_distinct(_short(config.grpo_of(module).learning_rate) for module in modules)),
         f"{config.grpo.steps} steps",
         f"seed {config.seed}",
         *_others(changed),
@@ -59,9 +59,14 @@ def in_words(config: Parameters, modules: Sequence[str], command: str) -> str:
         f"- data: `{config.data.path}` ({config.data.task}, {config.data.width} x {config.data.height} pixels)\n"
         f"- optimised: {rewards or 'nothing'}\n"
         f"- {config.grpo.steps} steps of {grpo.prompts_per_step} prompts x {grpo.group_size} samples, learning rate"
-        f" {config.grpo.learning_rate:g}, seed {config.seed}\n\n"
+        f" {', '.join(f'{config.grpo_of(module).learning_rate:g} ({module})' for module in modules)},"
+        f" seed {config.seed}\n\n"
         f"```\n{command}\n```"
     )
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
 
 
 def _own_data(config: Parameters) -> list[str]:
@@ -70,6 +75,7 @@ def _own_data(config: Parameters) -> list[str]:
 
 def _others(changed: Mapping[str, Any]) -> list[str]:
     named = {name: value for name, value in changed.items() if not name.startswith(_NOT_IN_THE_NAME)}
+    named = {name: value for name, value in named.items() if not name.endswith(".learning_rate")}
     extra = [f"{name}={value}" for name, value in named.items() if name not in _IN_THE_NAME]
     return extra[:_MOST_CHANGES] + (["..."] if len(extra) > _MOST_CHANGES else [])
 

@@ -21,7 +21,7 @@ def tracked(row: Mapping[str, float], modules: tuple[str, ...], rewards: tuple[s
     Args:
         row: a row of ``training.csv``; with several modules each has metrics under ``NAME/``.
         modules: the trained ones.
-        rewards: the optimised ones, whose means are shown beside the total.
+        rewards: all of them; those of weight 0 are guards, to be watched beside the total.
     """
     own = "|".join([_MODULE, *(rf"reward/{re.escape(name)}" for name in rewards)])
     prefix = f"({'|'.join(map(re.escape, modules))})/" if len(modules) > 1 else ""

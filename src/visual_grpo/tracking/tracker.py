@@ -171,6 +171,7 @@ class Tracker:
 
     def evaluation_begins(self, command: str) -> None:
         """Says that the run, which has ended before, is evaluated now; if that fails, the training is still good."""
+        self.remove_tags({"evaluate.error", "evaluate.error.node"})
         self.tags({"evaluate.command": command, EVALUATION: "running"})
 
     def evaluation_ends(self) -> None:

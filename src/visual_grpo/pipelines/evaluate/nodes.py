@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import EvaluationConfig, Parameters
+from visual_grpo.errors import UserError
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import HISTORY, modules_of, read_facts
 
@@ -14,7 +15,10 @@ def choose_adapters(parameters: Parameters, adapters: Path) -> Path:
     """The folder of the adapters to judge: ``adapters``, or those that the parameter ``adapter`` names."""
     from visual_grpo.tracking.adapters import find_adapters
 
-    return find_adapters(parameters.adapter, adapters)
+    found = find_adapters(parameters.adapter, adapters)
+    if not (found / HISTORY).is_file():
+        raise UserError(f"{found} has no {HISTORY}: the adapter is of an older version. Train again.")
+    return found
 
 
 def draw_trained(
@@ -28,12 +32,12 @@ def draw_trained(
     """The folder with the trained policy's samples; refuses a baseline that would not pair."""
     from visual_grpo import components
     from visual_grpo.evaluation import compare, generate
-    from visual_grpo.pipelines.baseline.nodes import conditions, draw_samples
+    from visual_grpo.pipelines.baseline.nodes import baseline_again, conditions, draw_samples
 
     plan = components.make_plan(parameters, starter_report["model"])
     facts = conditions(parameters, plan, starter_report, records)
-    compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts)
-    compare.check_adapter(read_facts(adapters), model=starter_report["digest"])
+    compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts, baseline_again())
+    compare.check_adapter(read_facts(adapters), model=starter_report["digest"], data=records.digest)
     draw_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")
     return trained_draft
 

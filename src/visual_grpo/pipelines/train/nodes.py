@@ -19,6 +19,7 @@ from visual_grpo.trained_adapters import CHANGES, HELD_OUT, read_facts
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from visual_grpo.policies.family_settings import Plan
     from visual_grpo.tracking import Tracker
     from visual_grpo.tracking.others import Log
     from visual_grpo.training import Progress, TrainingRun
@@ -30,7 +31,7 @@ def train(
 ) -> tuple[Path, pd.DataFrame]:
     """Trains the adapters; returns their folder, and one row of metrics a step.
 
-    ``baseline`` is not read: it must exist so that a trained adapter can be compared.
+    ``baseline`` must pair, so that the trained adapter can be compared with it.
     """
     from visual_grpo import components
     from visual_grpo.model_card import CARD, model_card
@@ -41,6 +42,7 @@ def train(
 
     tracker, project = Tracker.active(), Path.cwd()
     plan = components.make_plan(parameters, starter_report["model"])
+    _check_baseline(parameters, plan, starter_report, records, baseline)
     scorer = components.build_scorer(parameters, plan.modules)
     train_records, eval_records = records.split("train"), records.split("eval")
     scorer.check_records(train_records)
@@ -83,6 +85,19 @@ def train(
     return adapters_draft, pd.DataFrame(progress.history)
 
 
+def _check_baseline(
+    config: Parameters, plan: Plan, starter_report: dict[str, Any], records: RecordTable, baseline: Path
+) -> None:
+    """Before hours of training: evaluate would refuse a baseline made otherwise."""
+    from visual_grpo.evaluation import compare, generate
+    from visual_grpo.pipelines.baseline.nodes import baseline_again, conditions
+
+    if not (baseline / generate.SCORES).is_file():
+        return
+    facts = generate.read_scores(baseline).attrs["facts"]
+    compare.check_facts(facts, conditions(config, plan, starter_report, records), baseline_again())
+
+
 def _run(
     config: Parameters,
     run: TrainingRun,
@@ -93,17 +108,17 @@ def _run(
 ) -> Progress:
     from visual_grpo import console
     from visual_grpo.grpo.checkpoint import latest_checkpoint
+    from visual_grpo.preflight import Command
     from visual_grpo.tracking.metrics import tracked
     from visual_grpo.training import SHOWN_EACH, Callbacks
 
     done = run.completed_steps()
-    optimised = tuple(name for name, weight in config.weights(modules).items() if weight)
     with console.progress("train", config.grpo.steps, completed=done) as bar:
 
         def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
             logs: list[Log] = [tracker, *others]
             for log in logs:
-                log.metrics(tracked(row, modules, optimised), metrics.step)
+                log.metrics(tracked(row, modules, tuple(config.rewards)), metrics.step)
             if _due(metrics.step, config.tracking.images_every):
                 shown, samples, rewards = run.shown_samples()
                 picture = _grid(shown, samples, rewards.tolist(), judge, SHOWN_EACH)
@@ -115,9 +130,10 @@ def _run(
         progress = run.run(Callbacks(on_step=on_step, note=bar.note))
     if run.stopped:
         tracker.killed()
+        go_on = Command.now().of_pipeline("train").adding({"resume": "auto"})
         console.note(
             f"Stopped after step {run.trainer.step} of {config.grpo.steps}; the checkpoint is"
-            f" {latest_checkpoint(run.folder)}\nGo on with: .venv/bin/kedro run --pipeline=train --params=resume=auto"
+            f" {latest_checkpoint(run.folder)}\nGo on with: {go_on}"
         )
         raise KeyboardInterrupt
     return progress
