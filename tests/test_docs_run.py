@@ -51,7 +51,6 @@ RELEASED: dict[str, dict[str, Any]] = {
 NOT_RUN = {
     "make": "its targets' commands are checked, and `make setup` would change the environment",
     ".venv/bin/jupyter": "a server",
-    ".venv/bin/mlflow": "a server",
     ".venv/bin/dvc": "needs a git repository; the stages' commands are checked in test_project.py",
     ".venv/bin/python benchmarks/": "hours; its arguments are checked in test_docs.py",
     ".venv/bin/pytest": "these tests",

@@ -12,9 +12,10 @@ import pytest
 from tests.evaluation.defaults import parameters
 from tests.own_data import FOLDERS, edits, photo
 from tests.records.making import jsonl
+from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
-from visual_grpo.preflight import Command, settled
+from visual_grpo.preflight import settled
 from visual_grpo.types import PromptRecord
 
 WHOLE = {"starter_report", "records", "baseline", "adapters", "trained"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,10 @@ def test_wandb_offline_gets_curves_pictures_and_parameters(tmp_path: Path, monke
     write(TrackingConfig(wandb="offline"))
     [file] = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     # The client no longer reads its own files; the texts in them are not compressed.
-    written = file.read_bytes()
+    # A process of its own writes them, which may take a moment longer than the run.
+    deadline = time.monotonic() + 60
+    while (written := file.read_bytes()).count(b"reward/total") < 2 and time.monotonic() < deadline:
+        time.sleep(0.5)
     assert written.count(b"reward/total") >= 2
     for text in (b"0.25", b"0.5", b"ar seed 0", b"grpo.steps"):
         assert text in written

@@ -143,9 +143,10 @@ def draw_and_score(
             check_samples(samples, records)
             scores = scorer(records, samples)
             if not frames and bool(scores.total.isnan().all()):
+                unscored = [name for name, values in scores.rewards.items() if values.isnan().all()]
                 raise UserError(
                     f"none of the first {len(batch)} samples could be scored, so that nothing could be compared;"
-                    f" unscored were: {', '.join(name for name, values in scores.rewards.items() if values.isnan().all())}"
+                    f" unscored were: {', '.join(unscored)}"
                 )
             weights = dict(scores.weights)
             frames.append(_rows(sampler, batch, samples, scores, folder))

@@ -11,8 +11,8 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from visual_grpo import console
+from visual_grpo.command import Command
 from visual_grpo.hooks.inputs import FLOW
-from visual_grpo.preflight import Command
 from visual_grpo.tracking import Tracker
 
 SHOWN = {
@@ -64,7 +64,10 @@ def _next(run_params: dict[str, Any], made: set[str]) -> str | None:
         return None
     if max(done) == len(FLOW) - 1:
         return "make ui    (all runs, sorted by their result)"
-    return str(Command.of(run_params).of_pipeline(FLOW[max(done) + 1]))
+    command = Command.of(run_params)
+    # A baseline for an earlier adapter is drawn to judge it, not to train another.
+    following = FLOW[-1] if "adapter" in command.parameters else FLOW[max(done) + 1]
+    return str(command.of_pipeline(following))
 
 
 def _path(catalog: CatalogProtocol, name: str) -> str:

@@ -10,9 +10,9 @@ from kedro.framework.project import pipelines
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 
+from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
-from visual_grpo.preflight import Command
 
 STARTER = "starter_report"
 PREPARED = {"records", "data_report"}

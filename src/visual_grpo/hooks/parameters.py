@@ -11,11 +11,12 @@ from kedro.pipeline import Pipeline
 from omegaconf import OmegaConf
 
 from visual_grpo import console
+from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.validation import validate
 from visual_grpo.datasets.parameters import parameter_entries
-from visual_grpo.preflight import Command, settled
+from visual_grpo.preflight import settled
 from visual_grpo.tracking.others import check_packages
 
 

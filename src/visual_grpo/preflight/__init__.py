@@ -4,6 +4,5 @@ Nothing is written here. All problems are told in one message, with the lines to
 """
 
 from visual_grpo.preflight.check import settled
-from visual_grpo.preflight.command import Command
 
-__all__ = ["Command", "settled"]
+__all__ = ["settled"]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo import components
+from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import AUTO
 from visual_grpo.config.validation import validate
 from visual_grpo.errors import Problems
-from visual_grpo.preflight.command import Command
 
 if TYPE_CHECKING:
     from visual_grpo.preflight.data import Findings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from visual_grpo.preflight.command import Command
+from visual_grpo.command import Command
 from visual_grpo.rewards.choice import Traits
 
 _MESSAGE = """\

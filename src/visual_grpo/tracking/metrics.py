@@ -10,9 +10,9 @@ MOST = 60
 
 _MODULE = (
     r"reward/total(_std)?|reward/unscored_share|zero_variance_share|advantage/abs_mean|kl|entropy|approx_kl"
-    r"|clip_fraction|ratio/first_max_abs_log|grad_norm|learning_rate"
+    r"|clip_fraction|ratio/first_max_abs_log|grad_norm|learning_rate|speed/samples_per_second"
 )
-_RUN = r"eval/.+|samples|seconds/step|memory_gb|speed/samples_per_second"
+_RUN = r"eval/.+|samples|seconds/step|memory_gb"
 
 
 def tracked(row: Mapping[str, float], modules: tuple[str, ...], rewards: tuple[str, ...]) -> dict[str, float]:

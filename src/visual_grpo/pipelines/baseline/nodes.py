@@ -67,7 +67,7 @@ def draw_samples(
 
 def baseline_again() -> str:
     """The remedy for a baseline that does not pair."""
-    from visual_grpo.preflight import Command
+    from visual_grpo.command import Command
 
     return f"Draw it again: {Command.now().of_pipeline('baseline')}"
 

@@ -23,6 +23,7 @@ _UNCOMPARED = (
     "output",
     "resume",
     "adapter",
+    "evaluation.",
     "tracking.",
     "generate.",
     "score.",

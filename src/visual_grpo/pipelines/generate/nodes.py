@@ -47,7 +47,7 @@ def draw_prompts(parameters: Parameters, generated_draft: Path) -> Path:
                 check_samples(samples, chosen)
                 drawn += [(record, seed, sample) for (record, seed), sample in zip(batch, samples, strict=True)]
                 bar.advance(len(batch))
-        _write(generated_draft, drawn, scorer)
+        _write(generated_draft, drawn, scorer, settings.samples)
     with_what = "without an adapter" if adapters is None else f"with the adapter {parameters.adapter}"
     console.note(f"Drew {len(drawn)} pictures of {len(records)} prompts {with_what}.")
     return generated_draft
@@ -71,7 +71,7 @@ def _prompts(parameters: Parameters) -> Iterator[Sequence[PromptRecord]]:
         yield records
 
 
-def _write(folder: Path, drawn: Sequence[tuple[PromptRecord, int, Sample]], judge: Judge) -> None:
+def _write(folder: Path, drawn: Sequence[tuple[PromptRecord, int, Sample]], judge: Judge, each: int) -> None:
     from visual_grpo.evaluation.pictures import grid, of_sample
     from visual_grpo.types import TextSample
 
@@ -86,5 +86,6 @@ def _write(folder: Path, drawn: Sequence[tuple[PromptRecord, int, Sample]], judg
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / LISTED).write_text(lines, encoding="utf-8")
     captions = [str(row["text"]) for row in rows]
-    sheet = grid(pictures[:_SHEET_MOST], captions[:_SHEET_MOST], columns=min(_SHEET_COLUMNS, len(pictures)))
+    columns = each * max(1, _SHEET_COLUMNS // each)  # The samples of a prompt are in one row.
+    sheet = grid(pictures[:_SHEET_MOST], captions[:_SHEET_MOST], columns=min(columns, len(pictures)))
     sheet.save(folder / "contact_sheet.png")

@@ -83,7 +83,13 @@ def _score(records: RecordTable, scorer: RewardSet) -> pd.DataFrame:
 
     # The picture is what is judged, so it cannot be what it is compared with.
     judged = [replace(record, target_image=None) for record in records]
-    scorer.check_records(judged)
+    try:
+        scorer.check_records(judged)
+    except UserError as error:
+        raise UserError(
+            f"{error}\nThe pictures are scored by the rewards of this configuration. Choose rewards that fit them, for"
+            " example: --params=score.path=FOLDER,reward=null,rewards.jpeg_size.weight=1"
+        ) from error
     frames = []
     with console.progress("Scoring", len(judged)) as bar:
         for start in range(0, len(judged), _BATCH):

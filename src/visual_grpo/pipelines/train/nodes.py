@@ -107,8 +107,8 @@ def _run(
     modules: tuple[str, ...],
 ) -> Progress:
     from visual_grpo import console
+    from visual_grpo.command import Command
     from visual_grpo.grpo.checkpoint import latest_checkpoint
-    from visual_grpo.preflight import Command
     from visual_grpo.tracking.metrics import tracked
     from visual_grpo.training import SHOWN_EACH, Callbacks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from visual_grpo.preflight import Command
+from visual_grpo.command import Command
 
 
 def test_options_and_parameters_of_the_run_are_kept() -> None:
