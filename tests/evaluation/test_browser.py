@@ -29,7 +29,7 @@ PROMPTS = (
 )
 WIDTHS = (1400, 800, 390)
 HEADINGS = [
-    *("Baseline against trained", "Scores", "Samples", "Training", "Greatest gains", "Greatest losses"),
+    *("The trained model against the base model", "Scores", "Samples", "Training", "Greatest gains", "Greatest losses"),
     *("Could not be scored", "All pairs", "Configuration", "Terms"),
 ]
 SETTINGS = (
@@ -103,7 +103,7 @@ def test_the_page_fits_and_works_at_three_widths(report: Path, tmp_path: Path) -
     assert [probe["width"] for probe in probes] == list(WIDTHS)
     for probe in probes:
         assert probe["needed"] <= probe["width"], f"the page scrolls sideways at {probe['width']} px"
-        assert probe["title"] == "Baseline against trained: better"
+        assert probe["title"] == "The trained model against the base model: better"
         assert probe["headings"] == HEADINGS
         assert probe["panels"] == [False, True], "the second sampler was chosen"
         first, second, pages = probe["pages"]
@@ -115,4 +115,4 @@ def test_the_page_as_it_is_writes_nothing_to_the_console(report: Path, tmp_path:
     document, console = browse(report, tmp_path / "profile")
     assert console == []
     assert '<output id="page">1 of 2</output>' in document
-    assert "<title>Baseline against trained: better</title>" in document
+    assert "<title>The trained model against the base model: better</title>" in document

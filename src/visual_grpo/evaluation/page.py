@@ -28,12 +28,13 @@ CARD_SIDE, THUMBNAIL_SIDE = 256, 128
 """Largest side in pixels of an image in a gallery, and of one in the list of all pairs."""
 MOST_PAIRS, MOST_BYTES = 700, 6_000_000
 """Limits of the list of all pairs: their number, and the length of their embedded images."""
+VERDICTS = {"not shown": "no difference shown"}
 _LINEAGE = {
     "mlflow_run_id": "MLflow run",
     "run_name": "run",
     "commit": "commit",
-    "git_commit": "commit",
-    "dirty": "uncommitted changes",
+    "git.commit": "commit",
+    "git.state": "code",
     "command": "command",
     "data": "data digest",
     "model": "base model",
@@ -68,6 +69,8 @@ def render(
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
             style=_source("style.css"),
             found=found,
+            title=_title(found),
+            shown_verdict=VERDICTS.get(found["verdict"], found["verdict"]),
             lines=lines(found),
             lineage=list(_lineage(evaluation)),
             views=_views(entries),
@@ -86,6 +89,11 @@ def render(
             eval_note=EVAL_NOTE,
         )
     )
+
+
+def _title(found: Mapping[str, Any]) -> str:
+    first, second = found["names"]
+    return f"{second[:1].upper()}{second[1:]} against {first}"
 
 
 def _environment() -> Environment:
