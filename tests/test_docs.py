@@ -115,7 +115,6 @@ def test_links_of_the_readme_resolve() -> None:
             assert not anchor or anchor in anchors(target), f"{page.name}: {path}#{anchor}"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="the group docs is not installed")
 def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT / "src"), *sys.path])
     done = subprocess.run(

@@ -12,6 +12,7 @@ from typing import Any
 
 import mlflow
 import numpy as np
+import pandas as pd
 import pytest
 from kedro.io import DataCatalog, DatasetError, MemoryDataset
 from kedro.runner import SequentialRunner
@@ -20,10 +21,12 @@ from tests.evaluation import answerer
 from tests.evaluation.painter import STOCK
 from tests.pipelines.painted import folders
 from tests.test_training import STEPS, parameters
+from visual_grpo.components import make_plan
 from visual_grpo.datasets import RecordsDataset
 from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.pictures import GAP, WIDTH
+from visual_grpo.pipelines.baseline.nodes import conditions
 from visual_grpo.pipelines.train import create_pipeline
 from visual_grpo.pipelines.train.nodes import _grid
 from visual_grpo.rewards.combine import RewardSet
@@ -32,6 +35,8 @@ from visual_grpo.rewards.combine import RewardSet
 class Project:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model = folder, model
+        self.conditions: dict[str, Any] | None = None
+        """Of the baseline; None = those of the run."""
         rows = [
             {"id": f"r{i}", "prompt": f"a thing {i}", "split": "train" if i < 6 else "eval", "metadata": "{}"}
             for i in range(9)
@@ -50,8 +55,18 @@ class Project:
             }
             | folders(self.folder, {"baseline": "baseline", "adapters": "train"})
         )
+        self._draw_baseline(catalog)
         SequentialRunner().run(create_pipeline(), catalog)
         return catalog
+
+    def _draw_baseline(self, catalog: DataCatalog) -> None:
+        """A table without samples, made under the conditions of this run: training looks at nothing else."""
+        config, starter = catalog.load("parameters"), catalog.load("starter_report")
+        scores = pd.DataFrame({"total": []})
+        scores.attrs["facts"] = self.conditions or conditions(
+            config, make_plan(config, starter["model"]), starter, catalog.load("records")
+        )
+        scores.to_parquet(self.folder / "baseline" / "scores.parquet")
 
 
 @pytest.fixture
@@ -97,6 +112,13 @@ def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
 def test_a_reward_that_needs_targets_is_refused_before_anything_is_sampled(project: Project) -> None:
     with pytest.raises(UserError, match="6 records have none"):
         project.run(rewards={"ssim": {"weight": 1.0}})
+    assert not (project.folder / "checkpoints").exists()
+
+
+def test_a_baseline_that_would_not_pair_is_refused_before_anything_is_sampled(project: Project) -> None:
+    project.conditions = {"seed": 99}
+    with pytest.raises(UserError, match=r"does not pair .*seed was 99, now 0.*Draw it again: .*--pipeline=baseline"):
+        project.run()
     assert not (project.folder / "checkpoints").exists()
 
 

@@ -287,3 +287,30 @@ def test_wrong_options_are_named(module: str) -> None:
         make_reward("mine", "users_rewards:pair", {"first": 3, "second": "4"})
     with pytest.raises(UserError, match=r"must return a callable .* got int"):
         make_reward("mine", "users_rewards:wrong", {"value": 2})
+
+
+class Unmakeable:
+    """Reads a file that is not there, say."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no weights")
+
+    def __call__(self, prompts: object, samples: object) -> list[float]:
+        return []
+
+
+def leaving(prompts: object, samples: object) -> list[float]:
+    raise SystemExit(3)
+
+
+def test_a_reward_that_cannot_be_made_is_named_with_its_error() -> None:
+    with pytest.raises(
+        UserError, match=r"reward 'mine': .*:Unmakeable' could not be made:\n(?s:.*)RuntimeError: no weights"
+    ):
+        make_reward("mine", f"{__name__}:Unmakeable", {})
+
+
+def test_a_reward_cannot_end_the_process() -> None:
+    reward = make_reward("mine", f"{__name__}:leaving", {})
+    with pytest.raises(UserError, match=r"reward 'mine' failed on the records 'a'(?s:.*)SystemExit: 3"):
+        reward([PromptRecord(id="a", prompt="a")], [torch.zeros(3, 2, 2, dtype=torch.uint8)])

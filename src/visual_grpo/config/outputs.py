@@ -1,4 +1,4 @@
-"""Where a run writes: each environment, and each dataset of one's own, has its own folder of outputs."""
+"""Where a run writes: each environment and each dataset has a separate folder of outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def with_output_folders(tree: Mapping[str, Any], environment: str | None) -> dic
     """The parameter tree with every folder that it leaves open (null): ``output``, and the folders in it.
 
     The default environment with the drawn shapes writes into ``data``, an environment NAME into ``data/NAME``, another
-    task into a folder named after it. Data of one's own has a folder in that, named after ``data.path``, and shares
+    task into a folder named after it. The user's own data has a folder in that, named after ``data.path``, and shares
     the pretrained model: results of different data never replace each other.
     """
     data, starter, tracking = (_section(tree, name) for name in ("data", "starter", "tracking"))

@@ -45,7 +45,7 @@ def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The parameter tree with its preset's rewards spelled out, and without those that are null.
 
     ``auto`` is replaced where the tree decides it: by the preset of the drawn data, or by null where ``rewards`` names
-    rewards of one's own. For data of one's own it stays, since only the records can tell (`rewards.choice`).
+    the user's rewards. For the user's own data it stays, since only the records can tell (`rewards.choice`).
     """
     rewards, modules = tree.get("rewards") or {}, tree.get("modules") or {}
     if not isinstance(rewards, Mapping) or not isinstance(modules, Mapping):

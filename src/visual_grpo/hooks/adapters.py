@@ -19,7 +19,7 @@ from visual_grpo.trained_adapters import LATEST, NONE, parameters_to_judge, read
 
 
 class AdapterHooks:
-    """Judges an adapter with the parameters of its own training."""
+    """Evaluates an adapter with the parameters that it was trained with."""
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:

@@ -58,7 +58,7 @@ def settled(
 
 
 def _look(config: Parameters, outputs: set[str], prepared: Callable[[], Iterable[PromptRecord]]) -> Findings | None:
-    """At data of one's own; what the starter draws is known."""
+    """At the user's own data; what the starter draws is known."""
     if config.data_is_drawn or not outputs & {RECORDS, *SCORED}:
         return None
     from visual_grpo.preflight.data import look_at_folder, look_at_table

@@ -1,4 +1,4 @@
-"""What the records of data of one's own are like, before they are prepared."""
+"""What the user's own records are like, before they are prepared."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _of_another_task(found: Found, data: DataConfig, task: Task) -> Findings:
     }
     findings.problems.insert(0, f"The records in {data.path} {having[task]}, and data.task is {data.task}.")
     if task == "segmentation":
-        # Another model answers queries, with settings of its own.
+        # Another model, with other settings, answers queries.
         findings.environment = "negative_points"
     else:
         findings.added["data.task"] = task

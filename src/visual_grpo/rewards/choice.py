@@ -1,4 +1,4 @@
-"""Which preset of rewards fits data of one's own: what do all of its records have?"""
+"""Which preset of rewards fits the user's own data: what do all of its records have?"""
 
 from __future__ import annotations
 

@@ -116,14 +116,11 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
     _check_options(f"reward {name!r}: {path!r}", target, options, prompts_and_samples)
     if prompts_and_samples:
         return FunctionReward(name, _with_options(target, options))
-    try:
-        made = target(**options)
-    except TypeError as error:
-        raise UserError(f"reward {name!r}: {path!r} refused the options {dict(options)!r}: {error}") from error
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"reward {name!r}: {path!r} could not be made:\n{_own_traceback(error)}") from error
+    with _blaming(f"reward {name!r}: {path!r} could not be made"):
+        try:
+            made = target(**options)
+        except TypeError as error:
+            raise UserError(f"reward {name!r}: {path!r} refused the options {dict(options)!r}: {error}") from error
     if not callable(made):
         raise UserError(
             f"reward {name!r}: {path!r} called with options {dict(options)!r} must return a callable"

@@ -92,8 +92,6 @@ def _check_baseline(
     from visual_grpo.evaluation import compare, generate
     from visual_grpo.pipelines.baseline.nodes import baseline_again, conditions
 
-    if not (baseline / generate.SCORES).is_file():
-        return
     facts = generate.read_scores(baseline).attrs["facts"]
     compare.check_facts(facts, conditions(config, plan, starter_report, records), baseline_again())
 
