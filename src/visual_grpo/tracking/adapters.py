@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,9 @@ def find_adapters(named: str, latest: Path) -> Path:
         raise UserError(
             f"adapter: {named} has no {FACTS}; expected the folder that .venv/bin/kedro run --pipeline=train leaves"
         )
-    return _of_run(named)
+    import mlflow
+
+    return _of_run(named, mlflow.get_tracking_uri())
 
 
 def adapters_of(config: Parameters) -> Path | None:
@@ -68,7 +71,9 @@ def model_of(config: Parameters, adapters: Path | None) -> str:
     return str(model)
 
 
-def _of_run(named: str) -> Path:
+@cache
+def _of_run(named: str, tracking_uri: str) -> Path:
+    """Looked up, and downloaded where the artifacts are remote, once in a command, though several places ask for it."""
     import mlflow
 
     runs: list[Run] = mlflow.search_runs(search_all_experiments=True, output_format="list")
@@ -77,7 +82,7 @@ def _of_run(named: str) -> Path:
         known = [run.info.run_name for run in runs if run.info.run_name]
         raise UserError(
             f"adapter: there is no folder and no MLflow run {named!r}.{nearest_hint(named, known)}"
-            f" Runs are in {mlflow.get_tracking_uri()}; `make ui` lists them."
+            f" Runs are in {tracking_uri}; `make ui` lists them."
         )
     if len(found) > 1:
         ids = "\n".join(f"  {run.info.run_id}  {run.info.run_name}" for run in found[:10])
