@@ -98,11 +98,12 @@ def run(pipeline, **parameters):
         end = "done"
     except BaseException as error:
         end = [type(error).__name__, getattr(error, "message", ""), getattr(error, "exit_code", None)]
+    database = (root / "mlflow.db").exists()
     runs = mlflow.search_runs(search_all_experiments=True, output_format="list")
     newest = max(runs, key=lambda r: r.info.start_time, default=None)
     assert mlflow.active_run() is None
     return {
-        "end": end, "runs": len(runs),
+        "end": end, "runs": len(runs), "database": database,
         "id": newest and newest.info.run_id, "status": newest and newest.info.status,
         "params": newest and newest.data.params, "tags": newest and newest.data.tags,
     }
@@ -193,6 +194,7 @@ def test_missing_data_names_the_command_that_makes_it_and_opens_no_run(runs):
     assert "report.json" in message
     assert message.splitlines()[-1].endswith("kedro run --env=base --pipeline=make")
     assert runs["missing"]["runs"] == 0
+    assert not runs["missing"]["database"]  # Looking for runs in this test creates it.
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,11 @@ class Command:
         return shlex.join(words)
 
 
+def again(pipeline: str) -> str:
+    """The line that runs ``pipeline`` in the environment and with the parameters of the running command."""
+    return str(Command.now().of_pipeline(pipeline))
+
+
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visual_grpo.command import again
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.errors import Problems, UserError
 
@@ -92,8 +93,7 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
     """
     if config.model.path not in (None, model):
         raise UserError(
-            f"model.path is {config.model.path}, but the starter was run with {model}."
-            " Run it again with the same parameters: .venv/bin/kedro run --pipeline=starter"
+            f"model.path is {config.model.path}, but the starter was run with {model}. Run it again: {again('starter')}"
         )
     from visual_grpo.hardware.threads import use_threads
     from visual_grpo.policies.family import ModelSettings

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kedro.io import DatasetError
 
+from visual_grpo.command import again
 from visual_grpo.errors import UserError
 
 
@@ -15,4 +16,4 @@ class DataError(UserError, DatasetError):
 
 def missing(path: Path, made_by: str) -> DataError:
     """Nothing at ``path`` yet: names the command that makes it."""
-    return DataError(f"{path} does not exist yet. Make it with: .venv/bin/kedro run --pipeline={made_by}")
+    return DataError(f"{path} does not exist yet. Make it with: {again(made_by)}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from visual_grpo.command import Command, again
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.paired import paired_difference, paired_ratio_bootstrap
 from visual_grpo.types import weighted_total
@@ -17,10 +18,9 @@ STOCK = "stock"
 """The sampler of the plain pipeline."""
 KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
-REMEDY = "Generate the baseline again with the same environment and parameters: .venv/bin/kedro run --pipeline=baseline"
 
 
-def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any], remedy: str = REMEDY) -> None:
+def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Raises UserError if the baseline was made under other conditions; names each difference and the remedy."""
     before, now = dict(_leaves(baseline)), dict(_leaves(present))
     different = [
@@ -29,7 +29,7 @@ def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any], remedy:
         if before.get(key, KEY) != now.get(key, KEY)
     ]
     if different:
-        raise UserError(f"the baseline does not pair with this run: {'; '.join(different)}. {remedy}")
+        raise UserError(f"the baseline does not pair with this run: {'; '.join(different)}. {_draw_again()}")
 
 
 def check_adapter(training: Mapping[str, Any], *, model: str, data: str) -> None:
@@ -39,14 +39,13 @@ def check_adapter(training: Mapping[str, Any], *, model: str, data: str) -> None
     """
     if training["model_digest"] != model:
         raise UserError(
-            "the adapter was trained on another base model than the current one."
-            " Train again: .venv/bin/kedro run --pipeline=train"
+            f"the adapter was trained on another base model than the current one. Train again: {again('train')}"
         )
     if training.get("data", data) != data:
         raise UserError(
             "the adapter was trained on other data than the prepared records, so this is not its result. Train again,"
-            " or compare it with the base model on the prompts that both hold out:"
-            " .venv/bin/kedro run --pipeline=compare --params=compare.second=ADAPTER, with its folder or MLflow run"
+            " or compare it (ADAPTER: its folder or MLflow run) with the base model on the prompts that both hold out:"
+            f" {Command.now().of_pipeline('compare').adding({'compare.second': 'ADAPTER'})}"
         )
 
 
@@ -180,7 +179,11 @@ def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
             for side, extra in (("baseline", before - after), ("trained results", after - before))
             if extra
         ]
-        raise UserError(f"baseline and trained results differ in their {what}: {'; '.join(only)}. {REMEDY}")
+        raise UserError(f"baseline and trained results differ in their {what}: {'; '.join(only)}. {_draw_again()}")
+
+
+def _draw_again() -> str:
+    return f"Draw the baseline again: {again('baseline')}"
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 
+from visual_grpo.command import again
 from visual_grpo.config import Parameters
 from visual_grpo.config.validation import validate
 from visual_grpo.errors import UserError
@@ -33,7 +34,7 @@ class AdapterHooks:
         if "adapters" in makes and present.adapter != LATEST:
             raise UserError(
                 f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. To judge"
-                " another: .venv/bin/kedro run --pipeline=evaluate --params=adapter=..."
+                f" it without training: {again('evaluate')}"
             )
         folder = None if "adapters" in makes else _deciding_adapters(present, makes)
         if folder is not None:

@@ -22,7 +22,7 @@ from visual_grpo.errors import user_error
 from visual_grpo.tracking import Tracker, lineage, run_exists
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.description import in_words, other_name, training_name
-from visual_grpo.tracking.relocation import follow_project
+from visual_grpo.tracking.relocation import use_server
 from visual_grpo.trained_adapters import read_facts
 
 RECORDS = "records"
@@ -39,9 +39,11 @@ class TrackingHooks(MlflowHook):
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        self._project_path = Path(context.project_path)
-        follow_project(context.config_loader["mlflow"]["server"]["mlflow_tracking_uri"], self._project_path)
-        super().after_context_created(context)
+        """Only reads: kedro-mlflow's own part would create the database before the command is checked."""
+        self._context, self._project_path = context, Path(context.project_path)
+        self.mlflow_config = KedroMlflowConfig.model_validate(context.config_loader["mlflow"])
+        context.__setattr__("mlflow", self.mlflow_config)  # For ``kedro mlflow ui``.
+        use_server(self.mlflow_config.server.mlflow_tracking_uri, self._project_path)
         self._environment = None if context.env in UNNAMED_ENVIRONMENTS else context.env
         self._given = flatten(context.config_loader.runtime_params or {})
         self._dataset_seen = False
@@ -50,6 +52,7 @@ class TrackingHooks(MlflowHook):
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         config: Parameters = catalog.load("parameters")
         self._parameters = config
+        super().after_context_created(self._context)
         settings: KedroMlflowConfig = self.mlflow_config
         run = settings.tracking.run
         earlier = run.id or self._earlier_run(config, pipeline, settings.server.mlflow_tracking_uri)

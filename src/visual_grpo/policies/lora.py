@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from visual_grpo.command import again
 from visual_grpo.config import LoraParams
 from visual_grpo.errors import UserError
 
@@ -194,7 +195,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _require(file: Path) -> None:
     if not file.is_file():
-        raise UserError(f"{file.parent} holds no adapter (no {file.name}); run `.venv/bin/kedro run --pipeline=train`.")
+        raise UserError(f"{file.parent} holds no adapter (no {file.name}). Train one: {again('train')}")
 
 
 @contextlib.contextmanager
@@ -205,7 +206,7 @@ def _loading(folder: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # Damaged, missing or of another model.
         raise UserError(
-            f"The adapter in {folder} cannot be loaded: {error}\nMake it again: .venv/bin/kedro run --pipeline=train"
+            f"The adapter in {folder} cannot be loaded: {error}\nMake it again: {again('train')}"
         ) from error
 
 

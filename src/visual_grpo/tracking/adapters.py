@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from visual_grpo.command import Command, again
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.trained_adapters import FACTS, LATEST, NONE, read_facts
@@ -33,7 +34,7 @@ def find_adapters(named: str, latest: Path) -> Path:
         return Path(named)
     if Path(named).is_dir():
         raise UserError(
-            f"adapter: {named} has no {FACTS}; expected the folder that .venv/bin/kedro run --pipeline=train leaves"
+            f"adapter: {named} has no {FACTS}; expected the folder that a training leaves: {again('train')}"
         )
     import mlflow
 
@@ -51,8 +52,8 @@ def adapters_of(config: Parameters) -> Path | None:
     latest = Path(config.adapters_folder)
     if config.adapter == LATEST and not latest.is_dir():
         raise UserError(
-            f"adapter: nothing was trained yet ({latest} does not exist). Train with .venv/bin/kedro run, or draw with"
-            " the base model: --params=adapter=none"
+            f"adapter: nothing was trained yet ({latest} does not exist). Train one: {again('train')}\nOr draw"
+            f" with the base model: {Command.now().adding({'adapter': NONE})}"
         )
     return find_adapters(config.adapter, latest)
 
@@ -65,9 +66,7 @@ def model_of(config: Parameters, adapters: Path | None) -> str:
     """
     model = (None if adapters is None else read_facts(adapters)["model"]) or config.model.path or config.starter.model
     if config.model.path is None and not Path(model).is_dir():
-        raise UserError(
-            f"The base model {model} does not exist yet. Make it with: .venv/bin/kedro run --pipeline=starter"
-        )
+        raise UserError(f"The base model {model} does not exist yet. Make it with: {again('starter')}")
     return str(model)
 
 

@@ -18,6 +18,14 @@ _LOCATIONS = {
 """Table of MLflow's database -> its column with a location."""
 
 
+def use_server(tracking_uri: str, project: Path) -> None:
+    """Makes it MLflow's server in this process, and lets artifacts follow the project. Creates nothing."""
+    import mlflow
+
+    follow_project(tracking_uri, project)
+    mlflow.set_tracking_uri(tracking_uri)
+
+
 def follow_project(tracking_uri: str, project: Path) -> int:
     """Points all locations below another folder's ``mlartifacts`` to that of ``project``; returns how many.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from visual_grpo.third_party_output import silence_libraries
-from visual_grpo.tracking.relocation import follow_project
+from visual_grpo.tracking.relocation import use_server
 from visual_grpo.tracking.result import GAIN
 
 EXPERIMENT = "visual_grpo"
@@ -24,8 +24,7 @@ def main() -> None:
     import mlflow
 
     uri = sys.argv[1] if len(sys.argv) > 1 else f"sqlite:///{Path.cwd() / 'mlflow.db'}"
-    follow_project(uri, Path.cwd())
-    mlflow.set_tracking_uri(uri)
+    use_server(uri, Path.cwd())
     experiment = mlflow.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
         print(f"There are no runs in {uri} yet: make demo, or .venv/bin/kedro run")  # noqa: T201

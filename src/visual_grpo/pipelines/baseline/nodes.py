@@ -65,13 +65,6 @@ def draw_samples(
         )
 
 
-def baseline_again() -> str:
-    """The remedy for a baseline that does not pair."""
-    from visual_grpo.command import Command
-
-    return f"Draw it again: {Command.now().of_pipeline('baseline')}"
-
-
 def conditions(config: Parameters, plan: Plan, starter_report: dict[str, Any], records: RecordTable) -> dict[str, Any]:
     """Everything but the adapter that the samples and scores of a run depend on."""
     from visual_grpo.evaluation import generate

@@ -32,11 +32,11 @@ def draw_trained(
     """The folder with the trained policy's samples; refuses a baseline that would not pair."""
     from visual_grpo import components
     from visual_grpo.evaluation import compare, generate
-    from visual_grpo.pipelines.baseline.nodes import baseline_again, conditions, draw_samples
+    from visual_grpo.pipelines.baseline.nodes import conditions, draw_samples
 
     plan = components.make_plan(parameters, starter_report["model"])
     facts = conditions(parameters, plan, starter_report, records)
-    compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts, baseline_again())
+    compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts)
     compare.check_adapter(read_facts(adapters), model=starter_report["digest"], data=records.digest)
     draw_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")
     return trained_draft

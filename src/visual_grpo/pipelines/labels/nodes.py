@@ -15,13 +15,14 @@ def label_records(
 ) -> Path:
     """The folder with the negative labels, made with the segmenter of the reward ``negative_points``."""
     from visual_grpo import console
+    from visual_grpo.command import Command
     from visual_grpo.evaluation.label_pictures import write_labels
     from visual_grpo.segmentation.build import DEFAULT, build_segmenter
 
     if data.task != "segmentation":
         raise UserError(
             f"The labels are of masks, so data.task must be segmentation, got {data.task}."
-            " Try: .venv/bin/kedro run --env=negative_points --pipeline=labels"
+            f" Try: {Command.now().of_environment('negative_points')}"
         )
     reward = rewards.get("negative_points")
     options: Any = reward.options.get("segmenter", DEFAULT) if reward else DEFAULT

@@ -91,10 +91,10 @@ def _check_baseline(
 ) -> None:
     """Before hours of training: evaluate would refuse a baseline made otherwise."""
     from visual_grpo.evaluation import compare, generate
-    from visual_grpo.pipelines.baseline.nodes import baseline_again, conditions
+    from visual_grpo.pipelines.baseline.nodes import conditions
 
     facts = generate.read_scores(baseline).attrs["facts"]
-    compare.check_facts(facts, conditions(config, plan, starter_report, records), baseline_again())
+    compare.check_facts(facts, conditions(config, plan, starter_report, records))
 
 
 def _run(
