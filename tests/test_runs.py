@@ -91,9 +91,9 @@ root = pathlib.Path.cwd()
 bootstrap_project(root)
 import mlflow
 
-def run(pipeline, **parameters):
+def run(pipeline, env="base", **parameters):
     try:
-        with settings.SESSION_CLASS.create(root, env="base", runtime_params=parameters) as session:
+        with settings.SESSION_CLASS.create(root, env=env, runtime_params=parameters) as session:
             session.run(pipeline_names=[pipeline])
         end = "done"
     except BaseException as error:
@@ -113,6 +113,7 @@ import yaml
 tree = yaml.safe_load((root / "conf/base/parameters.yml").read_text())
 settings_of_training = Parameters.model_validate({**tree, "seed": 0}).model_dump(mode="json")
 out = {"missing": run("interrupt")}
+out["env"] = run("make", env="sd3_smal")
 out["reward"] = run("images", rewards={"sim": {"weight": 1}})
 out["device"] = run("images", model={"device": "cuda:99"})
 out["model"] = run("images", model={"path": "no/such/folder"})
@@ -195,6 +196,13 @@ def test_missing_data_names_the_command_that_makes_it_and_opens_no_run(runs):
     assert message.splitlines()[-1].endswith("kedro run --env=base --pipeline=make")
     assert runs["missing"]["runs"] == 0
     assert not runs["missing"]["database"]  # Looking for runs in this test creates it.
+
+
+def test_an_unknown_environment_names_the_nearest_and_those_that_there_are(runs):
+    kind, message, code = runs["env"]["end"]
+    assert (kind, code) == ("ClickException", 1)
+    assert "no environment 'sd3_smal'" in message
+    assert "Did you mean 'sd3_small'? There are: base, " in message
 
 
 @pytest.mark.parametrize(

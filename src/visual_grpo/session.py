@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -30,6 +31,19 @@ EXPECTED = (UserError, DatasetError, MissingConfigException, OmegaConfBaseExcept
 class Session(KedroSession):
     """A Kedro session whose MLflow run never stays open and whose expected errors are readable."""
 
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> KedroSession:
+        """As ``KedroSession.create``; raises click.ClickException for an environment that is not there."""
+        session = super().create(*args, **kwargs)
+        environment, configuration = session.store.get("env"), Path(session._conf_source)
+        if environment and configuration.is_dir() and not (configuration / environment).is_dir():
+            known = sorted(folder.name for folder in configuration.iterdir() if folder.is_dir())
+            raise click.ClickException(
+                f"There is no environment {environment!r} in {configuration}.{nearest_hint(environment, known)}"
+                f" There are: {', '.join(known)}"
+            )
+        return session
+
     def run(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """As ``KedroSession.run``.
 
@@ -47,6 +61,9 @@ class Session(KedroSession):
             Tracker.active().killed()
             console.note("Stopped.")
             raise click.exceptions.Exit(128 + stopped_by[0]) from None
+        except SystemExit:  # Of code that the command calls, such as a reward's.
+            Tracker.active().failed()
+            raise
         except Exception as error:
             Tracker.active().failed()
             expected = expected_error(error)

@@ -123,7 +123,7 @@ def _views(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def _tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """A table per sampler and split, held-out prompts first, with the entries' intervals on a common scale."""
+    """A table per sampler and split, held-out prompts first, with the intervals as bars."""
     keys = dict.fromkeys((entry["split"] != "held_out", entry["split"], entry["sampler"]) for entry in entries)
     found = []
     for _, split, sampler in sorted(keys, key=lambda key: key[0]):

@@ -110,7 +110,7 @@ def _source_row(pairs: Sequence[Pair]) -> list[list[Image.Image]]:
 
 
 def _gain(pair: Pair) -> str:
-    change = pair.trained_reward - pair.baseline_reward
+    change = round(pair.trained_reward - pair.baseline_reward, 2) + 0.0  # Adding 0 makes -0 a 0.
     return _worth(pair.trained_reward) + ("" if math.isnan(change) else f" ({change:+.2f})")
 
 
@@ -119,9 +119,10 @@ def _worth(reward: float) -> str:
 
 
 def _colour(pair: Pair) -> str:
-    if pair.trained_reward == pair.baseline_reward or math.isnan(pair.trained_reward - pair.baseline_reward):
+    change = pair.trained_reward - pair.baseline_reward
+    if math.isnan(change) or round(change, 2) == 0:  # As it is shown.
         return MUTED
-    return BETTER if pair.trained_reward > pair.baseline_reward else WORSE
+    return BETTER if change > 0 else WORSE
 
 
 def _shown(image: Image.Image | Tensor) -> Image.Image:

@@ -34,6 +34,8 @@ _FIRST_LOOK = 6
 uncertain that a planted cosine of .1 would be refused in up to 4% of runs with 3 or 4 rollouts (300 draws each)."""
 _GREATEST_USEFUL_COSINE = 0.05
 """A run of few steps learns little from any cosine, which says nothing of whether there is something to learn."""
+_NEAR_ZERO = "Near 0 the reward cannot see what this module varies, and training would be a random walk."
+_VANISHED = "Every gradient was exactly 0: all samples of a prompt got the same reward, so none is better than another."
 _ADAM_EPSILON = 1e-8
 """AdamW's: it hardly moves an element whose gradient is smaller."""
 
@@ -197,7 +199,7 @@ def check_signal(signals: Mapping[str, Signal], rule: SignalRule, advice: Mappin
                 f"The signal check stopped the run before its first step: nothing to learn for the module {module!r}.\n"
                 f"  expected: a mean cosine {bound} between the gradients of independent rollouts\n"
                 f"  measured: {signal} of {signal.samples} samples\n"
-                "Near 0 the reward cannot see what this module varies, and training would be a random walk.\n"
+                f"{_VANISHED if signal.cosine == signal.error == 0 else _NEAR_ZERO}\n"
                 f"What to change: {advice.get(module, 'the reward, or what the policy varies')}.\n"
                 "To train all the same: --params=policy.signal_check.rollouts=0",
                 module=module,

@@ -20,7 +20,8 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
 
     family = None if model.family == "auto" else model.family
     report = build_starter(starter, data, seed, console.progress, family)
-    console.note(f"Dataset: {report['dataset']}   base model: {report['model']}")
+    drawn = f"Dataset: {report['dataset']}   " if data.path == report["dataset"] else ""
+    console.note(f"{drawn}Base model: {report['model']}")
     return report
 
 
