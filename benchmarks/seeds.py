@@ -47,6 +47,7 @@ def main() -> None:
     pictures = [choice for choice in arguments.train if modules(clones, choice) != ["vl"]]
     if pictures:
         print(markdown(clones, pictures))
+        print(f"\nAgainst the base model at its best other setting, held-out prompts\n\n{controls(clones, pictures)}")
     for other in pictures:
         if other.startswith("ar") and "all" in pictures:
             print(f"\n{trained(clones, 'all')} minus {trained(clones, other)}, held-out prompts\n")
@@ -132,6 +133,23 @@ def markdown(clones: dict[int, Path], choices: list[str], split: str = "held_out
                     str(result["training"]["samples"]),
                 ]
                 lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def controls(clones: dict[int, Path], choices: list[str]) -> str:
+    """One row per choice and seed: what the base model's settings give by themselves, and the samples that could not be
+    scored."""
+    lines = [
+        "| trained | seed | base's best setting | its reward | trained | difference [95%] | unscored: base, trained |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for choice in choices:
+        for seed, clone in clones.items():
+            found = json.loads((clone / "results" / choice / "evaluation.json").read_text())["headline"]
+            best, missed = found["control"], found["unscored"]
+            means = f"{best['baseline']:.3f} | {best['trained']:.3f} | {_interval(best)}"
+            unscored = f"{missed['baseline']} / {missed['trained']} of {missed['of']}"
+            lines.append(f"| {trained(clones, choice)} | {seed} | {best['sampler']} | {means} | {unscored} |")
     return "\n".join(lines)
 
 
