@@ -314,3 +314,60 @@ def test_a_reward_cannot_end_the_process() -> None:
     reward = make_reward("mine", f"{__name__}:leaving", {})
     with pytest.raises(UserError, match=r"reward 'mine' failed on the records 'a'(?s:.*)SystemExit: 3"):
         reward([PromptRecord(id="a", prompt="a")], [torch.zeros(3, 2, 2, dtype=torch.uint8)])
+
+
+def flaky(broken: Iterator[bool], share: float) -> FunctionReward:
+    """A reward that raises where ``broken`` says so, once for each of its calls."""
+
+    def score(prompts, samples):
+        if next(broken):
+            raise ConnectionError(f"no answer for {prompts[0].id}")
+        return RewardOutput(
+            values=torch.tensor([float(sample.float().mean()) for sample in samples]),
+            parts={"fine": torch.ones(len(samples))},
+            ratios={"share": (torch.ones(len(samples)), torch.full((len(samples),), 2.0))},
+        )
+
+    return FunctionReward("mine", score, max_failed_share=share)
+
+
+def test_a_sample_that_fails_alone_is_unscored_and_the_others_are_not(caplog) -> None:
+    # A whole call that succeeds, one that fails, then each sample alone: the second fails again.
+    reward = flaky(iter([False, True, False, True, False]), share=0.2)
+    before = reward(PROMPTS, SAMPLES)
+    output = reward(PROMPTS, SAMPLES)
+    assert output.values.isnan().tolist() == [False, True, False]
+    assert output.values[[0, 2]].tolist() == before.values[[0, 2]].tolist() == [0.0, 200.0]
+    assert output.parts["fine"].isnan().tolist() == [False, True, False]
+    above, below = output.ratios["share"]
+    assert above.isnan().tolist() == below.isnan().tolist() == [False, True, False]
+    assert below[0] == 2
+    assert "'mine' failed on 'b', left unscored: ConnectionError: no answer for b" in caplog.text
+
+
+def test_more_than_the_allowed_share_stops_the_run() -> None:
+    # 3 + 3 + 3 are asked; the 2nd failure is 2 of 8 > 0.2.
+    reward = flaky(iter([False, True, False, True, False, True, False, True]), share=0.2)
+    reward(PROMPTS, SAMPLES)
+    reward(PROMPTS, SAMPLES)
+    with pytest.raises(UserError, match=r"failed on 2 of 8 samples, .*share 0.2 that rewards.mine.max_failed_share"):
+        reward(PROMPTS, SAMPLES)
+
+
+@pytest.mark.parametrize(("calls", "share"), [([True], 0.5), ([False, True], 0.0)])
+def test_an_error_of_the_first_call_or_without_a_share_stops_at_once(calls: list[bool], share: float) -> None:
+    reward = flaky(iter(calls), share)
+    with pytest.raises(UserError, match="ConnectionError"):  # noqa: PT012
+        for _ in calls:
+            reward(PROMPTS, SAMPLES)
+
+
+def test_a_reward_that_paints_into_its_images_changes_a_copy() -> None:
+    def painting(prompts, samples):
+        for sample in samples:
+            sample.fill_(255)
+        return [1.0] * len(samples)
+
+    before = [sample.clone() for sample in SAMPLES]
+    FunctionReward("mine", painting)(PROMPTS, SAMPLES)
+    assert all(torch.equal(*pair) for pair in zip(before, SAMPLES, strict=True))

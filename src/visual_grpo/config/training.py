@@ -16,6 +16,13 @@ class RewardConfig(Strict):
     function: str | None = Field(None, description="package.module:function; null = the built-in of this name")
     weight: float = Field(1.0, description="0 = reported, never optimised")
     options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
+    max_failed_share: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="a run goes on while the reward's code failed on at most this share of its samples (or on one);"
+        " they stay unscored; 0 = the first error stops it, as an error of the first call always does",
+    )
 
 
 class GRPOConfig(Strict):

@@ -193,10 +193,7 @@ class GRPOTrainer(Generic[T]):
             if len(scored):
                 experiences.append(Experience(rollout=rollout, scores=scores, rows=scored, advantages=every))
         if not experiences:
-            raise UserError(
-                f"No sample of step {self.step + 1} could be scored: every total reward is missing (NaN)."
-                " Check the rewards with a weight: one that returns nothing cannot be trained on."
-            )
+            raise UserError(_nothing_scored(self.step + 1, [scores for _, scores, _ in kept]))
         return experiences
 
     def _advantages(self, scores: list[Scores], rows: list[Tensor]) -> Tensor:
@@ -259,6 +256,18 @@ class GRPOTrainer(Generic[T]):
             f"{' ...' if len(ids) > 8 else ''}. Nothing was updated with it; the last checkpoint is intact."
             " Lower grpo.learning_rate or the clip, or look at the rewards of these prompts."
         )
+
+
+def _nothing_scored(step: int, scores: Sequence[Scores]) -> str:
+    """Names the rewards that make every total missing."""
+    weighted = [name for name, weight in scores[0].weights.items() if weight]
+    silent = [name for name in weighted if all(own.rewards[name].isnan().all() for own in scores)]
+    who = f"the reward{'s' * (len(silent) > 1)} {', '.join(silent)} scored none of them"
+    between = f"each lacks a score of one of the rewards {', '.join(weighted)}"
+    return (
+        f"No sample of step {step} could be scored: {who if silent else between}, and without a score"
+        " there is nothing to train on. Look at what the reward returns for these prompts, or set its weight to 0."
+    )
 
 
 def _split_keys(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

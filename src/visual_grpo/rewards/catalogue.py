@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from visual_grpo.config import RewardConfig
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.failures import FailureBudget
 from visual_grpo.rewards.reward import FunctionReward, make_reward
 
 BUILT_IN = {
@@ -33,7 +34,9 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
             f"no built-in reward {name!r}.{nearest_hint(name, BUILT_IN)} Built in: {', '.join(BUILT_IN)}."
             f" For your own reward, set rewards.{name}.function: package.module:function"
         )
-    return make_reward(name, path, config.options)
+    reward = make_reward(name, path, config.options)
+    reward.budget = FailureBudget(config.max_failed_share)
+    return reward
 
 
 def build_reward_set(rewards: Mapping[str, RewardConfig], weights: Mapping[str, float]) -> RewardSet:

@@ -92,7 +92,9 @@ def _named(name: str, function: RewardFunction | PlainReward) -> FunctionReward:
     if function.name == name:
         return function
     # Its callable, not itself: what a reward can do beside scoring is asked of the callable.
-    return FunctionReward(name, function.function, needs_target=function.needs_target)
+    return FunctionReward(
+        name, function.function, needs_target=function.needs_target, max_failed_share=function.budget.share
+    )
 
 
 def _check(name: str, weight: float) -> None:

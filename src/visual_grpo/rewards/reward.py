@@ -15,6 +15,7 @@ from torch import Tensor
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.images import described, is_image
 from visual_grpo.importing import load_attribute
+from visual_grpo.rewards.failures import FailureBudget, RewardCodeError
 from visual_grpo.types import PromptRecord, Ratio, RewardOutput, Sample
 
 PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
@@ -25,12 +26,15 @@ array [B], or a ``RewardOutput``."""
 class FunctionReward:
     """Any callable ``(prompts, samples) -> scores`` as a ``types.RewardFunction``.
 
-    ``needs_target`` is the callable's own attribute of that name unless it is given.
+    ``needs_target`` is the callable's own attribute of that name unless it is given. ``max_failed_share``: see
+    `FailureBudget`.
     Raises ``UserError``, naming the reward and the first offending record, when the callable fails or
     returns anything but one finite or unscored number per sample.
     """
 
-    def __init__(self, name: str, function: PlainReward, *, needs_target: bool | None = None) -> None:
+    def __init__(
+        self, name: str, function: PlainReward, *, needs_target: bool | None = None, max_failed_share: float = 0.0
+    ) -> None:
         if not callable(function):
             raise UserError(f"reward {name!r} must be callable, got {type(function).__name__}")
         self.name = name
@@ -38,12 +42,18 @@ class FunctionReward:
         if needs_target is None:
             needs_target = bool(getattr(function, "needs_target", False))
         self.needs_target = needs_target
+        self.budget = FailureBudget(max_failed_share)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         if len(prompts) != len(samples):
             raise UserError(f"reward {self.name!r} was given {len(prompts)} prompts but {len(samples)} samples")
+        return self.budget.score(self.name, self._score, prompts, samples)
+
+    def _score(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
+        # Copies: what a reward paints into an image must reach neither the next reward nor what is kept.
+        own = [sample.clone() if isinstance(sample, Tensor) else sample for sample in samples]
         with _blaming(f"reward {self.name!r} failed on the records {_some_ids(prompts)}"):
-            returned = self.function(prompts, samples)
+            returned = self.function(prompts, own)
         return checked_output(self.name, returned, prompts)
 
     @property
@@ -242,7 +252,7 @@ def _blaming(what: str) -> Iterator[None]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"{what}:\n{_own_traceback(error)}") from error
+        raise RewardCodeError(f"{what}:\n{_own_traceback(error)}") from error
 
 
 def _own_traceback(error: BaseException) -> str:

@@ -1,0 +1,111 @@
+"""A reward whose own code fails once in a while: what it may leave unscored, and when the run stops."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from visual_grpo.errors import UserError
+from visual_grpo.types import PromptRecord, RewardOutput, Sample
+
+log = logging.getLogger(__name__)
+
+Score = Callable[[Sequence[PromptRecord], Sequence[Sample]], RewardOutput]
+
+
+class RewardCodeError(UserError):
+    """The reward's own code raised an error."""
+
+
+@dataclass
+class FailureBudget:
+    """Counts the samples that a reward's code failed on.
+
+    An error before anything was scored is taken for a mistake in the code and is never forgiven.
+    """
+
+    share: float = 0.0
+    """Of the samples of the run so far, which the failed ones may reach; a single sample may always fail, unless 0."""
+    scored: int = 0
+    failed: int = 0
+
+    def score(
+        self, name: str, score: Score, prompts: Sequence[PromptRecord], samples: Sequence[Sample]
+    ) -> RewardOutput:
+        """``score(prompts, samples)``; where that fails, sample by sample, so that one does not take the others along.
+
+        Raises RewardCodeError, naming the share, where too many failed.
+        """
+        try:
+            output = score(prompts, samples)
+        except RewardCodeError as error:
+            if not self.share or not self.scored:
+                raise
+            return self._one_by_one(name, score, prompts, samples, error)
+        self.scored += len(samples)
+        return output
+
+    def _one_by_one(
+        self,
+        name: str,
+        score: Score,
+        prompts: Sequence[PromptRecord],
+        samples: Sequence[Sample],
+        error: RewardCodeError,
+    ) -> RewardOutput:
+        outputs: list[RewardOutput | None] = []
+        for prompt, sample in zip(prompts, samples, strict=True):
+            try:
+                outputs.append(score([prompt], [sample]))
+                self.scored += 1
+            except RewardCodeError as again:
+                error = again
+                outputs.append(None)
+                self.failed += 1
+                self._stop_if_too_many(name, error)
+        lost = [prompt.id for prompt, output in zip(prompts, outputs, strict=True) if output is None]
+        if lost:
+            last = str(error).strip().splitlines()[-1]
+            log.warning("reward %r failed on %s, left unscored: %s", name, ", ".join(map(repr, lost[:5])), last)
+        return _joined(outputs)
+
+    def _stop_if_too_many(self, name: str, error: RewardCodeError) -> None:
+        asked = self.scored + self.failed
+        if self.failed > max(1.0, self.share * asked):
+            raise RewardCodeError(
+                f"reward {name!r} failed on {self.failed} of {asked} samples, more than the share {self.share:g} that"
+                f" rewards.{name}.max_failed_share allows. The last error: {error}"
+            ) from error
+
+
+def _joined(outputs: Sequence[RewardOutput | None]) -> RewardOutput:
+    """Outputs of one sample each as one; None is NaN in everything."""
+    return RewardOutput(
+        values=_column(None if output is None else output.values for output in outputs),
+        parts={
+            part: _column(None if output is None else output.parts.get(part) for output in outputs)
+            for part in _names(None if output is None else output.parts for output in outputs)
+        },
+        ratios={
+            ratio: (_column(tops), _column(bottoms))
+            for ratio in _names(None if output is None else output.ratios for output in outputs)
+            for tops, bottoms in [
+                zip(
+                    *((output.ratios[ratio] if output is not None else (None, None)) for output in outputs), strict=True
+                )
+            ]
+        },
+    )
+
+
+def _names(mappings: Iterable[Mapping[str, object] | None]) -> list[str]:
+    return list(dict.fromkeys(name for mapping in mappings if mapping is not None for name in mapping))
+
+
+def _column(values: Iterable[Tensor | None]) -> Tensor:
+    """[b] float32 of b tensors [1]."""
+    return torch.cat([torch.full((1,), torch.nan) if value is None else value for value in values])
