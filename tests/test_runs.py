@@ -40,6 +40,9 @@ def interrupt(report):
 def crash(report):
     raise RuntimeError("a bug")
 
+def greedy(report):
+    bytearray(1 << 62)
+
 def mistake(report):
     raise UserError("the file is empty")
 
@@ -74,7 +77,7 @@ def register_pipelines():
     own = pipeline([node(prepare, ["params:data", "records_draft"], "records", name="prepare"),
                     node(score, ["records", "parameters", "params:rewards"], "baseline", name="score")])
     ends = {f.__name__: pipeline([node(f, "report", None, name=f.__name__)]) for f in
-            (interrupt, crash, mistake, terminate)}
+            (interrupt, crash, mistake, terminate, greedy)}
     judged = pipeline([node(judge, ["adapters", "trained_draft", "parameters"], "trained", name="judge")])
     return {"make": first, "images": images, "own": own, "evaluate": judged, **ends, **fills, "__default__": first}
 """
@@ -125,7 +128,7 @@ out["plain"] = run("own", data={"path": "plain"})
 assert sorted(map(str, root.rglob("*"))) == before
 out["made"] = run("make")
 out["quoted"] = run("own", data={"path": "quoted"})
-for name in ("fill", "half", "closure", "interrupt", "crash", "mistake", "terminate", "interupt"):
+for name in ("fill", "half", "closure", "interrupt", "crash", "mistake", "terminate", "greedy", "interupt"):
     out[name] = run(name)
 adapters = root / "data/06_models/adapters"
 adapters.mkdir(parents=True)
@@ -196,6 +199,15 @@ def test_missing_data_names_the_command_that_makes_it_and_opens_no_run(runs):
     assert message.splitlines()[-1].endswith("kedro run --env=base --pipeline=make")
     assert runs["missing"]["runs"] == 0
     assert not runs["missing"]["database"]  # Looking for runs in this test creates it.
+
+
+def test_no_memory_ends_with_the_parameters_that_need_less(runs):
+    kind, message, code = runs["greedy"]["end"]
+    assert (kind, code, runs["greedy"]["status"]) == ("ClickException", 1, "FAILED")
+    assert "Out of memory" in message
+    assert "Less memory: policy.rollout_batch=32" in message
+    assert "evaluation.batch_size=32" in message
+    assert "kedro run --env=base --pipelines=greedy --params=policy.rollout_batch=32," in message
 
 
 def test_an_unknown_environment_names_the_nearest_and_those_that_there_are(runs):

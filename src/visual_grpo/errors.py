@@ -66,11 +66,14 @@ def nearest(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> str |
 
 def user_error(error: BaseException) -> UserError | None:
     """The first `UserError` among ``error`` and its causes: libraries wrap the errors of what they call."""
+    return next((cause for cause in chain(error) if isinstance(cause, UserError)), None)
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """``error``, its cause, the cause's cause and so on."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
-        if isinstance(cause, UserError):
-            return cause
+        yield cause
         seen.append(cause)
         cause = cause.__cause__ or cause.__context__
-    return None

@@ -23,6 +23,7 @@ from yaml import YAMLError
 
 from visual_grpo import console
 from visual_grpo.errors import UserError, nearest_hint, user_error
+from visual_grpo.faults import machine_fault
 from visual_grpo.tracking import Tracker
 
 EXPECTED = (UserError, DatasetError, MissingConfigException, OmegaConfBaseException, YAMLError)
@@ -74,7 +75,8 @@ class Session(KedroSession):
 
 def expected_error(error: BaseException) -> BaseException | None:
     """What to show to the user, or None for a bug: a `UserError` anywhere in the chain of causes comes first."""
-    return user_error(error) or (error if isinstance(error, EXPECTED) else None)
+    fault = machine_fault(error)
+    return user_error(error) or (UserError(fault) if fault else error if isinstance(error, EXPECTED) else None)
 
 
 def _check_names(names: list[str] | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf.resolvers import oc
 
-from visual_grpo.hooks import AdapterHooks, EndingHooks, InputHooks, ParameterHooks, TrackingHooks
+from visual_grpo.hooks import AdapterHooks, EndingHooks, FaultHooks, InputHooks, ParameterHooks, TrackingHooks
 from visual_grpo.session import Session
 
 PROJECT_PATH = Path(__file__).resolve().parents[2]
@@ -17,7 +17,7 @@ PROJECT_PATH = Path(__file__).resolve().parents[2]
 sys.path.append(str(PROJECT_PATH))
 
 # Of those that want to be first, the last here is called first.
-HOOKS = (ParameterHooks(), AdapterHooks(), InputHooks(), TrackingHooks(), EndingHooks())
+HOOKS = (ParameterHooks(), AdapterHooks(), InputHooks(), TrackingHooks(), FaultHooks(), EndingHooks())
 # TrackingHooks extends kedro-mlflow's own hook; the other two write files that nobody asked for.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow", "kedro-telemetry", "kedro-viz")
 SESSION_CLASS = Session

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import GRPOConfig
+from visual_grpo.faults import PHASE
 from visual_grpo.grpo.advantages import zero_variance_groups
 from visual_grpo.grpo.update import Experience, UpdateStats
 from visual_grpo.types import Rollout, Scores, StepMetrics
@@ -32,6 +33,9 @@ class Clock:
         started, cpu = time.perf_counter(), time.process_time()
         try:
             yield
+        except Exception as error:
+            error.add_note(f"{PHASE}{name}")
+            raise
         finally:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()

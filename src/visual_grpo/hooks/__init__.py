@@ -5,8 +5,9 @@ Nodes only transform data; everything around them is here.
 
 from visual_grpo.hooks.adapters import AdapterHooks
 from visual_grpo.hooks.ending import EndingHooks
+from visual_grpo.hooks.faults import FaultHooks
 from visual_grpo.hooks.inputs import InputHooks
 from visual_grpo.hooks.parameters import ParameterHooks
 from visual_grpo.hooks.tracking import TrackingHooks
 
-__all__ = ["AdapterHooks", "EndingHooks", "InputHooks", "ParameterHooks", "TrackingHooks"]
+__all__ = ["AdapterHooks", "EndingHooks", "FaultHooks", "InputHooks", "ParameterHooks", "TrackingHooks"]

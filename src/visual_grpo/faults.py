@@ -1,0 +1,97 @@
+"""Faults of the machine, told as what happened and what to do: memory, disk, permissions."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+
+from visual_grpo.config import Parameters
+from visual_grpo.errors import chain
+
+PHASE = "phase of the training step: "
+"""Begins a note (PEP 678) on an error of a training step."""
+
+_NO_SPACE = ("No space left on device", "disk is full", "Disk quota exceeded")
+_NO_MEMORY = ("can't allocate memory", "out of memory", "Unable to allocate", "bad allocation", "std::bad_alloc")
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def machine_fault(error: BaseException) -> str | None:
+    """What to tell the user if memory, disk or permissions are behind ``error``; else None.
+
+    Libraries wrap these errors in their own types, so their texts count too.
+    """
+    for cause in chain(error):
+        if is_out_of_memory(cause):
+            return "\n".join([f"Out of memory: {_first_line(cause)}", *_advice(error)])
+        if isinstance(cause, OSError) and cause.errno in _FORBIDDEN:
+            return (
+                f"No permission: {cause}. Give this user the right to it (`ls -ld` shows whose it is), or name another."
+            )
+        if any(said in str(cause) for said in _NO_SPACE):
+            return (
+                f"The disk is full: {_first_line(cause)}\n"
+                "Nothing that was complete is lost: checkpoints and results replace earlier ones only when they are"
+                " whole. Free some space (`df -h`; MLflow's deleted runs: `mlflow gc`; folders in data/ that are no"
+                " longer needed), then give the same command, a training with resume=auto."
+            )
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the CPU's or a GPU's memory."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+
+
+def smaller(config: Parameters, phase: str | None) -> dict[str, object]:
+    """Parameters that need less memory: name -> value to try.
+
+    Args:
+        phase: of the training step (rollout, reward, update); None where samples are drawn for an evaluation.
+    """
+    if phase == "update":
+        rows = config.grpo.micro_batch_size or config.grpo.prompts_per_step * config.grpo.group_size
+        found = {"grpo.micro_batch_size": rows // 2}
+        found |= {
+            f"modules.{name}.micro_batch_size": own.micro_batch_size // 2
+            for name, own in config.modules.items()
+            if own.micro_batch_size is not None
+        }
+        return _at_least(1, found) | (
+            {} if config.policy.gradient_checkpointing else {"policy.gradient_checkpointing": True}
+        )
+    if phase == "reward":
+        return _at_least(2, {"grpo.group_size": config.grpo.group_size // 2})
+    batches = dict(_drawing(config))
+    if phase is None:
+        batches["evaluation.batch_size"] = config.evaluation.batch_size // 2
+    return _at_least(1, batches)
+
+
+def phase_of(error: BaseException) -> str | None:
+    """The training step's phase in which the error arose."""
+    return next((note.removeprefix(PHASE) for note in _notes(error) if note.startswith(PHASE)), None)
+
+
+def _drawing(config: Parameters) -> Iterator[tuple[str, int]]:
+    for name in ("rollout_batch", "denoise_batch", "decode_batch"):
+        yield f"policy.{name}", getattr(config.policy, name) // 2
+
+
+def _at_least(least: int, values: Mapping[str, int]) -> dict[str, object]:
+    return {name: value for name, value in values.items() if value >= least}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _notes(error: BaseException) -> Iterator[str]:
+    for cause in chain(error):
+        yield from getattr(cause, "__notes__", ())
+
+
+def _advice(error: BaseException) -> list[str]:
+    return [note for note in _notes(error) if not note.startswith(PHASE)]

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.evaluation.defaults import parameters
+from visual_grpo.errors import UserError
+from visual_grpo.faults import is_out_of_memory, machine_fault, phase_of, smaller
+from visual_grpo.grpo.metrics import Clock
+
+
+def raised(function) -> BaseException:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        function()
+    return caught.value
+
+
+def write_to(path: str) -> None:
+    with Path(path).open("w") as file:
+        file.write("x" * 100_000)
+
+
+def test_no_memory_is_recognised_however_it_is_said() -> None:
+    for ask in (lambda: bytearray(1 << 62), lambda: torch.empty(1 << 60)):
+        error = raised(ask)
+        assert is_out_of_memory(error)
+        assert str(machine_fault(error)).startswith("Out of memory: ")
+    assert machine_fault(RuntimeError("shapes do not fit")) is None
+
+
+def test_a_full_disk_says_what_to_free_also_when_a_library_wraps_it() -> None:
+    error = raised(lambda: write_to("/dev/full"))
+    wrapped = RuntimeError("Error while serializing")
+    wrapped.__cause__ = error
+    for fault in (machine_fault(error), machine_fault(wrapped), machine_fault(RuntimeError(f"IoError: {error}"))):
+        assert fault is not None
+        assert "The disk is full" in fault
+        assert "resume=auto" in fault
+
+
+def test_a_refused_file_is_named() -> None:
+    fault = machine_fault(raised(lambda: write_to("/proc/sys/kernel/version")))
+    assert fault is not None
+    assert "No permission" in fault
+    assert "/proc/sys/kernel/version" in fault
+
+
+def test_a_message_of_ours_is_not_taken_for_another_fault() -> None:
+    assert machine_fault(UserError("the prompt is empty")) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase", "expected"),
+    [
+        ({}, "rollout", {"policy.rollout_batch": 32, "policy.denoise_batch": 16, "policy.decode_batch": 4}),
+        ({"policy": {"rollout_batch": 1, "decode_batch": 1}}, "rollout", {"policy.denoise_batch": 16}),
+        (
+            {"grpo": {"micro_batch_size": 6}, "modules": {"dit": {"micro_batch_size": 4}}},
+            "update",
+            {"grpo.micro_batch_size": 3, "modules.dit.micro_batch_size": 2, "policy.gradient_checkpointing": True},
+        ),
+        (
+            {"grpo": {"prompts_per_step": 3, "group_size": 4}, "policy": {"gradient_checkpointing": True}},
+            "update",
+            {"grpo.micro_batch_size": 6},
+        ),
+        ({"grpo": {"group_size": 8}}, "reward", {"grpo.group_size": 4}),
+        ({"grpo": {"group_size": 2}}, "reward", {}),
+        ({"evaluation": {"batch_size": 32}}, None, {"evaluation.batch_size": 16}),
+    ],
+)
+def test_what_to_lower_depends_on_where_it_happened(changes, phase, expected) -> None:
+    tried = smaller(parameters(**changes), phase)
+    named = {name: tried.get(name) for name in expected}
+    assert named == expected
+    if phase is not None:
+        assert tried == expected
+
+
+def test_an_error_knows_its_phase() -> None:
+    def fail() -> None:
+        with Clock().phase("reward"):
+            raise ValueError("no answer")
+
+    assert phase_of(raised(fail)) == "reward"
+    assert phase_of(ValueError("elsewhere")) is None
