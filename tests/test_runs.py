@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,9 @@ def interrupt(report):
 
 def crash(report):
     raise RuntimeError("a bug")
+
+def leak(report, rewards):
+    raise UserError(f"the judge refused {rewards['palette'].options}")
 
 def greedy(report):
     bytearray(1 << 62)
@@ -79,6 +83,7 @@ def register_pipelines():
     ends = {f.__name__: pipeline([node(f, "report", None, name=f.__name__)]) for f in
             (interrupt, crash, mistake, terminate, greedy)}
     judged = pipeline([node(judge, ["adapters", "trained_draft", "parameters"], "trained", name="judge")])
+    ends["leak"] = pipeline([node(leak, ["report", "params:rewards"], None, name="leak")])
     return {"make": first, "images": images, "own": own, "evaluate": judged, **ends, **fills, "__default__": first}
 """
 
@@ -130,6 +135,11 @@ out["made"] = run("make")
 out["quoted"] = run("own", data={"path": "quoted"})
 for name in ("fill", "half", "closure", "interrupt", "crash", "mistake", "terminate", "greedy", "interupt"):
     out[name] = run(name)
+(root / "conf/local").mkdir(exist_ok=True)
+(root / "conf/local/parameters.yml").write_text(
+    'rewards: {palette: {options: {address: "http://${oc.env:JUDGE_USER}@judge"}}}'
+)
+out["leak"] = run("leak", env="local", rewards={"palette": {"options": {"api_key": "planted" + "-in-params"}}})
 adapters = root / "data/06_models/adapters"
 adapters.mkdir(parents=True)
 parameters = {**settings_of_training, "seed": 5, "grpo": {**settings_of_training["grpo"], "loss": "dapo"}}
@@ -182,7 +192,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         cwd=project,
-        env=os.environ | {"MLFLOW_TRACKING_URI": store},
+        env=os.environ | {"MLFLOW_TRACKING_URI": store, "JUDGE_USER": "planted-in-environment"},
         capture_output=True,
         text=True,
         check=False,
@@ -208,6 +218,20 @@ def test_no_memory_ends_with_the_parameters_that_need_less(runs):
     assert "Less memory: policy.rollout_batch=32" in message
     assert "evaluation.batch_size=32" in message
     assert "kedro run --env=base --pipelines=greedy --params=policy.rollout_batch=32," in message
+
+
+def test_a_secret_is_written_nowhere_and_its_place_is_seen(runs):
+    _, message, _ = runs["leak"]["end"]
+    assert message == "the judge refused {'api_key': '(hidden)', 'address': 'http://(hidden)@judge'}"
+    assert runs["leak"]["tags"]["error"] == message
+    assert runs["leak"]["params"]["rewards.palette.options.api_key"] == "(hidden)"
+    assert runs["leak"]["params"]["rewards.palette.options.address"] == "http://(hidden)@judge"
+    project = runs["data"].parent
+    written = [file for file in project.rglob("*") if file.is_file() and file.name != "out.json"]
+    assert project / "mlflow.db" in written
+    around = re.compile(rb".{0,60}planted-in.{0,30}", re.DOTALL)
+    assert {str(file): found for file in written if (found := around.findall(file.read_bytes()))} == {}
+    assert "planted-in" not in runs["printed"]
 
 
 def test_an_unknown_environment_names_the_nearest_and_those_that_there_are(runs):
@@ -348,7 +372,7 @@ def test_a_failed_evaluation_does_not_fail_the_training(runs):
 
 def test_resuming_goes_on_in_the_checkpoints_run(runs):
     assert runs["resumed"]["end"] == "done"
-    assert runs["resumed"]["runs"] == runs["elsewhere"]["runs"] == runs["interupt"]["runs"]
+    assert runs["resumed"]["runs"] == runs["elsewhere"]["runs"] == runs["leak"]["runs"]
     data = runs["resumed_run"]["data"]
     assert runs["resumed_run"]["info"]["status"] == "FINISHED"
     assert data["params"]["resume"] == "never"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import flatten
+from visual_grpo.secret_values import hidden
 
 _OPTIONS = {
     "pipeline_names": "pipelines",
@@ -74,7 +75,7 @@ class Command:
         words += self.options
         if self.parameters:
             words.append("--params=" + ",".join(f"{name}={_shown(value)}" for name, value in self.parameters.items()))
-        return shlex.join(words)
+        return shlex.join(hidden(words))
 
 
 def again(pipeline: str) -> str:

@@ -24,6 +24,7 @@ from yaml import YAMLError
 from visual_grpo import console
 from visual_grpo.errors import UserError, nearest_hint, user_error
 from visual_grpo.faults import machine_fault
+from visual_grpo.secret_values import hidden
 from visual_grpo.tracking import Tracker
 
 EXPECTED = (UserError, DatasetError, MissingConfigException, OmegaConfBaseException, YAMLError)
@@ -70,7 +71,7 @@ class Session(KedroSession):
             expected = expected_error(error)
             if expected is None:
                 raise
-            raise click.ClickException(str(expected).strip()) from error
+            raise click.ClickException(hidden(str(expected).strip())) from error
 
 
 def expected_error(error: BaseException) -> BaseException | None:

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omegaconf.resolvers import oc
-
 from visual_grpo.hooks import AdapterHooks, EndingHooks, FaultHooks, InputHooks, ParameterHooks, TrackingHooks
+from visual_grpo.secret_values import from_environment
 from visual_grpo.session import Session
 
 PROJECT_PATH = Path(__file__).resolve().parents[2]
@@ -29,7 +28,7 @@ CONFIG_LOADER_ARGS: dict[str, Any] = {
     # An environment or --params changes single keys and leaves their neighbours.
     "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
     "custom_resolvers": {
-        "oc.env": oc.env,
+        "oc.env": from_environment,
         "output": lambda: "data",  # Replaced as soon as the parameters are known (hooks.ParameterHooks).
         "project": lambda path: (PROJECT_PATH / path).as_posix(),
     },

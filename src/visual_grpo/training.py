@@ -158,7 +158,7 @@ class TrainingRun:
             "mlflow_run_id": self.run_id,
             **self.identity,
             **self.lineage,
-            "parameters": self.config.model_dump(mode="json"),
+            "parameters": self.config.public(),
         }
         (folder / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
         pd.DataFrame(self.progress.history).to_csv(folder / HISTORY, index=False)
@@ -291,7 +291,7 @@ def check_resumable(config: Parameters) -> None:
 
 def _decisive(config: Parameters) -> dict[str, Any]:
     """The parameters by their dotted names that a resumed run must share with its checkpoint."""
-    tree = config.model_dump(mode="json")
+    tree = config.public()
     return flatten({name: block for name, block in tree.items() if name not in FREE_ON_RESUME})
 
 

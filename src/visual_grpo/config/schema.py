@@ -18,6 +18,7 @@ from visual_grpo.config.policy import LoraParams, ModelConfig, PolicyConfig, Sam
 from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_rewards
 from visual_grpo.config.small import CompareConfig, GenerateConfig, ScoreConfig
 from visual_grpo.config.training import EvaluationConfig, GRPOConfig, ModuleConfig, RewardConfig, TrackingConfig
+from visual_grpo.secret_values import hidden
 
 
 class Parameters(Strict):
@@ -108,6 +109,11 @@ class Parameters(Strict):
     def lora_of(self, module: str) -> LoraParams:
         own = self.modules.get(module)
         return self.policy.lora if own is None or own.lora is None else own.lora
+
+    def public(self) -> dict[str, Any]:
+        """All values as JSON, without secrets: what may be stored and shown."""
+        tree: dict[str, Any] = hidden(self.model_dump(mode="json"))
+        return tree
 
     def weights(self, modules: Sequence[str]) -> dict[str, float]:
         """Each reward's weight: of one module in its training, the mean over several where they are judged together."""

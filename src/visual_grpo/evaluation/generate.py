@@ -53,7 +53,7 @@ def conditions(
 
     ``model`` and ``dataset`` are digests; ``controls`` are the samplers of the base model alone.
     """
-    tree = config.model_dump(mode="json")
+    tree = config.public()
     return {
         "seed": config.evaluation.seed,
         "model": {"digest": model, "dtype": config.model.dtype},
@@ -64,7 +64,9 @@ def conditions(
         **({"flow": tree["policy"]["flow"]} if any(sampler.stochastic for sampler in samplers.values()) else {}),
         **({"options": tree["model"]["options"]} if config.model.options else {}),
         # Without their weights: a total can be computed again from the scores.
-        "rewards": {name: {"function": r.function, "options": r.options} for name, r in config.rewards.items()},
+        "rewards": {
+            name: {key: reward[key] for key in ("function", "options")} for name, reward in tree["rewards"].items()
+        },
         "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
     }
 

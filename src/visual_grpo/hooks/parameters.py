@@ -17,6 +17,7 @@ from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.validation import validate
 from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.preflight import settled
+from visual_grpo.secret_values import cover_logs, remember_named
 from visual_grpo.tracking.others import check_packages
 
 
@@ -27,6 +28,8 @@ class ParameterHooks:
     def after_context_created(self, context: KedroContext) -> None:
         tree = with_output_folders(context.config_loader["parameters"], context.env)
         context.config_loader["parameters"] = tree
+        cover_logs()
+        remember_named(tree)
         self._parameters = validate(tree)
         # Paths of the catalog begin with it.
         OmegaConf.register_new_resolver("output", lambda: self._parameters.output, replace=True)

@@ -19,6 +19,7 @@ from visual_grpo import components
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
 from visual_grpo.errors import user_error
+from visual_grpo.secret_values import hidden
 from visual_grpo.tracking import Tracker, lineage, run_exists
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.description import in_words, other_name, training_name
@@ -45,7 +46,7 @@ class TrackingHooks(MlflowHook):
         context.__setattr__("mlflow", self.mlflow_config)  # For ``kedro mlflow ui``.
         use_server(self.mlflow_config.server.mlflow_tracking_uri, self._project_path)
         self._environment = None if context.env in UNNAMED_ENVIRONMENTS else context.env
-        self._given = flatten(context.config_loader.runtime_params or {})
+        self._given = flatten(hidden(context.config_loader.runtime_params or {}))
         self._dataset_seen = False
 
     @hook_impl
@@ -59,7 +60,8 @@ class TrackingHooks(MlflowHook):
         before = Tracker.of(earlier).all_tags()
         run.id = earlier
         run.name = run.name or before.get(NAME) or self._name(config, run_params, pipeline)
-        super().before_pipeline_run(run_params, pipeline, catalog)
+        # Hidden: what is deleted from a database stays in its file.
+        super().before_pipeline_run(hidden(run_params), pipeline, catalog)
         tracker = Tracker.active()
         # kedro-mlflow's tags describe the command that came last, with absolute paths and objects' addresses.
         tracker.remove_tags({*run_params, "kedro_command"} - before.keys())
@@ -69,7 +71,7 @@ class TrackingHooks(MlflowHook):
             self._dataset_seen = True  # That of the training.
             return
         tracker.tags(lineage.tags(self._project_path) | self._description(config, pipeline))
-        tracker.params(flatten(config.model_dump(mode="json")))
+        tracker.params(flatten(config.public()))
 
     def _earlier_run(self, config: Parameters, pipeline: Pipeline, tracking_uri: str) -> str | None:
         """The MLflow run that this command continues, if it still exists."""
@@ -129,7 +131,7 @@ class TrackingHooks(MlflowHook):
         self, error: Exception, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol
     ) -> None:
         tracker = Tracker.active()
-        said = str(user_error(error) or f"{type(error).__name__}: {error}")
+        said = hidden(str(user_error(error) or f"{type(error).__name__}: {error}"))
         tracker.tags({"evaluate.error" if tracker.evaluates else "error": said})
         # Not kedro-mlflow's: it would let the training fail whose evaluation fails.
         tracker.failed()

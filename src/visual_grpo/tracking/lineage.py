@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.secret_values import hidden
+
 DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", ":(glob)*.py")
 """What results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
@@ -21,8 +23,8 @@ def command() -> str:
     """The command line of this process, as it can be pasted into a terminal in the project's folder."""
     program = Path(sys.argv[0])
     if program.name == "kedro" or program.parent.name == "kedro":
-        return shlex.join([".venv/bin/kedro", *sys.argv[1:]])
-    return shlex.join(["python", *sys.orig_argv[1:]])
+        return shlex.join([".venv/bin/kedro", *hidden(sys.argv[1:])])
+    return shlex.join(["python", *hidden(sys.orig_argv[1:])])
 
 
 def tags(project_path: Path) -> dict[str, str]:
@@ -43,7 +45,7 @@ def changes(project_path: Path) -> str:
     """What differs from the commit, new files included, as a patch for ``git apply``; empty where clean or no git."""
     known = _output(project_path, "git", "diff", "--binary", "HEAD", "--", *DECISIVE) or ""
     new = _output(project_path, "git", "ls-files", "--others", "--exclude-standard", "-z", "--", *DECISIVE) or ""
-    return known + "".join(_as_new(project_path, file) for file in new.split("\0") if file)
+    return str(hidden(known + "".join(_as_new(project_path, file) for file in new.split("\0") if file)))
 
 
 def dvc_tags(project_path: Path) -> dict[str, str]:

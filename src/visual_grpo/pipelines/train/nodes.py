@@ -67,7 +67,7 @@ def train(
     changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
     # With the run's id, so that two trainings of the same settings stay apart.
     name = tracker.name() or training_name(parameters, plan.modules, None, {})
-    with open_logs(parameters.tracking, name, flatten(parameters.model_dump(mode="json"))) as others:
+    with open_logs(parameters.tracking, name, flatten(parameters.public())) as others:
         progress = _run(parameters, run, scorer, tracker, others, tuple(plan.modules))
     run.write_adapters(adapters_draft)
     if changes:

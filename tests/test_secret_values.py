@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from visual_grpo import secret_values
+from visual_grpo.errors import UserError
+from visual_grpo.secret_values import HIDDEN, HidingFilter, hidden, remember, remember_named, revealed
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secret_values, "_known", set())
+
+
+@pytest.mark.parametrize("name", ["api_key", "apikey", "HF_TOKEN", "password", "db_passwd", "my-secret", "auth.bearer"])
+def test_a_value_is_secret_by_its_name(name: str) -> None:
+    assert hidden({"options": {name: "abc", "model": "small"}}) == {"options": {name: HIDDEN, "model": "small"}}
+
+
+@pytest.mark.parametrize("item", [{"max_tokens": "5"}, {"token": 5}, {"keys": "a"}, {"author": "me"}, {"token": ""}])
+def test_what_only_looks_like_a_secret_is_shown(item) -> None:
+    assert hidden(item) == item
+
+
+def test_a_named_secret_is_found_in_any_text() -> None:
+    judge = {"options": {"server": {"password": "swordfish"}}}
+    remember_named({"rewards": {"judge": judge}, "data": {"token": "shown"}})
+    assert hidden(["run --params=x=swordfish", ("swordfish",), 3]) == [f"run --params=x={HIDDEN}", (HIDDEN,), 3]
+    assert hidden("shown") == "shown"
+
+
+def test_a_longer_secret_is_hidden_whole() -> None:
+    remember("abcdef")
+    remember("abcdefghi")
+    assert hidden("abcdefghi abcdef") == f"{HIDDEN} {HIDDEN}"
+
+
+def test_a_short_value_is_not_searched_for_in_words() -> None:
+    remember("cat")
+    assert hidden("a cat") == "a cat"
+
+
+def test_log_records_are_covered() -> None:
+    remember("swordfish")
+    record = logging.LogRecord("x", logging.INFO, "", 0, "sent %s to %d", ("swordfish", 3), None)
+    assert HidingFilter().filter(record)
+    assert record.getMessage() == f"sent {HIDDEN} to 3"
+
+
+def test_stored_parameters_get_their_secrets_back() -> None:
+    options = {"api_key": "swordfish", "url": "http://me:swordfish@there", "all": ["swordfish"], "size": 3}
+    remember("swordfish")
+    stored = hidden({"judge": {"options": options}})
+    assert "swordfish" not in str(stored)
+    assert revealed(stored, {"judge": {"options": options}}) == {"judge": {"options": options}}
+
+
+@pytest.mark.parametrize("present", [{}, {"judge": {}}, {"judge": {"options": {"url": "http://other"}}}, None])
+def test_a_secret_that_is_not_there_any_more_is_asked_for(present) -> None:
+    stored = {"judge": {"options": {"url": f"http://{HIDDEN}@there"}}}
+    with pytest.raises(UserError, match=r"rewards\.judge\.options\.url is a secret, .*Set it in conf/local"):
+        revealed(stored, present, "rewards")
