@@ -18,6 +18,9 @@ class ModelConfig(Strict):
         " model; with path null the one that the starter draws starter.world for",
     )
     path: str | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
+    revision: str | None = Field(
+        None, description="of a hub id: branch, tag or, so that it cannot change, a commit's hash; null = the newest"
+    )
     dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     threads: int = Field(1, ge=1, description="CPU threads of torch; results can differ in their last bits")

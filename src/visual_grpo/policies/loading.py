@@ -41,9 +41,12 @@ def load_pipeline(
     loader = getattr(diffusers, pipeline_class)
     with loading(path):
         # diffusers loads a pipeline that was saved without a component only where it is told so.
-        saved = {name for name, entry in loader.load_config(path).items() if entry == [None, None]}
+        described = loader.load_config(path, revision=config.revision)
+        saved = {name for name, entry in described.items() if entry == [None, None]}
         absent = dict.fromkeys(sorted(saved.union(without)))
-        pipeline = loader.from_pretrained(path, dtype=getattr(torch, config.dtype), **absent)
+        pipeline = loader.from_pretrained(
+            path, dtype=getattr(torch, config.dtype), revision=config.revision, use_safetensors=True, **absent
+        )
     missing = [part for part in parts if getattr(pipeline, part, None) is None]
     if missing:
         raise _incomplete(path, missing)

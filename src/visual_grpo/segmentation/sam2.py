@@ -153,7 +153,7 @@ def _load(path: str, dtype: torch.dtype) -> tuple[Sam2Model, Sam2Processor]:
     # A local folder loads quickly; a download shows its progress bars.
     with hidden_progress_bars() if Path(path).exists() else nullcontext():
         try:
-            model, report = Sam2Model.from_pretrained(path, dtype=dtype, output_loading_info=True)
+            model, report = Sam2Model.from_pretrained(path, dtype=dtype, use_safetensors=True, output_loading_info=True)
             processor = Sam2Processor.from_pretrained(path)
         except (OSError, ValueError, SafetensorError) as error:  # Missing or damaged files.
             raise UserError(

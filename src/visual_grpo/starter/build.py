@@ -230,11 +230,15 @@ def _assemble(job: Job, folder: Path) -> None:
         tokenizer=ByT5Tokenizer(),
         processor=build_processor(job.task),
         text_encoder=(
-            T5EncoderModel.from_pretrained(glyphs) if glyphs.exists() else modules.build_glyph_encoder(job.seed)
+            T5EncoderModel.from_pretrained(glyphs, use_safetensors=True)
+            if glyphs.exists()
+            else modules.build_glyph_encoder(job.seed)
         ),
-        vision_language_encoder=GlmImageForConditionalGeneration.from_pretrained(parts / "vision_language_encoder"),
-        vae=AutoencoderKL.from_pretrained(parts / "vae"),
-        transformer=GlmImageTransformer2DModel.from_pretrained(parts / "transformer"),
+        vision_language_encoder=GlmImageForConditionalGeneration.from_pretrained(
+            parts / "vision_language_encoder", use_safetensors=True
+        ),
+        vae=AutoencoderKL.from_pretrained(parts / "vae", use_safetensors=True),
+        transformer=GlmImageTransformer2DModel.from_pretrained(parts / "transformer", use_safetensors=True),
         scheduler=modules.build_scheduler(),
     )
     pipeline.save_pretrained(folder)

@@ -52,8 +52,10 @@ def load(path: str, config: ModelConfig) -> Loaded:
     from visual_grpo.hardware.device import resolve_device
 
     with loading(path):
-        processor = AutoProcessor.from_pretrained(path)
-        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(path, dtype=getattr(torch, config.dtype))
+        processor = AutoProcessor.from_pretrained(path, revision=config.revision)
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+            path, dtype=getattr(torch, config.dtype), revision=config.revision, use_safetensors=True
+        )
     return model.eval().requires_grad_(False).to(resolve_device(config.device)), processor
 
 

@@ -1,0 +1,86 @@
+"""What is read from disk or the hub is data, never code: safetensors and JSON, no pickles."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.policies.sd3 import tiny
+from visual_grpo.config import ModelConfig
+from visual_grpo.errors import UserError
+from visual_grpo.policies.loading import load_pipeline
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")])
+RUN_CODE = {
+    "pickle": {"load", "loads", "Unpickler"},
+    "torch": {"load"},
+    "joblib": {"load"},
+    "dill": {"load", "loads"},
+    "shelve": {"open"},
+    "marshal": {"load", "loads"},
+    "yaml": {"load", "full_load", "unsafe_load", "load_all"},
+    "pd": {"read_pickle"},
+    "os": {"system", "popen"},
+}
+"""Module -> its functions that can run code which comes with what they read."""
+WITHOUT_WEIGHTS = ("Processor", "Tokenizer", "Scheduler", "Config")
+BY_FOLDER = "PeftModel"
+"""peft reads a pickle where there is no safetensors file; policies.lora asks for that file first."""
+
+
+def calls(file: Path) -> Iterator[tuple[str, str, ast.Call]]:
+    """(what it is called on, name, call)."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield ast.unparse(node.func.value), node.func.attr, node
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield "", node.func.id, node
+
+
+def keyword(call: ast.Call, name: str) -> object:
+    values = [ast.literal_eval(own.value) for own in call.keywords if own.arg == name]
+    return values[0] if values else None
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=[str(file.relative_to(ROOT)) for file in SOURCES])
+def test_nothing_that_is_read_can_run_code(file: Path) -> None:
+    for on, name, call in calls(file):
+        where = f"{file.name}:{call.lineno}"
+        assert name not in RUN_CODE.get(on, ()), f"{where} calls {on}.{name}"
+        assert (on, name) not in {("", "eval"), ("", "exec")}, where
+        for switch in ("allow_pickle", "trust_remote_code", "shell"):
+            assert not keyword(call, switch), f"{where} passes {switch}"
+        weights = name == "from_pretrained" and not on.endswith(WITHOUT_WEIGHTS) and on != BY_FOLDER
+        assert not weights or keyword(call, "use_safetensors") is True, f"{where}: {on}.from_pretrained"
+
+
+class Planted:
+    """Unpickling it makes the file ``proof``."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.proof,))
+
+
+def test_weights_as_a_pickle_are_refused_unread(tmp_path: Path) -> None:
+    folder, proof = tmp_path / "model", tmp_path / "ran"
+    tiny.pipeline().save_pretrained(folder)
+    (folder / "transformer/diffusion_pytorch_model.safetensors").unlink()
+    (folder / "transformer/diffusion_pytorch_model.bin").write_bytes(pickle.dumps(Planted(proof)))
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_pipeline("StableDiffusion3Pipeline", str(folder), ModelConfig(), ["transformer"])
+    assert not proof.exists()
+    shutil.rmtree(folder)
+
+
+def test_the_planted_pickle_would_have_run(tmp_path: Path) -> None:
+    pickle.loads(pickle.dumps(Planted(tmp_path / "ran")))
+    assert (tmp_path / "ran").exists()
