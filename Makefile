@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo repro test test-slow lint format docs lock ui viz clean
+.PHONY: help setup demo repro test test-slow lint format docs lock audit sbom ui viz clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -61,6 +61,13 @@ lock: setup  ## Update requirements.lock after a change in pyproject.toml
 	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group docs --group dvc --group notebooks --group viz --group trackers \
 	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header
 	@touch $(STAMP)
+
+audit: setup  ## Look up known vulnerabilities of the locked packages (needs the network)
+	@$(TOOLS)/bin/uv tool run --quiet pip-audit --requirement requirements.lock --disable-pip --require-hashes
+
+sbom: setup  ## Write sbom.json, the list of the locked packages in CycloneDX's format
+	@$(TOOLS)/bin/uv tool run --quiet --from cyclonedx-bom cyclonedx-py requirements --outfile sbom.json requirements.lock
+	@echo "Wrote sbom.json"
 
 ui: setup  ## Show the runs in MLflow's web interface, best result first
 	@$(BIN)/python -m visual_grpo.tracking.runs_table

@@ -7,47 +7,17 @@ models of the same classes, on the CPU. So the commands themselves need not be c
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from tests.markdown import ROOT, Block, blocks, files_before
+from tests.markdown import Block, blocks, files_before
+from tests.small_project import environment, paste, small_project
 
-TINY: dict[str, Any] = {
-    "starter": {"records_per_prompt": 1, "vae_steps": 2, "dit_steps": 2, "ar_steps": 2, "vl_steps": 2},
-    "policy": {"signal_check": {"rollouts": 0}, "gradient_checkpointing": False},
-    "grpo": {"steps": 2, "prompts_per_step": 2, "group_size": 2, "warmup_steps": 0},
-    "evaluation": {
-        "every": 1,
-        "prompts": 2,
-        "images_per_prompt": 1,
-        "max_prompts": 2,
-        "bootstrap_samples": 100,
-    },
-    "tracking": {"checkpoint_every": 1, "images_every": 1},
-}
-SMALL = {"device": "cpu", "dtype": "float32", "options": {}}
-FEW_STEPS = {"rollout": {"steps": 4}, "stock": {"steps": 4}}
-RELEASED: dict[str, dict[str, Any]] = {
-    "glm_image": {
-        "model": SMALL | {"path": "data/06_models/base"},
-        "data": {"height": 128, "width": 128},
-        "sampling": FEW_STEPS,
-    },
-    "sd3": {
-        "model": SMALL | {"path": "small_sd3"},
-        "data": {"height": 64, "width": 96},
-        "sampling": FEW_STEPS,
-    },
-}
 NOT_RUN = {
     "make": "its targets' commands are checked, and `make setup` would change the environment",
     ".venv/bin/jupyter": "a server",
@@ -71,18 +41,7 @@ PYTHON = [b for b in blocks("python") if b.file is None and b.page.name not in O
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small project after its first whole run."""
-    project = tmp_path_factory.mktemp("finished") / "project"
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    for name in tracked:
-        if not name.startswith("tests/") and (ROOT / name).is_file():
-            (project / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, project / name)
-    (project / ".venv").symlink_to(sys.prefix)
-    (project / "conf/local").mkdir(exist_ok=True)
-    for file in project.glob("conf/*/parameters.yml"):
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-        tree = merged(merged(tree, TINY), RELEASED.get(file.parent.name, {}))
-        file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    project = small_project(tmp_path_factory.mktemp("finished") / "project")
     save_small_sd3(project / "small_sd3")
     shell(".venv/bin/kedro run", project)
     return project
@@ -134,25 +93,10 @@ def results_of(command: str) -> list[str]:
     return [file for name in named or made for file in made[name]] if named or "--pipeline" not in command else []
 
 
-def shell(command: str, project: Path) -> str:
-    """The line as a user would paste it into a shell in the project."""
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=project,
-        env=environment(project),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def shell(command: str, project: Path) -> None:
+    done = paste(command, project)
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert "Traceback" not in done.stdout + done.stderr
-    return done.stdout
-
-
-def environment(project: Path) -> dict[str, str]:
-    """That of a user who has just installed the project: nothing names this repository."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "KEDRO"))}
-    return kept | {"PYTHONPATH": str(project / "src")}
 
 
 def write_records(project: Path, *, edits: bool) -> None:
@@ -171,13 +115,6 @@ def save_small_sd3(folder: Path) -> None:
     from tests.policies.sd3 import tiny
 
     tiny.pipeline().save_pretrained(folder)
-
-
-def merged(below: Any, above: Any) -> Any:
-    """Two trees, key by key; null in ``below`` stays, for it removes what conf/base has."""
-    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
-        return above
-    return {**below, **{key: merged(below.get(key), value) for key, value in above.items()}}
 
 
 def test_what_is_not_run_is_little_and_said() -> None:

@@ -56,9 +56,9 @@ def paste(project: Path, lines: str) -> subprocess.CompletedProcess[str]:
 
 
 def files(project: Path) -> dict[str, int]:
-    """All but the database of MLflow, which opening a project creates."""
+    """Every file and when it was last changed."""
     found = (path for path in project.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return {str(path): path.stat().st_mtime_ns for path in found if not path.name.startswith("mlflow.db")}
+    return {str(path): path.stat().st_mtime_ns for path in found}
 
 
 def runs(project: Path) -> list[dict[str, str]]:
