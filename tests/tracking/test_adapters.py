@@ -56,7 +56,7 @@ def test_the_latest_and_a_folder_need_no_mlflow(tmp_path: Path) -> None:
         ("ar seed 1", r"no folder and no MLflow run 'ar seed 1'\. Did you mean 'ar seed 0'\?"),
         ("twice", r"2 MLflow runs are named 'twice'; name one by its id:\n  [0-9a-f]{32}  twice\n"),
         ("empty", r"\(empty\) has no adapters"),
-        ("abc", "no folder and no MLflow run 'abc'"),
+        ("abc", r"no folder and no MLflow run 'abc'\. The newest runs are:\n  [0-9a-f]{8}  empty\n"),
     ],
 )
 def test_what_cannot_be_found_is_explained(runs: dict[str, str], named: str, said: str) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ARTIFACTS = "adapters"
 _SHORTEST_ID = 6
+_SHOWN = 5
 
 
 def find_adapters(named: str, latest: Path) -> Path:
@@ -78,10 +79,9 @@ def _of_run(named: str, tracking_uri: str) -> Path:
     runs: list[Run] = mlflow.search_runs(search_all_experiments=True, output_format="list")
     found = [run for run in runs if _is_named(run, named)]
     if not found:
-        known = [run.info.run_name for run in runs if run.info.run_name]
         raise UserError(
-            f"adapter: there is no folder and no MLflow run {named!r}.{nearest_hint(named, known)}"
-            f" Runs are in {tracking_uri}; `make ui` lists them."
+            f"adapter: there is no folder and no MLflow run {named!r}.{_those_there_are(named, runs)}"
+            f" All runs are in {tracking_uri}; `make ui` lists them."
         )
     if len(found) > 1:
         ids = "\n".join(f"  {run.info.run_id}  {run.info.run_name}" for run in found[:10])
@@ -94,6 +94,13 @@ def _of_run(named: str, tracking_uri: str) -> Path:
             f"adapter: the MLflow run {run.info.run_id} ({run.info.run_name}) has no adapters: it did not finish"
             " training, or its artifacts were deleted."
         ) from error
+
+
+def _those_there_are(named: str, runs: list[Run]) -> str:
+    """The nearest name, or else the newest runs; MLflow's search gives the newest first."""
+    names = [run.info.run_name for run in runs if run.info.run_name]
+    newest = "".join(f"\n  {run.info.run_id[:8]}  {run.info.run_name}" for run in runs[:_SHOWN])
+    return nearest_hint(named, names) or (f" The newest runs are:{newest}\n" if newest else " There are no runs yet.")
 
 
 def _is_named(run: Run, named: str) -> bool:
