@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,6 +24,9 @@ from rich.progress import (
 )
 from rich.rule import Rule
 from rich.table import Table
+from rich.text import Text
+
+from visual_grpo.control_characters import visible
 
 Value = float | int | str
 
@@ -75,12 +79,13 @@ def progress(
 def heading(text: str) -> None:
     """Prints a section heading."""
     console = _console()
-    console.print(Rule(text, align="left") if console.is_terminal else f"== {text}", highlight=False)
+    shown = _text(text)
+    console.print(Rule(shown, align="left") if console.is_terminal else Text("== ").append_text(shown))
 
 
 def note(text: str) -> None:
-    """Prints one line; square brackets are printed literally, not read as rich markup."""
-    _console().print(text, markup=False, highlight=False, soft_wrap=True)
+    """Prints one line as it is: square brackets are no rich markup, control characters are made visible."""
+    _print_line(_console(), text)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | None]]) -> None:
@@ -89,24 +94,24 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | No
     Raises:
         ValueError: a row does not have one cell per column.
     """
-    grid = Table(title=title, title_justify="left", title_style="bold")
+    grid = Table(title=_text(title), title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
         numeric = all(isinstance(row[index], int | float) or row[index] is None for row in rows if index < len(row))
         grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         if len(row) != len(columns):
             raise ValueError(f"table {title!r}: {len(columns)} columns, but a row of {len(row)}: {row!r}")
-        grid.add_row(*(_escape(format_value(cell)) for cell in row))
+        grid.add_row(*(_text(format_value(cell)) for cell in row))
     _console().print(grid)
 
 
 def summary(title: str, mapping: Mapping[str, Value | None]) -> None:
     """Prints names with their values under a title."""
-    grid = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
+    grid = Table(title=_text(title), title_justify="left", title_style="bold", show_header=False, box=None)
     grid.add_column()
     grid.add_column(overflow="fold")
     for name, value in mapping.items():
-        grid.add_row(_escape(name), _escape(format_value(value)))
+        grid.add_row(_text(name), _text(format_value(value)))
     _console().print(grid)
 
 
@@ -125,10 +130,10 @@ class _RichBar:
 
     def advance(self, n: int = 1, **fields: Value) -> None:
         self._fields |= fields
-        self._display.update(self._task, advance=n, shown=_escape(_join(self._fields)))  # type: ignore[arg-type]
+        self._display.update(self._task, advance=n, shown=escape(visible(_join(self._fields))))  # type: ignore[arg-type]
 
     def note(self, text: str) -> None:
-        self._display.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        _print_line(self._display.console, text)
 
 
 class _PlainBar:
@@ -162,7 +167,7 @@ class _PlainBar:
             self._print()
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        _print_line(self._console, text)
 
     def close(self) -> None:
         if self._printed_done != self._done:
@@ -214,5 +219,10 @@ def _duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
+def _print_line(console: Console, text: str) -> None:
+    console.print(_text(text), highlight=False, soft_wrap=True)
+
+
+def _text(text: str) -> Text:
+    """As it is: no markup, and nothing that a terminal would obey."""
+    return Text(visible(text))

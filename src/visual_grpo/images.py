@@ -34,12 +34,19 @@ _DAMAGE = (
 """Exceptions that Pillow's decoders raise on damaged files; bugs in our own code (AttributeError, NameError) are not
 among them."""
 
+_RUN_PROGRAMS = ("EPS", "WMF")
+"""Formats that are programs themselves: Pillow hands them to Ghostscript or Windows."""
+
 _FIRST_TURNED = 5
 """EXIF orientations 5 to 8 swap width and height."""
 
 
 class ImageError(UserError):
     """A file that cannot be read as an image; the message says why."""
+
+
+class TooManyPixelsError(ImageError):
+    """An image that would take too much memory."""
 
 
 def read_image(file: str | Path | IO[bytes]) -> Image:
@@ -63,7 +70,8 @@ def read_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
         ImageError: as for `read_image`, if the header shows it.
     """
     with _opened(file) as image:
-        turned = _orientation(image) >= _FIRST_TURNED
+        # Pillow itself turns a TIFF's size.
+        turned = image.format != "TIFF" and _orientation(image) >= _FIRST_TURNED
         return (image.height, image.width) if turned else (image.width, image.height)
 
 
@@ -102,6 +110,20 @@ def read_mask_image(file: str | Path | IO[bytes]) -> Image:
                 f" got {values.min()} to {values.max()}"
             )
         return Image.fromarray((values > white / 2).astype(np.uint8) * 255)
+
+
+@contextmanager
+def pixel_limit(most: int) -> Iterator[None]:
+    """Lets Pillow accept images of up to ``most`` pixels, if that is more than its own limit, in this process."""
+    from PIL import Image
+
+    before = Image.MAX_IMAGE_PIXELS
+    if before is not None:
+        Image.MAX_IMAGE_PIXELS = max(before, -(-most // 2))  # Pillow refuses twice this.
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
 
 
 def is_intact_png(path: Path) -> bool:
@@ -207,6 +229,11 @@ def _opened(file: str | Path | IO[bytes]) -> Iterator[Image]:
 
     try:
         with Image.open(file) as image:
+            if image.format in _RUN_PROGRAMS:
+                raise ImageError(
+                    f"{_name(file)}: is {image.format}, which needs another program to be drawn;"
+                    " PNG, JPEG and WebP always work"
+                )
             yield image
     except FileNotFoundError as error:
         raise ImageError(f"{file}: there is no such file") from error
@@ -215,7 +242,7 @@ def _opened(file: str | Path | IO[bytes]) -> Iterator[Image]:
     except UnidentifiedImageError as error:
         raise ImageError(f"{_name(file)}: {_why_unidentified(file)}") from error
     except Image.DecompressionBombError as error:
-        raise ImageError(f"{_name(file)}: too many pixels to be decoded safely ({error})") from error
+        raise TooManyPixelsError(f"{_name(file)}: too many pixels to be decoded safely ({error})") from error
     except _DAMAGE as error:
         raise ImageError(f"{_name(file)}: damaged or cut off ({error})") from error
 

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from visual_grpo import console
+from visual_grpo.control_characters import visible
 from visual_grpo.errors import UserError, nearest_hint, user_error
 from visual_grpo.faults import machine_fault
 from visual_grpo.secret_values import hidden
@@ -71,7 +72,7 @@ class Session(KedroSession):
             expected = expected_error(error)
             if expected is None:
                 raise
-            raise click.ClickException(hidden(str(expected).strip())) from error
+            raise click.ClickException(visible(hidden(str(expected).strip()))) from error
 
 
 def expected_error(error: BaseException) -> BaseException | None:

@@ -28,6 +28,18 @@ class DataConfig(Strict):
     eval_share: Share = Field(0.1, description="share of records set aside for evaluation; their prompts may train")
     held_out_share: Share = Field(0.2, description="share of prompts that never occur in training")
     strict: bool = Field(False, description="stop at the first rejected record instead of reporting it")
+    allow_outside: bool = Field(
+        False, description="accept records whose files lie outside the data's folder; only for records you trust"
+    )
+    max_pixels: int = Field(
+        178_956_970,
+        ge=1024,
+        description="pixels of an image, and of all images that are decoded at a time; the default is Pillow's limit",
+    )
+    max_file_mb: float = Field(
+        1000, gt=0, description="MB (10^6 bytes) of an image file; decoding a Parquet table may take twice that memory"
+    )
+    max_record_mb: float = Field(16, gt=0, description="MB of a record's text: a line, a CSV row, a caption")
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> Self:

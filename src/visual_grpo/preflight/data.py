@@ -10,6 +10,7 @@ from typing import Any
 
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.records.few import MOST, Shares, is_enough, shares_that_do, split_counts
+from visual_grpo.records.guard import Guard
 from visual_grpo.records.image_store import sha256_of
 from visual_grpo.records.layouts.detect import Found, find_records
 from visual_grpo.records.raw import Rejection
@@ -55,7 +56,7 @@ def look_at_folder(data: DataConfig) -> Findings:
     Raises:
         UserError: there is nothing at the path, or no layout fits.
     """
-    found = find_records(Path(data.path), data.layout)
+    found = find_records(Path(data.path), data.layout, Guard.of(data))
     findings = _look(found, data)
     if findings.traits.records:
         return findings

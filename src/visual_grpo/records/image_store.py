@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 
 from visual_grpo.images import (
     ImageError,
+    TooManyPixelsError,
     fit,
     is_intact_png,
     read_image,
@@ -20,6 +21,8 @@ from visual_grpo.images import (
     stretch,
     stretch_mask,
 )
+from visual_grpo.records.budget import Budget
+from visual_grpo.records.guard import too_many_pixels
 from visual_grpo.records.raw import EmbeddedImage, Original, Rejected
 
 if TYPE_CHECKING:
@@ -75,6 +78,9 @@ class ImageStore:
     folder: Path
     height: int
     width: int
+    max_pixels: int
+    budget: Budget
+    """Pixels and bytes of all images that are read at a time."""
 
     def prepare(self, original: Original, record_id: str, role: str, kind: Kind = CROPPED) -> PreparedImage:
         """Resizes an image to height x width and stores it.
@@ -84,12 +90,14 @@ class ImageStore:
                 all have the same ``kind``.
 
         Raises:
-            Rejected: the image cannot be read, or a side is below 32 pixels.
+            Rejected: the image cannot be read, has too many pixels, or a side is below 32 pixels.
         """
         original_sha256 = sha256_of(original)
         name = self._name(original_sha256, record_id, role)
-        reused = self._reuse(original, name)
-        original_width, original_height = reused or self._make(original, name, kind)
+        original_width, original_height = self._checked_size(original)
+        if not is_intact_png(self.folder / name):
+            pixels = original_width * original_height
+            original_width, original_height = self._make(original, name, kind, pixels)
         return PreparedImage(
             name=name,
             sha256=sha256_of(self.folder / name),
@@ -98,29 +106,32 @@ class ImageStore:
             original_height=original_height,
         )
 
-    def _make(self, original: Original, name: str, kind: Kind) -> tuple[int, int]:
+    def _make(self, original: Original, name: str, kind: Kind, pixels: int) -> tuple[int, int]:
         """Stores the prepared image; returns the original's width and height."""
-        image = open_original(kind.read, original)
-        if min(image.size) < _SMALLEST:
-            raise Rejected(
-                "image_too_small",
-                f"{_name_of(original)} is {image.width}x{image.height} pixels; both sides need {_SMALLEST} or more",
-                "Replace the image or remove the record",
-            )
         self.folder.mkdir(parents=True, exist_ok=True)
         fresh = self.folder / f".{uuid.uuid4().hex}.png"
         try:
-            kind.resize(image, self.height, self.width).save(fresh, compress_level=_COMPRESSION)
+            with self.budget.taken(max(_bytes_of(original), pixels)):
+                image = open_original(kind.read, original)
+                kind.resize(image, self.height, self.width).save(fresh, compress_level=_COMPRESSION)
             fresh.replace(self.folder / name)
         finally:
             fresh.unlink(missing_ok=True)
         return image.size
 
-    def _reuse(self, original: Original, name: str) -> tuple[int, int] | None:
-        """The original's width and height if an intact prepared file exists, else None."""
-        if not is_intact_png(self.folder / name):
-            return None
-        return original_size(original)
+    def _checked_size(self, original: Original) -> tuple[int, int]:
+        """Width and height from the header; some formats are read whole for it."""
+        with self.budget.taken(_bytes_of(original)):
+            width, height = original_size(original)
+        if width * height > self.max_pixels:
+            raise too_many_pixels(_name_of(original), width, height, self.max_pixels)
+        if min(width, height) < _SMALLEST:
+            raise Rejected(
+                "image_too_small",
+                f"{_name_of(original)} is {width}x{height} pixels; both sides need {_SMALLEST} or more",
+                "Replace the image or remove the record",
+            )
+        return width, height
 
     def _name(self, original_sha256: str, record_id: str, role: str) -> str:
         """A readable file name that is safe on every file system, whatever characters the id has."""
@@ -147,12 +158,23 @@ def open_original(read: Callable[[Path | IO[bytes]], T], original: Original) -> 
     """
     try:
         return read(original.open() if isinstance(original, EmbeddedImage) else original)
+    except TooManyPixelsError as error:
+        raise Rejected("too_many_pixels", str(error), "Scale it down, or raise data.max_pixels") from error
     except ImageError as error:
         raise Rejected("corrupt_image", str(error), "Replace the image or remove the record") from error
 
 
 def _name_of(original: Original) -> str:
     return original.name if isinstance(original, EmbeddedImage) else str(original)
+
+
+def _bytes_of(original: Original) -> int:
+    if isinstance(original, EmbeddedImage):
+        return len(original.data)
+    try:
+        return original.stat().st_size
+    except OSError:  # Opening it will say why.
+        return 0
 
 
 def sha256_of(path: Original) -> str:

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import DataConfig, Task
+from visual_grpo.images import pixel_limit
+from visual_grpo.records.budget import Budget
+from visual_grpo.records.guard import Guard
 from visual_grpo.records.image_store import ImageStore, PreparedImage
 from visual_grpo.records.layouts.detect import find_records
 from visual_grpo.records.manifest import image_paths, write_manifest
@@ -55,7 +58,7 @@ class Preparation:
 
     def __init__(self, config: DataConfig) -> None:
         self._config = config
-        self._found = find_records(Path(config.path), config.layout)
+        self._found = find_records(Path(config.path), config.layout, Guard.of(config))
         self._splitter = Splitter(eval_share=config.eval_share, held_out_share=config.held_out_share)
 
     def write(self, manifest: Path, progress: Progress | None = None) -> None:
@@ -72,8 +75,15 @@ class Preparation:
     def write_draft(self, manifest: Path, progress: Progress | None = None) -> None:
         """As `write`, but leaves all other images beside the manifest: an older manifest there may name them."""
         report = Report(strict=self._config.strict)
-        store = ImageStore(folder=manifest.parent / IMAGES, height=self._config.height, width=self._config.width)
-        with DiskCounter() as ids, warnings.catch_warnings():
+        guard = self._found.guard
+        store = ImageStore(
+            folder=manifest.parent / IMAGES,
+            height=self._config.height,
+            width=self._config.width,
+            max_pixels=guard.max_pixels,
+            budget=Budget(max(guard.max_pixels, guard.max_file_bytes)),
+        )
+        with DiskCounter() as ids, warnings.catch_warnings(), pixel_limit(guard.max_pixels):
             warnings.filterwarnings("ignore", module=r"PIL\.")  # odd EXIF data and the like do no harm
             records = self._accepted(store, report, ids, progress)
             rows = (self._row(record, report) for record in records)
@@ -90,7 +100,7 @@ class Preparation:
         total = self.count()
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
         items = read_items(self._found, self._config.task)
-        outcomes = ordered_map(lambda item: _prepare(item, store, self._config.task), items, threads)
+        outcomes = ordered_map(lambda item: _prepare(item, store, self._config.task, self._found.guard), items, threads)
         done = 0
         for outcome in outcomes:
             if isinstance(outcome, PreparedRecord) and ids.add(outcome.record.id) > 1:
@@ -152,11 +162,11 @@ class Preparation:
         }
 
 
-def _prepare(item: Item, store: ImageStore, task: Task) -> PreparedRecord | Rejection | Note:
+def _prepare(item: Item, store: ImageStore, task: Task, guard: Guard) -> PreparedRecord | Rejection | Note:
     if not isinstance(item, RawRecord):
         return item
     try:
-        record = checked(item, task)
+        record = checked(item, task, guard)
         if task == "segmentation":
             record, image, mask = prepare_query(store, record, item.extra)
             return PreparedRecord(place=item.place, record=record, target=mask, sources=(image,))

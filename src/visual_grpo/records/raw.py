@@ -11,6 +11,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.control_characters import visible
+
 _SHOWN = 80
 """Maximum characters of an invalid value shown in a message."""
 
@@ -86,7 +88,7 @@ class Rejection:
     def __str__(self) -> str:
         name = "" if self.id is None else f" (id {self.id!r})"
         end = "" if self.message.endswith("?") else "."
-        return printable(f"{self.place}{name}: {self.message}{end} {self.remedy}.")
+        return visible(f"{self.place}{name}: {self.message}{end} {self.remedy}.")
 
 
 @dataclass(frozen=True)
@@ -129,11 +131,6 @@ def wrong_type(key: str, expected: str, value: Any) -> Rejected:
 
 def shorten(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def printable(text: str) -> str:
-    """Writes bytes that are not UTF-8 (for example in file names) as escape sequences."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 Item = RawRecord | Rejection | Note

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from visual_grpo.config import Task
 from visual_grpo.records.aliases import with_query_names
+from visual_grpo.records.guard import Guard
 from visual_grpo.records.ids import with_ids
 from visual_grpo.records.layouts.detect import Found
 from visual_grpo.records.raw import Item, Note, Original, RawRecord, Rejected, Rejection, given_id
@@ -25,9 +26,9 @@ def read_items(found: Found, task: Task) -> Iterator[Item]:
     return with_ids(with_query_names(items) if task == "segmentation" else items)
 
 
-def checked(raw: RawRecord, task: Task) -> CheckedRecord:
+def checked(raw: RawRecord, task: Task, guard: Guard) -> CheckedRecord:
     """The record with checked values; raises `Rejected` where it cannot be used for the task."""
-    record = check(raw, task)
+    record = check(raw, task, guard)
     check_task(record, task)
     return record
 
@@ -37,7 +38,7 @@ def survey(found: Found, task: Task) -> Iterator[CheckedRecord | Rejection]:
     for item in read_items(found, task):
         if isinstance(item, RawRecord):
             try:
-                yield checked(item, task)
+                yield checked(item, task, found.guard)
             except Rejected as rejected:
                 yield rejected.at(item.place, given_id(item))
         elif not isinstance(item, Note):

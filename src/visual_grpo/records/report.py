@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
+from visual_grpo.control_characters import visible
 from visual_grpo.errors import UserError
 from visual_grpo.records.on_disk import DiskCounter
-from visual_grpo.records.raw import Rejection, printable
+from visual_grpo.records.raw import Rejection
 from visual_grpo.records.split import SPLITS, prompt_key
 
 LISTED = 1000
@@ -17,6 +19,7 @@ LISTED = 1000
 LONG_PROMPT = 1000
 """Characters; a step costs memory and time for its longest prompt."""
 _SHOWN = 5
+_SHOWN_KEYS = 20
 
 
 class Report:
@@ -72,10 +75,12 @@ class Report:
         self._enlarged += enlarged
         self._long += len(prompt) > LONG_PROMPT
         self._longest = max(self._longest, len(prompt))
-        self._unknown_keys.update(unknown_keys)
+        self._unknown_keys.update(
+            found for found in unknown_keys if found in self._unknown_keys or len(self._unknown_keys) < LISTED
+        )
 
     def warn(self, text: str) -> None:
-        self._warnings.append(printable(text))
+        self._warnings.append(visible(text))
 
     @property
     def accepted(self) -> int:
@@ -120,8 +125,10 @@ class Report:
         }
 
     def _summarise_warnings(self) -> None:
-        for (key, hint), count in self._unknown_keys.items():
+        for (key, hint), count in islice(self._unknown_keys.items(), _SHOWN_KEYS):
             self.warn(f"unknown key {key!r} in {count} records is kept as metadata.{hint}")
+        if len(self._unknown_keys) > _SHOWN_KEYS:
+            self.warn(f"{len(self._unknown_keys) - _SHOWN_KEYS} or more other keys look like known ones, too")
         if self._long:
             self.warn(
                 f"{self._long} prompts have more than {LONG_PROMPT} characters (the longest {self._longest}): a model"

@@ -1,4 +1,7 @@
-"""Reads text files line by line: UTF-8 with or without a byte order mark, any line ending; reports invalid bytes."""
+"""Reads text files line by line: UTF-8 with or without a byte order mark, any line ending; reports invalid bytes.
+
+Memory holds a record at most, of limited length, whatever the file is.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple, Self
 
 from visual_grpo.errors import UserError
 from visual_grpo.records.raw import Rejected
@@ -15,18 +18,54 @@ from visual_grpo.records.raw import Rejected
 _ESCAPED_BYTE = 0xDC00
 """``surrogateescape`` decodes a byte b that is not UTF-8 as the code point 0xDC00 + b."""
 
+_BEGINNING = 1000
+"""Bytes that are kept of a line that is too long."""
+
 _NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
 """Spellings of missing values in spreadsheets and pandas, in lower case."""
 
 
-def read_text(path: Path) -> str:
+_DEEPEST = 100
+"""Objects and lists inside each other; Python's own limit depends on where a value is used."""
+
+_MOST_KEYS = 10_000
+"""Of one record."""
+
+_BLOCK = 1 << 20
+"""Bytes that are read at a time where lines do not matter."""
+
+
+class Line(NamedTuple):
+    """A line of a text file."""
+
+    number: int
+    """From 1."""
+    text: str
+    """With its ending; bytes that are not UTF-8 are surrogates. Only the beginning of a line that is too long."""
+    too_long: Rejected | None
+
+    def checked(self) -> str:
+        """The text.
+
+        Raises:
+            Rejected: it is too long or not UTF-8.
+        """
+        if self.too_long is not None:
+            raise self.too_long
+        check_utf8(self.text)
+        return self.text
+
+
+def read_text(path: Path, longest: int) -> str:
     """Reads a small file completely.
 
     Raises:
-        Rejected: it cannot be opened or is not UTF-8.
+        Rejected: it cannot be opened, has more than ``longest`` bytes or is not UTF-8.
     """
     try:
-        text = "".join(line for _, line in read_lines(path))
+        if path.stat().st_size > longest:
+            raise too_long(path.name, longest)
+        text = "".join(line.text for line in read_lines(path, longest))
     except OSError as error:
         raise Rejected("unreadable_text", f"{path} cannot be read ({error.strerror})", "Check the file") from error
     except UserError as error:
@@ -35,8 +74,8 @@ def read_text(path: Path) -> str:
     return text
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (line number from 1, line with its ending); bytes that are not UTF-8 stay as surrogates.
+def read_lines(path: Path, longest: int) -> Iterator[Line]:
+    """Yields the lines; of one with more than ``longest`` bytes only the beginning is kept.
 
     Raises:
         UserError: the file is UTF-16 or UTF-32.
@@ -45,15 +84,26 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise UserError(f"{path}: this is UTF-16 text. Save the file as UTF-8.")
         file.seek(0)
-        for number, line in enumerate(file, 1):
+        number = 0
+        while line := file.readline(longest + 1):
+            number += 1
+            refusal = None
+            if len(line) > longest:
+                refusal = too_long("the line", longest)
+                _skip_line(file, line)
+                line = line[:_BEGINNING]
             text = line.decode("utf-8", "surrogateescape")
-            yield number, text.removeprefix("\ufeff") if number == 1 else text
+            yield Line(number, text.removeprefix("\ufeff") if number == 1 else text, refusal)
 
 
 def count_lines(path: Path) -> int:
     """Number of lines, for the progress bar."""
+    lines, last = 0, b"\n"
     with path.open("rb") as file:
-        return sum(1 for _ in file)
+        while block := file.read(_BLOCK):
+            lines += block.count(b"\n")
+            last = block[-1:]
+    return lines + (last != b"\n")
 
 
 def check_utf8(text: str, name: str = "the line") -> None:
@@ -74,15 +124,16 @@ def check_utf8(text: str, name: str = "the line") -> None:
         ) from error
 
 
-def json_object(line: str) -> dict[str, Any]:
+def json_object(line: Line) -> dict[str, Any]:
     """Parses the JSON object on a line; NaN, which pandas writes for missing values, becomes None.
 
     Raises:
-        Rejected: not UTF-8, not JSON, or not an object.
+        Rejected: too long, not UTF-8, not JSON, or not an object; or it has too many keys, or values too deep inside
+            each other.
     """
-    check_utf8(line)
+    text = line.checked()
     try:
-        value = json.loads(line, parse_constant=_json_constant)
+        value = json.loads(text, parse_constant=_json_constant)
     except (ValueError, RecursionError) as error:
         raise Rejected(
             "not_json", f"the line is not valid JSON ({error})", "Write one JSON object on each line"
@@ -93,28 +144,72 @@ def json_object(line: str) -> dict[str, Any]:
             f"the line is a JSON {type(value).__name__}, not an object",
             'Write one JSON object on each line, such as {"prompt": "a red circle"}',
         )
+    if len(value) > _MOST_KEYS:
+        raise Rejected("too_many_keys", f"the record has {len(value)} keys, more than {_MOST_KEYS}", "Use fewer keys")
+    _check_depth(value)
     return value
 
 
-def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str | None] | Rejected]]:
-    """Yields (number of the row's last line, row by column name); missing values are None."""
-    rows = csv.reader(text for _, text in read_lines(path))
+class _CsvText:
+    """The lines of a file for `csv.reader`; raises `Rejected` where a row gets too long, and goes on after it."""
+
+    def __init__(self, path: Path, longest: int) -> None:
+        self._lines = read_lines(path, longest)
+        self._longest = longest
+        self._row_length = 0
+        self.number = 0
+        """Of the last line."""
+
+    def begin_row(self) -> None:
+        self._row_length = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.number = line.number
+        self._row_length += len(line.text)
+        if line.too_long is not None or self._row_length > self._longest:
+            raise too_long("the row", self._longest)
+        return line.text
+
+
+def csv_rows(path: Path, longest: int) -> Iterator[tuple[int, dict[str, str | None] | Rejected]]:
+    """Yields (number of the row's last line, row by column name); missing values are None.
+
+    Args:
+        longest: characters of a row.
+    """
+    text = _CsvText(path, longest)
+    rows = csv.reader(text)
     header = [name.strip() for name in next(rows, [])]
     while True:
+        text.begin_row()
         try:
             row = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            yield rows.line_num, Rejected("not_csv", f"the row is not valid CSV ({error})", "Correct the row")
+            yield text.number, Rejected("not_csv", f"the row is not valid CSV ({error})", "Correct the row")
+            continue
+        except Rejected as rejected:
+            yield text.number, rejected
             continue
         if row:
-            yield rows.line_num, _csv_row(header, row)
+            yield text.number, _csv_row(header, row)
 
 
-def csv_header(path: Path) -> list[str]:
-    """The column names."""
-    return [name.strip() for name in next(csv.reader(text for _, text in read_lines(path)), [])]
+def csv_header(path: Path, longest: int) -> list[str]:
+    """The column names.
+
+    Raises:
+        UserError: the first row is not CSV.
+    """
+    try:
+        return [name.strip() for name in next(csv.reader(_CsvText(path, longest)), [])]
+    except (csv.Error, Rejected) as error:
+        raise UserError(f"{path}: the header is not valid CSV ({error}). Save the file as CSV with UTF-8.") from error
 
 
 def _csv_row(header: list[str], row: list[str]) -> dict[str, str | None] | Rejected:
@@ -126,6 +221,36 @@ def _csv_row(header: list[str], row: list[str]) -> dict[str, str | None] | Rejec
         )
     fields = [None if text.strip().lower() in _NULLS else text for text in row]
     return dict(zip(header, fields + [None] * (len(header) - len(row)), strict=True))
+
+
+def too_long(name: str, longest: int) -> Rejected:
+    return Rejected(
+        "text_too_long",
+        f"{name} is longer than data.max_record_mb={longest / 1_000_000:g}",
+        "Shorten it, or raise data.max_record_mb",
+    )
+
+
+def _skip_line(file: IO[bytes], line: bytes) -> None:
+    """Reads to the end of a line of which ``line`` has been read."""
+    while line and not line.endswith(b"\n"):
+        line = file.readline(_BLOCK)
+
+
+def _check_depth(value: Any) -> None:
+    """Rejects values that are too deep inside each other, without recursion."""
+    level, depth = [value], 1
+    while level := [
+        inner
+        for outer in level
+        for inner in (outer.values() if isinstance(outer, dict) else outer)
+        if isinstance(inner, dict | list)
+    ]:
+        depth += 1
+        if depth > _DEEPEST:
+            raise Rejected(
+                "too_deep", f"objects and lists are more than {_DEEPEST} deep inside each other", "Use a flatter record"
+            )
 
 
 def _json_constant(name: str) -> None:

@@ -1,21 +1,20 @@
-"""Checks whether a record is usable, without opening its images."""
+"""Checks whether a record is usable, without opening its images or leaving the data's folder."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from visual_grpo.config import Task
-from visual_grpo.errors import nearest, nearest_hint
+from visual_grpo.control_characters import first_control_character
 from visual_grpo.records.aliases import QUERY_KEYS
+from visual_grpo.records.guard import ANYWHERE, Guard
 from visual_grpo.records.layouts.records_jsonl import KEYS
+from visual_grpo.records.misspelt import refuse_misspelt, resembling
 from visual_grpo.records.raw import EmbeddedImage, Original, RawRecord, Rejected, shorten, wrong_type
 from visual_grpo.records.text import check_utf8
-
-_ALIKE = 0.8
-"""Similarity of two keys from which one may be a misspelling of the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,29 +56,30 @@ class CheckedRecord:
     """Keys that resemble a known key, but are kept as metadata: (key, the hint at the known key)."""
 
 
-def check(raw: RawRecord, task: Task = "t2i") -> CheckedRecord:
+def check(raw: RawRecord, task: Task = "t2i", guard: Guard = ANYWHERE) -> CheckedRecord:
     """Checks a record's values.
 
     Args:
         task: only determines the field names in messages.
+        guard: which files the record may name.
 
     Raises:
         Rejected: at the first invalid value.
     """
     words = _QUERY_WORDS if task == "segmentation" else _WORDS
-    _refuse_misspelt(raw, words.keys)
+    refuse_misspelt(raw.extra, _fields(raw), words.keys)
     sources = _sources(raw.source_images)
     target = None
     if raw.target_image is not None:
-        target = _image(raw, words.target, raw.target_image, words.missing_target)
+        target = _image(raw, words.target, raw.target_image, words.missing_target, guard)
     return CheckedRecord(
         prompt=_prompt(raw, words.prompt),
         id=_id(raw),
         target_image=target,
-        source_images=tuple(_image(raw, words.source, source, "missing_source") for source in sources),
+        source_images=tuple(_image(raw, words.source, source, "missing_source", guard) for source in sources),
         group=_group(raw),
         metadata=_metadata(raw),
-        unknown_keys=_unknown_keys(raw.extra, words.keys),
+        unknown_keys=resembling(raw.extra, words.keys),
     )
 
 
@@ -129,13 +129,20 @@ def _check_query(record: CheckedRecord) -> None:
 def _prompt(raw: RawRecord, key: str) -> str:
     value = raw.prompt
     if value is None:
-        known = f"; the record has {', '.join(map(repr, raw.extra))}" if raw.extra else ""
+        known = f"; the record has {shorten(', '.join(map(repr, raw.extra)))}" if raw.extra else ""
         raise Rejected("empty_prompt", f"there is no {key}{known}", "Add one or remove the record")
     if not isinstance(value, str):
         raise wrong_type(key, "text", value)
     check_utf8(value, f"the {key}")
     if not value.strip():
         raise Rejected("empty_prompt", f"the {key} is empty", "Write one or remove the record")
+    control = first_control_character(value.strip())
+    if control is not None:
+        raise Rejected(
+            "control_character",
+            f"the {key} has {control[1]} at character {control[0] + 1}",
+            "Remove it; line breaks and tabs may stay",
+        )
     return value.strip()
 
 
@@ -165,12 +172,13 @@ def _sources(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _image(raw: RawRecord, key: str, value: Any, missing: str) -> Original:
+def _image(raw: RawRecord, key: str, value: Any, missing: str, guard: Guard) -> Original:
     if isinstance(value, EmbeddedImage):
         return value
     if not isinstance(value, str) or not value:
         raise wrong_type(key, "the path of an image", value)
     path = raw.folder / value
+    guard.check(path, f"{key} {shorten(value)!r}")
     try:
         exists = path.is_file()
     except OSError as error:  # a name that is too long, a folder that may not be entered
@@ -192,7 +200,7 @@ def _path_hint(value: str) -> str | None:
     if "://" in value:
         return "Download the image and give its path; URLs are not fetched"
     if value.startswith("~"):
-        return "Write the full path of the home folder; ~ is not expanded"
+        return "Write the path from the data's folder; ~ is not expanded"
     if "\\" in value:
         return "Write the path with / instead of \\"
     return None
@@ -207,9 +215,9 @@ def _metadata(raw: RawRecord) -> str:
     return text
 
 
-def _refuse_misspelt(raw: RawRecord, known: Sequence[str]) -> None:
-    """Rejects a key that looks like another that is missing: without its target, a record would be another one."""
-    given = {
+def _fields(raw: RawRecord) -> dict[str, Any]:
+    """The values that the record has, by every name of their fields."""
+    return {
         **dict.fromkeys(("prompt", "query", "problem"), raw.prompt),
         **dict.fromkeys(("target_image", "mask"), raw.target_image),
         **dict.fromkeys(("source_image", "image"), raw.source_images),
@@ -217,14 +225,3 @@ def _refuse_misspelt(raw: RawRecord, known: Sequence[str]) -> None:
         "metadata": raw.metadata,
         **raw.extra,
     }
-    for key in raw.extra:
-        meant = None if key in known else nearest(key, known, cutoff=_ALIKE)
-        # One more word, as in prompt_zh, makes another name; nearly all short words resemble id.
-        is_typo = meant not in (None, "id") and str(meant).count("_") == key.count("_")
-        if is_typo and given.get(str(meant)) is None:
-            raise Rejected("unknown_key", f"there is no field {key!r}. Did you mean {meant!r}?", "Rename it")
-
-
-def _unknown_keys(extra: Mapping[str, Any], known: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    hints = ((key, nearest_hint(key, known, cutoff=_ALIKE)) for key in extra if key not in known)
-    return tuple((key, hint) for key, hint in hints if hint)

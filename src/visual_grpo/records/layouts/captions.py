@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
-from visual_grpo.records.files import is_image_name, walk
+from visual_grpo.records.files import is_image_name, is_left_out, left_out, walk
+from visual_grpo.records.guard import Guard
 from visual_grpo.records.on_disk import sorted_on_disk
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
 from visual_grpo.records.text import read_text
@@ -16,11 +17,11 @@ LOOKS_FOR = "images with a caption of the same name, such as cat.jpg with cat.tx
 _SHOWN = 5
 
 
-def find(path: Path) -> Path | None:
+def find(path: Path, guard: Guard) -> Path | None:
     """The folder, if at least one image below it has a caption."""
     if not path.is_dir():
         return None
-    images = (name for name in walk(path) if is_image_name(name))
+    images = (name for name in walk(path, guard) if is_image_name(name))
     return path if any((path / _caption_name(name)).is_file() for name in images) else None
 
 
@@ -35,20 +36,23 @@ def missing(path: Path, names: Sequence[str]) -> str:
     return f"{len(images)} images, none with a caption: for {example} there is no {_caption_name(example)}"
 
 
-def count(path: Path) -> int:
-    return sum(is_image_name(name) for name in walk(path))
+def count(path: Path, guard: Guard) -> int:
+    return sum(is_image_name(name) for name in walk(path, guard))
 
 
-def read(path: Path) -> Iterator[Item]:
+def read(path: Path, guard: Guard) -> Iterator[Item]:
     """Yields one item for each image, in the order of their paths; an image without a caption is rejected."""
     without_image: list[str] = []
     more = 0
-    names = sorted_on_disk(_sort_key(name) for name in walk(path) if is_image_name(name) or _is_text(name))
+    names = sorted_on_disk(_sort_key(name) for name in walk(path, guard) if _matters(name))
     for _, group in groupby((key.split("\0") for key in names), key=lambda key: key[0]):
         stem_names = ["".join(key) for key in group]
+        if is_left_out(stem_names[0]):
+            yield left_out(stem_names[0], path, guard)
+            continue
         images = [name for name in stem_names if is_image_name(name)]
         captioned = len(images) < len(stem_names)
-        yield from (_record(path, image, captioned) for image in images)
+        yield from (_record(path, image, captioned, guard) for image in images)
         if not images:
             more += len(without_image) >= _SHOWN
             without_image += stem_names[: _SHOWN - len(without_image)]
@@ -61,8 +65,14 @@ def read(path: Path) -> Iterator[Item]:
 
 def _sort_key(name: str) -> str:
     """Stem and suffix separated by a NUL, so that files with the same stem are adjacent."""
+    if is_left_out(name):
+        return f"{name}\0"
     path = PurePosixPath(name)
     return f"{path.with_suffix('')}\0{path.suffix}"
+
+
+def _matters(name: str) -> bool:
+    return is_image_name(name) or _is_text(name) or is_left_out(name)
 
 
 def _is_text(name: str) -> bool:
@@ -73,7 +83,7 @@ def _caption_name(image: str) -> str:
     return str(PurePosixPath(image).with_suffix(".txt"))
 
 
-def _record(root: Path, image: str, captioned: bool) -> Item:
+def _record(root: Path, image: str, captioned: bool, guard: Guard) -> Item:
     place = Place(image)
     try:
         if not captioned:
@@ -82,7 +92,10 @@ def _record(root: Path, image: str, captioned: bool) -> Item:
                 "the image has no caption",
                 f"Write its prompt to {_caption_name(image).rpartition('/')[2]}",
             )
-        caption = read_text(root / _caption_name(image))
+        name = _caption_name(image)
+        guard.check_inside(root / name, f"the caption {name}")
+        guard.check_ordinary(root / name, f"the caption {name}")
+        caption = read_text(root / name, guard.max_record_bytes)
     except Rejected as rejected:
         return rejected.at(place)
     return RawRecord(place=place, folder=root, prompt=caption, target_image=image)

@@ -9,7 +9,8 @@ from itertools import islice
 from pathlib import Path, PurePath
 
 from visual_grpo.errors import UserError, nearest_hint
-from visual_grpo.records.files import walk
+from visual_grpo.records.files import is_left_out, walk
+from visual_grpo.records.guard import ANYWHERE, Guard, special_kind
 from visual_grpo.records.layouts import captions, image_folder, prompts_txt, records_jsonl, seg_zero
 from visual_grpo.records.raw import Item
 
@@ -23,10 +24,10 @@ class Layout:
 
     name: str
     looks_for: str
-    find: Callable[[Path], Path | None]
+    find: Callable[[Path, Guard], Path | None]
     missing: Callable[[Path, Sequence[str]], str]
-    count: Callable[[Path], int]
-    read: Callable[[Path], Iterator[Item]]
+    count: Callable[[Path, Guard], int]
+    read: Callable[[Path, Guard], Iterator[Item]]
 
 
 LAYOUTS = {
@@ -49,23 +50,26 @@ class Found:
     layout: Layout
     path: Path
     """The file or folder that the layout reads."""
+    guard: Guard
 
     def count(self) -> int:
         """The approximate number of records: includes blank lines and comments."""
-        return self.layout.count(self.path)
+        return self.layout.count(self.path, self.guard)
 
     def items(self) -> Iterator[Item]:
-        return self.layout.read(self.path)
+        return self.layout.read(self.path, self.guard)
 
 
-def find_records(path: Path, layout: str = "auto") -> Found:
+def find_records(path: Path, layout: str = "auto", guard: Guard = ANYWHERE) -> Found:
     """Finds the records at a path.
 
     Args:
         layout: a key of `LAYOUTS`, or ``auto`` for the first that fits.
+        guard: what of the dataset may be opened.
 
     Raises:
-        UserError: the path does not exist, or no layout fits; lists what was looked for.
+        UserError: the path does not exist, or no layout fits; lists what was looked for. Or the file with the records
+            leads outside the data's folder.
     """
     if not path.exists():
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -75,9 +79,12 @@ def find_records(path: Path, layout: str = "auto") -> Found:
         )
     candidates = list(LAYOUTS.values()) if layout == "auto" else [LAYOUTS[layout]]
     for candidate in candidates:
-        if found := candidate.find(path):
-            return Found(candidate, found)
-    names = sorted(islice(walk(path), _MOST_NAMES)) if path.is_dir() else [path.name]
+        if found := candidate.find(path, guard):
+            if found != path:  # What the user has named may be a link.
+                guard.require(found)
+            return Found(candidate, found, guard)
+    found_names = (name for name in walk(path, guard) if not is_left_out(name))
+    names = sorted(islice(found_names, _MOST_NAMES)) if path.is_dir() else [path.name]
     tried = "".join(
         f"\n  {candidate.name}: {candidate.looks_for}; {candidate.missing(path, names)}" for candidate in candidates
     )
@@ -88,6 +95,6 @@ def find_records(path: Path, layout: str = "auto") -> Found:
 
 def _contents(path: Path, names: Sequence[str]) -> str:
     if not path.is_dir():
-        return "is a file"
+        return f"is {special_kind(path) or 'a file'}"
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     return "has " + (", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files")

@@ -2,7 +2,7 @@
 
 Line n (from 0) belongs to image n. Lines that start with ``#`` are comments; empty lines are counted, so that they do
 not shift the images of the lines below. Whether comments are counted too depends on the images: an image must not go to
-another prompt because its owner counted differently.
+another prompt because its owner counted differently. Where the images fit neither way, nothing is guessed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from pathlib import Path
 
 from visual_grpo.errors import UserError
 from visual_grpo.records.files import is_image_name, is_system_file, missing_file
+from visual_grpo.records.guard import Guard
 from visual_grpo.records.layouts.numbered import NumberedFiles
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
-from visual_grpo.records.text import check_utf8, count_lines, read_lines
+from visual_grpo.records.text import count_lines, read_lines
 
 LOOKS_FOR = "prompts.txt with a prompt on each line and, where you have them, target_images/0.png, 1.png, ..."
 
 TARGETS = "target_images"
 
 
-def find(path: Path) -> Path | None:
+def find(path: Path, guard: Guard) -> Path | None:
     """The file itself, or ``prompts.txt`` in the folder."""
     if path.is_dir():
         path = path / "prompts.txt"
@@ -34,32 +35,32 @@ def missing(path: Path, names: Sequence[str]) -> str:
     return missing_file("prompts.txt", path, names)
 
 
-def count(path: Path) -> int:
+def count(path: Path, guard: Guard) -> int:
     return count_lines(path)
 
 
-def read(path: Path) -> Iterator[Item]:
+def read(path: Path, guard: Guard) -> Iterator[Item]:
     """Yields one item for each line that is not a comment.
 
     Without a folder ``target_images`` no record has a target; with the folder, every record must have a target.
     """
     folder = path.parent / TARGETS
     with NumberedFiles(_image_names(folder)) as targets:
-        counts_comments = folder.is_dir() and _counts_comments(path, targets)
+        counts_comments = folder.is_dir() and _counts_comments(path, guard, targets)
         index = comments = 0
-        for number, line in read_lines(path):
-            if _is_comment(line):
+        for line in read_lines(path, guard.max_record_bytes):
+            if _is_comment(line.text):
                 comments += 1
                 index += counts_comments
                 continue
-            place = Place(path.name, number)
+            place = Place(path.name, line.number)
             try:
-                check_utf8(line)
+                prompt = line.checked()
                 target = _target(targets, index) if folder.is_dir() else None
             except Rejected as rejected:
                 yield rejected.at(place, str(index))
             else:
-                yield RawRecord(place=place, folder=folder, id=str(index), prompt=line, target_image=target)
+                yield RawRecord(place=place, folder=folder, id=str(index), prompt=prompt, target_image=target)
             index += 1
         if counts_comments:
             yield Note(
@@ -77,28 +78,38 @@ def _is_comment(line: str) -> bool:
     return line.lstrip().startswith("#")
 
 
-def _counts_comments(path: Path, targets: NumberedFiles) -> bool:
+def _counts_comments(path: Path, guard: Guard, targets: NumberedFiles) -> bool:
     """Whether the images are numbered by all lines: fewer prompts lack theirs then or, if none does, none is left over.
 
     Raises:
-        UserError: as many prompts lack theirs either way, but not the same.
+        UserError: as many prompts lack theirs either way, but not the same; or none lacks its own by the number of the
+            prompt, but images are left over, and some lack theirs by line.
     """
-    number = prompts = lacking_by_prompt = lacking_by_line = 0
-    for number, line in read_lines(path):
-        if not _is_comment(line):
+    lines = prompts = lacking_by_prompt = lacking_by_line = 0
+    for line in read_lines(path, guard.max_record_bytes):
+        lines += 1
+        if not _is_comment(line.text):
             lacking_by_prompt += not targets.named(prompts)
-            lacking_by_line += not targets.named(number - 1)
+            lacking_by_line += not targets.named(line.number - 1)
             prompts += 1
-    if prompts == number:
+    if prompts == lines:
         return False
+    left_over = targets.count_from(prompts)
+    if lacking_by_prompt == lacking_by_line > 0:
+        raise _unclear(path, f"{lacking_by_prompt} images missing")
+    if lacking_by_line > lacking_by_prompt == 0 and left_over:
+        # Such as a headline above prompts of which one has been commented out.
+        raise _unclear(path, f"{left_over} more images than prompts")
     if lacking_by_prompt != lacking_by_line:
         return lacking_by_line < lacking_by_prompt
-    if lacking_by_prompt:
-        raise UserError(
-            f"{path}: with lines that begin with #, and {lacking_by_prompt} images missing in {TARGETS}, it cannot be"
-            " told which image is of which line. Remove these lines, or add the missing images."
-        )
-    return targets.count_from(prompts) > 0
+    return left_over > 0
+
+
+def _unclear(path: Path, what: str) -> UserError:
+    return UserError(
+        f"{path}: with lines that begin with #, and {what} in {TARGETS}, it cannot be told which image is of which"
+        " line. Remove these lines, and number the images from 0 in the order of the lines."
+    )
 
 
 def _image_names(folder: Path) -> Iterator[str]:

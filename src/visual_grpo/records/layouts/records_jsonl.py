@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from visual_grpo.records.files import missing_file
+from visual_grpo.records.guard import Guard
 from visual_grpo.records.raw import Item, Place, RawRecord, Rejected
 from visual_grpo.records.text import count_lines, json_object, read_lines
 
@@ -18,7 +19,7 @@ KEYS = ("prompt", "id", "target_image", "source_image", "group", "metadata")
 LOOKS_FOR = f"records.jsonl with the keys prompt and, where you have them, {', '.join(KEYS[1:])}"
 
 
-def find(path: Path) -> Path | None:
+def find(path: Path, guard: Guard) -> Path | None:
     """The file itself, or ``records.jsonl`` in the folder."""
     if path.is_dir():
         path = path / "records.jsonl"
@@ -31,16 +32,16 @@ def missing(path: Path, names: Sequence[str]) -> str:
     return missing_file("records.jsonl", path, names)
 
 
-def count(path: Path) -> int:
+def count(path: Path, guard: Guard) -> int:
     return count_lines(path)
 
 
-def read(path: Path) -> Iterator[Item]:
+def read(path: Path, guard: Guard) -> Iterator[Item]:
     """Yields one item for each line that is not blank. Unknown keys go to ``extra``."""
-    for number, line in read_lines(path):
-        if not line.strip():
+    for line in read_lines(path, guard.max_record_bytes):
+        if not line.text.strip():
             continue
-        place = Place(path.name, number)
+        place = Place(path.name, line.number)
         try:
             row = json_object(line)
         except Rejected as rejected:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -29,7 +30,10 @@ from typing import TYPE_CHECKING, Any
 
 from visual_grpo.errors import UserError
 from visual_grpo.records.coordinates import box_from
+from visual_grpo.records.guard import ANYWHERE, Guard, too_large, too_many_pixels
+from visual_grpo.records.layouts.table_reader import read_rows
 from visual_grpo.records.raw import EmbeddedImage, Item, Place, RawRecord, Rejected, wrong_type
+from visual_grpo.records.text import too_long
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,18 +44,15 @@ LOOKS_FOR = "*.parquet (also in data) with image, problem or text, and solution 
 
 _QUERIES = ("problem", "text")
 _KNOWN_COLUMNS = frozenset({"id", "image", "mask", "solution", *_QUERIES})
-_ROWS = 4
-"""Rows read at a time: a mask of 840 x 840 pixels takes 5 MB while it is decoded."""
-
-_READ_AHEAD = 1 << 20
-"""Bytes of each column read from the file at a time."""
+_MEMORY = 2
+"""Bytes for decoding a table, for each that an image file may have."""
 
 _PAIR = r"\(\s*([^,()]+)\s*,\s*([^,()]+)\s*\)"
 
 
-def find(path: Path) -> Path | None:
+def find(path: Path, guard: Guard) -> Path | None:
     """A table, or a folder with at least one; None if the first table lacks the required columns."""
-    file = next((file for file, _ in _tables(path)), None)
+    file = next((file for file, _ in _tables(path, guard)), None)
     if file is None:
         return None
     with _opened(file) as table:
@@ -62,30 +63,46 @@ def find(path: Path) -> Path | None:
 
 def missing(path: Path, names: Sequence[str]) -> str:
     """Why `find` found nothing; ``names`` are of the files below the folder."""
-    file = next((file for file, _ in _tables(path)), None)
+    file = next((file for file, _ in _tables(path, ANYWHERE)), None)
     if file is None:
         return "there is no *.parquet, neither directly nor in data"
     with _opened(file) as table:
         return f"{file.name} has the columns {', '.join(table.schema_arrow.names)}"
 
 
-def count(path: Path) -> int:
+def count(path: Path, guard: Guard) -> int:
     total = 0
-    for file, _ in _tables(path):
+    for file, _ in _tables(path, guard):
         with _opened(file) as table:
             total += table.metadata.num_rows
     return total
 
 
-def read(path: Path) -> Iterator[Item]:
-    """Yields one item for each row of every table; memory holds four rows and one compressed page per column."""
-    for file, name in _tables(path):
-        number = 0
-        with _opened(file) as table:
-            for batch in table.iter_batches(batch_size=_ROWS):
-                for row in range(batch.num_rows):
-                    number += 1
-                    yield _item({key: batch[key][row] for key in batch.schema.names}, file, Place(name, number))
+def read(path: Path, guard: Guard) -> Iterator[Item]:
+    """Yields one item for each row of every table; memory holds four rows."""
+    for file, name in _tables(path, guard):
+        rows = read_rows(file, _columns(file), _MEMORY * guard.max_file_bytes)
+        for number, row in enumerate(rows, 1):
+            yield _item(row, file, Place(name, number), guard)
+
+
+def _columns(file: Path) -> list[str]:
+    """The columns that matter; of others those of text and numbers.
+
+    Raises:
+        UserError: two columns have one name.
+    """
+    import pyarrow as pa
+
+    with _opened(file) as table:
+        schema = table.schema_arrow
+    twice = [name for name, times in Counter(schema.names).items() if times > 1]
+    if twice:
+        raise UserError(f"{file}: several columns are named {twice[0]!r}. Rename them.")
+    unused = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    return [
+        field.name for field in schema if field.name in _KNOWN_COLUMNS or not any(kind(field.type) for kind in unused)
+    ]
 
 
 def solution_of(text: str) -> tuple[list[float] | None, list[Any] | None]:
@@ -107,19 +124,24 @@ def solution_of(text: str) -> tuple[list[float] | None, list[Any] | None]:
     return found
 
 
-def _tables(path: Path) -> Iterator[tuple[Path, str]]:
-    """Yields (file, its path relative to the data folder)."""
+def _tables(path: Path, guard: Guard) -> Iterator[tuple[Path, str]]:
+    """Yields (file, its path relative to the data folder).
+
+    Raises:
+        UserError: a file that must not be opened.
+    """
     if path.is_file() and path.suffix.lower() == ".parquet":
         yield path, path.name
     for folder in (path, path / "data"):
         if folder.is_dir():
             for file in sorted(folder.glob("[!.]*.parquet")):
+                guard.require(file)
                 yield file, file.relative_to(path).as_posix()
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[pq.ParquetFile]:
-    """Opens a table; exceptions of the Parquet reader, here or in the body, become a UserError that names the file.
+    """Opens a table for its footer; exceptions of the Parquet reader become a UserError that names the file.
 
     Raises:
         UserError: the file is damaged.
@@ -128,19 +150,21 @@ def _opened(file: Path) -> Iterator[pq.ParquetFile]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(file, buffer_size=_READ_AHEAD, pre_buffer=False) as table:
+        with pq.ParquetFile(file) as table:
             yield table
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{file}: cannot be read as Parquet ({error}). Download the file again.") from error
 
 
-def _item(row: Mapping[str, pa.Scalar], file: Path, place: Place) -> Item:
+def _item(row: Mapping[str, pa.Scalar], file: Path, place: Place, guard: Guard) -> Item:
     """Converts a row; ``row`` maps columns to values."""
-    record_id = _value(row, "id")
+    record_id = None
     try:
+        _check_sizes(row, guard)
+        record_id = _value(row, "id")
         box, points = _solution(_value(row, "solution"))
         image = _image(_value(row, "image"), f"{place}, column image")
-        mask = _mask(row, record_id, file, place)
+        mask = _mask(row, record_id, file, place, guard.max_pixels)
     except Rejected as rejected:
         return rejected.at(place, None if record_id is None else str(record_id))
     others = {key: _value(row, key) for key in row if key not in _KNOWN_COLUMNS}
@@ -159,6 +183,23 @@ def _item(row: Mapping[str, pa.Scalar], file: Path, place: Place) -> Item:
     )
 
 
+def _check_sizes(row: Mapping[str, pa.Scalar], guard: Guard) -> None:
+    """Rejects a row with a cell that is too large, before it is converted."""
+    import pyarrow as pa
+
+    for name, value in row.items():
+        is_struct = isinstance(value, pa.StructScalar) and value.is_valid
+        cell = value["bytes"] if is_struct and "bytes" in value else value
+        if not isinstance(cell, pa.BinaryScalar) or not cell.is_valid:
+            continue
+        is_image = not isinstance(cell, pa.StringScalar | pa.LargeStringScalar)
+        size = cell.as_buffer().size
+        if is_image and size > guard.max_file_bytes:
+            raise too_large(f"the column {name}", size, guard.max_file_bytes)
+        if not is_image and size > guard.max_record_bytes:
+            raise too_long(f"the column {name}", guard.max_record_bytes)
+
+
 def _value(row: Mapping[str, pa.Scalar], key: str) -> Any:
     return row[key].as_py() if key in row else None
 
@@ -174,13 +215,14 @@ def _image(value: Any, name: str) -> Any:
     return EmbeddedImage(name, value) if isinstance(value, bytes) else value
 
 
-def _mask(row: Mapping[str, pa.Scalar], record_id: Any, file: Path, place: Place) -> Any:
+def _mask(row: Mapping[str, pa.Scalar], record_id: Any, file: Path, place: Place, most: int) -> Any:
+    """``most``: pixels."""
     import pyarrow as pa
 
     mask, name = row.get("mask"), f"{place}, column mask"
     if mask is not None and mask.is_valid:
         is_list = pa.types.is_list(mask.type) or pa.types.is_large_list(mask.type)
-        return EmbeddedImage(name, _png(_pixels(mask))) if is_list else _image(mask.as_py(), name)
+        return EmbeddedImage(name, _png(_pixels(mask, most))) if is_list else _image(mask.as_py(), name)
     if record_id is None:
         return None
     beside = f"masks/{record_id}.png"
@@ -188,11 +230,11 @@ def _mask(row: Mapping[str, pa.Scalar], record_id: Any, file: Path, place: Place
     return outside if file.parent.name == "data" and (file.parent / outside).is_file() else beside
 
 
-def _pixels(mask: pa.ListScalar) -> np.ndarray:
+def _pixels(mask: pa.ListScalar, most: int) -> np.ndarray:
     """bool [height, width] from rows of pixels, without converting them to Python numbers.
 
     Raises:
-        Rejected: rows of different lengths, or not rows of numbers.
+        Rejected: rows of different lengths, or not rows of numbers; more than ``most`` pixels.
     """
     import pyarrow as pa
 
@@ -206,6 +248,8 @@ def _pixels(mask: pa.ListScalar) -> np.ndarray:
             f"mask must be rows of equal length of bools or numbers, got {pixels.type} in rows of {widths[:5]}",
             "Correct the mask or store it as an image",
         )
+    if len(pixels) > most:
+        raise too_many_pixels("mask", widths[0], len(rows), most)
     return pixels.to_numpy(zero_copy_only=False).reshape(len(rows), widths[0]) != 0
 
 
