@@ -99,6 +99,38 @@ def test_a_table_sets_numbers_right_and_keeps_brackets(capsys):
     assert "│    12 │" in out
 
 
+MARKUP = ("[bold]", "\\\\[red]", "[/]", "a[0]", "[link=x]y")
+
+
+def test_text_is_never_markup(capsys):
+    for text in MARKUP:
+        console.note(text)
+        console.summary(text, {text: text})
+        console.table(text, ["a"], [[text]])
+        console.heading(text)
+    out = capsys.readouterr().out
+    assert all(out.count(text) >= 6 for text in MARKUP)
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[2Jgone", "\x9b2Jgone", "\rgone", "\x1b]0;title\x07gone", "\u202egone", "\udcffgone"]
+)
+def test_a_terminal_obeys_nothing_that_data_say(capsys, text):
+    shown = io.StringIO()
+    target = Console(file=shown, width=120, force_terminal=True, color_system=None)
+    with console.progress("train", 1, console=target) as bar:
+        bar.note(text)
+    console.note(text)
+    console.summary("S", {text: text})
+    console.table(text, ["a"], [[text]])
+    out = capsys.readouterr().out
+    (note,) = [line for line in shown.getvalue().splitlines() if "gone" in line]
+    for line in (*out.splitlines(), note.rpartition("\x1b[2K")[2]):
+        assert not set(line) & set("\x1b\x9b\r\x07\u202e\udcff")
+    first = text[:1].encode("unicode_escape").decode()
+    assert out.count(f"{first}") == 5
+
+
 def test_a_row_of_another_length_is_refused():
     with pytest.raises(ValueError, match="2 columns, but a row of 1"):
         console.table("T", ["a", "b"], [["x"]])

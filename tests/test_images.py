@@ -9,10 +9,13 @@ import pytest
 import torch
 from PIL import Image, ImageCms, ImageDraw, ImageOps
 
+from tests.records.bombs import png
 from visual_grpo.images import (
     ImageError,
+    TooManyPixelsError,
     fit,
     is_intact_png,
+    pixel_limit,
     read_image,
     read_mask,
     read_size,
@@ -157,6 +160,28 @@ def test_every_orientation_agrees_with_pillow(tmp_path, orientation):
         expected = ImageOps.exif_transpose(stored)
     assert same(read_image(tmp_path / "a.png"), expected)
     assert read_size(tmp_path / "a.png") == expected.size
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "tif"])
+def test_the_size_is_that_of_the_image_that_is_read(tmp_path, suffix):
+    photo(6).save(tmp_path / f"a.{suffix}", exif=photo(6).getexif())
+    assert read_size(tmp_path / f"a.{suffix}") == read_image(tmp_path / f"a.{suffix}").size == (16, 48)
+
+
+def test_an_image_that_is_a_program_is_not_run(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png", "EPS")
+    with pytest.raises(ImageError, match=r"a\.png: is EPS, which needs another program to be drawn"):
+        read_image(tmp_path / "a.png")
+
+
+def test_more_pixels_than_allowed_are_refused_by_the_header_alone(tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(png(20_000, 20_000))
+    with pytest.raises(TooManyPixelsError, match="too many pixels to be decoded safely"):
+        read_size(tmp_path / "a.png")
+    with pixel_limit(2 * 20_000 * 20_000):  # Pillow warns from half of it.
+        assert read_size(tmp_path / "a.png") == (20_000, 20_000)
+    with pytest.raises(TooManyPixelsError):
+        read_size(tmp_path / "a.png")
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")

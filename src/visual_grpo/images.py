@@ -242,7 +242,9 @@ def _opened(file: str | Path | IO[bytes]) -> Iterator[Image]:
     except UnidentifiedImageError as error:
         raise ImageError(f"{_name(file)}: {_why_unidentified(file)}") from error
     except Image.DecompressionBombError as error:
-        raise TooManyPixelsError(f"{_name(file)}: too many pixels to be decoded safely ({error})") from error
+        raise TooManyPixelsError(
+            f"{_name(file)}: too many pixels to be decoded safely ({str(error).partition(', could')[0]})"
+        ) from error
     except _DAMAGE as error:
         raise ImageError(f"{_name(file)}: damaged or cut off ({error})") from error
 
@@ -306,7 +308,8 @@ def _scale_to_bytes(image: Image) -> Image:
     import numpy as np
     from PIL import Image
 
-    values = np.asarray(image).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # A float that is no number is refused here, not by the conversion.
+        values = np.asarray(image).astype(np.float64)
     if not np.isfinite(values).all():
         raise ValueError("it has pixels that are not finite numbers")
     low, high = _range(image.mode, values)

@@ -134,6 +134,30 @@ class TestPromptsTxt:
         with pytest.raises(UserError, match=r"1 images missing in target_images.*which image is of which line"):
             read(tmp_path)
 
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("# mine\nzero\none\ntwo\n", {"zero": "0.png", "one": "1.png", "two": "2.png"}),
+            ("zero\n\n# mine\ntwo\n", {"zero": "0.png", "": "1.png", "two": "2.png"}),
+            ("zero\n# one\ntwo\n", {"zero": "0.png", "two": "2.png"}),
+            ("# zero\none\ntwo\n", {"one": "1.png", "two": "2.png"}),
+            ("zero\n\ntwo\n", {"zero": "0.png", "": "1.png", "two": "2.png"}),
+        ],
+    )
+    def test_a_comment_that_is_added_and_a_prompt_that_is_commented_out_shift_nothing(self, tmp_path, text, expected):
+        (tmp_path / "prompts.txt").write_text(text)
+        for number in range(3):
+            picture(tmp_path / "target_images" / f"{number}.png")
+        records, _, _ = read(tmp_path)
+        assert {r.prompt.strip(): r.target_image for r in records} == expected
+
+    def test_a_headline_and_a_prompt_that_is_commented_out_are_not_guessed_apart(self, tmp_path):
+        (tmp_path / "prompts.txt").write_text("# mine\nzero\n# one\ntwo\n")
+        for number in range(3):
+            picture(tmp_path / "target_images" / f"{number}.png")
+        with pytest.raises(UserError, match="1 more images than prompts in target_images, it cannot be told"):
+            read(tmp_path)
+
     def test_missing_and_ambiguous_targets_are_rejected_without_a_shift(self, tmp_path):
         (tmp_path / "prompts.txt").write_text("zero\none\ntwo")
         for name in ("0.png", "0.jpg", "002.webp", ".1.png", "Thumbs.db", "notes.txt"):

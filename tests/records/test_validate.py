@@ -111,6 +111,11 @@ def test_a_missing_image_says_what_to_do(raw, path, remedy):
         ({"target_imge": "a.png"}, "there is no field 'target_imge'. Did you mean 'target_image'?"),
         ({"style": "ink", "Group": "b"}, "Did you mean 'group'?"),
         ({"source_images": ["a.png"]}, "Did you mean 'source_image'?"),
+        ({"source-image": "a.png"}, "Did you mean 'source_image'?"),
+        ({"targetImage": "a.png"}, "Did you mean 'target_image'?"),
+        ({"TARGET IMAGE": "a.png"}, "Did you mean 'target_image'?"),
+        ({"targetimage": "a.png"}, "Did you mean 'target_image'?"),
+        ({"meta_data": {"a": 1}}, "Did you mean 'metadata'?"),
     ],
 )
 def test_a_misspelt_field_is_refused_and_not_left_out(raw, extra, message):
@@ -119,7 +124,15 @@ def test_a_misspelt_field_is_refused_and_not_left_out(raw, extra, message):
     assert rejected.value.reason == "unknown_key"
 
 
-@pytest.mark.parametrize("key", ["prompt_zh", "target_image_2", "idx", "targets", "style"])
+def test_a_misspelt_prompt_is_named_before_the_missing_one(raw):
+    with pytest.raises(Rejected, match=r"there is no field 'promt'\. Did you mean 'prompt'\?"):
+        check(replace(raw, prompt=None, extra={"promt": "a cat"}))
+
+
+COMMENTED_OUT = ("_target_image", "#target_image", "//target_image")
+
+
+@pytest.mark.parametrize("key", ["prompt_zh", "prompt-zh", "target_image_2", "idx", "targets", "style", *COMMENTED_OUT])
 def test_another_name_is_metadata(raw, key):
     assert json.loads(check(replace(raw, target_image=None, extra={key: "x"})).metadata)[key] == "x"
 
@@ -127,6 +140,44 @@ def test_another_name_is_metadata(raw, key):
 def test_a_key_beside_the_one_that_it_resembles_is_named(raw):
     checked = check(replace(raw, target_image="a.png", extra={"target_imge": "b.png", "style": "ink"}))
     assert checked.unknown_keys == (("target_imge", " Did you mean 'target_image'?"),)
+
+
+def test_keys_of_any_length_and_number_take_no_time(raw):
+    extra = {"target_imag" + "e" * 1_000_000: 1, **{f"{n} target image": n for n in range(1000)}}
+    assert check(replace(raw, extra=extra)).unknown_keys[0][1] == " Did you mean 'target_image'?"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("a\0cat", "U+0000 (control character) at character 2"),
+        ("\x1b[2Ja cat", "U+001B (control character) at character 1"),
+        ("it\x92s a cat", "U+0092 (control character) at character 3"),
+        ("a cat\x7f.", "U+007F (control character) at character 6"),
+        ("a \u202etac", "U+202E (right-to-left override) at character 3"),
+    ],
+)
+def test_a_prompt_with_a_control_character_is_refused(raw, text, named):
+    rejected = rejection(replace(raw, prompt=text))
+    assert rejected.reason == "control_character"
+    assert rejected.message == f"the prompt has {named}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one\n\ttwo\r\nthree",
+        "👩‍👩‍👧",
+        "می‌خواهم",
+        "שלום \u200f!",
+        "\u2068a\u2069",
+        "e\u0301",
+        "a\u00a0b\u2028c",
+        "🏴\U000e0067\U000e007f",
+    ],
+)
+def test_line_breaks_tabs_emoji_and_every_script_are_text(raw, text):
+    assert check(replace(raw, prompt=text)).prompt == text
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ def _decode(file: str, columns: list[str]) -> None:
     import pyarrow.parquet as pq
 
     pa.set_memory_pool(pa.system_memory_pool())  # The other pools reserve memory far beyond what they use.
-    with pq.ParquetFile(file, buffer_size=_READ_AHEAD, pre_buffer=False) as table:
+    options = {"buffer_size": _READ_AHEAD, "pre_buffer": False, "page_checksum_verification": True}
+    with pq.ParquetFile(file, **options) as table:
         batches = table.iter_batches(batch_size=ROWS, columns=columns, use_threads=False)
         first = next(batches, None)
         with pa.ipc.new_stream(sys.stdout.buffer, pa.schema([]) if first is None else first.schema) as stream:

@@ -35,18 +35,21 @@ def read_rows(file: Path, columns: Sequence[str], memory: int) -> Iterator[Row]:
     command = [sys.executable, "-P", table_decoder.__file__, str(file), str(memory), *columns]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
+        is_broken = False
         try:
-            for batch in pa.ipc.open_stream(process.stdout):
-                for row in range(batch.num_rows):
-                    yield {name: batch[name][row] for name in batch.schema.names}
-                    done += 1
-        except (pa.ArrowException, OSError):  # The stream ends in the middle because its writer has failed.
-            process.wait()
-            raise _error(process, file, done, memory) from None
+            try:
+                for batch in pa.ipc.open_stream(process.stdout):
+                    for row in range(batch.num_rows):
+                        yield {name: batch[name][row] for name in batch.schema.names}
+                        done += 1
+            except (pa.ArrowException, OSError):
+                is_broken = True
+            process.stdout.close()
+            # A stream whose writer has failed may end as if all had been written.
+            if process.wait() != 0 or is_broken:
+                raise _error(process, file, done, memory)
         finally:
-            process.kill()  # Of no effect once it has ended; the reader may have had enough before.
-    if process.returncode > 0:
-        raise _error(process, file, done, memory)
+            process.kill()  # For a reader that has had enough; of no effect once it has ended.
 
 
 def _error(process: subprocess.Popen[bytes], file: Path, done: int, memory: int) -> UserError:
