@@ -163,6 +163,7 @@ def test_dvc_watches_every_module_that_a_result_depends_on():
         "third_party_output",
         "tracking",
         "types",
+        "visible_text",
     }
     shows |= {module.removeprefix("visual_grpo.") for module in graph.find_descendants("visual_grpo.tracking")}
     for name, stage in dvc_stages().items():

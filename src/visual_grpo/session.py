@@ -22,11 +22,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from visual_grpo import console
-from visual_grpo.control_characters import visible
 from visual_grpo.errors import UserError, nearest_hint, user_error
 from visual_grpo.faults import machine_fault
 from visual_grpo.secret_values import hidden
 from visual_grpo.tracking import Tracker
+from visual_grpo.visible_text import visible
 
 EXPECTED = (UserError, DatasetError, MissingConfigException, OmegaConfBaseException, YAMLError)
 

@@ -16,19 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from visual_grpo.control_characters import first_control_character, visible
 from visual_grpo.errors import UserError
 from visual_grpo.records.aliases import with_query_names
+from visual_grpo.records.control_characters import first_control_character
 from visual_grpo.records.coordinates import box_from, points_from
+from visual_grpo.records.csv_text import csv_header, csv_rows
 from visual_grpo.records.few import is_enough, shares_that_do, split_counts
 from visual_grpo.records.ids import with_ids
 from visual_grpo.records.layouts.detect import find_records
 from visual_grpo.records.layouts.records_jsonl import KEYS
-from visual_grpo.records.layouts.seg_zero import solution_of
+from visual_grpo.records.layouts.solution import solution_of
 from visual_grpo.records.raw import Place, RawRecord, Rejected, Rejection
 from visual_grpo.records.split import SPLITS, Splitter, held_out_by, prompt_key
-from visual_grpo.records.text import Line, count_lines, csv_header, csv_rows, json_object, read_lines
+from visual_grpo.records.text import Line, count_lines, json_object, read_lines
 from visual_grpo.records.validate import check
+from visual_grpo.visible_text import visible
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 VALUES = st.recursive(

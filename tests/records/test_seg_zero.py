@@ -16,7 +16,7 @@ from tests.records.test_queries import mask, prepare
 from visual_grpo.errors import UserError
 from visual_grpo.images import read_image, read_mask
 from visual_grpo.records.layouts.detect import find_records
-from visual_grpo.records.layouts.seg_zero import solution_of
+from visual_grpo.records.layouts.solution import solution_of
 from visual_grpo.records.raw import EmbeddedImage, RawRecord, Rejected
 
 TAGS = "<box>(12,8),(23,31)</box><points>(14,10),(20,30)</points>"
@@ -155,6 +155,8 @@ def test_a_damaged_table_is_named(tmp_path):
         (TAGS, [12, 8, 23, 31], [[14, 10], [20, 30]]),
         (" <box> (1.5, 2) , (3,4) </box>\n", [1.5, 2, 3, 4], None),
         ("<points>(1,2)</points>", None, [[1, 2]]),
+        ("<box>(1,2),<points>( 1 , 2 )</points>", None, [[1, 2]]),
+        ("<box>(9,9)</box><box>(1,2),(3,4)</box> </points>", [1, 2, 3, 4], None),
         (json.dumps(OBJECTS), [4, 8, 23, 63], [[14, 10], [20, 60]]),
         (json.dumps(OBJECTS[:1]), [12, 8, 23, 31], [[14, 10]]),
         (json.dumps(OBJECTS[0]), [12, 8, 23, 31], [[14, 10]]),
@@ -164,6 +166,14 @@ def test_a_damaged_table_is_named(tmp_path):
 )
 def test_solutions(text, box, points):
     assert solution_of(text) == (box, points)
+
+
+@pytest.mark.parametrize(
+    "text", ["<box>" * 200_000, f"<box>({' ' * 200_000}</box>", "(" * 500_000, "<points>" * 99_999]
+)
+def test_a_long_solution_takes_no_time(text):
+    with pytest.raises(Rejected, match="solution must be "):
+        solution_of(text)
 
 
 @pytest.mark.parametrize(

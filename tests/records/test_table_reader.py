@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from visual_grpo.errors import UserError
-from visual_grpo.records.layouts import table_reader
 from visual_grpo.records.layouts.table_reader import read_rows
 
 MEMORY = 100_000_000
@@ -69,7 +68,7 @@ def test_a_decoder_that_crashes_does_not_take_the_run_with_it(tmp_path, monkeypa
             super().__init__(*arguments, **options)
             started.append(self)
 
-    monkeypatch.setattr(table_reader.subprocess, "Popen", Dying)
+    monkeypatch.setattr(subprocess, "Popen", Dying)
     rows = read_rows(file, ["a"], MEMORY)
     next(rows)
     os.kill(started[0].pid, signal.SIGSEGV)

@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.control_characters import visible
+from visual_grpo.visible_text import visible
 
 _SHOWN = 80
 """Maximum characters of an invalid value shown in a message."""

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from visual_grpo.control_characters import visible
 from visual_grpo.errors import UserError
 from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.raw import Rejection
 from visual_grpo.records.split import SPLITS, prompt_key
+from visual_grpo.visible_text import visible
 
 LISTED = 1000
 """Maximum number of rejected records that are listed individually; all are counted."""

@@ -6,11 +6,10 @@ Memory holds a record at most, of limited length, whatever the file is.
 from __future__ import annotations
 
 import codecs
-import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple
 
 from visual_grpo.errors import UserError
 from visual_grpo.records.raw import Rejected
@@ -20,10 +19,6 @@ _ESCAPED_BYTE = 0xDC00
 
 _BEGINNING = 1000
 """Bytes that are kept of a line that is too long."""
-
-_NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
-"""Spellings of missing values in spreadsheets and pandas, in lower case."""
-
 
 _DEEPEST = 100
 """Objects and lists inside each other; Python's own limit depends on where a value is used."""
@@ -146,81 +141,8 @@ def json_object(line: Line) -> dict[str, Any]:
         )
     if len(value) > _MOST_KEYS:
         raise Rejected("too_many_keys", f"the record has {len(value)} keys, more than {_MOST_KEYS}", "Use fewer keys")
-    _check_depth(value)
+    check_depth(value)
     return value
-
-
-class _CsvText:
-    """The lines of a file for `csv.reader`; raises `Rejected` where a row gets too long, and goes on after it."""
-
-    def __init__(self, path: Path, longest: int) -> None:
-        self._lines = read_lines(path, longest)
-        self._longest = longest
-        self._row_length = 0
-        self.number = 0
-        """Of the last line."""
-
-    def begin_row(self) -> None:
-        self._row_length = 0
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self.number = line.number
-        self._row_length += len(line.text)
-        if line.too_long is not None or self._row_length > self._longest:
-            raise too_long("the row", self._longest)
-        return line.text
-
-
-def csv_rows(path: Path, longest: int) -> Iterator[tuple[int, dict[str, str | None] | Rejected]]:
-    """Yields (number of the row's last line, row by column name); missing values are None.
-
-    Args:
-        longest: characters of a row.
-    """
-    text = _CsvText(path, longest)
-    rows = csv.reader(text)
-    header = [name.strip() for name in next(rows, [])]
-    while True:
-        text.begin_row()
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield text.number, Rejected("not_csv", f"the row is not valid CSV ({error})", "Correct the row")
-            continue
-        except Rejected as rejected:
-            yield text.number, rejected
-            continue
-        if row:
-            yield text.number, _csv_row(header, row)
-
-
-def csv_header(path: Path, longest: int) -> list[str]:
-    """The column names.
-
-    Raises:
-        UserError: the first row is not CSV.
-    """
-    try:
-        return [name.strip() for name in next(csv.reader(_CsvText(path, longest)), [])]
-    except (csv.Error, Rejected) as error:
-        raise UserError(f"{path}: the header is not valid CSV ({error}). Save the file as CSV with UTF-8.") from error
-
-
-def _csv_row(header: list[str], row: list[str]) -> dict[str, str | None] | Rejected:
-    if len(row) > len(header):
-        return Rejected(
-            "not_csv",
-            f"the row has {len(row)} fields, the header {len(header)}",
-            'Put quotes (") around text with commas',
-        )
-    fields = [None if text.strip().lower() in _NULLS else text for text in row]
-    return dict(zip(header, fields + [None] * (len(header) - len(row)), strict=True))
 
 
 def too_long(name: str, longest: int) -> Rejected:
@@ -237,9 +159,10 @@ def _skip_line(file: IO[bytes], line: bytes) -> None:
         line = file.readline(_BLOCK)
 
 
-def _check_depth(value: Any) -> None:
+def check_depth(value: Any) -> None:
     """Rejects values that are too deep inside each other, without recursion."""
-    level, depth = [value], 1
+    level: list[Any] = [[value]]
+    depth = 0
     while level := [
         inner
         for outer in level

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from visual_grpo.config import Task
-from visual_grpo.control_characters import first_control_character
 from visual_grpo.records.aliases import QUERY_KEYS
+from visual_grpo.records.control_characters import first_control_character
 from visual_grpo.records.guard import ANYWHERE, Guard
 from visual_grpo.records.layouts.records_jsonl import KEYS
 from visual_grpo.records.misspelt import refuse_misspelt, resembling

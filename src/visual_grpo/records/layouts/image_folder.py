@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.errors import UserError
+from visual_grpo.records.csv_text import csv_header, csv_rows
 from visual_grpo.records.files import is_left_out, left_out, missing_file, walk
 from visual_grpo.records.guard import Guard
 from visual_grpo.records.on_disk import sorted_on_disk
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, Rejection, shorten
-from visual_grpo.records.text import count_lines, csv_header, csv_rows, json_object, read_lines
+from visual_grpo.records.text import count_lines, json_object, read_lines
 
 LOOKS_FOR = "metadata.jsonl or metadata.csv (also in folders below) with file_name and text, prompt or caption"
 

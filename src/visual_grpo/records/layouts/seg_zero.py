@@ -18,9 +18,7 @@ Other columns of text and numbers become metadata.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,10 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo.errors import UserError
-from visual_grpo.records.coordinates import box_from
 from visual_grpo.records.guard import ANYWHERE, Guard, too_large, too_many_pixels
+from visual_grpo.records.layouts.solution import box_and_points
 from visual_grpo.records.layouts.table_reader import read_rows
-from visual_grpo.records.raw import EmbeddedImage, Item, Place, RawRecord, Rejected, wrong_type
+from visual_grpo.records.raw import EmbeddedImage, Item, Place, RawRecord, Rejected
 from visual_grpo.records.text import too_long
 
 if TYPE_CHECKING:
@@ -46,8 +44,6 @@ _QUERIES = ("problem", "text")
 _KNOWN_COLUMNS = frozenset({"id", "image", "mask", "solution", *_QUERIES})
 _MEMORY = 2
 """Bytes for decoding a table, for each that an image file may have."""
-
-_PAIR = r"\(\s*([^,()]+)\s*,\s*([^,()]+)\s*\)"
 
 
 def find(path: Path, guard: Guard) -> Path | None:
@@ -105,25 +101,6 @@ def _columns(file: Path) -> list[str]:
     ]
 
 
-def solution_of(text: str) -> tuple[list[float] | None, list[Any] | None]:
-    """Box and points of a solution in either of its two formats; None for a missing box or missing points.
-
-    Raises:
-        Rejected: the text has neither format.
-    """
-    try:
-        found = _from_json(text) if text.lstrip().startswith(("[", "{")) else _from_tags(text)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        found = None
-    if found is None:
-        raise wrong_type(
-            "solution",
-            "<box>(x1,y1),(x2,y2)</box><points>(x,y),...</points> or a JSON list of objects with bbox_2d and point_2d",
-            text,
-        )
-    return found
-
-
 def _tables(path: Path, guard: Guard) -> Iterator[tuple[Path, str]]:
     """Yields (file, its path relative to the data folder).
 
@@ -162,7 +139,7 @@ def _item(row: Mapping[str, pa.Scalar], file: Path, place: Place, guard: Guard) 
     try:
         _check_sizes(row, guard)
         record_id = _value(row, "id")
-        box, points = _solution(_value(row, "solution"))
+        box, points = box_and_points(_value(row, "solution"))
         image = _image(_value(row, "image"), f"{place}, column image")
         mask = _mask(row, record_id, file, place, guard.max_pixels)
     except Rejected as rejected:
@@ -265,35 +242,3 @@ def _png(pixels: np.ndarray) -> bytes:
     file = BytesIO()
     Image.fromarray(pixels).save(file, "PNG", compress_level=1)
     return file.getvalue()
-
-
-def _solution(value: Any) -> tuple[list[float] | None, list[Any] | None]:
-    if value is None or value == "":
-        return None, None
-    if not isinstance(value, str):
-        raise wrong_type("solution", "text", value)
-    return solution_of(value)
-
-
-def _from_tags(text: str) -> tuple[list[float] | None, list[Any] | None] | None:
-    """Parses ``<box>`` and ``<points>``, each optional; None if both are missing or their content is invalid."""
-    tags = dict(re.findall(r"<(box|points)>(.*?)</\1>", text, re.DOTALL))
-    if not tags or any(re.sub(rf"{_PAIR}|[\s,]", "", body) for body in tags.values()):
-        return None
-    pairs = {tag: [[float(x), float(y)] for x, y in re.findall(_PAIR, body)] for tag, body in tags.items()}
-    box, points = pairs.get("box"), pairs.get("points")
-    return None if box is None else [number for pair in box for number in pair], points
-
-
-def _from_json(text: str) -> tuple[list[float] | None, list[Any] | None]:
-    found = json.loads(text)
-    objects = found if isinstance(found, list) else [found]
-    boxes = [box_from(part["bbox_2d"]) for part in objects]
-    points = [part["point_2d"] for part in objects if part.get("point_2d") is not None]
-    return _around(boxes) if boxes else None, points or None
-
-
-def _around(boxes: list[tuple[float, float, float, float]]) -> list[float]:
-    """The smallest box that contains all boxes."""
-    lefts, tops, rights, bottoms = zip(*boxes, strict=True)
-    return [min(lefts), min(tops), max(rights), max(bottoms)]
