@@ -20,7 +20,7 @@ class Budget:
 
     @contextmanager
     def taken(self, amount: int) -> Iterator[None]:
-        """Takes an amount for the block. Blocks must not be inside each other: two threads could wait for ever."""
+        """Takes an amount for the block. One inside another of the same budget could wait for ever."""
         amount = min(amount, self._most)
         with self._changed:
             self._changed.wait_for(lambda: self._left >= amount)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
@@ -79,8 +80,10 @@ class ImageStore:
     height: int
     width: int
     max_pixels: int
-    budget: Budget
-    """Pixels and bytes of all images that are read at a time."""
+    pixels: Budget
+    """Of all images that are decoded at a time."""
+    bytes: Budget
+    """Of all files that are open at a time: some formats are read whole, even for their header."""
 
     def prepare(self, original: Original, record_id: str, role: str, kind: Kind = CROPPED) -> PreparedImage:
         """Resizes an image to height x width and stores it.
@@ -106,12 +109,19 @@ class ImageStore:
             original_height=original_height,
         )
 
+    @contextmanager
+    def budgeted(self, original: Original, pixels: int) -> Iterator[None]:
+        """Waits until an image of so many pixels may be decoded, which the block does."""
+        # Always in this order, so that no two threads wait for each other.
+        with self.bytes.taken(_bytes_of(original)), self.pixels.taken(pixels):
+            yield
+
     def _make(self, original: Original, name: str, kind: Kind, pixels: int) -> tuple[int, int]:
         """Stores the prepared image; returns the original's width and height."""
         self.folder.mkdir(parents=True, exist_ok=True)
         fresh = self.folder / f".{uuid.uuid4().hex}.png"
         try:
-            with self.budget.taken(max(_bytes_of(original), pixels)):
+            with self.budgeted(original, pixels):
                 image = open_original(kind.read, original)
                 kind.resize(image, self.height, self.width).save(fresh, compress_level=_COMPRESSION)
             fresh.replace(self.folder / name)
@@ -120,8 +130,8 @@ class ImageStore:
         return image.size
 
     def _checked_size(self, original: Original) -> tuple[int, int]:
-        """Width and height from the header; some formats are read whole for it."""
-        with self.budget.taken(_bytes_of(original)):
+        """Width and height from the header."""
+        with self.bytes.taken(_bytes_of(original)):
             width, height = original_size(original)
         if width * height > self.max_pixels:
             raise too_many_pixels(_name_of(original), width, height, self.max_pixels)

@@ -81,7 +81,8 @@ class Preparation:
             height=self._config.height,
             width=self._config.width,
             max_pixels=guard.max_pixels,
-            budget=Budget(max(guard.max_pixels, guard.max_file_bytes)),
+            pixels=Budget(guard.max_pixels),
+            bytes=Budget(guard.max_file_bytes),
         )
         with DiskCounter() as ids, warnings.catch_warnings(), pixel_limit(guard.max_pixels):
             warnings.filterwarnings("ignore", module=r"PIL\.")  # odd EXIF data and the like do no harm

@@ -55,7 +55,9 @@ def prepare_query(
     prepared_mask = _stored(store, record, original_mask, "mask", MASK)
     mask = read_mask(store.folder / prepared_mask.name)
     if not mask.any():
-        raise _empty(original_mask, store)
+        pixels = prepared_mask.original_width * prepared_mask.original_height
+        with store.budgeted(original_mask, pixels):
+            raise _empty(original_mask, store)
     size, to = (image.original_width, image.original_height), (store.width, store.height)
     placed = {"box": _box(box, mask, size, to), "points": _points(points, mask, size, to)}
     return replace(record, metadata=_merged_metadata(record.metadata, placed, extra)), image, prepared_mask
