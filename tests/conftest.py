@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
 
 if TYPE_CHECKING:
     from visual_grpo.policies.glm_image.model import GlmImage
@@ -16,10 +15,6 @@ if TYPE_CHECKING:
     from visual_grpo.types import Policy
 
 SIZE = (64, 96)
-
-# The same examples in every run, on machines of any speed; nothing is kept between runs.
-settings.register_profile("visual_grpo", derandomize=True, deadline=None, database=None, max_examples=100)
-settings.load_profile("visual_grpo")
 
 
 @pytest.fixture(scope="session")

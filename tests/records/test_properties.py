@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tests.same_examples  # noqa: F401
 from visual_grpo.errors import UserError
 from visual_grpo.records.aliases import with_query_names
 from visual_grpo.records.control_characters import first_control_character
