@@ -159,7 +159,9 @@ def test_dvc_watches_every_module_that_a_result_depends_on():
     # From there only the name of the starter's family.
     graph.remove_import(importer="visual_grpo.components", imported="visual_grpo.starter.build")
     graph.remove_import(importer="visual_grpo.policies.token_policy", imported="visual_grpo.grpo.losses")
-    shows = {"command", "console", "errors", "evaluation.fonts", "evaluation.pictures", "model_card", "stopping"} | {
+    shows = {"command", "console", "errors", "evaluation.fonts", "evaluation.pictures", "faults", "model_card"} | {
+        "secret_values",
+        "stopping",
         "third_party_output",
         "tracking",
         "types",

@@ -65,7 +65,7 @@ def test_generate_needs_one_of_two(tmp_path: Path, given: dict[str, str]) -> Non
 
 
 def test_without_an_adapter_generate_says_how_to_draw(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nothing was trained yet .*adapter=none"):
+    with pytest.raises(UserError, match=r"(?s)nothing was trained yet .*adapter=none"):
         draw_prompts(parameters(generate={"prompt": "a"}, output=str(tmp_path)), tmp_path)
 
 

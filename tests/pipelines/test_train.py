@@ -117,7 +117,8 @@ def test_a_reward_that_needs_targets_is_refused_before_anything_is_sampled(proje
 
 def test_a_baseline_that_would_not_pair_is_refused_before_anything_is_sampled(project: Project) -> None:
     project.conditions = {"seed": 99}
-    with pytest.raises(UserError, match=r"does not pair .*seed was 99, now 0.*Draw it again: .*--pipeline=baseline"):
+    remedy = "Draw the baseline again: .*--pipeline=baseline"
+    with pytest.raises(UserError, match=rf"does not pair .*seed was 99, now 0.*{remedy}"):
         project.run()
     assert not (project.folder / "checkpoints").exists()
 
