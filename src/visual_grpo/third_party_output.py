@@ -1,4 +1,4 @@
-"""Hides the warnings, notices and progress bars of other libraries.
+"""Hides the warnings, notices and progress bars of other libraries, and sets how long MLflow's client waits.
 
 Kedro calls ``silence_libraries`` through the entry point ``kedro.init``, before it loads plugins: mlflow reads
 its environment variables at import time, which is before the project's settings are read.
@@ -16,6 +16,10 @@ _ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    # A dead server is noticed in seconds; tracking tries again by itself. Jitter would draw from Python's random state.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
     "KEDRO_DISABLE_TELEMETRY": "true",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -24,10 +28,16 @@ _ENVIRONMENT = {
 }
 
 
+_SAID_ELSEWHERE = ("mlflow.store.db.utils", "urllib3.connectionpool")
+"""Loggers of failed requests, with tracebacks, of which the exception or tracking's own line tells what matters."""
+
+
 def silence_libraries() -> None:
     """Hides the warnings and notices of installed libraries, unless the environment or ``python -W`` says otherwise."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    for name in _SAID_ELSEWHERE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if not sys.warnoptions:
         # Not a warnings filter: mlflow and kedro insert filters that take precedence when they are imported.
         logging.captureWarnings(True)

@@ -77,23 +77,29 @@ def project(tmp_path: Path, pipeline_folder: Path) -> Project:
 def test_a_run_leaves_adapters_history_and_a_watched_mlflow_run(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mlflow.set_tracking_uri(f"sqlite:///{project.folder / 'mlflow.db'}")
-    mlflow.create_experiment("train", artifact_location=str(project.folder / "artifacts"))
-    mlflow.set_experiment("train")
-    with mlflow.start_run() as run:
-        catalog = project.run()
+    run = RunToLog(
+        name="ar",
+        earlier=None,
+        experiment="train",
+        artifacts=str(project.folder / "artifacts"),
+        tracking_uri=f"sqlite:///{project.folder / 'mlflow.db'}",
+        output=project.folder,
+    )
+    tracker = Tracker.start(run, print)
+    catalog = project.run()
+    tracker.finished()
     history = catalog.load("training_history")
     assert history["step"].tolist() == list(range(1, STEPS + 1))
     facts = json.loads((project.folder / "adapters" / "training.json").read_text())
-    assert facts["mlflow_run_id"] == run.info.run_id
+    assert facts["mlflow_run_id"] == tracker.run_id
     assert facts["samples"] == STEPS * 2 * 3
-    client = mlflow.MlflowClient()
-    logged = client.get_metric_history(run.info.run_id, "reward/total")
+    client = mlflow.MlflowClient(run.tracking_uri)
+    logged = client.get_metric_history(tracker.run_id, "reward/total")
     assert [metric.value for metric in logged] == pytest.approx(history["reward/total"].tolist())
-    artifacts = {a.path for a in client.list_artifacts(run.info.run_id, "adapters")}
+    artifacts = {a.path for a in client.list_artifacts(tracker.run_id, "adapters")}
     assert "adapters/ar" in artifacts
     assert "adapters/training.json" in artifacts
-    assert client.list_artifacts(run.info.run_id, "images")
+    assert client.list_artifacts(tracker.run_id, "images")
     assert f"train {STEPS}/{STEPS}  reward=" in capsys.readouterr().out
 
 

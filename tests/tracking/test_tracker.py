@@ -1,150 +1,217 @@
-"""The tracker on a real MLflow store."""
+"""What a run logs is in a real MLflow store when it has ended."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+import os
+import time
 from pathlib import Path
 
 import mlflow
 import pytest
 from PIL import Image
 
-from visual_grpo.tracking import Tracker, run_exists
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One store for the module: making its tables takes seconds."""
-    folder = tmp_path_factory.mktemp("mlflow")
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    mlflow.MlflowClient(uri).create_experiment("test", artifact_location=(folder / "artifacts").as_uri())
-    return uri
-
-
-@pytest.fixture
-def tracker(store: str) -> Iterator[Tracker]:
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(store)
-    mlflow.set_experiment("test")
-    mlflow.start_run()
-    yield Tracker.active()
-    mlflow.end_run()
-    mlflow.set_tracking_uri(before)
-
-
-@pytest.fixture
-def client(store: str) -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(store)
+from tests.tracking.conftest import Project
+from visual_grpo.tracking import Tracker
 
 
 def test_without_a_run_every_call_does_nothing(tmp_path: Path):
-    assert mlflow.active_run() is None
     tracker = Tracker.active()
     assert tracker.run_id is None
+    assert tracker.name() is None
     tracker.metrics({"a": 1.0}, step=1)
+    tracker.results({"a": 1.0}, step=1)
     tracker.image(Image.new("RGB", (4, 4)), "grid", 1)
-    tracker.file(tmp_path / "missing")
     tracker.folder(tmp_path / "missing", "x")
     tracker.tags({"a": 1})
     tracker.params({"a": 1})
     tracker.dataset("records", "abc", "data")
     tracker.killed()
-    assert mlflow.active_run() is None
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_metrics_are_there_at_once_step_by_step(tracker, client):
+def test_metrics_are_there_during_the_run_step_by_step(project: Project, quick):
+    tracker = project.start()
     tracker.metrics({"reward/total": 0.5, "kl": 0.1}, step=1)
     tracker.metrics({"reward/total": 0.75, "kl": math.nan}, step=2)
-    history = client.get_metric_history(tracker.run_id, "reward/total")
-    assert [(point.step, point.value) for point in history] == [(1, 0.5), (2, 0.75)]
-    assert [point.step for point in client.get_metric_history(tracker.run_id, "kl")] == [1, 2]
+    deadline = time.monotonic() + 30
+    while len(project.curve(tracker.run_id, "kl")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert project.curve(tracker.run_id, "reward/total") == [(1, 0.5), (2, 0.75)]
+    [_, (step, value)] = project.curve(tracker.run_id, "kl")
+    assert (step, math.isnan(value)) == (2, True)
+    assert project.client.get_run(tracker.run_id).info.status == "RUNNING"
+    assert (Tracker.active(), os.environ["MLFLOW_RUN_ID"]) == (tracker, tracker.run_id)
+    tracker.finished()
+    assert project.client.get_run(tracker.run_id).info.status == "FINISHED"
+    assert Tracker.active().run_id is None
+    assert "MLFLOW_RUN_ID" not in os.environ
+    assert not project.spools.exists()
+    assert project.said == []
 
 
-def test_images_files_and_folders_become_artifacts(tracker, client, tmp_path):
-    (tmp_path / "report").mkdir()
-    (tmp_path / "report" / "page.html").write_text("x")
-    tracker.image(Image.new("RGB", (8, 8), "red"), "samples", 3)
-    tracker.file(tmp_path / "report" / "page.html", "single")
+def test_a_later_measurement_of_the_same_step_is_the_one_that_counts(project: Project):
+    tracker = project.start()
+    tracker.results({"result/gain": 0.1}, step=80)
+    tracker.finished()
+    time.sleep(0.002)
+    again = project.start(earlier=tracker.run_id)
+    again.results({"result/gain": 0.2}, step=80)
+    again.finished()
+    assert project.client.get_run(tracker.run_id).data.metrics["result/gain"] == 0.2
+
+
+def test_images_folders_texts_and_tables_become_artifacts(project: Project, tmp_path):
+    (tmp_path / "report/parts").mkdir(parents=True)
+    (tmp_path / "report/page.html").write_text("x")
+    (tmp_path / "report/parts/list").write_text("y")
+    tracker = project.start()
+    for step in (1, 2):
+        tracker.image(Image.new("RGB", (400, 200), (step, 0, 0)), "samples/eval", step)
     tracker.folder(tmp_path / "report", "whole")
-    paths = {
-        item.path for folder in ("images", "single", "whole") for item in client.list_artifacts(tracker.run_id, folder)
+    tracker.table([{"score": "total", "gain": None}, {"score": "shapes", "gain": 0.5}], "deep/scores.json")
+    tracker.text("# Card", "adapters/README.md")
+    tracker.text("# Better card", "adapters/README.md")
+    tracker.finished()
+    files = project.artifacts(tracker.run_id)
+    images = sorted(name for name in files if name.startswith("images/"))
+    assert [name.split("+timestamp+")[0] for name in images] == [
+        f"images/samples~eval+step+{step}" for step in (1, 1, 2, 2)
+    ]
+    assert [name.endswith("+compressed.webp") for name in images] == [True, False, True, False]
+    logged = project.folder / "artifacts" / str(tracker.run_id) / "artifacts" / images[3]
+    with Image.open(logged) as image, Image.open(str(logged).replace(".png", "+compressed.webp")) as small:
+        assert (image.size, image.getpixel((0, 0)), small.size) == ((400, 200), (2, 0, 0), (256, 128))
+    assert project.client.get_run(tracker.run_id).data.tags["mlflow.loggedImages"] == "True"
+    others = {name: content for name, content in files.items() if name not in images}
+    assert json.loads(others.pop("deep/scores.json")) == {
+        "columns": ["score", "gain"],
+        "data": [["total", None], ["shapes", 0.5]],
     }
-    assert {"single/page.html", "whole/page.html"} <= paths
-    assert any(path.startswith("images/samples") and path.endswith(".png") for path in paths)
+    assert others == {"whole/page.html": b"x", "whole/parts/list": b"y", "adapters/README.md": b"# Better card"}
 
 
-def test_a_hundred_and_fifty_parameters_fit_and_long_ones_are_cut(tracker, client):
+def test_what_is_logged_stays_what_it_was_when_the_output_is_replaced(project: Project, tmp_path):
+    database = project.database.rename(tmp_path / "elsewhere")
+    project.database.mkdir()  # Cannot be opened.
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters/weights").write_text("first")
+    tracker = project.start()
+    tracker.folder(tmp_path / "adapters", "adapters")
+    (tmp_path / "adapters").rename(tmp_path / "old")
+    (tmp_path / "old/weights").unlink()
+    project.database.rmdir()
+    database.rename(project.database)
+    tracker.finished()
+    [run] = project.runs()
+    assert project.artifacts(run.info.run_id) == {"adapters/weights": b"first"}
+
+
+def test_a_hundred_and_fifty_parameters_fit_and_long_ones_are_cut(project: Project):
+    tracker = project.start()
     tracker.params({f"p{i}": i for i in range(150)} | {"long": "x" * 9000})
-    params = client.get_run(tracker.run_id).data.params
+    tracker.finished()
+    params = project.client.get_run(tracker.run_id).data.params
     assert len(params) == 151
     assert params["p149"] == "149"
     assert params["long"] == "x" * 6000
 
 
-def test_a_resumed_run_keeps_its_parameters_and_tags_the_new_values(tracker, client):
-    tracker.params({"resume": "never", "grpo.steps": 10})
-    tracker.params({"resume": "auto", "grpo.steps": 10, "new": None})
-    data = client.get_run(tracker.run_id).data
-    assert data.params == {"resume": "never", "grpo.steps": "10", "new": "None"}
-    assert {k: v for k, v in data.tags.items() if k.startswith("resumed.")} == {"resumed.resume": "auto"}
+def test_a_resumed_run_keeps_its_parameters_and_tags_the_new_values(project: Project):
+    first = project.start()
+    first.params({"resume": "never", "grpo.steps": 10})
+    first.killed()
+    second = project.start(earlier=first.run_id, name="another")
+    second.params({"resume": "auto", "grpo.steps": 10, "new": None})
+    assert second.continues
+    assert second.name() == first.name() == f"ar seed 0 ({str(first.run_id)[:8]})"
+    second.finished()
+    run = project.client.get_run(first.run_id)
+    assert run.data.params == {"resume": "never", "grpo.steps": "10", "new": "None"}
+    assert {k: v for k, v in run.data.tags.items() if k.startswith("resumed.")} == {"resumed.resume": "auto"}
+    assert run.info.status == "FINISHED"
 
 
-def test_the_dataset_is_an_input_of_the_run(tracker, client):
+def test_the_dataset_is_an_input_of_the_run(project: Project):
+    tracker = project.start()
     tracker.dataset("records", "a" * 64, "data/01_raw/shapes")
-    [entry] = client.get_run(tracker.run_id).inputs.dataset_inputs
+    tracker.finished()
+    [entry] = project.client.get_run(tracker.run_id).inputs.dataset_inputs
     assert (entry.dataset.name, entry.dataset.digest) == ("records", "a" * 36)
-    assert "data/01_raw/shapes" in entry.dataset.source
+    assert json.loads(entry.dataset.source) == {"uri": "data/01_raw/shapes"}
 
 
-@pytest.mark.parametrize(("end", "status"), [("killed", "KILLED"), ("failed", "FAILED")])
-def test_an_ended_run_keeps_its_status(tracker, client, end, status):
+@pytest.mark.parametrize(("end", "status"), [("killed", "KILLED"), ("failed", "FAILED"), ("finished", "FINISHED")])
+def test_an_ended_run_keeps_its_status(project: Project, end, status):
+    tracker = project.start()
     getattr(tracker, end)()
-    assert mlflow.active_run() is None
-    mlflow.end_run()
-    assert client.get_run(tracker.run_id).info.status == status
+    tracker.failed()
+    tracker.metrics({"late": 1.0}, 1)
+    assert project.client.get_run(tracker.run_id).info.status == status
 
 
-def test_a_deleted_or_unknown_run_does_not_exist(tracker, client, store):
-    assert run_exists(tracker.run_id, store)
-    mlflow.end_run()
-    client.delete_run(tracker.run_id)
-    assert not run_exists(tracker.run_id, store)
-    assert not run_exists("0" * 32, store)
+def test_a_deleted_run_gives_way_to_a_new_one_which_is_found_by_its_old_id(project: Project):
+    first = project.start()
+    first.finished()
+    project.client.delete_run(first.run_id)
+    ids = []
+    for continues in (False, True):
+        tracker = project.start(earlier=first.run_id)
+        assert tracker.continues == continues
+        tracker.finished()
+        ids.append(tracker.run_id)
+    assert ids[0] == ids[1] != first.run_id
 
 
-def test_a_failed_evaluation_leaves_the_training_finished(tracker, client):
-    mlflow.end_run()
-    mlflow.start_run(run_id=tracker.run_id)
+def test_a_failed_evaluation_leaves_the_training_finished(project: Project):
+    training = project.start()
+    training.finished()
+    tracker = project.start(earlier=training.run_id)
     tracker.evaluation_begins("kedro run --pipeline=evaluate")
     assert tracker.evaluates
     tracker.failed()
-    run = client.get_run(tracker.run_id)
+    run = project.client.get_run(tracker.run_id)
     assert (run.info.status, run.data.tags["evaluate.status"]) == ("FINISHED", "failed")
-    assert not tracker.evaluates
-    tracker.failed()
-    assert client.get_run(tracker.run_id).info.status == "FAILED"
 
 
-def test_a_table_a_text_and_a_model(tracker, client, tmp_path: Path):
-    tracker.table([{"score": "total", "gain": None}, {"score": "shapes", "gain": 0.5}], "scores.json")
-    tracker.text("# Card", "adapters/README.md")
-    tracker.text("# Better card", "adapters/README.md")
-    (tmp_path / "weights").write_text("w")
-    tracker.model(tmp_path, "adapter", {"base": "b"})
-    table = mlflow.artifacts.load_dict(f"runs:/{tracker.run_id}/scores.json")
-    assert table == {"columns": ["score", "gain"], "data": [["total", None], ["shapes", 0.5]]}
-    assert mlflow.artifacts.load_text(f"runs:/{tracker.run_id}/adapters/README.md") == "# Better card"
-    run = client.get_run(tracker.run_id)
-    [output] = run.outputs.model_outputs
-    model = client.get_logged_model(output.model_id)
+def test_a_model_is_listed_with_its_run(project: Project, tmp_path: Path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/weights").write_text("w")
+    tracker = project.start()
+    tracker.model(tmp_path / "adapter", "adapter", {"base": "b"})
+    tracker.finished()
+    [output] = project.client.get_run(tracker.run_id).outputs.model_outputs
+    model = project.client.get_logged_model(output.model_id)
     assert (model.name, model.params, model.source_run_id) == ("adapter", {"base": "b"}, tracker.run_id)
     assert (Path(model.artifact_location.removeprefix("file://")) / "weights").read_text() == "w"
 
 
-def test_tags_are_removed_where_they_are(tracker):
-    tracker.tags({"a": 1, "b": 2})
+def test_tags_are_removed_where_they_are(project: Project):
+    tracker = project.start()
+    tracker.tags({"a": 1, "b": 2, "long": "x" * 9000})
     tracker.remove_tags({"a", "c"})
-    tags = tracker.all_tags()
+    tracker.finished()
+    tags = project.client.get_run(tracker.run_id).data.tags
     assert "a" not in tags
-    assert tags["b"] == "2"
+    assert (tags["b"], tags["long"]) == ("2", "x" * 5000)
+
+
+def test_what_mlflow_refuses_is_left_out_and_the_rest_arrives(project: Project, caplog: pytest.LogCaptureFixture):
+    tracker = project.start()
+    tracker.metrics({"good": 1.0}, 1)
+    tracker.metrics({"bad=name": 1.0}, 2)
+    tracker.metrics({"good": 3.0}, 3)
+    tracker.finished()
+    assert project.curve(tracker.run_id, "good") == [(1, 1.0), (3, 3.0)]
+    assert "MLflow refuses what was logged as curves bad=name" in caplog.text
+    assert project.client.get_run(tracker.run_id).info.status == "FINISHED"
+
+
+def test_functions_of_mlflow_that_a_reward_calls_find_the_run(project: Project):
+    tracker = project.start()
+    with mlflow.start_run():
+        mlflow.log_metric("own", 1.0)
+    tracker.finished()
+    assert project.curve(tracker.run_id, "own") == [(0, 1.0)]
+    assert len(project.runs()) == 1

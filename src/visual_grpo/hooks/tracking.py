@@ -14,28 +14,28 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
 from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
+from kedro_mlflow.io.catalog.switch_catalog_logging import switch_catalog_logging
 
-from visual_grpo import components
+from visual_grpo import components, console
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
 from visual_grpo.errors import user_error
-from visual_grpo.secret_values import hidden
-from visual_grpo.tracking import Tracker, lineage, run_exists
+from visual_grpo.tracking import RunToLog, Tracker, lineage
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.description import in_words, other_name, training_name
-from visual_grpo.tracking.relocation import use_server
+from visual_grpo.tracking.relocation import absolute, use_server
 from visual_grpo.trained_adapters import read_facts
 
 RECORDS = "records"
-NAME = "mlflow.runName"
 
 log = logging.getLogger(__name__)
 
 
 class TrackingHooks(MlflowHook):
-    """kedro-mlflow's run, with a name, lineage tags and parameters under their own names; goes on in an earlier run.
+    """The run that kedro-mlflow's configuration asks for, with a name, lineage tags and parameters.
 
-    A resumed training goes on in its own run, and so does the evaluation of an adapter.
+    A resumed training goes on in its own run, and so does the evaluation of an adapter. Everything goes through the
+    `Tracker`'s spool: MLflow may be away at any time, also at the start.
     """
 
     @hook_impl
@@ -53,42 +53,59 @@ class TrackingHooks(MlflowHook):
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         config: Parameters = catalog.load("parameters")
         self._parameters = config
-        super().after_context_created(self._context)
-        settings: KedroMlflowConfig = self.mlflow_config
-        run = settings.tracking.run
-        earlier = run.id or self._earlier_run(config, pipeline, settings.server.mlflow_tracking_uri)
-        before = Tracker.of(earlier).all_tags()
-        run.id = earlier
-        run.name = run.name or before.get(NAME) or self._name(config, run_params, pipeline)
-        # Hidden: what is deleted from a database stays in its file.
-        super().before_pipeline_run(hidden(run_params), pipeline, catalog)
-        tracker = Tracker.active()
-        # kedro-mlflow's tags describe the command that came last, with absolute paths and objects' addresses.
-        tracker.remove_tags({*run_params, "kedro_command"} - before.keys())
-        tracker.tags({name: value for name, value in before.items() if name in {*run_params, "kedro_command"}})
-        if earlier is not None and _judges_only(pipeline):
+        names = run_params.get("pipeline_names") or ["__default__"]
+        self._is_mlflow_enabled = not set(names) <= set(self.mlflow_config.tracking.disable_tracking.pipelines or ())
+        self.run_id = None
+        if not self._is_mlflow_enabled:
+            switch_catalog_logging(catalog, False)
+            return
+        tracker = self._start(config, run_params, pipeline)
+        # For datasets of kedro-mlflow, which need an active run, and only for them: it would wait for MLflow.
+        self.run_id = (
+            tracker.run_id if any(_is_of_kedro_mlflow(catalog, name) for name in pipeline.datasets()) else None
+        )
+        if tracker.continues and _judges_only(pipeline):
             tracker.evaluation_begins(lineage.command())
             self._dataset_seen = True  # That of the training.
             return
         tracker.tags(lineage.tags(self._project_path) | self._description(config, pipeline))
         tracker.params(flatten(config.public()))
 
-    def _earlier_run(self, config: Parameters, pipeline: Pipeline, tracking_uri: str) -> str | None:
-        """The MLflow run that this command continues, if it still exists."""
-        if _judges_only(pipeline):
-            run_id = read_facts(find_adapters(config.adapter, Path(config.adapters_folder))).get("mlflow_run_id")
-        elif config.resume == "auto":
-            run_id = _run_of_checkpoint(self._project_path / config.tracking.checkpoints)
-        else:
-            return None
-        if run_id is not None and not run_exists(run_id, tracking_uri):
+    def _start(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> Tracker:
+        settings = self.mlflow_config
+        # kedro-mlflow's own set-up would wait for MLflow.
+        settings._export_credentials(self._context)
+        settings._register_request_header_provider(self._context)
+        run, experiment = settings.tracking.run, settings.tracking.experiment
+        earlier = run.id or self._earlier_run(config, pipeline)
+        location = experiment.create_experiment_kwargs.artifact_location
+        tracker = Tracker.start(
+            RunToLog(
+                name=run.name or self._name(config, run_params, pipeline),
+                earlier=earlier,
+                experiment=experiment.name,
+                artifacts=None if location is None else absolute(location, self._project_path),
+                tracking_uri=settings.server.mlflow_tracking_uri,
+                output=Path(config.output),
+            ),
+            console.note,
+        )
+        if earlier is not None and not tracker.continues:
             log.warning(
                 "MLflow run %s of the %s is gone: logging to a new run.",
-                run_id,
+                earlier,
                 "adapter" if _judges_only(pipeline) else "checkpoint",
             )
-            return None
-        return run_id
+        return tracker
+
+    def _earlier_run(self, config: Parameters, pipeline: Pipeline) -> str | None:
+        """The MLflow run that this command continues."""
+        if _judges_only(pipeline):
+            run_id = read_facts(find_adapters(config.adapter, Path(config.adapters_folder))).get("mlflow_run_id")
+            return None if run_id is None else str(run_id)
+        if config.resume == "auto":
+            return _run_of_checkpoint(self._project_path / config.tracking.checkpoints)
+        return None
 
     def _name(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> str:
         if "adapters" in pipeline.all_outputs():
@@ -117,9 +134,9 @@ class TrackingHooks(MlflowHook):
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         if RECORDS in pipeline.all_outputs() and not self._dataset_seen:
             self._log_dataset(catalog.load(RECORDS).digest, self._parameters)
-        if Tracker.active().evaluates:
-            Tracker.active().evaluation_ends()
-        super().after_pipeline_run(run_params, pipeline, catalog)
+        if not self._is_mlflow_enabled:
+            switch_catalog_logging(catalog, True)
+        Tracker.active().finished()
 
     @hook_impl
     def on_node_error(self, error: Exception, node: Node) -> None:
@@ -146,6 +163,10 @@ class TrackingHooks(MlflowHook):
 def _judges_only(pipeline: Pipeline) -> bool:
     """Whether an adapter of an earlier command is judged."""
     return "trained" in pipeline.all_outputs() and "adapters" not in pipeline.all_outputs()
+
+
+def _is_of_kedro_mlflow(catalog: CatalogProtocol, name: str) -> bool:
+    return type(catalog.get(name)).__module__.startswith("kedro_mlflow")
 
 
 def _run_of_checkpoint(checkpoints: Path) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from visual_grpo.command import Command, again
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.tracking.store import KEY, shown_server
 from visual_grpo.trained_adapters import FACTS, LATEST, NONE, read_facts
 
 if TYPE_CHECKING:
@@ -76,7 +77,13 @@ def _of_run(named: str, tracking_uri: str) -> Path:
     """Looked up, and downloaded where the artifacts are remote, once in a command, though several places ask for it."""
     import mlflow
 
-    runs: list[Run] = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    try:
+        runs: list[Run] = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    except Exception as error:
+        raise UserError(
+            f"adapter: there is no folder {named!r}, and MLflow ({shown_server(tracking_uri)}), which may have a run of"
+            f" this name, does not answer: {error}"
+        ) from error
     found = [run for run in runs if _is_named(run, named)]
     if not found:
         raise UserError(
@@ -104,5 +111,6 @@ def _those_there_are(named: str, runs: list[Run]) -> str:
 
 
 def _is_named(run: Run, named: str) -> bool:
-    by_id = len(named) >= _SHORTEST_ID and run.info.run_id.startswith(named)
+    ids = (run.info.run_id, run.data.tags.get(KEY, ""))
+    by_id = len(named) >= _SHORTEST_ID and any(known.startswith(named) for known in ids)
     return by_id or run.info.run_name == named

@@ -6,7 +6,9 @@ original's, which the copy would write into.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 ARTIFACTS = "mlartifacts"
 _SQLITE = "sqlite:///"
@@ -21,9 +23,16 @@ _LOCATIONS = {
 def use_server(tracking_uri: str, project: Path) -> None:
     """Makes it MLflow's server in this process, and lets artifacts follow the project. Creates nothing."""
     import mlflow
+    from sqlalchemy.exc import SQLAlchemyError
 
-    follow_project(tracking_uri, project)
+    with contextlib.suppress(SQLAlchemyError):  # Locked or damaged: the next command tries it again.
+        follow_project(tracking_uri, project)
     mlflow.set_tracking_uri(tracking_uri)
+
+
+def absolute(location: str, project: Path) -> str:
+    """A place of artifacts; a relative one is in the project."""
+    return location if urlsplit(location).scheme else (project / location).as_uri()
 
 
 def follow_project(tracking_uri: str, project: Path) -> int:

@@ -1,143 +1,159 @@
-"""Live logging to the MLflow run that ``kedro run`` started.
+"""What the code logs to MLflow, at the cost of a line in a file: a background thread brings it there.
 
 MLflow is imported inside the functions: importing takes seconds, and a run without tracking does not need it.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import sys
+import logging
+import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from visual_grpo.tracking import writer as background
+from visual_grpo.tracking.delivery import CURVES, RESULTS
+from visual_grpo.tracking.outbox import Outbox
+from visual_grpo.tracking.spool import FOLDER, Head, Spool
+from visual_grpo.tracking.store import EVALUATION, Store, image_name, shown_server
+from visual_grpo.tracking.writer import Writer
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from PIL.Image import Image
 
 Scalar = str | int | float | bool | None
-Item = TypeVar("Item")
 
-_BATCH = 100
-"""Maximum number of parameters or tags that MLflow accepts in one request."""
+MOST_IMAGE_BYTES = 2 * 2**30
+"""Of images that wait for MLflow. Other files are links to the run's own outputs and take no space."""
+_NEW_DATABASE_SECONDS = 60.0
+"""For making MLflow's tables."""
 _LONGEST_TAG = 5000
 _LONGEST_PARAM = 6000
 _LONGEST_DIGEST = 36
-EVALUATION = "evaluate.status"
-"""Tag of the evaluation of a run that had ended: running, finished, failed or killed."""
+_RUN_ID = "MLFLOW_RUN_ID"
+"""By this variable MLflow's own functions, called by a reward for example, find the run."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tracker:
-    """Writes to one MLflow run, or to nothing when ``run_id`` is None.
+class RunToLog:
+    """The MLflow run of a command."""
 
-    Every call writes before it returns, so that the run can be watched live and nothing is lost if the process is
-    killed.
+    name: str
+    earlier: str | None
+    """The run that it continues: its id, or the key that stands for it."""
+    experiment: str
+    artifacts: str | None
+    """Where a new experiment keeps its artifacts; None = the server's default."""
+    tracking_uri: str
+    output: Path
+    """The folder of outputs; the spool is in it until everything is delivered."""
+
+
+class Tracker:
+    """Logs to one MLflow run, or to nothing.
+
+    Whatever is wrong with MLflow, no call raises, and none waits for it but `start` and the end, each for seconds.
     """
 
-    run_id: str | None = None
-    """The MLflow run; None if MLflow is off."""
-    tracking_uri: str | None = None
+    _active: Tracker | None = None
+
+    def __init__(self, spool: Spool | None = None, writer: Writer | None = None, *, run_id: str | None = None) -> None:
+        self._spool, self._writer = spool, writer
+        self.run_id = run_id
+        """The MLflow run's id; its key, if MLflow was away when the run began; None if MLflow is off."""
+        self.continues = False
+        """Whether it goes on in an earlier run."""
+        self.evaluates = False
+        """Whether it evaluates, in a run that had ended before."""
+        self._name = ""
+        self._images_left_out = False
+        self._run_id_before = os.environ.get(_RUN_ID)
 
     @classmethod
-    def active(cls) -> Self:
-        """A tracker of the active MLflow run, or one that does nothing if no run is active."""
-        if "mlflow" not in sys.modules:
-            return cls()
-        import mlflow
-
-        run = mlflow.active_run()
-        if run is None:
-            return cls()
-        return cls(run_id=run.info.run_id, tracking_uri=mlflow.get_tracking_uri())
+    def active(cls) -> Tracker:
+        """The tracker of the command that is running, or one that does nothing."""
+        return Tracker._active or cls()
 
     @classmethod
-    def of(cls, run_id: str | None) -> Self:
-        """A tracker of the run with this id in the current store; it does nothing if that is None."""
-        import mlflow
+    def start(cls, run: RunToLog, say: Callable[[str], None]) -> Self:
+        """Begins to log to a run, which is active until it ends.
 
-        return cls(run_id=run_id, tracking_uri=mlflow.get_tracking_uri())
+        Args:
+            say: shows a line to the user, from any thread.
+        """
+        key = run.earlier or uuid.uuid4().hex
+        head = Head(
+            run=key,
+            name=run.name,
+            experiment=run.experiment,
+            artifacts=run.artifacts,
+            server=shown_server(run.tracking_uri),
+            began=int(time.time() * 1000),
+        )
+        spool = Spool(run.output / FOLDER, head)
+        writer = Writer(spool, Store(run.tracking_uri), say)
+        tracker = cls(spool, writer, run_id=key)
+        opened = writer.start(_patience(run.tracking_uri))
+        tracker._name = opened.name if opened else run.name
+        tracker.continues = run.earlier is not None and (opened is None or opened.existed)
+        if opened is not None:
+            tracker.run_id = os.environ[_RUN_ID] = opened.run_id
+        Tracker._active = tracker
+        return tracker
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Logs all ``values`` at ``step`` (1 = the first) in one write."""
-        if self.run_id is None or not values:
-            return
-        from mlflow.entities import Metric
+        """Logs ``values`` of a training's ``step`` (1 = the first). A step that is logged again changes nothing."""
+        self._write_metrics(CURVES, values, step)
 
-        now = int(time.time() * 1000)
-        entities = [Metric(name, float(value), now, step) for name, value in values.items()]
-        self._client().log_batch(self.run_id, metrics=entities)
+    def results(self, values: Mapping[str, float], step: int) -> None:
+        """Logs ``values`` measured after ``step``; those of a later measurement replace them."""
+        self._write_metrics(RESULTS, values, step)
 
     def image(self, image: Image, key: str, step: int) -> None:
         """Logs an image under ``key``; MLflow shows the steps of one key as a series."""
-        if self.run_id is not None:
-            self._client().log_image(self.run_id, image, key=key, step=step, synchronous=True)
-
-    def file(self, path: Path, artifact_path: str = "") -> None:
-        """Copies one file to the run's artifacts, into the folder ``artifact_path``."""
-        if self.run_id is not None:
-            self._client().log_artifact(self.run_id, str(path), artifact_path or None)
+        if self._spool is None or self._images_fill_the_disk():
+            return
+        png = io.BytesIO()
+        image.save(png, "PNG")
+        name = image_name(key, step, int(time.time() * 1000), uuid.uuid4().hex)
+        self._write_files("image", self._spool.attach_bytes(png.getvalue(), name))
 
     def folder(self, path: Path, artifact_path: str) -> None:
-        """Copies the contents of ``path`` to the folder ``artifact_path`` of the run's artifacts."""
-        if self.run_id is not None:
-            self._client().log_artifacts(self.run_id, str(path), artifact_path)
+        """Logs the contents of ``path`` as artifacts, in the folder ``artifact_path``."""
+        if self._spool is not None:
+            self._write_files("artifacts", self._spool.attach(path), to=artifact_path)
 
     def text(self, text: str, file: str) -> None:
         """Logs ``text`` as the artifact ``file``; an earlier one is replaced."""
-        if self.run_id is not None:
-            self._client().log_text(self.run_id, text, file)
+        if self._spool is not None:
+            self._write_files("artifacts", self._spool.attach_bytes(text.encode(), file), to="")
 
     def table(self, rows: Sequence[Mapping[str, Any]], file: str) -> None:
         """Logs rows of equal keys as the JSON artifact ``file``, which MLflow shows as a table; replaces an earlier."""
-        if self.run_id is None or not rows:
-            return
-        table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
-        self._client().log_dict(self.run_id, table, file)
+        if rows:
+            table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
+            self.text(json.dumps(table, indent=2), file)
 
     def model(self, folder: Path, name: str, params: Mapping[str, str]) -> None:
         """Logs ``folder`` as a model that this run made; MLflow lists it under Models, with the run's metrics."""
-        if self.run_id is None:
-            return
-        from mlflow.entities import LoggedModelOutput
-
-        client = self._client()
-        experiment = client.get_run(self.run_id).info.experiment_id
-        model = client.create_logged_model(
-            experiment, name=name, source_run_id=self.run_id, params=dict(params), model_type="adapter"
-        )
-        client.log_model_artifacts(model.model_id, str(folder))
-        client.finalize_logged_model(model.model_id, "READY")
-        client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, step=0)])
+        if self._spool is not None:
+            self._write_files("model", self._spool.attach(folder), name=name, params=dict(params))
 
     def tags(self, mapping: Mapping[str, Scalar]) -> None:
         """Sets tags; existing tags are replaced."""
-        if self.run_id is None:
-            return
-        from mlflow.entities import RunTag
-
-        for batch in _batches(mapping.items(), _BATCH):
-            entities = [RunTag(name, str(value)[:_LONGEST_TAG]) for name, value in batch]
-            self._client().log_batch(self.run_id, tags=entities)
-
-    def name(self) -> str | None:
-        """``NAME (the beginning of the id)``; None without a run."""
-        if self.run_id is None:
-            return None
-        return f"{self._client().get_run(self.run_id).info.run_name} ({self.run_id[:8]})"
-
-    def all_tags(self) -> dict[str, str]:
-        """The run's tags; none without a run."""
-        return {} if self.run_id is None else dict(self._client().get_run(self.run_id).data.tags)
+        if mapping:
+            self._write("tags", tags={name: str(value)[:_LONGEST_TAG] for name, value in mapping.items()})
 
     def remove_tags(self, names: Iterable[str]) -> None:
         """Removes those of the tags that the run has."""
-        if self.run_id is not None:
-            for name in sorted(self.all_tags().keys() & set(names)):
-                self._client().delete_tag(self.run_id, name)
+        self._write("untag", names=sorted(names))
 
     def params(self, mapping: Mapping[str, Any]) -> None:
         """Logs parameters.
@@ -145,43 +161,28 @@ class Tracker:
         MLflow cannot overwrite a parameter: if a resumed run has a different value, it is logged as the tag
         ``resumed.<name>``.
         """
-        if self.run_id is None:
-            return
-        from mlflow.entities import Param
-
-        before = self._client().get_run(self.run_id).data.params
-        values = {name: str(value)[:_LONGEST_PARAM] for name, value in mapping.items()}
-        for batch in _batches(((n, v) for n, v in values.items() if n not in before), _BATCH):
-            self._client().log_batch(self.run_id, params=[Param(name, value) for name, value in batch])
-        self.tags({f"resumed.{n}": v for n, v in values.items() if before.get(n, v) != v})
+        self._write("params", params={name: str(value)[:_LONGEST_PARAM] for name, value in mapping.items()})
 
     def dataset(self, name: str, digest: str, source: str) -> None:
         """Records that the run read the dataset ``name`` from ``source`` (a path or URL).
 
         MLflow keeps the first 36 characters of ``digest``.
         """
-        if self.run_id is None:
-            return
-        from mlflow.entities import Dataset, DatasetInput, InputTag
+        self._write("dataset", name=name, digest=digest[:_LONGEST_DIGEST], source=json.dumps({"uri": source}))
 
-        where = json.dumps({"uri": source})
-        entity = Dataset(name=name, digest=digest[:_LONGEST_DIGEST], source_type="local", source=where)
-        context = InputTag(key="mlflow.data.context", value="training")
-        self._client().log_inputs(self.run_id, datasets=[DatasetInput(entity, tags=[context])])
+    def name(self) -> str | None:
+        """``NAME (the beginning of the id)``; None without a run."""
+        return None if self.run_id is None else f"{self._name} ({self.run_id[:8]})"
 
     def evaluation_begins(self, command: str) -> None:
         """Says that the run, which has ended before, is evaluated now; if that fails, the training is still good."""
+        self.evaluates = True
         self.remove_tags({"evaluate.error", "evaluate.error.node"})
         self.tags({"evaluate.command": command, EVALUATION: "running"})
 
-    def evaluation_ends(self) -> None:
-        """The evaluation succeeded."""
-        self.tags({EVALUATION: "finished"})
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether the run's evaluation is going on, in a run that had ended before."""
-        return self.all_tags().get(EVALUATION) == "running"
+    def finished(self) -> None:
+        """Ends the run with status FINISHED."""
+        self._end("FINISHED")
 
     def killed(self) -> None:
         """Ends the run with status KILLED (stopped from outside). Raise KeyboardInterrupt afterwards."""
@@ -192,35 +193,44 @@ class Tracker:
         self._end("FAILED")
 
     def _end(self, status: Literal["KILLED", "FAILED", "FINISHED"]) -> None:
-        if self.run_id is None:
+        if self._spool is None or self._writer is None:
             return
-        import mlflow
-
         if self.evaluates:
             self.tags({EVALUATION: status.lower()})
             status = "FINISHED"
-        while (active := mlflow.active_run()) is not None and active.info.run_id == self.run_id:
-            mlflow.end_run(status)
-        self._client().set_terminated(self.run_id, status)
+        self._write("end", status=status)
+        self._spool = None
+        Tracker._active = None
+        if self._run_id_before is None:
+            os.environ.pop(_RUN_ID, None)
+        else:
+            os.environ[_RUN_ID] = self._run_id_before
+        self._writer.close()
 
-    def _client(self) -> MlflowClient:
-        from mlflow import MlflowClient
+    def _write_metrics(self, op: str, values: Mapping[str, float], step: int) -> None:
+        if values:
+            self._write(op, values={name: float(value) for name, value in values.items()}, step=step)
 
-        return MlflowClient(self.tracking_uri)
+    def _write_files(self, op: str, place: str | None, **arguments: Any) -> None:
+        if place is not None:
+            self._write(op, files=place, **arguments)
+
+    def _write(self, op: str, **arguments: Any) -> None:
+        if self._spool is not None and self._writer is not None:
+            self._spool.append(op, **arguments)
+            self._writer.written()
+
+    def _images_fill_the_disk(self) -> bool:
+        assert self._spool is not None
+        full = Outbox(self._spool.folder).image_bytes() > MOST_IMAGE_BYTES
+        if full and not self._images_left_out:
+            self._images_left_out = True
+            log.warning("Images that wait for MLflow fill %s: further ones are left out.", self._spool.folder)
+        return full
 
 
-def run_exists(run_id: str, tracking_uri: str) -> bool:
-    """Whether the store has a run ``run_id`` that is not deleted."""
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return bool(MlflowClient(tracking_uri).get_run(run_id).info.lifecycle_stage == "active")
-    except MlflowException:
-        return False
-
-
-def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
+def _patience(tracking_uri: str) -> float:
+    """Seconds in which MLflow should answer a new run."""
+    database = Path(tracking_uri.removeprefix("sqlite:///"))
+    is_new = tracking_uri.startswith("sqlite:///") and not database.is_file()
+    return _NEW_DATABASE_SECONDS if is_new else background.START

@@ -99,7 +99,7 @@ def _log(evaluation: dict[str, Any], evaluation_report: Path) -> None:
     tracker, found, training = Tracker.active(), evaluation["headline"], evaluation["training"]
     tracker.folder(evaluation_report, "evaluation")
     tracker.table(evaluation["rewards"], TABLE)
-    tracker.metrics(result_metrics(found), step=training["steps"])
+    tracker.results(result_metrics(found), step=training["steps"])
     tracker.tags({"result": found["sentence"]})
     if "parameters" in training:  # Not in those of older versions.
         tracker.text(model_card(training, evaluation["modules"], lines(found)), f"adapters/{CARD}")

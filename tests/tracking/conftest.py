@@ -1,0 +1,92 @@
+"""A real MLflow database for each test, and what a run left in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from visual_grpo.tracking import RunToLog, Tracker, writer
+from visual_grpo.tracking.store import Store
+
+EXPERIMENT = "test"
+
+
+class Project:
+    """A folder with a database and outputs."""
+
+    def __init__(self, folder: Path, server: str | None = None) -> None:
+        self.folder, self.database = folder, folder / "mlflow.db"
+        self.uri = server or f"sqlite:///{self.database}"
+        self.output = folder / "data"
+        self.spools = self.output / "mlflow_spool"
+        self.said: list[str] = []
+
+    def start(self, earlier: str | None = None, name: str = "ar seed 0") -> Tracker:
+        run = RunToLog(
+            name=name,
+            earlier=earlier,
+            experiment=EXPERIMENT,
+            artifacts=(self.folder / "artifacts").as_uri(),
+            tracking_uri=self.uri,
+            output=self.output,
+        )
+        return Tracker.start(run, self.said.append)
+
+    @property
+    def client(self) -> mlflow.MlflowClient:
+        return Store(self.uri).client
+
+    def runs(self) -> list[mlflow.entities.Run]:
+        return mlflow.search_runs([self.experiment], output_format="list")
+
+    @property
+    def experiment(self) -> str:
+        found = self.client.get_experiment_by_name(EXPERIMENT)
+        assert found is not None
+        return str(found.experiment_id)
+
+    def curve(self, run_id: str | None, metric: str) -> list[tuple[int, float]]:
+        """Steps and values, as often as they are there."""
+        return sorted((point.step, point.value) for point in self.client.get_metric_history(run_id, metric))
+
+    def artifacts(self, run_id: str | None) -> dict[str, bytes]:
+        """The path of each artifact and its content."""
+        folder = self.folder / "artifacts" / str(run_id) / "artifacts"
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Making MLflow's tables takes seconds."""
+    file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    mlflow.MlflowClient(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture
+def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    project = Project(tmp_path)
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(project.uri)
+    yield project
+    Tracker.active().failed()
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Shortens the times of the background writer."""
+
+    def set_times(**seconds: float) -> None:
+        times = {"EVERY": 0.1, "NOTICED": 1.0, "START": 1.0, "LAST_CHANCE": 10.0, "LAST_CHANCE_AWAY": 1.0} | seconds
+        for name, value in times.items():
+            monkeypatch.setattr(writer, name, value)
+        monkeypatch.setattr(writer, "_PAUSES", (0.1, 0.5))
+
+    set_times()
+    return set_times
