@@ -9,6 +9,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from visual_grpo import third_party_output
 from visual_grpo.tracking import RunToLog, Tracker, writer
 from visual_grpo.tracking.store import Store
 
@@ -70,6 +71,8 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     shutil.copy(empty_database, tmp_path / "mlflow.db")
+    for name, value in third_party_output._ENVIRONMENT.items():  # As `kedro run` sets them.
+        monkeypatch.setenv(name, value)
     project = Project(tmp_path)
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(project.uri)

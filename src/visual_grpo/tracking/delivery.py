@@ -15,7 +15,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visual_grpo.tracking.outbox import Event, Outbox
+from visual_grpo.tracking.outbox import Event, Outbox, read_head
 from visual_grpo.tracking.store import Store, image_of, is_missing, is_refusal
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Delivery:
 
     def open(self) -> bool:
         """Finds the run, or makes it and delivers to it from the beginning; returns whether it was there."""
-        head = self.outbox.head
+        head = self.outbox.head = read_head(self.folder)  # It has the id as soon as there is one.
         run = self.store.find(head.run, head.experiment)
         existed = run is not None
         if run is None:

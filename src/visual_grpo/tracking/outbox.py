@@ -24,7 +24,7 @@ class Outbox:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.head = Head(**json.loads((folder / HEAD).read_text(encoding="utf-8")))
+        self.head = read_head(folder)
         delivered = folder / DELIVERED
         self.offset = int(delivered.read_text()) if delivered.is_file() else 0
         """Bytes of the journal that are in MLflow."""
@@ -66,6 +66,10 @@ class Outbox:
             others += not {"files", "values"} & event.keys()
         counts = ((values, "metric value"), (artifacts, "artifact"), (others, "note"))
         return ", ".join(_plural(number, what) for number, what in counts if number) or "nothing"
+
+
+def read_head(folder: Path) -> Head:
+    return Head(**json.loads((folder / HEAD).read_text(encoding="utf-8")))
 
 
 def outboxes(root: Path) -> list[Outbox]:

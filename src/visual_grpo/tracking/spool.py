@@ -22,7 +22,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,18 @@ class Spool:
         """
         self.folder = root / f"{time.time_ns()}-{head.run[:8]}"
         (self.folder / FILES).mkdir(parents=True)
-        write_whole(self.folder / HEAD, json.dumps(asdict(head), indent=1))
+        self._head = head
+        self._write_head(head.run)
         self._file = os.open(self.folder / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._turn = threading.Lock()
         self._size = self._entries = 0
         self._failed = False
+
+    def belongs_to(self, run: str) -> None:
+        """Says by what id, instead of a key, the outputs of this process name its run."""
+        with contextlib.suppress(OSError):  # The key is still a tag of the run.
+            self._write_head(run)
 
     def append(self, op: str, **arguments: Any) -> None:
         """Writes one event. A kill cannot lose it any more; `flush` makes it survive a power cut too."""
@@ -94,6 +100,9 @@ class Spool:
     def close(self) -> None:
         """Nothing can be written any more, and others may deliver what is left."""
         os.close(self._file)
+
+    def _write_head(self, run: str) -> None:
+        write_whole(self.folder / HEAD, json.dumps(asdict(replace(self._head, run=run)), indent=1))
 
     def _attach(self, put: Callable[[Path], Any]) -> str | None:
         with self._turn:

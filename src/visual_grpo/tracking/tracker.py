@@ -97,7 +97,11 @@ class Tracker:
             server=shown_server(run.tracking_uri),
             began=int(time.time() * 1000),
         )
-        spool = Spool(run.output / FOLDER, head)
+        try:
+            spool = Spool(run.output / FOLDER, head)
+        except OSError as error:
+            log.warning("MLflow will lack this run, because nothing can be written to %s: %s", run.output, error)
+            return cls()
         writer = Writer(spool, Store(run.tracking_uri), say)
         tracker = cls(spool, writer, run_id=key)
         opened = writer.start(_patience(run.tracking_uri))
@@ -105,6 +109,7 @@ class Tracker:
         tracker.continues = run.earlier is not None and (opened is None or opened.existed)
         if opened is not None:
             tracker.run_id = os.environ[_RUN_ID] = opened.run_id
+            spool.belongs_to(opened.run_id)
         Tracker._active = tracker
         return tracker
 

@@ -48,9 +48,9 @@ class Writer:
         self._delivery = Delivery(Outbox(spool.folder), store, self._watched)
         self._thread = threading.Thread(target=self._run, name="mlflow writer", daemon=True)
         self._written, self._closing, self._done = threading.Event(), threading.Event(), threading.Event()
-        self._answered = threading.Event()
+        self._answered, self._given_up = threading.Event(), threading.Event()
         self._opened: Opened | None = None
-        self._given_up = self._away = False
+        self._away = False
         self._earlier_first = True
         self._patience = NOTICED
 
@@ -75,7 +75,8 @@ class Writer:
         began = time.monotonic()
         while time.monotonic() - began < (LAST_CHANCE_AWAY if self._away else LAST_CHANCE) and not self._done.wait(0.1):
             pass
-        self._given_up = True
+        self._given_up.set()
+        self._thread.join(_PAUSES[0])  # Others may deliver the rest, unless a request hangs.
         if self._done.is_set():
             return True
         left = Outbox(self._spool.folder)
@@ -88,7 +89,7 @@ class Writer:
 
     def _run(self) -> None:
         pause, longest = _PAUSES
-        while not self._given_up:
+        while not self._given_up.is_set():
             self._written.clear()
             try:
                 if self._deliver():
@@ -97,8 +98,9 @@ class Writer:
             except Exception as error:
                 self._is_away(_in_a_line(error))
                 if self._closing.is_set():
-                    time.sleep(_PAUSES[0])
-                self._closing.wait(pause)
+                    self._given_up.wait(_PAUSES[0])
+                else:
+                    self._closing.wait(pause)
                 pause = min(2 * pause, longest)
                 continue
             self._is_back()

@@ -1,0 +1,167 @@
+"""MLflow away, locked, deleted or hanging: the run goes on, one line says so, and everything arrives later."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.tracking.conftest import Project
+from visual_grpo.tracking import Tracker
+from visual_grpo.tracking.deliver import deliver
+
+
+def train(tracker: Tracker, steps: range, pause: float = 0.0) -> float:
+    """Logs; returns the longest time that a step had to wait for that, in seconds."""
+    longest = 0.0
+    for step in steps:
+        began = time.perf_counter()
+        tracker.metrics({f"m{number}": step / 7 for number in range(60)}, step)
+        longest = max(longest, time.perf_counter() - began)
+        time.sleep(pause)
+    return longest
+
+
+def wait_until(project: Project, lines: int) -> None:
+    deadline = time.monotonic() + 40
+    while len(project.said) < lines and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_a_locked_database_stops_nothing(project: Project, quick):
+    tracker = project.start()
+    train(tracker, range(1, 4))
+    with sqlite3.connect(project.database, isolation_level=None) as other:
+        time.sleep(0.5)
+        other.execute("BEGIN EXCLUSIVE")
+        assert train(tracker, range(4, 30), pause=0.02) < 0.1
+        tracker.image(Image.new("RGB", (8, 8)), "samples", 29)
+        wait_until(project, 1)
+        other.execute("ROLLBACK")
+    other.close()
+    wait_until(project, 2)
+    tracker.finished()
+    assert project.said == [
+        f"MLflow ({project.uri}) is away: no answer in 1 s. The run goes on; what it logs waits in"
+        f" {next(iter(project.said)).rpartition(' ')[2]}",
+        "MLflow is back and has what waited.",
+    ]
+    assert project.curve(tracker.run_id, "m59") == [(step, step / 7) for step in range(1, 30)]
+    assert any(name.endswith(".png") for name in project.artifacts(tracker.run_id))
+    assert not project.spools.exists()
+
+
+def test_a_database_that_is_locked_at_the_start_does_not_hold_the_run_up(project: Project, quick):
+    with sqlite3.connect(project.database, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        began = time.monotonic()
+        tracker = project.start()
+        assert time.monotonic() - began < 3
+        train(tracker, range(1, 10))
+        tracker.params({"p": 1})
+        assert tracker.name() == f"ar seed 0 ({str(tracker.run_id)[:8]})"
+        other.execute("ROLLBACK")
+    other.close()
+    wait_until(project, 2)
+    tracker.finished()
+    [run] = project.runs()
+    assert (run.info.status, run.data.params, run.info.run_name) == ("FINISHED", {"p": "1"}, "ar seed 0")
+    assert project.curve(run.info.run_id, "m0") == [(step, step / 7) for step in range(1, 10)]
+    # What training.json holds in place of an id leads an evaluation to the run.
+    evaluation = project.start(earlier=tracker.run_id)
+    assert (evaluation.continues, evaluation.run_id) == (True, run.info.run_id)
+
+
+def test_a_database_that_is_deleted_during_the_run_is_made_again_by_the_next_one(
+    project: Project, quick, empty_database: Path
+):
+    tracker = project.start()
+    train(tracker, range(1, 4))
+    time.sleep(1)
+    project.database.unlink()
+    train(tracker, range(4, 8))
+    wait_until(project, 1)
+    tracker.finished()
+    assert "attempt to write a readonly database. The run goes on" in project.said[0]
+    assert project.said[1].startswith("Not yet in MLflow: 240 metric values, 1 note. They wait in ")
+    assert f"python -m visual_grpo.tracking.deliver {project.output}" in project.said[1]
+    # MLflow keeps the old database open in this process; another place for the same one.
+    shutil.copy(empty_database, project.folder / "new.db")
+    for head in project.spools.glob("*/run.json"):
+        head.write_text(head.read_text().replace("mlflow.db", "new.db"))
+    project.uri = f"sqlite:///{project.folder / 'new.db'}"
+    lines, whole = deliver([project.output])
+    assert whole
+    assert "delivered 240 metric values, 1 note" in lines[0]
+    [run] = project.runs()
+    assert run.info.status == "FINISHED"
+    assert project.curve(run.info.run_id, "m7") == [(step, step / 7) for step in range(1, 8)]
+    assert project.start(earlier=tracker.run_id).run_id == run.info.run_id
+
+
+def test_a_read_only_database_keeps_what_waits(project: Project, quick):
+    project.uri = f"sqlite:///file:{project.database}?mode=ro&uri=true"
+    tracker = project.start()
+    train(tracker, range(1, 3))
+    tracker.failed()
+    assert "readonly database" in project.said[0]
+    [head] = project.spools.glob("*/run.json")
+    head.write_text(head.read_text().replace("file:", "").replace("?mode=ro&uri=true", ""))
+    project.uri = f"sqlite:///{project.database}"
+    assert deliver([project.output])[1]
+    [run] = project.runs()
+    assert run.info.status == "FAILED"
+    assert project.curve(run.info.run_id, "m0") == [(1, 1 / 7), (2, 2 / 7)]
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """Takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://user:a-password@127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("kind", ["dead", "silent"])
+def test_a_server_that_does_not_answer_costs_seconds_and_no_secret(
+    project: Project, quick, kind: str, silent_server: str
+):
+    server = silent_server if kind == "silent" else "http://user:a-password@127.0.0.1:9"
+    project.uri, state = server, random.getstate()
+    began = time.monotonic()
+    tracker = project.start()
+    assert train(tracker, range(1, 10)) < 0.1
+    tracker.finished()
+    assert time.monotonic() - began < 6
+    reason = "no answer in 1 s" if kind == "silent" else "Connection refused"
+    assert reason in project.said[0]
+    assert "540 metric values" in project.said[1]
+    assert random.getstate() == state
+    everything = "".join(project.said).encode() + b"".join(
+        path.read_bytes() for path in project.output.rglob("*") if path.is_file()
+    )
+    assert b"password" not in everything
+
+
+def test_the_command_says_what_it_could_not_deliver(project: Project, quick):
+    project.uri = "http://127.0.0.1:9"
+    tracker = project.start()
+    tracker.failed()
+    lines, whole = deliver([project.output])
+    assert not whole
+    assert "MLflow (http://127.0.0.1:9) does not take what waits in" in lines[0]
+    assert deliver([project.folder / "empty"]) == ([f"Nothing waits for MLflow in {project.folder / 'empty'}."], True)
+
+
+def test_the_command_leaves_a_run_that_is_going_on_to_its_process(project: Project, quick):
+    first = project.start()
+    lines, whole = deliver([project.output])
+    assert not whole
+    assert "left to the process that is in this run" in lines[0]
+    assert project.client.get_run(first.run_id).info.status == "RUNNING"
