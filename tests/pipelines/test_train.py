@@ -30,6 +30,7 @@ from visual_grpo.pipelines.baseline.nodes import conditions
 from visual_grpo.pipelines.train import create_pipeline
 from visual_grpo.pipelines.train.nodes import _grid
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.tracking import RunToLog, Tracker
 
 
 class Project:
@@ -94,12 +95,12 @@ def test_a_run_leaves_adapters_history_and_a_watched_mlflow_run(
     assert facts["mlflow_run_id"] == tracker.run_id
     assert facts["samples"] == STEPS * 2 * 3
     client = mlflow.MlflowClient(run.tracking_uri)
-    logged = client.get_metric_history(tracker.run_id, "reward/total")
+    logged = client.get_metric_history(str(tracker.run_id), "reward/total")
     assert [metric.value for metric in logged] == pytest.approx(history["reward/total"].tolist())
-    artifacts = {a.path for a in client.list_artifacts(tracker.run_id, "adapters")}
+    artifacts = {a.path for a in client.list_artifacts(str(tracker.run_id), "adapters")}
     assert "adapters/ar" in artifacts
     assert "adapters/training.json" in artifacts
-    assert client.list_artifacts(tracker.run_id, "images")
+    assert client.list_artifacts(str(tracker.run_id), "images")
     assert f"train {STEPS}/{STEPS}  reward=" in capsys.readouterr().out
 
 

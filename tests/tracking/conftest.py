@@ -24,6 +24,7 @@ class Project:
         self.uri = server or f"sqlite:///{self.database}"
         self.output = folder / "data"
         self.spools = self.output / "mlflow_spool"
+        self.artifact_root: str | None = (folder / "artifacts").as_uri()
         self.said: list[str] = []
 
     def start(self, earlier: str | None = None, name: str = "ar seed 0") -> Tracker:
@@ -31,7 +32,7 @@ class Project:
             name=name,
             earlier=earlier,
             experiment=EXPERIMENT,
-            artifacts=(self.folder / "artifacts").as_uri(),
+            artifacts=self.artifact_root,
             tracking_uri=self.uri,
             output=self.output,
         )
@@ -40,6 +41,9 @@ class Project:
     @property
     def client(self) -> mlflow.MlflowClient:
         return Store(self.uri).client
+
+    def run(self, run_id: str | None) -> mlflow.entities.Run:
+        return self.client.get_run(str(run_id))
 
     def runs(self) -> list[mlflow.entities.Run]:
         return mlflow.search_runs([self.experiment], output_format="list")
@@ -52,7 +56,7 @@ class Project:
 
     def curve(self, run_id: str | None, metric: str) -> list[tuple[int, float]]:
         """Steps and values, as often as they are there."""
-        return sorted((point.step, point.value) for point in self.client.get_metric_history(run_id, metric))
+        return sorted((point.step, point.value) for point in self.client.get_metric_history(str(run_id), metric))
 
     def artifacts(self, run_id: str | None) -> dict[str, bytes]:
         """The path of each artifact and its content."""

@@ -48,7 +48,9 @@ def everything_in(project: Project) -> dict[str, Any]:
     for run in project.runs():
         metrics = {name: [step for step, _ in project.curve(run.info.run_id, name)] for name in run.data.metrics}
         models = project.client.search_logged_models([project.experiment])
-        outputs = project.client.get_run(run.info.run_id).outputs.model_outputs
+        whole = project.run(run.info.run_id)
+        assert whole.outputs is not None
+        assert whole.inputs is not None
         images = [name for name in project.artifacts(run.info.run_id) if name.startswith("images")]
         found[run.info.run_name] = {
             "metrics": metrics,
@@ -58,8 +60,8 @@ def everything_in(project: Project) -> dict[str, Any]:
             "images": sorted(name.split("+timestamp")[0] + name[-4:] for name in images),
             "artifacts": sorted(set(project.artifacts(run.info.run_id)) - set(images)),
             "models": [(model.name, str(model.status)) for model in models],
-            "linked": len(outputs),
-            "datasets": len(project.client.get_run(run.info.run_id).inputs.dataset_inputs),
+            "linked": len(whole.outputs.model_outputs),
+            "datasets": len(whole.inputs.dataset_inputs),
         }
     return found
 
@@ -151,23 +153,22 @@ def test_nothing_is_missing_or_doubled_after_ten_kills_at_random_moments(project
     """Each time it goes on from the last step that is a multiple of 10, as from a checkpoint."""
     draw, run_id, begin = random.Random(0), "", 1
     for _ in range(10):
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-c", TRAINING, str(project.folder), run_id, str(begin), "100000", EXPERIMENT],
             env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
             stdout=subprocess.PIPE,
             text=True,
-        )
-        assert process.stdout is not None
-        word, name = process.stdout.readline().split()
-        assert word == "run"
-        assert run_id in ("", name)
-        run_id = name
-        time.sleep(draw.uniform(0, 2))
-        process.send_signal(signal.SIGKILL)
-        steps = [int(line) for line in process.stdout.read().split()]
-        process.wait()
+        ) as process:
+            assert process.stdout is not None
+            word, name = process.stdout.readline().split()
+            assert word == "run"
+            assert run_id in ("", name)
+            run_id = name
+            time.sleep(draw.uniform(0, 2))
+            process.kill()
+            steps = [int(line) for line in process.stdout.read().split()]
         begin = max(begin, (max(steps, default=begin) // 10) * 10 + 1)
-    assert project.client.get_run(run_id).info.status == "RUNNING"
+    assert project.run(run_id).info.status == "RUNNING"
     last = project.start(earlier=run_id)
     last.metrics({"reward": begin / 7, "kl": begin / 9}, begin)
     last.finished()
@@ -176,14 +177,14 @@ def test_nothing_is_missing_or_doubled_after_ten_kills_at_random_moments(project
         found = project.curve(run_id, name)
         assert found[:begin] == [(step, step / divisor) for step in range(1, begin + 1)]
         assert len({step for step, _ in found}) == len(found)
-    assert project.client.get_run(run_id).info.status == "FINISHED"
+    assert project.run(run_id).info.status == "FINISHED"
     assert not project.spools.exists()
 
 
 def test_the_run_of_a_killed_process_is_closed_when_the_next_one_begins(project: Project):
+    code = TRAINING.replace("tracker.finished()", "import os; os.kill(os.getpid(), 9)")
     killed = subprocess.run(
-        [sys.executable, "-c", TRAINING.replace("tracker.finished()", "import os; os.kill(os.getpid(), 9)")]
-        + [str(project.folder), "", "1", "5", EXPERIMENT],
+        [sys.executable, "-c", code, str(project.folder), "", "1", "5", EXPERIMENT],
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
         stdout=subprocess.PIPE,
         text=True,
@@ -191,14 +192,14 @@ def test_the_run_of_a_killed_process_is_closed_when_the_next_one_begins(project:
     )
     assert killed.returncode == -signal.SIGKILL
     run_id = killed.stdout.split()[1]
-    assert project.client.get_run(run_id).info.status == "RUNNING"
+    assert project.run(run_id).info.status == "RUNNING"
     written = max(event["at"] for _, event in Outbox(next(project.spools.iterdir())).waiting())
     other = project.start(name="another")
     other.finished()
-    run = project.client.get_run(run_id)
+    run = project.run(run_id)
     assert (run.info.status, run.info.end_time) == ("KILLED", written)
     assert project.curve(run_id, "reward") == [(step, step / 7) for step in range(1, 5)]
-    assert project.client.get_run(other.run_id).info.status == "FINISHED"
+    assert project.run(other.run_id).info.status == "FINISHED"
 
 
 def test_the_run_of_a_killed_evaluation_keeps_its_training_finished(project: Project, tmp_path: Path):
@@ -209,8 +210,8 @@ def test_the_run_of_a_killed_evaluation_keeps_its_training_finished(project: Pro
     store = Store(project.uri)
     evaluation.tags({"x": 1})
     deadline = time.monotonic() + 30
-    while "x" not in project.client.get_run(training.run_id).data.tags and time.monotonic() < deadline:
+    while "x" not in project.run(training.run_id).data.tags and time.monotonic() < deadline:
         time.sleep(0.1)
     store.close_killed(str(training.run_id), 5)
-    run = project.client.get_run(training.run_id)
+    run = project.run(training.run_id)
     assert (run.info.status, run.data.tags["evaluate.status"]) == ("FINISHED", "killed")

@@ -50,6 +50,37 @@ def test_wandb_offline_gets_curves_pictures_and_parameters(tmp_path: Path, monke
     assert len(list((tmp_path / "wandb").rglob("samples_*.png"))) == 2
 
 
+def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").write_text("in the way")
+    write(TrackingConfig(tensorboard=str(tmp_path / "file")))
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "TensorBoard fails and gets nothing from here on" in said
+    assert "The run goes on" in said
+
+
+def test_a_tracker_that_fails_later_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("wandb")
+    import wandb
+
+    monkeypatch.chdir(tmp_path)
+    with open_logs(TrackingConfig(wandb="offline", tensorboard=str(tmp_path / "events")), "ar", {}) as logs:
+        wandb.finish()  # As if its process had gone.
+        for log in logs:
+            log.metrics({"reward/total": 1.0}, 1)
+            log.metrics({"reward/total": 2.0}, 2)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("visual_grpo")]
+    assert [text.partition(":")[0] for text in said] == ["Weights & Biases fails and gets nothing from here on"]
+    assert list((tmp_path / "events/ar").iterdir())
+
+
+def test_an_error_of_the_run_itself_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="of the training"), open_logs(TrackingConfig(), "ar", {}):
+        raise RuntimeError("of the training")
+
+
 def test_none_is_asked_for_and_none_is_opened() -> None:
     with open_logs(TrackingConfig(), "name", {}) as logs:
         assert logs == []

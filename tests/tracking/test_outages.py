@@ -51,7 +51,7 @@ def test_a_locked_database_stops_nothing(project: Project, quick):
     assert project.said == [
         f"MLflow ({project.uri}) is away: no answer in 1 s. The run goes on; what it logs waits in"
         f" {next(iter(project.said)).rpartition(' ')[2]}",
-        "MLflow is back and has what waited.",
+        "MLflow is back and gets what waited.",
     ]
     assert project.curve(tracker.run_id, "m59") == [(step, step / 7) for step in range(1, 30)]
     assert any(name.endswith(".png") for name in project.artifacts(tracker.run_id))
@@ -164,4 +164,4 @@ def test_the_command_leaves_a_run_that_is_going_on_to_its_process(project: Proje
     lines, whole = deliver([project.output])
     assert not whole
     assert "left to the process that is in this run" in lines[0]
-    assert project.client.get_run(first.run_id).info.status == "RUNNING"
+    assert project.run(first.run_id).info.status == "RUNNING"

@@ -41,10 +41,10 @@ def test_metrics_are_there_during_the_run_step_by_step(project: Project, quick):
     assert project.curve(tracker.run_id, "reward/total") == [(1, 0.5), (2, 0.75)]
     [_, (step, value)] = project.curve(tracker.run_id, "kl")
     assert (step, math.isnan(value)) == (2, True)
-    assert project.client.get_run(tracker.run_id).info.status == "RUNNING"
+    assert project.run(tracker.run_id).info.status == "RUNNING"
     assert (Tracker.active(), os.environ["MLFLOW_RUN_ID"]) == (tracker, tracker.run_id)
     tracker.finished()
-    assert project.client.get_run(tracker.run_id).info.status == "FINISHED"
+    assert project.run(tracker.run_id).info.status == "FINISHED"
     assert Tracker.active().run_id is None
     assert "MLFLOW_RUN_ID" not in os.environ
     assert not project.spools.exists()
@@ -59,7 +59,7 @@ def test_a_later_measurement_of_the_same_step_is_the_one_that_counts(project: Pr
     again = project.start(earlier=tracker.run_id)
     again.results({"result/gain": 0.2}, step=80)
     again.finished()
-    assert project.client.get_run(tracker.run_id).data.metrics["result/gain"] == 0.2
+    assert project.run(tracker.run_id).data.metrics["result/gain"] == 0.2
 
 
 def test_images_folders_texts_and_tables_become_artifacts(project: Project, tmp_path):
@@ -83,7 +83,7 @@ def test_images_folders_texts_and_tables_become_artifacts(project: Project, tmp_
     logged = project.folder / "artifacts" / str(tracker.run_id) / "artifacts" / images[3]
     with Image.open(logged) as image, Image.open(str(logged).replace(".png", "+compressed.webp")) as small:
         assert (image.size, image.getpixel((0, 0)), small.size) == ((400, 200), (2, 0, 0), (256, 128))
-    assert project.client.get_run(tracker.run_id).data.tags["mlflow.loggedImages"] == "True"
+    assert project.run(tracker.run_id).data.tags["mlflow.loggedImages"] == "True"
     others = {name: content for name, content in files.items() if name not in images}
     assert json.loads(others.pop("deep/scores.json")) == {
         "columns": ["score", "gain"],
@@ -112,7 +112,7 @@ def test_a_hundred_and_fifty_parameters_fit_and_long_ones_are_cut(project: Proje
     tracker = project.start()
     tracker.params({f"p{i}": i for i in range(150)} | {"long": "x" * 9000})
     tracker.finished()
-    params = project.client.get_run(tracker.run_id).data.params
+    params = project.run(tracker.run_id).data.params
     assert len(params) == 151
     assert params["p149"] == "149"
     assert params["long"] == "x" * 6000
@@ -127,7 +127,7 @@ def test_a_resumed_run_keeps_its_parameters_and_tags_the_new_values(project: Pro
     assert second.continues
     assert second.name() == first.name() == f"ar seed 0 ({str(first.run_id)[:8]})"
     second.finished()
-    run = project.client.get_run(first.run_id)
+    run = project.run(first.run_id)
     assert run.data.params == {"resume": "never", "grpo.steps": "10", "new": "None"}
     assert {k: v for k, v in run.data.tags.items() if k.startswith("resumed.")} == {"resumed.resume": "auto"}
     assert run.info.status == "FINISHED"
@@ -137,7 +137,9 @@ def test_the_dataset_is_an_input_of_the_run(project: Project):
     tracker = project.start()
     tracker.dataset("records", "a" * 64, "data/01_raw/shapes")
     tracker.finished()
-    [entry] = project.client.get_run(tracker.run_id).inputs.dataset_inputs
+    inputs = project.run(tracker.run_id).inputs
+    assert inputs is not None
+    [entry] = inputs.dataset_inputs
     assert (entry.dataset.name, entry.dataset.digest) == ("records", "a" * 36)
     assert json.loads(entry.dataset.source) == {"uri": "data/01_raw/shapes"}
 
@@ -148,13 +150,13 @@ def test_an_ended_run_keeps_its_status(project: Project, end, status):
     getattr(tracker, end)()
     tracker.failed()
     tracker.metrics({"late": 1.0}, 1)
-    assert project.client.get_run(tracker.run_id).info.status == status
+    assert project.run(tracker.run_id).info.status == status
 
 
 def test_a_deleted_run_gives_way_to_a_new_one_which_is_found_by_its_old_id(project: Project):
     first = project.start()
     first.finished()
-    project.client.delete_run(first.run_id)
+    project.client.delete_run(str(first.run_id))
     ids = []
     for continues in (False, True):
         tracker = project.start(earlier=first.run_id)
@@ -171,7 +173,7 @@ def test_a_failed_evaluation_leaves_the_training_finished(project: Project):
     tracker.evaluation_begins("kedro run --pipeline=evaluate")
     assert tracker.evaluates
     tracker.failed()
-    run = project.client.get_run(tracker.run_id)
+    run = project.run(tracker.run_id)
     assert (run.info.status, run.data.tags["evaluate.status"]) == ("FINISHED", "failed")
 
 
@@ -181,7 +183,9 @@ def test_a_model_is_listed_with_its_run(project: Project, tmp_path: Path):
     tracker = project.start()
     tracker.model(tmp_path / "adapter", "adapter", {"base": "b"})
     tracker.finished()
-    [output] = project.client.get_run(tracker.run_id).outputs.model_outputs
+    outputs = project.run(tracker.run_id).outputs
+    assert outputs is not None
+    [output] = outputs.model_outputs
     model = project.client.get_logged_model(output.model_id)
     assert (model.name, model.params, model.source_run_id) == ("adapter", {"base": "b"}, tracker.run_id)
     assert (Path(model.artifact_location.removeprefix("file://")) / "weights").read_text() == "w"
@@ -192,7 +196,7 @@ def test_tags_are_removed_where_they_are(project: Project):
     tracker.tags({"a": 1, "b": 2, "long": "x" * 9000})
     tracker.remove_tags({"a", "c"})
     tracker.finished()
-    tags = project.client.get_run(tracker.run_id).data.tags
+    tags = project.run(tracker.run_id).data.tags
     assert "a" not in tags
     assert (tags["b"], tags["long"]) == ("2", "x" * 5000)
 
@@ -205,7 +209,7 @@ def test_what_mlflow_refuses_is_left_out_and_the_rest_arrives(project: Project, 
     tracker.finished()
     assert project.curve(tracker.run_id, "good") == [(1, 1.0), (3, 3.0)]
     assert "MLflow refuses what was logged as curves bad=name" in caplog.text
-    assert project.client.get_run(tracker.run_id).info.status == "FINISHED"
+    assert project.run(tracker.run_id).info.status == "FINISHED"
 
 
 def test_functions_of_mlflow_that_a_reward_calls_find_the_run(project: Project):

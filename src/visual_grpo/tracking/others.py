@@ -1,10 +1,11 @@
-"""TensorBoard and Weights & Biases beside MLflow, each through its own client."""
+"""TensorBoard and Weights & Biases beside MLflow, each through its own client; one that fails ends no run."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from visual_grpo.config import TrackingConfig
@@ -12,6 +13,11 @@ from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+_INIT_SECONDS, _FINISH_SECONDS = 10.0, 60.0
+"""Most seconds that a run waits for Weights & Biases."""
+
+log = logging.getLogger(__name__)
 
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
@@ -42,13 +48,60 @@ def open_logs(config: TrackingConfig, name: str, params: Mapping[str, Any]) -> I
         name: of the run, as MLflow shows it.
         params: the flat parameters.
     """
+    opened: dict[str, Callable[[], AbstractContextManager[Log]]] = {}
+    if (folder := config.tensorboard) is not None:
+        opened["TensorBoard"] = lambda: _tensorboard(folder, name)
+    if (mode := config.wandb) is not None:
+        opened["Weights & Biases"] = lambda: _wandb(mode, name, params)
     with ExitStack() as stack:
-        logs: list[Log] = []
-        if config.tensorboard is not None:
-            logs.append(stack.enter_context(_tensorboard(config.tensorboard, name)))
-        if config.wandb is not None:
-            logs.append(stack.enter_context(_wandb(config.wandb, name, params)))
-        yield logs
+        yield [stack.enter_context(_careful(tracker, opening)) for tracker, opening in opened.items()]
+
+
+class _Careful:
+    """Passes everything on until it fails; what comes after that would fail too, or be incomplete."""
+
+    def __init__(self, tracker: str) -> None:
+        self._tracker = tracker
+        self._log: Log | None = None
+
+    def open(self, log: Log) -> None:
+        self._log = log
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        self._try(lambda log: log.metrics(values, step))
+
+    def image(self, image: Image, key: str, step: int) -> None:
+        self._try(lambda log: log.image(image, key, step))
+
+    def failed(self, error: Exception) -> None:
+        log.warning("%s fails and gets nothing from here on: %s. The run goes on.", self._tracker, error)
+        self._log = None
+
+    def _try(self, send: Callable[[Log], None]) -> None:
+        if self._log is not None:
+            try:
+                send(self._log)
+            except Exception as error:
+                self.failed(error)
+
+
+@contextmanager
+def _careful(tracker: str, opening: Callable[[], AbstractContextManager[Log]]) -> Iterator[Log]:
+    """A tracker whose errors, also when it is opened and closed, are told and not raised."""
+    careful = _Careful(tracker)
+    with ExitStack() as stack:
+        try:
+            careful.open(stack.enter_context(opening()))
+        except Exception as error:
+            careful.failed(error)
+        closing = stack.pop_all()
+    try:
+        yield careful
+    finally:
+        try:
+            closing.close()
+        except Exception as error:
+            careful.failed(error)
 
 
 class _TensorBoard:
@@ -93,7 +146,7 @@ def _tensorboard(folder: str, name: str) -> Iterator[Log]:
 def _wandb(mode: Literal["online", "offline"], name: str, params: Mapping[str, Any]) -> Iterator[Log]:
     import wandb
 
-    silent = wandb.Settings(silent=True, console="off")
+    silent = wandb.Settings(silent=True, console="off", init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS)
     run = wandb.init(project="visual-grpo", name=name, config=dict(params), mode=mode, settings=silent)
     try:
         yield _Wandb(run)

@@ -103,7 +103,6 @@ class Writer:
                     self._closing.wait(pause)
                 pause = min(2 * pause, longest)
                 continue
-            self._is_back()
             pause = _PAUSES[0]
             self._written.wait(_PAUSES[0] if self._earlier_first else None)
             self._closing.wait(EVERY)
@@ -135,7 +134,7 @@ class Writer:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Notices a request that hangs."""
+        """Notices a request that hangs, and one that succeeds after an outage."""
         timer = threading.Timer(self._patience, self._is_away, [f"no answer in {self._patience:g} s"])
         timer.daemon = True
         timer.start()
@@ -143,6 +142,9 @@ class Writer:
             yield
         finally:
             timer.cancel()
+        if self._away:
+            self._away = False
+            self._say("MLflow is back and gets what waited.")
 
     def _is_away(self, reason: str) -> None:
         if not self._away:
@@ -152,11 +154,6 @@ class Writer:
                 f"MLflow ({shown_server(self._store.tracking_uri)}) is away: {reason}. The run goes on; what it logs"
                 f" waits in {self._spool.folder}"
             )
-
-    def _is_back(self) -> None:
-        if self._away:
-            self._away = False
-            self._say("MLflow is back and has what waited.")
 
 
 def _in_a_line(error: BaseException) -> str:
