@@ -81,7 +81,7 @@ def test_a_server_that_is_killed_for_half_of_a_run_has_all_of_it_once(project: P
     tracker.folder(project.folder / "adapters", "adapters")
     tracker.model(project.folder / "adapters", "adapter", {})
     tracker.finished()
-    assert [line[:14] for line in training.said] == ["MLflow (http:/", "MLflow is back"]
+    assert [line[:14] for line in training.said] == ["MLflow (http:/", "MLflow is back"], training.said
     client = training.client
     run = client.get_run(tracker.run_id or "")
     assert run.info.status == "FINISHED"

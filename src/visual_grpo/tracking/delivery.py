@@ -89,10 +89,10 @@ class Delivery:
     def _deliver(self, items: list[Item], stays_open: bool) -> None:
         events = [event for _, event in items]
         try:
-            with nullcontext() if "files" in events[0] else self._watched():
-                if events[0]["op"] in (CURVES, RESULTS):
-                    self._metrics(events)
-                elif events[0]["op"] != "end" or not stays_open:
+            if events[0]["op"] in (CURVES, RESULTS):
+                self._metrics(events)
+            elif events[0]["op"] != "end" or not stays_open:
+                with nullcontext() if "files" in events[0] else self._watched():
                     _APPLY[events[0]["op"]](self, events[0])
         except Exception as error:
             if not is_refusal(error):
@@ -110,7 +110,8 @@ class Delivery:
     def _metrics(self, events: list[Event]) -> None:
         entities = [metric for event in events for metric in self._new(event)]
         for start in range(0, len(entities), _METRICS):
-            self._client.log_batch(self.run_id, metrics=entities[start : start + _METRICS])
+            with self._watched():
+                self._client.log_batch(self.run_id, metrics=entities[start : start + _METRICS])
 
     def _new(self, event: Event) -> Iterator[Metric]:
         from mlflow.entities import Metric
