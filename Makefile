@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo repro test test-slow lint format docs lock audit sbom ui viz clean
+.PHONY: help setup demo repro test test-slow lint format docs lock audit sbom ui deliver viz clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ sbom: setup  ## Write sbom.json, the list of the locked packages in CycloneDX's 
 ui: setup  ## Show the runs in MLflow's web interface, best result first
 	@$(BIN)/python -m visual_grpo.tracking.runs_table
 	@$(BIN)/mlflow ui --backend-store-uri sqlite:///$(CURDIR)/mlflow.db
+
+deliver: setup  ## Bring into MLflow what runs had to leave on disk while it was away
+	@$(BIN)/python -m visual_grpo.tracking.deliver
 
 viz: setup  ## Show the pipelines in Kedro-Viz
 	@$(BIN)/kedro viz run

@@ -153,11 +153,25 @@ checkpoints.mkdir(parents=True)
 out["resumed"] = run("make", resume="auto", grpo={"steps": 7})
 elsewhere = root / "elsewhere"
 checkpoints.rename(elsewhere)
+(elsewhere / "step-000002").mkdir()
+(elsewhere / "step-000002/facts.json").write_text(json.dumps({"public": {"mlflow_run_id": out["interrupt"]["id"]}}))
+(elsewhere / "latest.json").write_text("")
 out["elsewhere"] = run("make", resume="auto", tracking={"checkpoints": "elsewhere"})
 elsewhere.rename(checkpoints)
 out["resumed_run"] = mlflow.get_run(out["interrupt"]["id"]).to_dictionary()
 (checkpoints / "latest.json").write_text(json.dumps({"mlflow_run_id": "0" * 32}))
 out["gone"] = run("make", resume="auto")
+import os, time
+server, began = os.environ["MLFLOW_TRACKING_URI"], time.monotonic()
+os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
+try:
+    with settings.SESSION_CLASS.create(root, env="base", runtime_params={"output": "away"}) as session:
+        session.run(pipeline_names=["make"])
+    out["away"] = {"end": "done"}
+except BaseException as error:
+    out["away"] = {"end": repr(error)}
+out["away"]["seconds"] = time.monotonic() - began
+os.environ["MLFLOW_TRACKING_URI"] = server
 pathlib.Path("out.json").write_text(json.dumps(out))
 """
 
@@ -385,6 +399,17 @@ def test_resuming_from_a_run_that_is_gone_starts_another(runs):
     assert runs["gone"]["runs"] == runs["resumed"]["runs"] + 1
 
 
+def test_a_run_goes_on_when_mlflow_is_away_from_its_start_to_its_end(runs):
+    assert runs["away"]["end"] == "done"
+    assert runs["away"]["seconds"] < 20
+    assert "MLflow (http://127.0.0.1:9) is away: " in runs["printed"]
+    [journal] = runs["data"].parent.glob("away/mlflow_spool/*/journal.jsonl")
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert events[-1]["op"] == "end"
+    assert events[-1]["status"] == "FINISHED"
+    assert any(event["op"] == "params" and event["params"]["grpo.group_size"] == "8" for event in events)
+
+
 def test_nothing_but_the_projects_own_lines_is_printed(runs):
     ours = (
         "== ",
@@ -397,6 +422,8 @@ def test_nothing_but_the_projects_own_lines_is_printed(runs):
         "Stopped.",
         "WARNING  MLflow run 0000",
         "logging to a new run.",
+        "MLflow (http://127.0.0.1:9) is away: ",
+        "Not yet in MLflow: ",
     )
     lines = [line.strip() for line in runs["printed"].splitlines() if line.strip()]
     assert [line for line in lines if not line.startswith(ours)] == []

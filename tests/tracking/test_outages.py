@@ -155,7 +155,7 @@ def test_the_command_says_what_it_could_not_deliver(project: Project, quick):
     tracker.failed()
     lines, whole = deliver([project.output])
     assert not whole
-    assert "MLflow (http://127.0.0.1:9) does not take what waits in" in lines[0]
+    assert ": waits, MLflow (http://127.0.0.1:9) does not answer: " in lines[0]
     assert deliver([project.folder / "empty"]) == ([f"Nothing waits for MLflow in {project.folder / 'empty'}."], True)
 
 
@@ -163,5 +163,32 @@ def test_the_command_leaves_a_run_that_is_going_on_to_its_process(project: Proje
     first = project.start()
     lines, whole = deliver([project.output])
     assert not whole
-    assert "left to the process that is in this run" in lines[0]
+    assert "waits, another process is at it" in lines[0]
     assert project.run(first.run_id).info.status == "RUNNING"
+
+
+def test_what_an_earlier_run_cannot_deliver_does_not_hold_up_another_run(project: Project, quick, tmp_path: Path):
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report/page").write_text("x")
+    database = project.database.rename(tmp_path / "aside")
+    project.database.mkdir()
+    earlier = project.start(name="earlier")
+    earlier.folder(tmp_path / "report", "evaluation")
+    earlier.finished()
+    project.database.rmdir()
+    database.rename(project.database)
+    # Its artifacts cannot be written: a file is in the way.
+    first = project.client.create_experiment("test", artifact_location=(project.folder / "artifacts").as_uri())
+    (project.folder / "artifacts").write_text("in the way")
+    other = project.start(name="other")
+    train(other, range(1, 5))
+    other.finished()
+    assert project.curve(other.run_id, "m0") == [(step, step / 7) for step in range(1, 5)]
+    [waits] = project.spools.iterdir()
+    lines, whole = deliver([project.output])
+    assert (whole, lines[0].startswith(f"{waits}: waits, ")) == (False, True)
+    (project.folder / "artifacts").unlink()
+    assert deliver([project.output])[1]
+    [run] = [run for run in project.runs() if run.info.run_name == "earlier"]
+    assert (run.info.experiment_id, run.info.status) == (first, "FINISHED")
+    assert project.artifacts(run.info.run_id) == {"evaluation/page": b"x"}

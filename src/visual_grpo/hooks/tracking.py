@@ -171,8 +171,12 @@ def _is_of_kedro_mlflow(catalog: CatalogProtocol, name: str) -> bool:
 
 def _run_of_checkpoint(checkpoints: Path) -> str | None:
     """The MLflow run of the newest training checkpoint."""
-    latest = checkpoints / "latest.json"
-    if not latest.is_file():
-        return None
-    run_id = json.loads(latest.read_text(encoding="utf-8")).get("mlflow_run_id")
-    return None if run_id is None else str(run_id)
+    # `latest.json` may be damaged, by a power cut for example: then the newest checkpoint that says it.
+    for file in (checkpoints / "latest.json", *sorted(checkpoints.glob("step-*/facts.json"), reverse=True)):
+        try:
+            facts = json.loads(file.read_text(encoding="utf-8"))
+            run_id = facts.get("public", facts).get("mlflow_run_id")
+        except (OSError, ValueError, AttributeError):
+            continue
+        return None if run_id is None else str(run_id)
+    return None

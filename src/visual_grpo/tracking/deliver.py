@@ -11,7 +11,7 @@ from pathlib import Path
 
 from visual_grpo.third_party_output import silence_libraries
 from visual_grpo.tracking.leftovers import deliver_leftovers
-from visual_grpo.tracking.outbox import Outbox, outboxes
+from visual_grpo.tracking.outbox import outboxes
 from visual_grpo.tracking.relocation import use_server
 from visual_grpo.tracking.spool import FOLDER
 from visual_grpo.tracking.store import Store, shown_server
@@ -29,17 +29,12 @@ def deliver(outputs: list[Path]) -> tuple[list[str], bool]:
         for server in sorted({outbox.head.server for outbox in waiting}):
             own = {outbox.folder: str(outbox) for outbox in waiting if outbox.head.server == server}
             try:
-                left: list[Outbox] = deliver_leftovers(root, _store(server))
+                left = {other.outbox.folder: other.why for other in deliver_leftovers(root, _store(server))}
             except Exception as error:
-                lines.append(f"MLflow ({server}) does not take what waits in {root}: {error}")
-                whole = False
-                continue
+                left = dict.fromkeys(own, f"MLflow ({server}) does not answer: {error}")
+            whole = whole and not left
             for folder, content in own.items():
-                busy = folder in {outbox.folder for outbox in left}
-                whole = whole and not busy
-                lines.append(
-                    f"{folder}: {'left to the process that is in this run' if busy else f'delivered {content}'}"
-                )
+                lines.append(f"{folder}: " + (f"waits, {left[folder]}" if folder in left else f"delivered {content}"))
     return lines or [f"Nothing waits for MLflow in {', '.join(map(str, outputs))}."], whole
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from visual_grpo.tracking.delivery import Delivery
@@ -10,44 +11,51 @@ from visual_grpo.tracking.outbox import Outbox, lock, outboxes
 from visual_grpo.tracking.store import Store, shown_server
 
 
-def deliver_leftovers(root: Path, store: Store, own: Delivery | None = None) -> list[Outbox]:
+@dataclass(frozen=True)
+class Left:
+    """A spool that still waits."""
+
+    outbox: Outbox
+    run_id: str | None
+    why: str
+
+
+def deliver_leftovers(root: Path, store: Store, own: Delivery | None = None) -> list[Left]:
     """Delivers what processes that have ended left in ``root`` for this store, oldest first, and closes their runs.
 
     Args:
         own: of this process. Its run is not closed.
 
     Returns:
-        Spools that are not delivered, because another process is at them or is in their run. Of `own`'s run they must
-        be delivered before it, or steps would be missing.
+        What could not be delivered. If it is of `own`'s run, `own` must wait for it, or steps would be missing.
 
     Raises:
-        Exception: whatever MLflow raises; what was delivered before it is noted.
+        Exception: MLflow does not answer.
     """
     here = shown_server(store.tracking_uri)
     others = [box for box in outboxes(root) if box.head.server == here and (own is None or box.folder != own.folder)]
     with ExitStack() as locks:
-        free, held = [], []
+        free, left = [], []
         for outbox in others:
             journal = lock(outbox)
             if journal is None:
-                held.append(outbox)
+                left.append(Left(outbox, _run_of(outbox, store), "another process is at it"))
             else:
                 locks.enter_context(journal)
                 free.append(outbox)
-        busy = {_run_of(outbox, store) for outbox in held}
+        busy = {other.run_id for other in left}
         for outbox in free:
             delivery = Delivery(outbox, store)
             delivery.open()
             if delivery.run_id in busy:
-                held.append(outbox)
-            else:
+                left.append(Left(outbox, delivery.run_id, "another process is in its run and delivers it"))
+                continue
+            try:
                 _deliver(delivery, stays_open=own is not None and delivery.run_id == own.run_id)
-    return held
-
-
-def of_run(outboxes: list[Outbox], run_id: str, store: Store) -> bool:
-    """Whether any of the spools is of this run."""
-    return any(_run_of(outbox, store) == run_id for outbox in outboxes)
+            except Exception as error:  # Others may be delivered nevertheless: an artifact may be unreadable.
+                left.append(Left(outbox, delivery.run_id, str(error)))
+                busy.add(delivery.run_id)
+    return left
 
 
 def _deliver(delivery: Delivery, stays_open: bool) -> None:
@@ -60,4 +68,4 @@ def _deliver(delivery: Delivery, stays_open: bool) -> None:
 
 def _run_of(outbox: Outbox, store: Store) -> str | None:
     run = store.find(outbox.head.run, outbox.head.experiment)
-    return None if run is None else run.info.run_id
+    return None if run is None else str(run.info.run_id)

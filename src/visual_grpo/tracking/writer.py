@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from visual_grpo.tracking.delivery import Delivery
-from visual_grpo.tracking.leftovers import deliver_leftovers, of_run
+from visual_grpo.tracking.leftovers import deliver_leftovers
 from visual_grpo.tracking.outbox import Outbox
 from visual_grpo.tracking.spool import Spool
 from visual_grpo.tracking.store import Store, shown_server
@@ -21,7 +21,7 @@ NOTICED = 5.0
 """Seconds after which a request that is not answered is told; with `EVERY`, an outage is noticed in 10."""
 START = 10.0
 """Most seconds that the start of a run waits for its id."""
-LAST_CHANCE, LAST_CHANCE_AWAY = 60.0, 10.0
+LAST_CHANCE, LAST_CHANCE_AWAY = 60.0, 5.0
 """Most seconds that the end of a run waits for a store that takes what waits, and for one that does not answer."""
 _PAUSES = (1.0, 30.0)
 """Seconds between two attempts during an outage: the first, doubled each time, and the longest."""
@@ -115,9 +115,9 @@ class Writer:
             self._open()
         if self._earlier_first:
             left = deliver_leftovers(self._spool.folder.parent, self._store, delivery)
-            self._earlier_first = of_run(left, delivery.run_id, self._store)
-            if self._earlier_first:
+            if any(other.run_id == delivery.run_id for other in left):
                 return False
+            self._earlier_first = False
         self._spool.flush()
         delivery.deliver()
         if delivery.ended:
