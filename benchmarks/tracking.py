@@ -1,7 +1,8 @@
 """Measures what tracking costs a training, with an MLflow server that is killed for half of it and comes back.
 
 Steps of the default model alternate in one process between a training that logs and one that does not: the wall time of
-a step, logging included. At the end, every value that was logged must be in MLflow once.
+a step, logging included, and CPU seconds, which other programs disturb less. At the end, every value that was logged
+must be in MLflow once.
 
     python benchmarks/tracking.py                                # the starter's model, 40 steps of each
     python benchmarks/tracking.py --model PATH --steps 100
@@ -98,6 +99,7 @@ def _measure(arguments: argparse.Namespace, folder: Path, server: Server) -> Non
     tracker = Tracker.start(run, print)
     picture = Image.effect_noise((512, 512), 64)
     seconds: dict[bool, list[float]] = {True: [], False: []}
+    cpu = {True: 0.0, False: 0.0}
     calls: list[float] = []
     module.take_step(records, order)  # A warm-up.
     for number in range(2 * arguments.steps):
@@ -108,7 +110,7 @@ def _measure(arguments: argparse.Namespace, folder: Path, server: Server) -> Non
         if logs and step == arguments.steps * 3 // 4:
             server.start()
             server.wait()  # Its start takes the processor from the steps.
-        began = time.perf_counter()
+        began, cpu_before = time.perf_counter(), time.process_time()
         row = tracked(module.take_step(records, order).values, ("ar",), ("brightness",))
         if logs:
             called = time.perf_counter()
@@ -117,6 +119,7 @@ def _measure(arguments: argparse.Namespace, folder: Path, server: Server) -> Non
                 tracker.image(picture, "samples", step)
             calls.append(time.perf_counter() - called)
         seconds[logs].append(time.perf_counter() - began)
+        cpu[logs] += time.process_time() - cpu_before
     began = time.perf_counter()
     tracker.finished()
     end = time.perf_counter() - began
@@ -126,7 +129,8 @@ def _measure(arguments: argparse.Namespace, folder: Path, server: Server) -> Non
     print(
         f"{arguments.steps} steps each: median {middle[True]:.4f} s with tracking, {middle[False]:.4f} s without"
         f" ({100 * (middle[True] / middle[False] - 1):+.2f}%); all steps {whole[True]:.2f} s, {whole[False]:.2f} s"
-        f" ({100 * (whole[True] / whole[False] - 1):+.2f}%).\n"
+        f" ({100 * (whole[True] / whole[False] - 1):+.2f}%), of which"
+        f" CPU {cpu[True]:.2f} s, {cpu[False]:.2f} s ({100 * (cpu[True] / cpu[False] - 1):+.2f}%), all threads.\n"
         f"On the training's thread tracking took {sum(calls):.3f} s of it ({100 * sum(calls) / whole[True]:.2f}%; a"
         f" step's metrics {1e6 * statistics.median(calls):.0f} us, with an image at most {1e3 * max(calls):.0f} ms);"
         f" the end of the run {end:.1f} s."

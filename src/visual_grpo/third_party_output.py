@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 _ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     # A dead server is noticed in seconds; tracking tries again by itself. Jitter would draw from Python's random state.
