@@ -20,6 +20,7 @@ from visual_grpo import components, console
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
 from visual_grpo.errors import user_error
+from visual_grpo.secret_values import hidden
 from visual_grpo.tracking import RunToLog, Tracker, lineage
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.description import in_words, other_name, training_name

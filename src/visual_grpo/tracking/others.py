@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from visual_grpo.config import TrackingConfig
 from visual_grpo.errors import UserError
+from visual_grpo.secret_values import hidden
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -74,7 +75,7 @@ class _Careful:
         self._try(lambda log: log.image(image, key, step))
 
     def failed(self, error: Exception) -> None:
-        log.warning("%s fails and gets nothing from here on: %s. The run goes on.", self._tracker, error)
+        log.warning("%s fails and gets nothing from here on: %s. The run goes on.", self._tracker, hidden(str(error)))
         self._log = None
 
     def _try(self, send: Callable[[Log], None]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from visual_grpo.secret_values import hidden
 from visual_grpo.tracking.delivery import Delivery
 from visual_grpo.tracking.leftovers import deliver_leftovers
 from visual_grpo.tracking.outbox import Outbox
@@ -160,5 +161,5 @@ def _in_a_line(error: BaseException) -> str:
     """The cause that a user knows, without the query or the objects around it."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(hidden(str(error)).split()) or type(error).__name__
     return text if len(text) <= 160 else f"{text[:157]}..."
