@@ -27,6 +27,12 @@ _DEFAULT = "local"
 
 
 _running: list[Command] = []
+_source: list[str | None] = [None]
+
+
+def use_source(source: str | None) -> None:
+    """Says where the configuration of this process's commands is; None = in the project."""
+    _source[:] = [source]
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Command:
     options: tuple[str, ...]
     parameters: Mapping[str, Any]
     """Dotted names and values."""
+    source: str | None = None
+    """The folder of the configuration, where it is not the project's."""
 
     @classmethod
     def now(cls) -> Command:
@@ -57,6 +65,7 @@ class Command:
             None if environment == _DEFAULT else environment,
             tuple(options),
             flatten(run_params.get("runtime_params") or {}),
+            _source[-1],
         )
 
     def adding(self, parameters: Mapping[str, Any]) -> Command:
@@ -68,8 +77,21 @@ class Command:
     def of_pipeline(self, name: str) -> Command:
         return replace(self, options=(f"--pipeline={name}",))
 
+    def resuming(self, resume: str, folder: Path) -> Command:
+        """The command that goes on with the training of this one, whose checkpoints are in ``folder``.
+
+        Kedro splits ``--params`` at commas, so a value that has one (from a ``--config`` file) cannot be given there.
+        The run's own is used where nothing is given; but then the folder must be named.
+        """
+        given = {name: value for name, value in self.parameters.items() if "," not in _shown(value)}
+        same_folder = resume in ("auto", "never") and len(given) == len(self.parameters)
+        resumed = {**given, "resume": "auto" if same_folder else str(folder)}
+        return replace(self.of_pipeline("train"), parameters=resumed)
+
     def __str__(self) -> str:
         words = [_kedro(), "run"]
+        if self.source is not None:
+            words.append(f"--conf-source={self.source}")
         if self.environment is not None:
             words.append(f"--env={self.environment}")
         words += self.options
@@ -84,7 +106,16 @@ def again(pipeline: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """As ``--params`` takes it: a text that would be read as a number, or as anything else, is quoted."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    from omegaconf import OmegaConf
+
+    try:
+        plain = OmegaConf.from_dotlist([f"value={value}"])["value"] == value
+    except Exception:  # What YAML cannot read; its errors have no common class.
+        plain = False
+    return value if plain and value.strip() == value else json.dumps(value)
 
 
 def _kedro() -> str:

@@ -5,12 +5,7 @@ Expected errors end with a message, Ctrl-C with one line, bugs with a traceback.
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -21,10 +16,12 @@ from kedro.io import DatasetError
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from visual_grpo import console
+from visual_grpo import console, locks
+from visual_grpo.command import use_source
 from visual_grpo.errors import UserError, nearest_hint, user_error
 from visual_grpo.faults import machine_fault
 from visual_grpo.secret_values import hidden
+from visual_grpo.stopping import signal_of, terminate_as_interrupt
 from visual_grpo.tracking import Tracker
 from visual_grpo.visible_text import visible
 
@@ -37,6 +34,7 @@ class Session(KedroSession):
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> KedroSession:
         """As ``KedroSession.create``; raises click.ClickException for an environment that is not there."""
+        use_source(kwargs.get("conf_source"))
         session = super().create(*args, **kwargs)
         environment, configuration = session.store.get("env"), Path(session._conf_source)
         if environment and configuration.is_dir() and not (configuration / environment).is_dir():
@@ -54,16 +52,15 @@ class Session(KedroSession):
             click.ClickException: an error that the user can correct.
             click.exceptions.Exit: stopped by a signal; the code is 128 + the signal's number.
         """
-        stopped_by = [signal.SIGINT]
         try:
             _check_names(kwargs.get("pipeline_names"))
-            with _terminate_as_interrupt(stopped_by):
+            with terminate_as_interrupt():
                 result: dict[str, Any] = super().run(*args, **kwargs)
                 return result
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             Tracker.active().killed()
             console.note("Stopped.")
-            raise click.exceptions.Exit(128 + stopped_by[0]) from None
+            raise click.exceptions.Exit(128 + signal_of(stop)) from None
         except SystemExit:  # Of code that the command calls, such as a reward's.
             Tracker.active().failed()
             raise
@@ -73,6 +70,8 @@ class Session(KedroSession):
             if expected is None:
                 raise
             raise click.ClickException(visible(hidden(str(expected).strip()))) from error
+        finally:
+            locks.release()
 
 
 def expected_error(error: BaseException) -> BaseException | None:
@@ -87,21 +86,3 @@ def _check_names(names: list[str] | None) -> None:
         if name not in pipelines:
             there_are = ", ".join(sorted(pipelines))
             raise UserError(f"There is no pipeline {name!r}.{nearest_hint(name, pipelines)} There are: {there_are}")
-
-
-@contextmanager
-def _terminate_as_interrupt(stopped_by: list[signal.Signals]) -> Iterator[None]:
-    """Treats SIGTERM (``kill``, a batch system's time limit) like Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        stopped_by[0] = signal.Signals(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

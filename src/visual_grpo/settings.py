@@ -6,7 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.hooks import AdapterHooks, EndingHooks, FaultHooks, InputHooks, ParameterHooks, TrackingHooks
+from visual_grpo.hooks import (
+    AdapterHooks,
+    EndingHooks,
+    FaultHooks,
+    InputHooks,
+    OutputHooks,
+    ParameterHooks,
+    TrackingHooks,
+)
 from visual_grpo.secret_values import from_environment
 from visual_grpo.session import Session
 
@@ -16,7 +24,15 @@ PROJECT_PATH = Path(__file__).resolve().parents[2]
 sys.path.append(str(PROJECT_PATH))
 
 # Of those that want to be first, the last here is called first.
-HOOKS = (ParameterHooks(), AdapterHooks(), InputHooks(), TrackingHooks(), FaultHooks(), EndingHooks())
+HOOKS = (
+    OutputHooks(),
+    ParameterHooks(),
+    AdapterHooks(),
+    InputHooks(),
+    TrackingHooks(),
+    FaultHooks(),
+    EndingHooks(),
+)
 # TrackingHooks extends kedro-mlflow's own hook; the other two write files that nobody asked for.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow", "kedro-telemetry", "kedro-viz")
 SESSION_CLASS = Session

@@ -1,4 +1,4 @@
-"""The first Ctrl-C (or SIGTERM) finishes the current step and stops; the second aborts."""
+"""The first Ctrl-C (or SIGTERM) lets a training save itself and stop; the second aborts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,29 @@ from types import FrameType
 from typing import Any
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal ended the command."""
+
+    def __init__(self, number: signal.Signals = signal.SIGINT) -> None:
+        super().__init__()
+        self.number = number
+
+
+def signal_of(interrupt: KeyboardInterrupt) -> signal.Signals:
+    """Which signal it was: Python itself raises a plain KeyboardInterrupt at Ctrl-C."""
+    return interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT
+
+
 class StopRequest:
-    """``asked`` is True once a SIGINT or SIGTERM has arrived."""
+    """``by`` is the signal that has arrived, SIGINT or SIGTERM; None so far."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.by: signal.Signals | None = None
 
 
 @contextmanager
 def stop_request(on_ask: Callable[[], None]) -> Iterator[StopRequest]:
-    """Sets ``asked`` at the first SIGINT or SIGTERM, so that the current step can be finished and saved.
+    """Keeps the first SIGINT or SIGTERM, so that what is being done can be finished and saved.
 
     The handlers are then removed, so that a second signal acts at once. Outside the main thread no handler can be
     installed, and signals act as usual.
@@ -27,7 +40,7 @@ def stop_request(on_ask: Callable[[], None]) -> Iterator[StopRequest]:
     previous: dict[int, Any] = {}
 
     def ask(number: int, frame: FrameType | None) -> None:
-        request.asked = True
+        request.by = signal.Signals(number)
         restore()
         on_ask()
 
@@ -44,3 +57,21 @@ def stop_request(on_ask: Callable[[], None]) -> Iterator[StopRequest]:
         yield request
     finally:
         restore()
+
+
+@contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """Raises `Stopped` at SIGTERM (``kill``, a batch system's time limit), as Ctrl-C raises KeyboardInterrupt."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Stopped(signal.Signals(number))
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # Not the main thread.
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.config import merged
+from visual_grpo.config.presets import pinned
 from visual_grpo.errors import UserError
 from visual_grpo.secret_values import revealed
 
@@ -56,17 +58,7 @@ def parameters_to_judge(
     if own is None:
         return dict(present)
     own = {**own, "rewards": revealed(own.get("rewards", {}), present.get("rewards"), "rewards")}
-    tree = {**own, **{name: present[name] for name in PRESENT_SECTIONS}}
+    tree = {**pinned(own), **{name: present[name] for name in PRESENT_SECTIONS}}
     for section, keys in PRESENT_KEYS.items():
         tree[section] = {**tree[section], **{key: present[section][key] for key in keys}}
-    return _merged(tree, given)
-
-
-def _merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(tree)
-    for name, change in changes.items():
-        before = merged.get(name)
-        if isinstance(before, Mapping) and isinstance(change, Mapping):
-            change = _merged(before, change)
-        merged[name] = change
-    return merged
+    return merged(tree, given)

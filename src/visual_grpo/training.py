@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,36 +17,23 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from visual_grpo.config import Parameters, flatten
+from visual_grpo import resuming
+from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.seeds import image_seed
-from visual_grpo.folders import replace_folder
-from visual_grpo.grpo import checkpoint
+from visual_grpo.grpo.checkpoint import load_facts
 from visual_grpo.grpo.signal_check import Signal, SignalRule, check_signal, describe, measure_signal
 from visual_grpo.grpo.trainer import Trainer
-from visual_grpo.stopping import stop_request
+from visual_grpo.run_checkpoints import Progress, RunCheckpoints, StoppedWithinStepError
+from visual_grpo.stopping import StopRequest, stop_request
 from visual_grpo.trained_adapters import FACTS, HISTORY
 from visual_grpo.types import AdaptedModel, PromptRecord, Sample, Scorer, StepMetrics
 
-# Changing these in a resumed run changes nothing of the steps already taken or still to come.
-FREE_ON_RESUME = {"resume", "tracking", "output", "adapter"}
-
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
+STOPPING = "Stopping as soon as a checkpoint can be written; press Ctrl-C again to stop at once."
 NOTE_SECONDS = 15.0
 """Between two notes on how far the signal check is."""
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """What a run has to show so far; goes into every checkpoint."""
-
-    history: list[dict[str, float]] = field(default_factory=list)
-    """One row of metrics a step."""
-    best_score: float = float("-inf")
-    """Mean total reward of the best adapter on the eval prompts at the stock sampler."""
-    best_step: int = 0
-    best_adapter: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +46,7 @@ class Callbacks:
 
 
 class TrainingRun:
-    """Trains, evaluates now and then, and checkpoints; ``stopped`` tells whether a signal ended it."""
+    """Trains, evaluates now and then, and checkpoints; ``stopped_by`` is the signal that ended it, None if none did."""
 
     def __init__(
         self,
@@ -83,58 +72,35 @@ class TrainingRun:
         self.train_prompts = train
         self.eval_prompts = distinct_prompts(evaluation, config.evaluation.prompts)
         self.identity, self.run_id, self.advice, self.lineage = identity, run_id, advice, lineage
-        self.folder = Path(config.tracking.checkpoints)
         self.progress = Progress()
-        self.stopped = False
-
-    def completed_steps(self) -> int:
-        """Steps that an earlier run has done and this one will not do again."""
-        latest = self._checkpoint()
-        return int(latest.name.removeprefix("step-")) if latest is not None else 0
+        self.checkpoints = RunCheckpoints(config, trainer, self.progress, identity=identity, run_id=run_id)
+        self.stopped_by: signal.Signals | None = None
 
     def run(self, callbacks: Callbacks) -> Progress:
         """Trains until ``grpo.steps`` or until a signal asks to stop; a checkpoint is written at the end of both."""
         if not len(self.train_prompts):
             raise UserError("The dataset has no training records; lower data.held_out_share or data.eval_share.")
         self._start(callbacks)
-        saved = self.trainer.step
-        with stop_request(
-            lambda: callbacks.note("Stopping after this step; press Ctrl-C again to stop at once.")
-        ) as stop:
-            for metrics in self.trainer.fit(self.train_prompts):
-                row = {"step": float(metrics.step)} | dict(metrics.values) | self._evaluate_if_due()
-                self.progress.history.append(row)
-                callbacks.on_step(metrics, row)
-                if self._due(self.config.tracking.checkpoint_every) or stop.asked:
-                    self.save()
-                    saved = self.trainer.step
-                if stop.asked:
-                    break
-        self.stopped = stop.asked and self.trainer.step < self.config.grpo.steps
-        if saved != self.trainer.step:
-            self.save()
+        with stop_request(lambda: callbacks.note(STOPPING)) as stop:
+            self.checkpoints.watch_updates(stop, callbacks.note)
+            with suppress(StoppedWithinStepError):
+                self._train(callbacks, stop)
+        self.stopped_by = stop.by
+        self.checkpoints.save_if_changed()
         return self.progress
 
-    def save(self) -> None:
-        """Writes a checkpoint of everything a bit-exact continuation needs."""
-        state, facts = self.trainer.state()
-        tensors = {f"trainer/{name}": value for name, value in state.items()}
-        tensors |= {f"best/{name}": value for name, value in self.progress.best_adapter.items()}
-        random_tensors, random_facts = checkpoint.random_states()
-        tensors |= random_tensors
-        facts = {
-            "trainer": facts,
-            "random": random_facts,
-            "history": self.progress.history,
-            "best_step": self.progress.best_step,
-            "best_score": self.progress.best_score if self.progress.best_step else None,
-            "parameters": _decisive(self.config),
-            "identity": self.identity,
-            "public": {"mlflow_run_id": self.run_id},
-        }
-        checkpoint.save_checkpoint(
-            self.folder, self.trainer.step, tensors, facts, keep=self.config.tracking.keep_checkpoints
-        )
+    def _train(self, callbacks: Callbacks, stop: StopRequest) -> None:
+        for metrics in self.trainer.fit(self.train_prompts):
+            # A checkpoint holds the rows before it: the time that it takes is in the next.
+            spent = {"seconds/checkpoint": self.checkpoints.clock.take_seconds()}
+            row = {"step": float(metrics.step)} | dict(metrics.values) | spent | self._evaluate_if_due()
+            self.progress.history.append(row)
+            callbacks.on_step(metrics, row)
+            if self.checkpoints.due() or stop.by is not None:
+                self.checkpoints.save()
+            if stop.by is not None:
+                return
+            self.checkpoints.clock.step_begins()
 
     def write_adapters(self, folder: Path) -> None:
         """Writes the adapters of the best and the last step into ``best`` and ``last``, a folder per trained module.
@@ -164,16 +130,11 @@ class TrainingRun:
         pd.DataFrame(self.progress.history).to_csv(folder / HISTORY, index=False)
 
     def _start(self, callbacks: Callbacks) -> None:
-        latest = self._checkpoint()
-        if latest is not None:
-            self._resume(latest)
-            callbacks.note(f"Resuming after step {self.trainer.step} of {self.config.grpo.steps} from {latest}")
+        if self.checkpoints.resume(callbacks.note):
             return
-        if self.config.resume == "auto":
-            callbacks.note(f"No checkpoint in {self.folder}: starting at step 1")
         self._warn_of_another_guidance(callbacks)
         self._check_signal(callbacks)
-        _set_aside(self.folder)
+        self.checkpoints.begin()
 
     def _warn_of_another_guidance(self, callbacks: Callbacks) -> None:
         rollout, stock = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.stock))
@@ -209,29 +170,10 @@ class TrainingRun:
         callbacks.note(f"Signal check (cosine between policy gradients): {describe(signals, rule)}")
         check_signal(signals, rule, self.advice)
 
-    def _checkpoint(self) -> Path | None:
-        return checkpoint.latest_checkpoint(self.folder) if self.config.resume == "auto" else None
-
-    def _resume(self, latest: Path) -> None:
-        tensors, facts = checkpoint.load_checkpoint(latest)
-        _refuse_changes(latest, facts.get("parameters"), _decisive(self.config))
-        _refuse_changes(latest, facts.get("identity"), self.identity)
-        self.progress.best_adapter = {k[5:]: v for k, v in tensors.items() if k.startswith("best/")}
-        self.progress.best_step = facts["best_step"]
-        if self.progress.best_step:
-            self.progress.best_score = facts["best_score"]
-        self.progress.history = facts["history"]
-        own = {k.removeprefix("trainer/"): v for k, v in tensors.items() if k.startswith("trainer/")}
-        self.trainer.load_state(own, facts["trainer"])
-        checkpoint.restore_random_states(tensors, facts["random"])
-
-    def _due(self, every: int) -> bool:
-        return every > 0 and self.trainer.step % every == 0
-
     def _evaluate_if_due(self) -> dict[str, float]:
         """Mean total reward on fixed seeds at the stock sampler, and the best adapter so far."""
-        last = self.trainer.step == self.config.grpo.steps
-        if not self.eval_prompts or not (last or self._due(self.config.evaluation.every)):
+        step, every = self.trainer.step, self.config.evaluation.every
+        if not self.eval_prompts or not (step == self.config.grpo.steps or (every and step % every == 0)):
             return {}
         total = self.evaluate()
         if total > self.progress.best_score:
@@ -276,35 +218,12 @@ def _now_and_then(note: Callable[[str], None], text: str, every: float = NOTE_SE
     return count
 
 
-def _set_aside(folder: Path) -> None:
-    """Keeps an earlier run's checkpoints in ``<folder>.previous`` until the next run that starts at step 1."""
-    if folder.exists():
-        replace_folder(folder, folder.with_name(f"{folder.name}.previous"))
+def check_resumable(config: Parameters, note: Callable[[str], None]) -> None:
+    """Looks at the checkpoint that the run will go on from, if ``resume`` names any; renames damaged ones.
 
-
-def check_resumable(config: Parameters) -> None:
-    """Raises UserError if there is a checkpoint that was made with other parameters."""
-    latest = checkpoint.latest_checkpoint(Path(config.tracking.checkpoints))
-    if latest is not None:
-        _refuse_changes(latest, checkpoint.load_facts(latest).get("parameters"), _decisive(config))
-
-
-def _decisive(config: Parameters) -> dict[str, Any]:
-    """The parameters by their dotted names that a resumed run must share with its checkpoint."""
-    tree = config.public()
-    return flatten({name: block for name, block in tree.items() if name not in FREE_ON_RESUME})
-
-
-def _refuse_changes(latest: Path, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    if before is None:
-        raise UserError(f"The checkpoint {latest} is of another version; start again without resume=auto.")
-    changed = [
-        f"{name} (was {before.get(name)!r}, is {now.get(name)!r})"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
-    ]
-    if changed:
-        raise UserError(
-            f"The checkpoint {latest} was made with other values of {', '.join(changed)}: going on would mix two"
-            " runs. Use the same, or start again without resume=auto."
-        )
+    Raises:
+        UserError: none is intact, or the newest that is was made with other parameters.
+    """
+    origin = resuming.find_intact(config.resume, Path(config.tracking.checkpoints), note)
+    if origin is not None:
+        resuming.refuse_changes(origin, load_facts(origin), config)

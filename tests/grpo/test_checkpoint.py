@@ -1,19 +1,21 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from visual_grpo.errors import UserError
 from visual_grpo.grpo import checkpoint
+from visual_grpo.grpo.checkpoint_folder import newest_intact
 
 WRITER = """
 import sys, torch
@@ -27,14 +29,81 @@ for step in range(1, 100000):
 
 def test_a_round_trip_keeps_every_bit(tmp_path: Path) -> None:
     tensors = {"a": torch.randn(3, 4), "b": torch.get_rng_state(), "c": torch.randn(2).bfloat16()}
-    checkpoint.save_checkpoint(tmp_path, 7, tensors, {"history": [{"x": 0.1 + 0.2}], "public": {"mlflow_run_id": "r"}})
-    latest = checkpoint.latest_checkpoint(tmp_path)
-    assert latest is not None
-    loaded, facts = checkpoint.load_checkpoint(latest)
+    facts = {"history": [{"x": 0.1 + 0.2}], "public": {"mlflow_run_id": "r"}}
+    loaded, facts = checkpoint.load_checkpoint(checkpoint.save_checkpoint(tmp_path, 7, tensors, facts))
     assert all(torch.equal(loaded[k], v) for k, v in tensors.items())
     assert loaded.keys() == tensors.keys()
     assert facts["history"] == [{"x": 0.1 + 0.2}]
-    assert json.loads((tmp_path / "latest.json").read_text())["mlflow_run_id"] == "r"
+    latest = {"checkpoint": "step-000007", "step": 7, "mlflow_run_id": "r"}
+    assert json.loads((tmp_path / "latest.json").read_text()) == latest
+
+
+def test_the_sums_are_those_of_sha256sum(tmp_path: Path) -> None:
+    path = checkpoint.save_checkpoint(tmp_path, 1, {"a": torch.zeros(9)}, {})
+    done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["facts.json: OK", "state.safetensors: OK"]
+    assert sorted(file.name for file in path.iterdir()) == ["SHA256SUMS", "facts.json", "state.safetensors"]
+
+
+def test_checkpoints_within_a_step_come_between_those_of_whole_steps(tmp_path: Path) -> None:
+    for step, updates in ((9, 0), (9, 2), (9, 11), (10, 0), (1000000, 0)):
+        path = checkpoint.save_checkpoint(tmp_path, step, {"a": torch.zeros(1)}, {}, keep=9, updates=updates)
+        assert checkpoint.position(path) == (step, updates)
+    found = [path.name for path in checkpoint.checkpoints(tmp_path)]
+    assert found == ["step-1000000", "step-000010", "step-000009-update-011", "step-000009-update-002", "step-000009"]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, {"a": torch.zeros(1)}, {})
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        checkpoint.save_checkpoint(tmp_path, 2, {"a": torch.zeros(1)}, {"history": object()})
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+class Recorder:
+    """What is flushed to disk, and what becomes visible, in their order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[tuple[str, str]] = []
+        open_, fsync, rename = os.open, os.fsync, os.rename
+        names: dict[int, str] = {}
+
+        def opened(path: Any, *arguments: Any, **options: Any) -> int:
+            descriptor = open_(path, *arguments, **options)
+            names[descriptor] = Path(path).name
+            return descriptor
+
+        def synced(descriptor: int) -> None:
+            self.events.append(("fsync", names[descriptor]))
+            fsync(descriptor)
+
+        def renamed(old: Any, new: Any, **options: Any) -> None:
+            self.events.append(("rename", Path(new).name))
+            rename(old, new, **options)
+
+        monkeypatch.setattr(os, "open", opened)
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "rename", renamed)
+        monkeypatch.setattr(os, "replace", renamed)
+
+
+def test_files_and_folders_are_on_disk_before_they_get_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(monkeypatch)
+    checkpoint.save_checkpoint(tmp_path / "new", 3, {"a": torch.zeros(1)}, {})
+    events = recorder.events
+    begins, ends = events.index(("rename", "step-000003")), events.index(("rename", "latest.json"))
+    written = {"SHA256SUMS", "facts.json", "state.safetensors", ".step-000003.partial"}
+    assert written <= {name for kind, name in events[:begins] if kind == "fsync"}
+    assert events[begins - 1] == ("fsync", ".step-000003.partial"), "the folder after its files"
+    assert events[begins + 1] == ("fsync", "new")
+    assert ("fsync", ".latest.json.partial") in events[begins:ends]
+    assert events[ends + 1] == ("fsync", "new")
+    assert ("fsync", tmp_path.name) in events[:begins], "the new folder itself"
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
@@ -53,21 +122,11 @@ def test_a_process_killed_while_writing_leaves_a_whole_checkpoint(tmp_path: Path
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    latest = checkpoint.latest_checkpoint(tmp_path)
+    latest = newest_intact(tmp_path, lambda text: None)
     assert latest is not None
     tensors, facts = checkpoint.load_checkpoint(latest)
     assert len(tensors) == 8
     assert all((value == facts["step"]).all() for value in tensors.values())
-
-
-def test_a_pointer_to_nothing_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "latest.json").write_text('{"checkpoint": "step-000003"}')
-    with pytest.raises(UserError, match="step-000003, which is not there"):
-        checkpoint.latest_checkpoint(tmp_path)
-
-
-def test_no_checkpoint_is_none(tmp_path: Path) -> None:
-    assert checkpoint.latest_checkpoint(tmp_path / "nothing") is None
 
 
 def test_every_generator_goes_on_where_it_was() -> None:

@@ -11,7 +11,7 @@ from visual_grpo.config.policy import (
     SamplingConfig,
     SignalCheckConfig,
 )
-from visual_grpo.config.schema import Parameters, flatten
+from visual_grpo.config.schema import Parameters, flatten, merged
 from visual_grpo.config.training import (
     ControlConfig,
     EvaluationConfig,
@@ -43,4 +43,5 @@ __all__ = [
     "TrackingConfig",
     "World",
     "flatten",
+    "merged",
 ]

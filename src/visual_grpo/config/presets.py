@@ -71,6 +71,14 @@ def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def pinned(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored parameter tree to which its preset will add no reward: one that was removed is null again."""
+    name, rewards = tree.get("reward"), tree.get("rewards", {})
+    preset = PRESETS.get(name) if isinstance(name, str) else None  # type: ignore[call-overload]
+    removed = [reward for reward in preset.rewards if reward not in rewards] if preset is not None else []
+    return {**tree, "rewards": {**rewards, **dict.fromkeys(removed)}} if removed else dict(tree)
+
+
 def is_drawn(path: str | Path, dataset: str | Path) -> bool:
     """Whether the records at ``path`` are those that the starter draws into ``dataset``."""
     return Path(path).expanduser().resolve() == Path(dataset).expanduser().resolve()

@@ -30,8 +30,11 @@ class Parameters(Strict):
         " an environment, and a folder in that, named after data.path, for data of your own",
     )
     seed: int = Field(ge=0, lt=2**31, description="of every draw but the evaluation's: starter, split, rollouts")
-    resume: Literal["auto", "never"] = Field(
-        "never", description="auto: go on from the newest checkpoint, in its MLflow run; never: start at step 1"
+    resume: str = Field(
+        "never",
+        min_length=1,
+        description="auto: go on from the newest checkpoint of this output folder, with the parameters of its run and"
+        " in its MLflow run; or the folder of a checkpoint, or of several; never: start at step 1",
     )
     adapter: AdapterName = Field(
         "latest",
@@ -143,3 +146,14 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
     return flat
+
+
+def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``tree`` with the values of ``changes``, section by section."""
+    both = dict(tree)
+    for name, change in changes.items():
+        before = both.get(name)
+        if isinstance(before, Mapping) and isinstance(change, Mapping):
+            change = merged(before, change)
+        both[name] = change
+    return both

@@ -1,15 +1,16 @@
-"""Checkpoints of safetensors and JSON that exist whole or not at all.
+"""Checkpoints of safetensors and JSON that exist whole or not at all, with the sha256 of every file.
 
-A checkpoint is written into a hidden sibling folder, flushed to disk and then renamed, and
-``latest.json`` is replaced only after that: a process killed at any moment leaves the previous
-checkpoint in force.
+A checkpoint is written into a hidden sibling folder, flushed to disk and then renamed: a process killed at any moment
+leaves the previous checkpoint in force. `checkpoint_folder` chooses among those of a folder.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,60 +21,128 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
+from visual_grpo.folders import replace_folder
 
 LATEST = "latest.json"
+"""Names the newest checkpoint of a folder, for people and other programs; it can be made again from that checkpoint."""
+STATE, FACTS, SUMS = "state.safetensors", "facts.json", "SHA256SUMS"
+FILES = (FACTS, STATE)
+"""All files of a checkpoint but `SUMS`, which has a line for each, as `sha256sum -c` reads it."""
+PREFIX = "step-"
+_NAME = re.compile(rf"{PREFIX}(\d+)(?:-update-(\d+))?")
+
+
+class DamagedCheckpointError(UserError):
+    """A file of a checkpoint is missing or not what was written."""
 
 
 def save_checkpoint(
-    folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: int = 2
+    folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: int = 2, updates: int = 0
 ) -> Path:
-    """Writes ``folder/step-XXXXXX`` and makes it the latest; keeps the ``keep`` newest."""
-    from safetensors.torch import save_file
+    """Writes ``folder/step-XXXXXX`` and makes it the latest; keeps the ``keep`` newest.
 
-    name = f"step-{step:06d}"
+    Args:
+        step: steps completed.
+        updates: optimiser updates that the step after it has done so far; the name then ends in ``-update-XXX``.
+    """
+    name = f"{PREFIX}{step:06d}" + (f"-update-{updates:03d}" if updates else "")
+    folder.mkdir(parents=True, exist_ok=True)
+    _flush(folder.parent)
+    for partial in partials(folder):
+        shutil.rmtree(partial)
     partial = folder / f".{name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    # Clones, because safetensors refuses tensors that share memory.
-    save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial / "state.safetensors")
-    (partial / "facts.json").write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
-    for file in partial.iterdir():
-        _flush(file)
-    final = folder / name
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
+    try:
+        _fill(partial, tensors, facts)
+        replace_folder(partial, folder / name)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     _flush(folder)
-    _write_whole(folder / LATEST, json.dumps({"checkpoint": name, "step": step} | dict(facts.get("public", {}))))
-    for old in sorted(folder.glob("step-*"))[:-keep]:
-        if old != final:
+    write_latest(folder / name)
+    for old in checkpoints(folder)[keep:]:
+        if old.name != name:
             shutil.rmtree(old)
-    return final
+    return folder / name
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that ``latest.json`` names, or None where there is none."""
-    pointer = folder / LATEST
-    if not pointer.is_file():
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in ``folder``, whole or not, the newest first."""
+    return sorted(
+        (path for path in folder.glob(f"{PREFIX}*") if _NAME.fullmatch(path.name)), key=position, reverse=True
+    )
+
+
+def partials(folder: Path) -> list[Path]:
+    """What a process was writing when it was killed."""
+    return sorted(folder.glob(f".{PREFIX}*.partial"))
+
+
+def position(path: Path) -> tuple[int, int]:
+    """(completed steps, updates that the step after them has done) of a checkpoint, from its name."""
+    found = _NAME.fullmatch(path.name)
+    if found is None:
+        raise ValueError(f"{path.name} is not the name of a checkpoint")
+    return int(found[1]), int(found[2] or 0)
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with the files of a checkpoint, in a few words; None if all are as they were written."""
+    try:
+        written = (path / SUMS).read_bytes()
+        lines = [_line(path / name) for name in FILES]
+    except OSError as error:
+        name = Path(error.filename or path).name
+        return f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
+    if "".join(lines).encode() == written:
         return None
-    path = folder / json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]
-    if not path.is_dir():
-        raise UserError(
-            f"{pointer} names the checkpoint {path.name}, which is not there; delete {folder} to start again."
-        )
-    return path
+    differing = [name for name, line in zip(FILES, lines, strict=True) if line.encode() not in written]
+    return f"not what was written by its {SUMS}: {', '.join(differing)}" if differing else f"{SUMS} is changed"
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of one checkpoint folder."""
+    """Tensors and facts of one checkpoint folder.
+
+    Raises:
+        DamagedCheckpointError: a file is not what was written.
+    """
     from safetensors.torch import load_file
 
-    return load_file(path / "state.safetensors"), load_facts(path)
+    found = damage(path)
+    if found is not None:
+        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {found}.")
+    return load_file(path / STATE), load_facts(path)
 
 
 def load_facts(path: Path) -> dict[str, Any]:
-    """Facts of one checkpoint folder, without its tensors."""
-    facts: dict[str, Any] = json.loads((path / "facts.json").read_text(encoding="utf-8"))
+    """Facts of one checkpoint folder, without its tensors.
+
+    Raises:
+        DamagedCheckpointError: they are not what was written.
+    """
+    try:
+        intact = _line(path / FACTS).encode() in (path / SUMS).read_bytes()
+    except OSError as error:
+        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {error}.") from error
+    if not intact:
+        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {FACTS} is not what was written.")
+    facts: dict[str, Any] = json.loads((path / FACTS).read_text(encoding="utf-8"))
     return facts
+
+
+def latest_text(path: Path) -> str:
+    """What `LATEST` says while ``path`` is the newest checkpoint."""
+    public = load_facts(path).get("public", {})
+    return json.dumps({"checkpoint": path.name, "step": position(path)[0], **public})
+
+
+def write_latest(path: Path) -> None:
+    """Lets `LATEST` name ``path``."""
+    pointer = path.with_name(LATEST)
+    partial = pointer.with_name(f".{LATEST}.partial")
+    partial.write_text(latest_text(path), encoding="utf-8")
+    _flush(partial)
+    partial.replace(pointer)
+    _flush(pointer.parent)
 
 
 def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -100,12 +169,23 @@ def restore_random_states(tensors: Mapping[str, Tensor], facts: Mapping[str, Any
     np.random.set_state(facts["numpy"])
 
 
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+def _fill(partial: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Writes all files of a checkpoint and flushes them, and the folder that lists them, to disk."""
+    from safetensors.torch import save_file
+
+    partial.mkdir()
+    # Clones, because safetensors refuses tensors that share memory.
+    save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial / STATE)
+    (partial / FACTS).write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
+    (partial / SUMS).write_text("".join(_line(partial / name) for name in FILES), encoding="utf-8")
+    for file in partial.iterdir():
+        _flush(file)
     _flush(partial)
-    partial.replace(path)
-    _flush(path.parent)
+
+
+def _line(file: Path) -> str:
+    with file.open("rb") as content:
+        return f"{hashlib.file_digest(content, 'sha256').hexdigest()}  {file.name}\n"
 
 
 def _flush(path: Path) -> None:

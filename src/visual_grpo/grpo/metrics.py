@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,12 +22,12 @@ Drawn = tuple[Rollout, Scores]
 """A rollout with its scores, whether it is trained on or not."""
 
 
+@dataclass
 class Clock:
     """Wall seconds spent in each named phase, and the process's CPU seconds in all of them."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.cpu = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    cpu: float = 0.0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -6,7 +6,7 @@ The trainer sees neither pixels nor tokens. A policy gives rollouts and replays 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -20,6 +20,7 @@ from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.schedule import learning_rate_factor
 from visual_grpo.grpo.self_check import check_ratio
+from visual_grpo.grpo.unfinished import UnfinishedStep, unfinished_of, with_unfinished
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
 from visual_grpo.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics
 
@@ -35,10 +36,17 @@ class Trainer(Protocol):
 
     step: int
     seed: int
+    between_updates: Callable[[], None]
+    """Called between two optimiser updates of one step, where ``state`` may be asked for; it may raise to stop."""
 
     @property
     def modules(self) -> Mapping[str, GRPOTrainer[Any]]:
         """Each trained module's own trainer."""
+        ...
+
+    @property
+    def updates_done(self) -> int:
+        """Optimiser updates of the step that is not complete; 0 between two steps."""
         ...
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]: ...
@@ -76,7 +84,13 @@ class GRPOTrainer(Generic[T]):
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
         self.positions: dict[str, int] = {}
+        self.between_updates: Callable[[], None] = _nothing
+        self._unfinished: UnfinishedStep[T] | None = None
         self._checked = False
+
+    @property
+    def updates_done(self) -> int:
+        return 0 if self._unfinished is None else len(self._unfinished.updates)
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         """Trains from ``self.step`` on until ``config.steps``; stop iterating to stop training."""
@@ -85,16 +99,35 @@ class GRPOTrainer(Generic[T]):
             yield self.take_step(prompts, order)
 
     def take_step(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> StepMetrics:
-        """One rollout of the next prompts, and the updates on it."""
-        clock = metrics.Clock()
-        experiences, drawn = self._collect(prompts, order, clock)
-        self.positions = dict(order.positions)
-        return self._learn(experiences, drawn, clock)
+        """One rollout of the next prompts, and the updates on it; goes on with a step that is not complete."""
+        if self._unfinished is None:
+            clock = metrics.Clock()
+            experiences, drawn = self._collect(prompts, order, clock)
+            self.positions = dict(order.positions)
+            self._unfinished = UnfinishedStep(experiences=experiences, drawn=drawn, clock=clock)
+        return self.go_on()
 
     def learn(self, rollout: Rollout[T], scores: Scores, clock: metrics.Clock) -> StepMetrics:
         """The updates on a rollout that was made and scored elsewhere."""
         groups = torch.arange(len(rollout.samples) // self.config.group_size)
-        return self._learn(self._experiences([(rollout, scores, groups)]), [(rollout, scores)], clock)
+        experiences = self._experiences([(rollout, scores, groups)])
+        self._unfinished = UnfinishedStep(experiences=experiences, drawn=[(rollout, scores)], clock=clock)
+        return self.go_on()
+
+    def go_on(self) -> StepMetrics:
+        """The updates that are still to be done on the rollout of a step that is not complete."""
+        step = self._unfinished
+        if step is None:
+            raise ValueError("there is no step to go on with")
+        objective = Objective.of(self.config, step.experiences)
+        while len(step.updates) < self.config.updates_per_rollout:
+            if step.updates:
+                self.between_updates()
+            with step.clock.phase("update"):
+                step.updates.append(self._update(step.experiences, objective, len(step.updates)))
+        self.step += 1
+        self._unfinished = None
+        return metrics.step_metrics(self.step, step.drawn, step.experiences, step.updates, step.clock, self.config)
 
     def policy_gradient(self, prompts: Sequence[PromptRecord], generator: torch.Generator) -> Tensor:
         """Flat gradient of the loss on one rollout of ``prompts``, which changes nothing; see `signal_check`."""
@@ -106,14 +139,20 @@ class GRPOTrainer(Generic[T]):
         return torch.cat(gradients)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything a bit-exact continuation needs: tensors, and facts that are JSON."""
+        """Everything a bit-exact continuation needs: tensors, and facts that are JSON.
+
+        Between two updates of a step that is also the rollout with its scores.
+
+        Raises:
+            CannotPackError: the policy's trajectory cannot be written; only between two updates.
+        """
         tensors = {f"adapter/{k}": v for k, v in self.policy.adapter_state_dict().items()}
         optimizer = self.optimizer.state_dict()["state"]
         for index, entries in optimizer.items():
             tensors |= {f"optimizer/{index}/{k}": torch.as_tensor(v) for k, v in entries.items()}
         tensors["rng/trainer"] = self.generator.get_state()
         facts = {"step": self.step, "positions": self.positions, "scaler": self.scaler.state_dict()}
-        return tensors, facts
+        return with_unfinished(tensors, facts, self._unfinished, self.parameters[0].device)
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Restores what ``state`` gave."""
@@ -128,15 +167,7 @@ class GRPOTrainer(Generic[T]):
         self.generator.set_state(split["rng"]["trainer"])
         self.scaler.load_state_dict(facts["scaler"])
         self.step, self.positions = facts["step"], dict(facts["positions"])
-
-    def _learn(self, experiences: list[Experience[T]], drawn: list[metrics.Drawn], clock: metrics.Clock) -> StepMetrics:
-        objective = Objective.of(self.config, experiences)
-        with clock.phase("update"):
-            updates = [
-                self._update(experiences, objective, number) for number in range(self.config.updates_per_rollout)
-            ]
-        self.step += 1
-        return metrics.step_metrics(self.step, drawn, experiences, updates, clock, self.config)
+        self._unfinished = unfinished_of(tensors, facts, self.parameters[0].device)
 
     def _collect(
         self, prompts: Sequence[PromptRecord], order: PromptOrder, clock: metrics.Clock
@@ -213,7 +244,7 @@ class GRPOTrainer(Generic[T]):
     def _update(self, experiences: list[Experience[T]], objective: Objective, number: int) -> UpdateStats:
         """One optimiser update over all rows."""
         stats = self._backward(experiences, objective)
-        if not self._checked:
+        if number == 0 and not self._checked:  # Later ones are of another policy than the rollout.
             mean = stats.means()["abs_log_ratio"]
             check_ratio(mean, stats.max_abs_log_ratio, self.dtype, self.config.ratio_tolerance)
             self._checked = True
@@ -268,6 +299,10 @@ def _nothing_scored(step: int, scores: Sequence[Scores]) -> str:
         f"No sample of step {step} could be scored: {who if silent else between}, and without a score"
         " there is nothing to train on. Look at what the reward returns for these prompts, or set its weight to 0."
     )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _split_keys(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Kedro hooks: checks before the first node, typed parameters, the MLflow run.
+"""Kedro hooks: checks before the first node, locks, typed parameters, the MLflow run.
 
 Nodes only transform data; everything around them is here.
 """
@@ -7,7 +7,16 @@ from visual_grpo.hooks.adapters import AdapterHooks
 from visual_grpo.hooks.ending import EndingHooks
 from visual_grpo.hooks.faults import FaultHooks
 from visual_grpo.hooks.inputs import InputHooks
+from visual_grpo.hooks.outputs import OutputHooks
 from visual_grpo.hooks.parameters import ParameterHooks
 from visual_grpo.hooks.tracking import TrackingHooks
 
-__all__ = ["AdapterHooks", "EndingHooks", "FaultHooks", "InputHooks", "ParameterHooks", "TrackingHooks"]
+__all__ = [
+    "AdapterHooks",
+    "EndingHooks",
+    "FaultHooks",
+    "InputHooks",
+    "OutputHooks",
+    "ParameterHooks",
+    "TrackingHooks",
+]

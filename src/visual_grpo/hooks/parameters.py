@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from kedro.framework.context import KedroContext
@@ -20,6 +21,9 @@ from visual_grpo.preflight import settled
 from visual_grpo.secret_values import cover_logs, remember_named
 from visual_grpo.tracking.others import check_packages
 
+_MOST = 12
+"""Parameters that are named in one line."""
+
 
 class ParameterHooks:
     """Refuses bad parameters before a database, a folder or a model is touched; hands them to the nodes typed."""
@@ -27,6 +31,7 @@ class ParameterHooks:
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
         tree = with_output_folders(context.config_loader["parameters"], context.env)
+        tree, self._resumed = _of_resumed_run(tree, context.config_loader.runtime_params or {})
         context.config_loader["parameters"] = tree
         cover_logs()
         remember_named(tree)
@@ -45,7 +50,7 @@ class ParameterHooks:
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Looks up data, rewards, device, model and checkpoint before the first node, and chooses the rewards.
+        """Looks up data, rewards, device and model before the first node, and chooses the rewards.
 
         A typo must not cost minutes of pretraining, nor end the MLflow run that it resumes.
         """
@@ -57,10 +62,36 @@ class ParameterHooks:
             console.note(f"Reward, chosen by what the records have: {parameters.reward}, that is {weights}")
         if "adapters" in pipeline.all_outputs():
             check_packages(parameters.tracking)
-        if "adapters" in pipeline.all_outputs() and parameters.resume == "auto":
-            from visual_grpo.training import check_resumable
+        if self._resumed:
+            console.note(self._resumed)
 
-            check_resumable(parameters)
+
+def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The parameters of the run that ``resume`` names, with those that ``--params`` gives, and what to say of them.
+
+    Without such a run it is ``tree`` itself.
+    """
+    resume, tracking = tree.get("resume"), tree.get("tracking")
+    if not isinstance(resume, str) or not isinstance(tracking, dict):
+        return tree, ""  # The validation says what is wrong with it.
+    from visual_grpo import resuming
+
+    run = resuming.origin(resume, Path(tracking["checkpoints"]))
+    if run is None:
+        return tree, ""
+    used = resuming.parameters_of_run(run, given) | {"resume": resume}
+    if resume == resuming.AUTO or "output" in given:  # The folder may have been moved since.
+        used["output"] = tree["output"]
+        used["tracking"] = {**used["tracking"], "checkpoints": tracking["checkpoints"]}
+    return used, _said(resuming.unrepeated(run, tree, used))
+
+
+def _said(taken: dict[str, Any]) -> str:
+    if not taken:
+        return ""
+    shown = ", ".join(f"{name}={value}" for name, value in list(taken.items())[:_MOST])
+    more = f" and {len(taken) - _MOST} more" if len(taken) > _MOST else ""
+    return f"Parameters of the resumed run, which are others in the configuration: {shown}{more}"
 
 
 def put_parameters(parameters: Parameters, catalog: CatalogProtocol) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -104,9 +103,10 @@ class TrackingHooks(MlflowHook):
         if _judges_only(pipeline):
             run_id = read_facts(find_adapters(config.adapter, Path(config.adapters_folder))).get("mlflow_run_id")
             return None if run_id is None else str(run_id)
-        if config.resume == "auto":
-            return _run_of_checkpoint(self._project_path / config.tracking.checkpoints)
-        return None
+        from visual_grpo import resuming
+
+        resumed = resuming.origin(config.resume, self._project_path / config.tracking.checkpoints)
+        return None if resumed is None else resumed.mlflow_run_id
 
     def _name(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> str:
         if "adapters" in pipeline.all_outputs():
@@ -168,16 +168,3 @@ def _judges_only(pipeline: Pipeline) -> bool:
 
 def _is_of_kedro_mlflow(catalog: CatalogProtocol, name: str) -> bool:
     return type(catalog.get(name)).__module__.startswith("kedro_mlflow")
-
-
-def _run_of_checkpoint(checkpoints: Path) -> str | None:
-    """The MLflow run of the newest training checkpoint."""
-    # `latest.json` may be damaged, by a power cut for example: then the newest checkpoint that says it.
-    for file in (checkpoints / "latest.json", *sorted(checkpoints.glob("step-*/facts.json"), reverse=True)):
-        try:
-            facts = json.loads(file.read_text(encoding="utf-8"))
-            run_id = facts.get("public", facts).get("mlflow_run_id")
-        except (OSError, ValueError, AttributeError):
-            continue
-        return None if run_id is None else str(run_id)
-    return None

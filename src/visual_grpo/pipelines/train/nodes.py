@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from visual_grpo.policies.family_settings import Plan
+    from visual_grpo.run_checkpoints import Progress
     from visual_grpo.tracking import Tracker
     from visual_grpo.tracking.others import Log
-    from visual_grpo.training import Progress, TrainingRun
+    from visual_grpo.training import TrainingRun
     from visual_grpo.types import Judge, PromptRecord, Sample, StepMetrics
 
 
@@ -106,12 +107,11 @@ def _run(
     modules: tuple[str, ...],
 ) -> Progress:
     from visual_grpo import console
-    from visual_grpo.command import Command
-    from visual_grpo.grpo.checkpoint import latest_checkpoint
+    from visual_grpo.stopping import Stopped
     from visual_grpo.tracking.metrics import tracked
     from visual_grpo.training import SHOWN_EACH, Callbacks
 
-    done = run.completed_steps()
+    done = run.checkpoints.completed_steps()
     with console.progress("train", config.grpo.steps, completed=done) as bar:
 
         def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
@@ -126,16 +126,29 @@ def _run(
             names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
             bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
 
-        progress = run.run(Callbacks(on_step=on_step, note=bar.note))
-    if run.stopped:
-        tracker.killed()
-        go_on = Command.now().of_pipeline("train").adding({"resume": "auto"})
-        console.note(
-            f"Stopped after step {run.trainer.step} of {config.grpo.steps}; the checkpoint is"
-            f" {latest_checkpoint(run.folder)}\nGo on with: {go_on}"
-        )
-        raise KeyboardInterrupt
+        try:
+            progress = run.run(Callbacks(on_step=on_step, note=bar.note))
+            if run.stopped_by is not None:
+                raise Stopped(run.stopped_by)
+        except KeyboardInterrupt:
+            tracker.killed()
+            bar.note(_where_it_stopped(run))
+            raise
     return progress
+
+
+def _where_it_stopped(run: TrainingRun) -> str:
+    """The last checkpoint of a run that was stopped, and the command that goes on from it."""
+    from visual_grpo.command import Command
+
+    command = Command.now()
+    newest, folder = run.checkpoints.newest, run.checkpoints.folder
+    if newest is None:
+        return f"Stopped before the first checkpoint. Start again with: {command.of_pipeline('train')}"
+    return (
+        f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}; the checkpoint is {newest}\n"
+        f"Go on with: {command.resuming(run.config.resume, folder)}"
+    )
 
 
 def _show_training(progress: Progress, steps: int) -> None:

@@ -1,0 +1,170 @@
+"""Going on from a checkpoint: which one `resume` names, with which parameters, and which of them may change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.config import Parameters, flatten, merged, presets
+from visual_grpo.config.validation import validate
+from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.grpo import checkpoint
+from visual_grpo.grpo.checkpoint_folder import Note, newest_intact, readable_facts
+
+AUTO, NEVER = "auto", "never"
+MAY_CHANGE = (
+    # Not of the training, or how often something is done beside it.
+    *("resume", "output", "adapter", "generate.*", "score.*", "compare.*", "tracking.*", "evaluation.every"),
+    # Where and in how large parts it is computed, which changes rounding only.
+    *("model.device", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),
+    *("policy.rollout_batch", "policy.denoise_batch", "policy.decode_batch", "policy.gradient_checkpointing"),
+)
+"""Patterns of the parameters that a resumed run may change, beside ``grpo.steps`` where the schedule allows it."""
+STEPS = "grpo.steps"
+FORMAT = 2
+"""Of the facts; raised when an older checkpoint cannot be resumed."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A run that is to go on."""
+
+    checkpoint: Path
+    """The newest whose facts can be read."""
+    facts: Mapping[str, Any]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.facts["parameters"])
+
+    @property
+    def mlflow_run_id(self) -> str | None:
+        return self.facts.get("public", {}).get("mlflow_run_id")
+
+
+def origin(resume: str, folder: Path) -> Origin | None:
+    """The run that ``resume`` names; only reads, and does not look at the tensors. None where there is none.
+
+    Args:
+        folder: where the present parameters have their checkpoints.
+    """
+    if resume == NEVER:
+        return None
+    named = folder if resume == AUTO else _named(resume)
+    if resume != AUTO and checkpoint.SUMS in {path.name for path in named.iterdir()}:
+        return Origin(named, _of_this_version(named, checkpoint.load_facts(named)))
+    found = readable_facts(named)
+    return None if found is None else Origin(found[0], _of_this_version(*found))
+
+
+def find_intact(resume: str, folder: Path, note: Note) -> Path | None:
+    """The checkpoint to go on from; every file of it is as it was written. None = start at step 1.
+
+    Newer ones that are damaged are renamed, each with a line in ``note``.
+
+    Raises:
+        UserError: there are checkpoints, but none is intact, or ``resume`` names none.
+    """
+    if resume == NEVER:
+        return None
+    if resume == AUTO:
+        return newest_intact(folder, note)
+    named = _named(resume)
+    if (named / checkpoint.SUMS).is_file():
+        damage = checkpoint.damage(named)
+        if damage is not None:
+            raise checkpoint.DamagedCheckpointError(
+                f"The checkpoint {named} is damaged: {damage}. Name its folder, and the newest intact one is used:"
+                f" resume={named.parent}"
+            )
+        return named
+    return newest_intact(named, note)
+
+
+def parameters_of_run(run: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameter tree of a resumed run: that of its checkpoint, with what ``--params`` gives."""
+    return merged(presets.pinned(run.parameters), given)
+
+
+def unrepeated(run: Origin, configured: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters that come from the run, and would be others by the configuration: dotted name -> value of the run."""
+    configuration, now = (flatten(validate(tree).model_dump(mode="json")) for tree in (configured, used))
+    chosen_by_records = configuration["reward"] == presets.AUTO
+    return {
+        name: value
+        for name, value in flatten(run.parameters).items()
+        if now.get(name) == value != configuration.get(name)
+        and not (chosen_by_records and name.startswith("reward"))
+        and name != "output"
+    }
+
+
+def refuse_changes(path: Path, facts: Mapping[str, Any], config: Parameters) -> None:
+    """Raises UserError with each parameter that differs from the checkpoint's and may not."""
+    before = _of_this_version(path, facts)["parameters"]
+    was, now = (_decisive(tree) for tree in (before, config.model_dump(mode="json")))
+    extended = was.get(STEPS) != now.get(STEPS)
+    if extended and config.grpo.schedule == "constant":
+        _refuse_fewer_steps(path, config.grpo.steps)
+        was[STEPS] = now[STEPS]
+    why = (
+        f" The steps decide the learning rate of the schedule {config.grpo.schedule!r}, by which the steps so far were"
+        " taken; with grpo.schedule=constant they could change."
+        if extended and STEPS in _differing(was, now)
+        else ""
+    )
+    refuse_differences(path, was, now, why)
+
+
+def refuse_differences(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], why: str = "") -> None:
+    """Raises UserError with the names and both values of what differs."""
+    changed = [f"{name} (was {before.get(name)!r}, is {now.get(name)!r})" for name in _differing(before, now)]
+    if changed:
+        raise UserError(
+            f"The checkpoint {path} was made with other values of {', '.join(changed)}: going on would mix two runs."
+            f"{why} Leave out what differs: the parameters of the run are used where --params says nothing else. Or"
+            " start at step 1 without resume."
+        )
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+
+
+def _decisive(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters by their dotted names that a resumed run must share with its checkpoint."""
+    return {
+        name: value
+        for name, value in flatten(tree).items()
+        if not any(fnmatchcase(name, pattern) for pattern in MAY_CHANGE)
+    }
+
+
+def _refuse_fewer_steps(path: Path, steps: int) -> None:
+    done = checkpoint.position(path)[0]
+    if steps < done:
+        raise UserError(f"{STEPS} is {steps}, but the checkpoint {path} has done {done} steps: give at least {done}.")
+
+
+def _named(resume: str) -> Path:
+    """The folder that ``resume`` names: a checkpoint, or one with checkpoints in it."""
+    folder = Path(resume).expanduser()
+    if folder.is_dir() and ((folder / checkpoint.SUMS).is_file() or checkpoint.checkpoints(folder)):
+        return folder
+    what = "has no checkpoint in it" if folder.is_dir() else "is no folder"
+    raise UserError(
+        f"resume is {resume!r}, which {what}.{nearest_hint(resume, (AUTO, NEVER))} Expected auto (the newest checkpoint"
+        " of this output folder), never, or the folder of a checkpoint or of several."
+    )
+
+
+def _of_this_version(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    if facts.get("format") != FORMAT:
+        raise UserError(
+            f"The checkpoint {path} is of another version (format {facts.get('format')}, this one is {FORMAT}); start"
+            " again without resume."
+        )
+    return facts
