@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tests.test_training import RECORDS, STEPS, execute, ignore, parameters
 from tests.toys import CountingScorer, ToyTokenPolicy
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.grpo.checkpoint import load_checkpoint
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.training import Callbacks, TrainingRun, _now_and_then
 from visual_grpo.types import Scores, StepMetrics
@@ -166,6 +169,51 @@ def test_a_short_run_with_a_signal_starts(tmp_path: Path) -> None:
     run = token_run(tmp_path, TokenModel(steps=12, vocabulary=8), CountingScorer(), policy=policy, grpo=grpo)
     execute(run, tmp_path / "out")
     assert run.trainer.step == 4
+
+
+class OddTrajectory(TokenModel):
+    """Keeps something in its trajectory that no checkpoint can hold."""
+
+    def rollout(self, *arguments: Any) -> Any:
+        rollout = super().rollout(*arguments)
+        return replace(rollout, trajectory=(rollout.trajectory, object()))
+
+    def replay(self, trajectory: Any, rows: Any) -> Any:
+        return super().replay(trajectory[0], rows)
+
+
+class Interrupting(CountingScorer):
+    """Sends SIGINT at its third call, in the third rollout."""
+
+    calls = 0
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        self.calls += 1
+        if self.calls == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().__call__(prompts, samples)
+
+
+@pytest.mark.parametrize(("model", "done"), [(OddTrajectory, (3, 0)), (TokenModel, (2, 1))])
+def test_a_trajectory_that_cannot_be_written_lets_the_stop_wait_for_the_step(
+    tmp_path: Path, model: type[TokenModel], done: tuple[int, int]
+) -> None:
+    evaluation = {"every": 0, "prompts": 2, "images_per_prompt": 1}
+    run = token_run(tmp_path, model(), Interrupting(), evaluation=evaluation)
+    notes = execute(run, tmp_path / "out")
+    assert (run.trainer.step, run.trainer.updates_done) == done
+    assert run.stopped_by == signal.SIGINT
+    odd = "Checkpoints are written at the end of steps only: a builtins.object cannot be written to a checkpoint"
+    assert (odd in notes) == (model is OddTrajectory)
+    assert run.checkpoints.newest is not None
+    load_checkpoint(run.checkpoints.newest)
+
+
+def test_the_time_of_a_checkpoint_is_in_the_row_after_it(tmp_path: Path) -> None:
+    run = token_run(tmp_path, TokenModel(), CountingScorer())
+    execute(run, tmp_path / "out")
+    spent = [row["seconds/checkpoint"] for row in run.progress.history]
+    assert [seconds > 0 for seconds in spent] == [False, False, True, False, True, False]
 
 
 def test_a_count_is_noted_at_once_and_then_now_and_then() -> None:

@@ -176,7 +176,8 @@ def _fill(partial: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
     partial.mkdir()
     # Clones, because safetensors refuses tensors that share memory.
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial / STATE)
-    (partial / FACTS).write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
+    # In their order, which is that of the columns of training.csv.
+    (partial / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
     (partial / SUMS).write_text("".join(_line(partial / name) for name in FILES), encoding="utf-8")
     for file in partial.iterdir():
         _flush(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import time
@@ -152,8 +153,8 @@ def memory_gb() -> float:
 
 
 def is_timing(name: str) -> bool:
-    """True for the metrics that depend on the machine and not on the seed."""
-    return name.startswith(("seconds/", "speed/")) or name == "memory_gb"
+    """True for the metrics that depend on the machine and not on the seed, of the run or of one module."""
+    return re.search(r"(^|/)(seconds/|speed/|memory_gb$)", name) is not None
 
 
 def reproducible(values: Mapping[str, float]) -> dict[str, float]:

@@ -53,7 +53,7 @@ class _Packer:
         if isinstance(value, list | tuple):
             return {"list" if isinstance(value, list) else "tuple": [self.pack(entry) for entry in value]}
         if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-            # Pairs, because JSON is written with sorted keys, and sums go in the order of the entries.
+            # Pairs, so that no key is taken for one of these.
             return {"mapping": [[key, self.pack(entry)] for key, entry in value.items()]}
         if dataclasses.is_dataclass(value) and not isinstance(value, type) and _find(_name(type(value))) is type(value):
             fields = {field.name: self.pack(getattr(value, field.name)) for field in dataclasses.fields(value)}
