@@ -13,6 +13,7 @@ from tests.test_training import STEPS, execute, ignore, interrupt_at, parameters
 from tests.test_training_toys import TokenModel, token_run
 from tests.toys import CountingScorer
 from visual_grpo import resuming
+from visual_grpo.config.validation import validate
 from visual_grpo.errors import UserError
 from visual_grpo.training import Callbacks, TrainingRun, check_resumable
 
@@ -223,6 +224,6 @@ def test_a_reward_that_the_run_had_removed_stays_removed(tmp_path: Path) -> None
     finished(tmp_path, reward="shapes", rewards=rewards)
     run = resuming.origin("auto", tmp_path / "checkpoints")
     assert run is not None
-    resumed = resuming.validate(resuming.parameters_of_run(run, {}))
+    resumed = validate(resuming.parameters_of_run(run, {}))
     assert list(resumed.rewards) == ["shapes", "brightness"]
     check_resumable(resumed.model_copy(update={"resume": "auto"}), print)

@@ -149,8 +149,17 @@ for name, every in (("judged", 1), ("badly_judged", 77)):
     out[name] = run("evaluate", evaluation={"every": every}) | {"of": mlflow.get_run(out["made"]["id"]).to_dictionary()}
 checkpoints = root / "data/06_models/checkpoints"
 checkpoints.mkdir(parents=True)
-(checkpoints / "latest.json").write_text(json.dumps({"mlflow_run_id": out["interrupt"]["id"]}))
+
+def checkpoint_of(run_id, number):
+    import torch
+    from visual_grpo.grpo.checkpoint import save_checkpoint
+    from visual_grpo.resuming import FORMAT
+    facts = {"format": FORMAT, "parameters": settings_of_training, "public": {"mlflow_run_id": run_id}}
+    save_checkpoint(checkpoints, number, {"a": torch.zeros(1)}, facts)
+
+checkpoint_of(out["interrupt"]["id"], 1)
 out["resumed"] = run("make", resume="auto", grpo={"steps": 7})
+out["resumed_by_name"] = run("make", resume=str(checkpoints / "step-000001"))
 elsewhere = root / "elsewhere"
 checkpoints.rename(elsewhere)
 (elsewhere / "step-000002").mkdir()
@@ -159,7 +168,7 @@ checkpoints.rename(elsewhere)
 out["elsewhere"] = run("make", resume="auto", tracking={"checkpoints": "elsewhere"})
 elsewhere.rename(checkpoints)
 out["resumed_run"] = mlflow.get_run(out["interrupt"]["id"]).to_dictionary()
-(checkpoints / "latest.json").write_text(json.dumps({"mlflow_run_id": "0" * 32}))
+checkpoint_of("0" * 32, 2)
 out["gone"] = run("make", resume="auto")
 import os, time
 server, began = os.environ["MLFLOW_TRACKING_URI"], time.monotonic()
@@ -387,6 +396,7 @@ def test_a_failed_evaluation_does_not_fail_the_training(runs):
 def test_resuming_goes_on_in_the_checkpoints_run(runs):
     assert runs["resumed"]["end"] == "done"
     assert runs["resumed"]["runs"] == runs["elsewhere"]["runs"] == runs["leak"]["runs"]
+    assert runs["resumed_by_name"]["runs"] == runs["leak"]["runs"]
     data = runs["resumed_run"]["data"]
     assert runs["resumed_run"]["info"]["status"] == "FINISHED"
     assert data["params"]["resume"] == "never"

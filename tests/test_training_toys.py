@@ -175,7 +175,7 @@ class OddTrajectory(TokenModel):
     """Keeps something in its trajectory that no checkpoint can hold."""
 
     def rollout(self, *arguments: Any) -> Any:
-        rollout = super().rollout(*arguments)
+        rollout: Any = super().rollout(*arguments)
         return replace(rollout, trajectory=(rollout.trajectory, object()))
 
     def replay(self, trajectory: Any, rows: Any) -> Any:

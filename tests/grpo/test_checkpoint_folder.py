@@ -40,7 +40,7 @@ def found(folder: Path) -> tuple[str | None, list[str]]:
     """The name of the checkpoint that is used, and what is said."""
     notes: list[str] = []
     path = newest_intact(folder, notes.append)
-    return path and path.name, notes
+    return None if path is None else path.name, notes
 
 
 def test_the_newest_is_used_without_a_word(folder: Path) -> None:

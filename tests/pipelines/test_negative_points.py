@@ -143,7 +143,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     whole, first = (make_run(config(name, "never"), tmp_path) for name in ("whole", "parts"))
     whole.run(Callbacks(on_step=lambda metrics, row: None, note=print))
     first.run(Callbacks(on_step=stop, note=print))
-    assert first.stopped
+    assert first.stopped_by
     second = make_run(config("parts", "auto"), tmp_path)
     second.run(Callbacks(on_step=lambda metrics, row: None, note=print))
     expected, got = whole.model.adapters.state(), second.model.adapters.state()

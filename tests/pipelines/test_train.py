@@ -112,7 +112,11 @@ def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
     monkeypatch.setenv("STOP_AT", "3")
     with pytest.raises(KeyboardInterrupt):
         project.run(rewards={"stopping": {"function": "tests.pipelines.test_train:stopping"}})
-    assert "Go on with: .venv/bin/kedro run --pipeline=train --params=resume=auto" in capsys.readouterr().out
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert last[0].startswith("Stopped after step ")
+    assert last[0].endswith(f"of {STEPS}; the checkpoint is {max(project.folder.glob('checkpoints/step-*'))}")
+    assert last[1].startswith("Go on with: ")
+    assert last[1].endswith("kedro run --pipeline=train --params=resume=auto")
     assert (project.folder / "adapters" / "ar" / "adapter_model.safetensors").read_bytes() == before
 
 

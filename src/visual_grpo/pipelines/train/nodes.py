@@ -111,29 +111,28 @@ def _run(
     from visual_grpo.tracking.metrics import tracked
     from visual_grpo.training import SHOWN_EACH, Callbacks
 
-    done = run.checkpoints.completed_steps()
-    with console.progress("train", config.grpo.steps, completed=done) as bar:
-
-        def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
-            logs: list[Log] = [tracker, *others]
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        logs: list[Log] = [tracker, *others]
+        for log in logs:
+            log.metrics(tracked(row, modules, tuple(config.rewards)), metrics.step)
+        if _due(metrics.step, config.tracking.images_every):
+            shown, samples, rewards = run.shown_samples()
+            picture = _grid(shown, samples, rewards.tolist(), judge, SHOWN_EACH)
             for log in logs:
-                log.metrics(tracked(row, modules, tuple(config.rewards)), metrics.step)
-            if _due(metrics.step, config.tracking.images_every):
-                shown, samples, rewards = run.shown_samples()
-                picture = _grid(shown, samples, rewards.tolist(), judge, SHOWN_EACH)
-                for log in logs:
-                    log.image(picture, "samples", metrics.step)
-            names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
-            bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
+                log.image(picture, "samples", metrics.step)
+        names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
+        bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
 
-        try:
+    try:
+        done = run.checkpoints.completed_steps()
+        with console.progress("train", config.grpo.steps, completed=done) as bar:
             progress = run.run(Callbacks(on_step=on_step, note=bar.note))
-            if run.stopped_by is not None:
-                raise Stopped(run.stopped_by)
-        except KeyboardInterrupt:
-            tracker.killed()
-            bar.note(_where_it_stopped(run))
-            raise
+        if run.stopped_by is not None:
+            raise Stopped(run.stopped_by)
+    except KeyboardInterrupt:
+        tracker.killed()
+        console.note(_where_it_stopped(run))
+        raise
     return progress
 
 
