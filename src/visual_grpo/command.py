@@ -71,6 +71,9 @@ class Command:
     def adding(self, parameters: Mapping[str, Any]) -> Command:
         return replace(self, parameters={**self.parameters, **parameters})
 
+    def without(self, name: str) -> Command:
+        return replace(self, parameters={key: value for key, value in self.parameters.items() if key != name})
+
     def of_environment(self, environment: str) -> Command:
         return replace(self, environment=environment)
 
