@@ -13,6 +13,7 @@ from visual_grpo.config.validation import validate
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint_folder import Note, newest_intact, readable_facts
+from visual_grpo.secret_values import SECTIONS, revealed
 
 AUTO, NEVER = "auto", "never"
 MAY_CHANGE = (
@@ -84,14 +85,20 @@ def find_intact(resume: str, folder: Path, note: Note) -> Path | None:
     return newest_intact(named, note)
 
 
-def parameters_of_run(run: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameter tree of a resumed run: that of its checkpoint, with what ``--params`` gives."""
-    return merged(presets.pinned(run.parameters), given)
+def parameters_of_run(run: Origin, given: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameter tree of a resumed run: that of its checkpoint, with what ``--params`` gives.
+
+    Args:
+        present: the parameters of this command, which have the secrets that no checkpoint holds.
+    """
+    tree = presets.pinned(run.parameters)
+    shown = {section: revealed(tree[section], present.get(section), section) for section in SECTIONS}
+    return merged({**tree, **shown}, given)
 
 
 def unrepeated(run: Origin, configured: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters that come from the run, and would be others by the configuration: dotted name -> value of the run."""
-    configuration, now = (flatten(validate(tree).model_dump(mode="json")) for tree in (configured, used))
+    configuration, now = (flatten(validate(tree).public()) for tree in (configured, used))
     chosen_by_records = configuration["reward"] == presets.AUTO
     return {
         name: value
@@ -105,7 +112,7 @@ def unrepeated(run: Origin, configured: Mapping[str, Any], used: Mapping[str, An
 def refuse_changes(path: Path, facts: Mapping[str, Any], config: Parameters) -> None:
     """Raises UserError with each parameter that differs from the checkpoint's and may not."""
     before = _of_this_version(path, facts)["parameters"]
-    was, now = (_decisive(tree) for tree in (before, config.model_dump(mode="json")))
+    was, now = (_decisive(tree) for tree in (before, config.public()))
     extended = was.get(STEPS) != now.get(STEPS)
     if extended and config.grpo.schedule == "constant":
         _refuse_fewer_steps(path, config.grpo.steps)

@@ -79,7 +79,7 @@ def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[s
     run = resuming.origin(resume, Path(tracking["checkpoints"]))
     if run is None:
         return tree, ""
-    used = resuming.parameters_of_run(run, given) | {"resume": resume}
+    used = resuming.parameters_of_run(run, given, tree) | {"resume": resume}
     if resume == resuming.AUTO or "output" in given:  # The folder may have been moved since.
         used["output"] = tree["output"]
         used["tracking"] = {**used["tracking"], "checkpoints": tracking["checkpoints"]}
