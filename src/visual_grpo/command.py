@@ -83,12 +83,13 @@ class Command:
     def resuming(self, resume: str, folder: Path) -> Command:
         """The command that goes on with the training of this one, whose checkpoints are in ``folder``.
 
-        Kedro splits ``--params`` at commas, so a value that has one (from a ``--config`` file) cannot be given there.
-        The run's own is used where nothing is given; but then the folder must be named.
+        The run's own value is used where none is given. So secrets are left out, and values with a comma (from a
+        ``--config`` file), at which Kedro splits ``--params``; without these the folder must be named.
         """
-        given = {name: value for name, value in self.parameters.items() if "," not in _shown(value)}
-        same_folder = resume in ("auto", "never") and len(given) == len(self.parameters)
-        resumed = {**given, "resume": "auto" if same_folder else str(folder)}
+        given = {name: value for name, value in self.parameters.items() if hidden({name: value}) == {name: value}}
+        pasteable = {name: value for name, value in given.items() if "," not in _shown(value)}
+        same_folder = resume in ("auto", "never") and pasteable == given
+        resumed = {**pasteable, "resume": "auto" if same_folder else str(folder)}
         return replace(self.of_pipeline("train"), parameters=resumed)
 
     def __str__(self) -> str:

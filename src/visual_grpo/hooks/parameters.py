@@ -31,10 +31,10 @@ class ParameterHooks:
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
         tree = with_output_folders(context.config_loader["parameters"], context.env)
-        tree, self._resumed = _of_resumed_run(tree, context.config_loader.runtime_params or {})
-        context.config_loader["parameters"] = tree
         cover_logs()
         remember_named(tree)
+        tree, self._resumed = _of_resumed_run(tree, context.config_loader.runtime_params or {})
+        context.config_loader["parameters"] = tree
         self._parameters = validate(tree)
         # Paths of the catalog begin with it.
         OmegaConf.register_new_resolver("output", lambda: self._parameters.output, replace=True)
