@@ -86,7 +86,7 @@ def contents(project: Path) -> dict[str, object]:
     """Weights and metrics of the adapters, but for times."""
     adapters = project / "data/06_models/adapters"
     history = pd.read_csv(adapters / "training.csv")
-    rows = history[[name for name in history if not is_timing(name)]].to_csv()
+    rows = history[[name for name in history if not is_timing(str(name))]].to_csv()
     weights = {str(path.relative_to(adapters)): path.read_bytes() for path in adapters.rglob("*.safetensors")}
     return {"columns": list(history), "rows": rows, **weights}
 
