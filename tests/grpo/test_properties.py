@@ -108,7 +108,7 @@ def test_the_clipped_surrogate_never_promises_more_than_the_plain_one(ratio, adv
 def test_k3_is_finite_and_never_negative_and_neither_is_any_ratio(log_ratio) -> None:
     value = torch.tensor([[log_ratio]])
     assert losses.k3(value).isfinite().all()
-    assert losses.k3(value).item() >= 0
+    assert losses.k3(value).item() >= -torch.finfo(torch.float32).eps  # exp rounds; the two differences are exact.
     ratio = losses.importance_ratio(value, torch.zeros(1, 1))
     assert ratio.isfinite().all()
     assert ratio.item() >= 0
