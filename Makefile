@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo repro test test-slow lint format docs lock audit sbom ui deliver viz clean
+.PHONY: help setup demo repro test test-slow test-kill lint format docs lock audit sbom ui deliver viz clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ test: setup  ## Run the tests
 
 test-slow: setup  ## Run only the slow tests (minutes)
 	@$(BIN)/pytest -m slow
+
+test-kill: setup  ## Kill trainings of every kind 20 times, and compare what they leave (half an hour)
+	@$(BIN)/pytest -m kill
 
 lint: setup  ## Check style, types and import rules
 	@$(BIN)/ruff check .

@@ -1,0 +1,136 @@
+"""SIGKILL at many moments: what a training leaves in the end is what one leaves that nobody killed, bit for bit.
+
+`make test-kill` kills each kind of training 20 times, `make test-slow` one kind 6 times.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from tests.small_project import environment, paste, small_project
+
+KINDS = {
+    "ar": ("", "policy.train=ar"),
+    "dit": ("", "policy.train=dit"),
+    "alternating": ("", "policy.train=all"),
+    "joint": ("", "policy.train=all,policy.stages=joint"),
+    "vl": ("negative_points", ""),
+    "sd3": ("sd3_small", ""),
+}
+"""Name -> environment and parameters."""
+STEPS = 60
+COMMON = (
+    f"grpo.steps={STEPS},policy.signal_check.rollouts=3,evaluation.every=3,tracking.images_every=3,"
+    "tracking.checkpoint_every=2"
+)
+FIRST = "visual_grpo.grpo.signal_check:measure_signal:0.05"
+LAST = ("visual_grpo.training:TrainingRun.write_adapters:0", "visual_grpo.training:TrainingRun.write_adapters:0.02")
+WITHIN = (
+    "visual_grpo.grpo.checkpoint:save_checkpoint",
+    "visual_grpo.grpo.checkpoint:write_latest",
+    "visual_grpo.training:TrainingRun.evaluate",
+    "visual_grpo.tracking.delivery:Delivery.deliver",
+)
+TRAINING = "visual_grpo.training:TrainingRun._train"
+OF_TIME_AND_MEMORY = re.compile(r"(.*/)?(seconds|speed)/.*|(.*/)?memory_gb")
+
+
+def moments(kills: int, generator: random.Random) -> list[str]:
+    """Where each process is killed: the first in the signal check, the last two when they save the adapters, the
+    others within a named function and at random moments in turn."""
+    between = []
+    for number in range(kills - 1 - len(LAST)):
+        function = WITHIN[number // 2 % len(WITHIN)] if number % 2 else TRAINING
+        longest = 0.03 if number % 2 else 2.0
+        between.append(f"{function}:{generator.uniform(0, longest):.4f}")
+    return [FIRST, *between, *LAST]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, kind: str) -> Path:
+    """A project with the base model, the data and the baseline of a kind of training."""
+    project = small_project(tmp_path / "prepared")
+    for pipeline in ("starter", "data_preparation", "baseline"):
+        done = paste(command(kind, pipeline), project)
+        assert done.returncode == 0, done.stderr[-2000:]
+    return project
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("kind", KINDS)
+def test_twenty_kills_change_no_bit(prepared: Path, kind: str) -> None:
+    check(prepared, kind, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["alternating"])
+def test_six_kills_change_no_bit(prepared: Path, kind: str) -> None:
+    check(prepared, kind, 6)
+
+
+def check(prepared: Path, kind: str, kills: int) -> None:
+    whole, killed = (prepared.with_name(name) for name in ("whole", "killed"))
+    shutil.copytree(prepared, whole, symlinks=True)
+    shutil.copytree(prepared, killed, symlinks=True)
+    done = paste(command(kind, "train"), whole)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for number, moment in enumerate(moments(kills, random.Random(kind))):
+        code = run(command(kind, "train", resume=number > 0), killed, moment)
+        assert code == -signal.SIGKILL, f"{moment} was not reached: exit code {code}"
+    done = paste(command(kind, "train", resume=True), killed)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert adapters(killed) == adapters(whole)
+    pd.testing.assert_frame_equal(history(killed), history(whole), check_exact=True)
+    assert metrics(killed) == metrics(whole)
+
+
+def command(kind: str, pipeline: str, *, resume: bool = False) -> str:
+    env, params = KINDS[kind]
+    given = ",".join(filter(None, [COMMON, params, "resume=auto" if resume else ""]))
+    return f".venv/bin/kedro run{f' --env={env}' if env else ''} --pipeline={pipeline} --params={given}"
+
+
+def run(line: str, project: Path, moment: str) -> int:
+    killer = str(Path(__file__).parent / "killer")
+    own = environment(project)
+    own |= {"KILL_AT": moment, "PYTHONPATH": f"{killer}:{own['PYTHONPATH']}"}
+    return subprocess.run(line.split(), cwd=project, env=own, capture_output=True, check=False).returncode
+
+
+def adapters(project: Path) -> dict[str, bytes]:
+    [folder] = project.glob("data/**/06_models/adapters")
+    found = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.safetensors")}
+    assert found
+    return found
+
+
+def history(project: Path) -> pd.DataFrame:
+    [file] = project.glob("data/**/08_reporting/training.csv")
+    table = pd.read_csv(file)
+    return table[[name for name in table if not OF_TIME_AND_MEMORY.fullmatch(str(name))]]
+
+
+def metrics(project: Path) -> dict[str, list[tuple[int, float]]]:
+    """Name -> (step, value) of every row in MLflow of the one run that was finished."""
+    client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
+    trained: list[Any] = [
+        found
+        for experiment in client.search_experiments()
+        for found in client.search_runs([experiment.experiment_id])
+        if "eval/total" in found.data.metrics
+    ]
+    [finished] = [found for found in trained if found.info.status == "FINISHED"]
+    assert {found.info.status for found in trained} <= {"FINISHED", "KILLED"}
+    names = sorted(name for name in finished.data.metrics if not OF_TIME_AND_MEMORY.fullmatch(name))
+    rows = {name: client.get_metric_history(finished.info.run_id, name) for name in names}
+    return {name: sorted((row.step, row.value) for row in own) for name, own in rows.items()}
