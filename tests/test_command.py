@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from visual_grpo.command import Command, use_source
+from visual_grpo.command import Command, takes_over, use_source
 
 
 def test_options_and_parameters_of_the_run_are_kept() -> None:
@@ -70,3 +70,12 @@ def test_the_folder_of_the_configuration_is_kept() -> None:
 
 def test_another_environment_takes_the_place_of_the_own() -> None:
     assert "--env=negative_points" in str(Command.of({"env": "local"}).of_environment("negative_points"))
+
+
+def test_what_comes_after_a_resumed_run_judges_as_that_run_did() -> None:
+    takes_over({"evaluation.max_prompts": 4, "evaluation.controls": [{"guidance_scale": 1.0}], "grpo.steps": 5})
+    try:
+        judging = Command.of({"runtime_params": {"seed": 1, "resume": "auto"}}).without("resume").judging()
+        assert judging.parameters == {"seed": 1, "evaluation.max_prompts": 4}
+    finally:
+        takes_over({})

@@ -28,11 +28,18 @@ _DEFAULT = "local"
 
 _running: list[Command] = []
 _source: list[str | None] = [None]
+_taken: dict[str, Any] = {}
 
 
 def use_source(source: str | None) -> None:
     """Says where the configuration of this process's commands is; None = in the project."""
     _source[:] = [source]
+
+
+def takes_over(parameters: Mapping[str, Any]) -> None:
+    """Says which parameters (dotted names) the command has from the run that it resumes, not from its configuration."""
+    _taken.clear()
+    _taken.update(parameters)
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,11 @@ class Command:
 
     def without(self, name: str) -> Command:
         return replace(self, parameters={key: value for key, value in self.parameters.items() if key != name})
+
+    def judging(self) -> Command:
+        """With how a resumed run is evaluated, as far as it can be pasted (no lists)."""
+        how = {name: value for name, value in _taken.items() if name.startswith("evaluation.")}
+        return self.adding({name: value for name, value in how.items() if not isinstance(value, list | dict)})
 
     def of_environment(self, environment: str) -> Command:
         return replace(self, environment=environment)

@@ -74,7 +74,7 @@ class RunCheckpoints:
             note(text)
         if origin is None:
             if self.config.resume == resuming.AUTO:
-                note(f"No checkpoint in {self.folder}: starting at step 1")
+                note(f"No checkpoint in {self.folder}: starting at step 1{_earlier(self.folder)}")
             return False
         self._load(origin)
         within = f" and {self.trainer.updates_done} updates of the next" if self.trainer.updates_done else ""
@@ -169,6 +169,11 @@ class RunCheckpoints:
 
     def _position(self) -> tuple[int, int]:
         return self.trainer.step, self.trainer.updates_done
+
+
+def _earlier(folder: Path) -> str:
+    previous = folder.with_name(f"{folder.name}.previous")
+    return f" (those of an earlier run go on with resume={previous})" if previous.is_dir() else ""
 
 
 def _set_aside(folder: Path, keep: Path | None = None) -> None:

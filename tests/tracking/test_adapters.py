@@ -41,7 +41,11 @@ def test_a_run_is_found_by_its_name_its_id_and_the_beginning_of_it(
     runs: dict[str, str], name: str, short: bool
 ) -> None:
     for named in (name, runs[name][:8] if short else runs[name]):
-        assert read_facts(find_adapters(named, LATEST)) == {"name": name}
+        found = find_adapters(named, LATEST)
+        assert read_facts(found) == {"name": name}
+        assert found.is_relative_to(Path(mlflow.get_run(runs[name]).info.artifact_uri.removeprefix("file://"))), (
+            "no copy"
+        )
 
 
 def test_the_latest_and_a_folder_need_no_mlflow(tmp_path: Path) -> None:

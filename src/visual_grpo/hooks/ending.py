@@ -64,7 +64,7 @@ def _next(run_params: dict[str, Any], made: set[str]) -> str | None:
         return None
     if max(done) == len(FLOW) - 1:
         return "make ui    (all runs, sorted by their result)"
-    command = Command.of(run_params).without("resume")
+    command = Command.of(run_params).without("resume").judging()
     # A baseline for an earlier adapter is drawn to judge it, not to train another.
     following = FLOW[-1] if "adapter" in command.parameters else FLOW[max(done) + 1]
     return str(command.of_pipeline(following))

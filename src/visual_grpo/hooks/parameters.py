@@ -12,7 +12,7 @@ from kedro.pipeline import Pipeline
 from omegaconf import OmegaConf
 
 from visual_grpo import console
-from visual_grpo.command import Command
+from visual_grpo.command import Command, takes_over
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.validation import validate
@@ -33,7 +33,9 @@ class ParameterHooks:
         tree = with_output_folders(context.config_loader["parameters"], context.env)
         cover_logs()
         remember_named(tree)
-        tree, self._resumed = _of_resumed_run(tree, context.config_loader.runtime_params or {})
+        tree, taken = _of_resumed_run(tree, context.config_loader.runtime_params or {})
+        takes_over(taken)
+        self._resumed = _said(taken)
         context.config_loader["parameters"] = tree
         self._parameters = validate(tree)
         # Paths of the catalog begin with it.
@@ -66,24 +68,24 @@ class ParameterHooks:
             console.note(self._resumed)
 
 
-def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The parameters of the run that ``resume`` names, with those that ``--params`` gives, and what to say of them.
+def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters of the run that ``resume`` names, with those that ``--params`` gives, and which of them differ.
 
-    Without such a run it is ``tree`` itself.
+    Without such a run it is ``tree`` itself, and none differs.
     """
     resume, tracking = tree.get("resume"), tree.get("tracking")
     if not isinstance(resume, str) or not isinstance(tracking, dict):
-        return tree, ""  # The validation says what is wrong with it.
+        return tree, {}  # The validation says what is wrong with it.
     from visual_grpo import resuming
 
     run = resuming.origin(resume, Path(tracking["checkpoints"]))
     if run is None:
-        return tree, ""
+        return tree, {}
     used = resuming.parameters_of_run(run, given, tree) | {"resume": resume}
     if resume == resuming.AUTO or "output" in given:  # The folder may have been moved since.
         used["output"] = tree["output"]
         used["tracking"] = {**used["tracking"], "checkpoints": tracking["checkpoints"]}
-    return used, _said(resuming.unrepeated(run, tree, used))
+    return used, resuming.unrepeated(run, tree, used)
 
 
 def _said(taken: dict[str, Any]) -> str:

@@ -262,5 +262,5 @@ def _own_traceback(error: BaseException) -> str:
 
 
 def _some_ids(prompts: Sequence[PromptRecord], limit: int = 3) -> str:
-    shown = ", ".join(repr(record.id) for record in prompts[:limit])
-    return shown + (f" and {len(prompts) - limit} more" if len(prompts) > limit else "")
+    ids = list(dict.fromkeys(record.id for record in prompts))  # A prompt has several samples.
+    return ", ".join(map(repr, ids[:limit])) + (f" and {len(ids) - limit} more" if len(ids) > limit else "")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from visual_grpo.command import Command, again
 from visual_grpo.config import Parameters
@@ -94,13 +98,25 @@ def _of_run(named: str, tracking_uri: str) -> Path:
         ids = "\n".join(f"  {run.info.run_id}  {run.info.run_name}" for run in found[:10])
         raise UserError(f"adapter: {len(found)} MLflow runs are named {named!r}; name one by its id:\n{ids}")
     [run] = found
+    here = _local(run.info.artifact_uri)
+    if here is not None and (here / ARTIFACTS / FACTS).is_file():
+        return here / ARTIFACTS
+    # Removed when the command ends.
+    copy = tempfile.mkdtemp(prefix="visual_grpo_adapters_")
+    atexit.register(shutil.rmtree, copy, ignore_errors=True)
     try:
-        return Path(mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path=ARTIFACTS))
+        return Path(mlflow.artifacts.download_artifacts(f"runs:/{run.info.run_id}/{ARTIFACTS}", dst_path=copy))
     except (OSError, mlflow.exceptions.MlflowException) as error:
         raise UserError(
             f"adapter: the MLflow run {run.info.run_id} ({run.info.run_name}) has no adapters: it did not finish"
             " training, or its artifacts were deleted."
         ) from error
+
+
+def _local(artifact_uri: str) -> Path | None:
+    """The folder of a run's artifacts on this machine; None if they are on a server."""
+    parsed = urlsplit(artifact_uri)
+    return Path(unquote(parsed.path)) if parsed.scheme in ("", "file") else None
 
 
 def _those_there_are(named: str, runs: list[Run]) -> str:
