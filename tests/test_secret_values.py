@@ -14,7 +14,9 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secret_values, "_known", set())
 
 
-@pytest.mark.parametrize("name", ["api_key", "apikey", "HF_TOKEN", "password", "db_passwd", "my-secret", "auth.bearer"])
+@pytest.mark.parametrize(
+    "name", ["api_key", "apikey", "HF_TOKEN", "password", "db_passwd", "my-secret", "auth.bearer", "auth"]
+)
 def test_a_value_is_secret_by_its_name(name: str) -> None:
     assert hidden({"options": {name: "abc", "model": "small"}}) == {"options": {name: HIDDEN, "model": "small"}}
 
@@ -62,3 +64,11 @@ def test_a_secret_that_is_not_there_any_more_is_asked_for(present) -> None:
     stored = {"judge": {"options": {"url": f"http://{HIDDEN}@there"}}}
     with pytest.raises(UserError, match=r"rewards\.judge\.options\.url is a secret, .*Set it in conf/local"):
         revealed(stored, present, "rewards")
+
+
+def test_the_password_of_an_address_is_hidden_wherever_it_stands() -> None:
+    remember_named(
+        {"rewards": {"judge": {"options": {"url": "https://me:swordfish@there/x", "plain": "http://a:80/b@c"}}}}
+    )
+    assert hidden("https://me:swordfish@there/x said no") == f"https://me:{HIDDEN}@there/x said no"
+    assert hidden("http://a:80/b@c") == "http://a:80/b@c"

@@ -40,3 +40,10 @@ def test_a_folder_without_facts_and_damaged_facts_are_refused(tmp_path: Path) ->
     (tmp_path / "training.json").write_text("{")
     with pytest.raises(UserError, match="is damaged"):
         read_facts(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"parameters": "x"}'])
+def test_facts_of_another_shape_are_called_damaged(tmp_path: Path, text: str) -> None:
+    (tmp_path / "training.json").write_text(text)
+    with pytest.raises(UserError, match="damaged: expected an object with the parameters"):
+        read_facts(tmp_path)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 from visual_grpo.errors import UserError, nearest_hint
@@ -22,6 +25,17 @@ def load_attribute(path: str, setting: str) -> Any:
             raise UserError(f"{module_name!r} has no {attribute!r} ({path!r}).{nearest_hint(part, dir(found))}")
         found = getattr(found, part)
     return found
+
+
+def code_digest(path: str) -> str:
+    """12 hex digits of the file in which the module of ``package.module:attribute`` is: they change when it is edited.
+
+    What the file imports is not part of it.
+    """
+    spec = importlib.util.find_spec(path.partition(":")[0])
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return "unknown"
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:12]
 
 
 def _module(module_name: str, path: str) -> Any:

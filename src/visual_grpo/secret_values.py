@@ -18,9 +18,11 @@ HIDDEN = "(hidden)"
 SECTIONS = ("rewards", "tracking")
 """Sections of the parameters whose values may be secret."""
 _NAMES = re.compile(
-    r"(^|[_.-])(secret|token|passw(or)?d|api_?key|access_?key|private_?key|credentials?|authorization|bearer)($|[_.-])",
+    r"(^|[_.-])(secret|token|passw(or)?d|api_?key|access_?key|private_?key|credentials?|auth|authorization|bearer)($|[_.-])",
     re.IGNORECASE,
 )
+_IN_ADDRESS = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+"""The password in https://user:password@host."""
 _SHORTEST = 5
 """Characters of a value that is searched for in texts: a shorter one would be found in words."""
 _known: set[str] = set()
@@ -100,6 +102,9 @@ def _remember_named(tree: Mapping[str, Any]) -> None:
             _remember_named(value)
         elif _is_secret(key, value):
             remember(value)
+        elif isinstance(value, str):
+            for password in _IN_ADDRESS.findall(value):
+                remember(password)
 
 
 def _is_secret(key: Any, value: Any) -> bool:

@@ -15,6 +15,7 @@ from visual_grpo.secret_values import revealed
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
 """How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did; the
 prompts that the training never saw."""
+_AGAIN = "Train again, or use the adapters of the MLflow run."
 LATEST, NONE = "latest", "none"
 PRESENT_SECTIONS = ("evaluation", "tracking", "resume", "output", "adapter", "generate", "score", "compare")
 """Parameters that judging an adapter takes from the present command, not from its training."""
@@ -36,7 +37,9 @@ def read_facts(folder: Path) -> dict[str, Any]:
             " leaves in data/06_models/adapters, or the artifacts `adapters` of its MLflow run."
         ) from error
     except ValueError as error:
-        raise UserError(f"{file} is damaged: {error}. Train again, or use the adapters of the MLflow run.") from error
+        raise UserError(f"{file} is damaged: {error}. {_AGAIN}") from error
+    if not isinstance(facts, dict) or not isinstance(facts.get("parameters", {}), dict):
+        raise UserError(f"{file} is damaged: expected an object with the parameters of the training. {_AGAIN}")
     return facts
 
 

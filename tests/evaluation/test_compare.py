@@ -192,3 +192,8 @@ def test_conditions_survive_the_file(tmp_path: Path) -> None:
     frame.attrs["facts"] = conditions(config, make_plan(config).samplers, model="m", dataset="d")
     frame.to_parquet(tmp_path / "scores.parquet")
     check_facts(pd.read_parquet(tmp_path / "scores.parquet").attrs["facts"], frame.attrs["facts"])
+
+
+def test_the_remedy_for_an_adapter_has_its_parameters() -> None:
+    with pytest.raises(UserError, match=r"seed was 1, now 2\. Draw .*--pipeline=baseline --params=adapter=0123abcd"):
+        check_facts({"seed": 1}, {"seed": 2}, "0123abcd")

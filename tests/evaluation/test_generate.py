@@ -225,3 +225,20 @@ def test_conditions_contain_exactly_what_images_and_scores_depend_on() -> None:
         assert conditions_of(changed) != base, changed
     assert conditions_of({}, model="other") != base
     assert conditions_of({}, dataset="other") != base
+
+
+def test_a_reward_of_ones_own_whose_code_was_edited_does_not_pair(tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "an_edited_reward.py"
+    rewards = {"mine": {"function": "an_edited_reward:score"}, "palette": {"weight": 0.5}}
+
+    def made() -> dict[str, Any]:
+        found = conditions(parameters(rewards=rewards), {}, model="m", dataset="d")["rewards"]
+        assert "code" not in found["palette"]
+        return found["mine"]
+
+    file.write_text("def score(prompts, images): return [1.0] * len(images)")
+    before = made()
+    assert made() == before
+    file.write_text("def score(prompts, images): return [5.0] * len(images)")
+    assert made()["code"] != before["code"]

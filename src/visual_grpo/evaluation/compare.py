@@ -20,8 +20,12 @@ KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
 
 
-def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Raises UserError if the baseline was made under other conditions; names each difference and the remedy."""
+def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any], adapter: str | None = None) -> None:
+    """Raises UserError if the baseline was made under other conditions; names each difference and the remedy.
+
+    Args:
+        adapter: what is judged with the parameters of its own training, which the baseline then needs too.
+    """
     before, now = dict(_leaves(baseline)), dict(_leaves(present))
     different = [
         f"{key} was {before.get(key, 'absent')!r}, now {now.get(key, 'absent')!r}"
@@ -29,7 +33,7 @@ def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> None
         if before.get(key, KEY) != now.get(key, KEY)
     ]
     if different:
-        raise UserError(f"the baseline does not pair with this run: {'; '.join(different)}. {_draw_again()}")
+        raise UserError(f"the baseline does not pair with this run: {'; '.join(different)}. {_draw_again(adapter)}")
 
 
 def check_adapter(training: Mapping[str, Any], *, model: str, data: str) -> None:
@@ -182,8 +186,9 @@ def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
         raise UserError(f"baseline and trained results differ in their {what}: {'; '.join(only)}. {_draw_again()}")
 
 
-def _draw_again() -> str:
-    return f"Draw the baseline again: {again('baseline')}"
+def _draw_again(adapter: str | None = None) -> str:
+    command = Command.now().of_pipeline("baseline")
+    return f"Draw the baseline again: {command if adapter is None else command.adding({'adapter': adapter})}"
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

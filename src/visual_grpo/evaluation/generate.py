@@ -18,6 +18,7 @@ from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.images import described, is_image
+from visual_grpo.importing import code_digest
 from visual_grpo.types import Judge, PromptRecord, Sample, SampleGenerator, Scores, TextSample
 
 SCORES = "scores.parquet"
@@ -64,11 +65,15 @@ def conditions(
         **({"flow": tree["policy"]["flow"]} if any(sampler.stochastic for sampler in samplers.values()) else {}),
         **({"options": tree["model"]["options"]} if config.model.options else {}),
         # Without their weights: a total can be computed again from the scores.
-        "rewards": {
-            name: {key: reward[key] for key in ("function", "options")} for name, reward in tree["rewards"].items()
-        },
+        "rewards": {name: _judge(reward) for name, reward in tree["rewards"].items()},
         "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
     }
+
+
+def _judge(reward: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reward's scores depend on; of the user's own function also its code."""
+    found = {key: reward[key] for key in ("function", "options")}
+    return found if reward["function"] is None else found | {"code": code_digest(reward["function"])}
 
 
 def plan_images(

@@ -36,8 +36,9 @@ def draw_trained(
 
     plan = components.make_plan(parameters, starter_report["model"])
     facts = conditions(parameters, plan, starter_report, records)
-    compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts)
-    compare.check_adapter(read_facts(adapters), model=starter_report["digest"], data=records.digest)
+    training = read_facts(adapters)
+    compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts, training.get("mlflow_run_id"))
+    compare.check_adapter(training, model=starter_report["digest"], data=records.digest)
     draw_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")
     return trained_draft
 

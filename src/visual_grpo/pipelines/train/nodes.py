@@ -60,6 +60,7 @@ def train(
             "model": starter_report["model"],
             "model_digest": starter_report["digest"],
             "data": records.digest,
+            **_code_of_rewards(parameters),
         },
         run_id=tracker.run_id,
         advice={module: plan.family.modules[module].advice for module in plan.modules},
@@ -85,6 +86,14 @@ def train(
         tracker.model(Path(alone), "adapter", shown)
     _show_training(progress, run.trainer.step)
     return adapters_draft, pd.DataFrame(progress.history)
+
+
+def _code_of_rewards(config: Parameters) -> dict[str, str]:
+    """Digests of the user's own functions, whose edits would change a run that goes on."""
+    from visual_grpo.importing import code_digest
+
+    own = {name: reward.function for name, reward in config.rewards.items() if reward.function is not None}
+    return {f"code of reward {name}": code_digest(function) for name, function in own.items()}
 
 
 def _check_baseline(
