@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from tests.evaluation.defaults import parameters
 from visual_grpo.errors import UserError
-from visual_grpo.trained_adapters import parameters_to_judge, read_facts
+from visual_grpo.trained_adapters import check_weights, parameters_to_judge, read_facts, weight_sums
 
 
 def tree(**changes: Any) -> dict[str, Any]:
@@ -47,3 +49,20 @@ def test_facts_of_another_shape_are_called_damaged(tmp_path: Path, text: str) ->
     (tmp_path / "training.json").write_text(text)
     with pytest.raises(UserError, match="damaged: expected an object with the parameters"):
         read_facts(tmp_path)
+
+
+def test_weights_that_are_not_those_of_the_training_are_refused(tmp_path: Path) -> None:
+    for name in ("dit", "best/dit"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "weights.safetensors").write_bytes(b"0123456789")
+    check_weights(tmp_path)  # Of an older version, or of no training.
+    facts = {"parameters": {}, "sums": weight_sums(tmp_path)}
+    assert sorted(facts["sums"]) == ["best/dit/weights.safetensors", "dit/weights.safetensors"]
+    (tmp_path / "training.json").write_text(json.dumps(facts))
+    check_weights(tmp_path)
+    (tmp_path / "dit/weights.safetensors").write_bytes(b"0123456780")
+    with pytest.raises(UserError, match=r"dit/weights\.safetensors is not the file that the training left"):
+        check_weights(tmp_path)
+    shutil.rmtree(tmp_path / "best")
+    (tmp_path / "dit/weights.safetensors").write_bytes(b"0123456789")
+    check_weights(tmp_path)  # As MLflow's copy is, without `best` and `last`.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from visual_grpo.command import again
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.errors import Problems, UserError
+from visual_grpo.trained_adapters import check_weights
 
 if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer, Trainer
@@ -104,6 +105,7 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
     settings = ModelSettings(size=size, policy=config.policy, options=plan.options)
     built = plan.family.build(plan.family.load(model, config.model), settings)
     if adapters is not None:
+        check_weights(adapters)
         built.adapters.load(adapters, plan.modules)
     return built
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,6 +42,28 @@ def read_facts(folder: Path) -> dict[str, Any]:
     if not isinstance(facts, dict) or not isinstance(facts.get("parameters", {}), dict):
         raise UserError(f"{file} is damaged: expected an object with the parameters of the training. {_AGAIN}")
     return facts
+
+
+def weight_sums(folder: Path) -> dict[str, str]:
+    """Path within the folder -> sha256 of each file of weights."""
+    files = sorted(folder.rglob("*.safetensors"))
+    return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def check_weights(folder: Path) -> None:
+    """Raises UserError if a file of weights is not what the training left: damaged, or of another training.
+
+    A folder without facts, or whose facts are older than the sums, is not judged.
+    """
+    if not (folder / FACTS).is_file():
+        return
+    stored: dict[str, str] = read_facts(folder).get("sums", {})
+    changed = [name for name, now in weight_sums(folder).items() if stored.get(name, now) != now]
+    if changed:
+        raise UserError(
+            f"{folder / changed[0]} is not the file that the training left there (its sha256 in {FACTS} is another): it"
+            f" is damaged, or of another training. {_AGAIN}"
+        )
 
 
 def modules_of(folder: Path) -> list[str]:

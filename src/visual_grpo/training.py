@@ -27,7 +27,7 @@ from visual_grpo.grpo.signal_check import Signal, SignalRule, check_signal, desc
 from visual_grpo.grpo.trainer import Trainer
 from visual_grpo.run_checkpoints import Progress, RunCheckpoints, StoppedWithinStepError
 from visual_grpo.stopping import StopRequest, stop_request
-from visual_grpo.trained_adapters import FACTS, HISTORY
+from visual_grpo.trained_adapters import FACTS, HISTORY, weight_sums
 from visual_grpo.types import AdaptedModel, PromptRecord, Sample, Scorer, StepMetrics
 
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
@@ -124,6 +124,7 @@ class TrainingRun:
             "mlflow_run_id": self.run_id,
             **self.identity,
             **self.lineage,
+            "sums": weight_sums(folder),
             "parameters": self.config.public(),
         }
         (folder / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
