@@ -1,6 +1,6 @@
 """Mutated records and images, prepared as a whole dataset.
 
-``python -m tests.records.fuzz FOLDER COUNT TASK KIND...`` prepares them in a process of its own and prints the
+``python -m tests.records.fuzz FOLDER COUNT TASK KIND...`` prepares them in a separate process and prints the
 outcome as JSON, with the peak memory: of a process that has done something else before, it would say nothing.
 """
 

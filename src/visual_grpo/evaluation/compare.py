@@ -24,7 +24,8 @@ def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any], adapter
     """Raises UserError if the baseline was made under other conditions; names each difference and the remedy.
 
     Args:
-        adapter: what is judged with the parameters of its own training, which the baseline then needs too.
+        adapter: the adapter that is evaluated with the parameters of its training; the baseline must be drawn with the
+            same ones.
     """
     before, now = dict(_leaves(baseline)), dict(_leaves(present))
     different = [

@@ -1,6 +1,7 @@
 """What a run logs, on disk before it is in MLflow: neither a kill nor an absent server loses any of it.
 
-Each process that logs has a spool, a folder of its own. It is removed when everything in it has been delivered::
+Each process that logs writes into a separate folder, its spool. The folder is removed when everything in it has been
+delivered::
 
     OUTPUT/mlflow_spool/TIME-RUN/
       run.json       which run it is

@@ -1,4 +1,4 @@
-"""Decodes a Parquet table in a process of its own: ``python -P table_decoder.py FILE BYTES COLUMN...``
+"""Decodes a Parquet table in a separate process: ``python -P table_decoder.py FILE BYTES COLUMN...``
 
 A few hundred bytes of Parquet can say billions of values, and only decoding shows it. So this process limits its own
 memory, and a table that breaks the decoder breaks only this process. It writes batches of rows to stdout as an Arrow
