@@ -126,10 +126,12 @@ def _shown(value: Any) -> str:
     if not isinstance(value, str):
         return json.dumps(value)
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     try:
         plain = OmegaConf.from_dotlist([f"value={value}"])["value"] == value
-    except Exception:  # What YAML cannot read; its errors have no common class.
+    except (YAMLError, OmegaConfBaseException, ValueError):
         plain = False
     return value if plain and value.strip() == value else json.dumps(value)
 

@@ -42,7 +42,7 @@ def new_draft(final: Path) -> Path:
     heal(final)
     for draft in final.parent.glob(f".{glob.escape(final.name)}{_DRAFT}*"):
         process = draft.name.rpartition(_DRAFT)[2]
-        if process.isdecimal() and (int(process) == os.getpid() or not _is_running(int(process))):
+        if process.isdecimal() and (int(process) == os.getpid() or not is_running(int(process))):
             _remove(draft)
     draft = final.with_name(f".{final.name}{_DRAFT}{os.getpid()}")
     _drafts.add(draft)
@@ -95,7 +95,8 @@ def _remove_drafts() -> None:
         _remove(draft)
 
 
-def _is_running(process: int) -> bool:
+def is_running(process: int) -> bool:
+    """Whether a process of this machine has this id."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -18,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from visual_grpo.errors import UserError
+from visual_grpo.folders import is_running
 
 _held: list[tuple[FileLock, Path]] = []
 """By this process, with the file that says so."""
@@ -86,7 +87,7 @@ def release() -> None:
 def _refusal(folder: Path, holder: Holder | None) -> str:
     who = "another process" if holder is None else str(holder)
     ended = ""
-    if holder is not None and holder.is_of_this_machine() and not _is_running(holder.pid):
+    if holder is not None and holder.is_of_this_machine() and not is_running(holder.pid):
         ended = f" Process {holder.pid} has ended, but one that it started still runs; end that one too."
     return (
         f"{folder} is in use by {who}\nTwo commands that write into one folder would replace each other's results."
@@ -113,13 +114,3 @@ def _boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:  # Not Linux.
         return ""
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # It runs, as another user.
-        return True
-    return True

@@ -80,10 +80,11 @@ def model_of(config: Parameters, adapters: Path | None) -> str:
 def _of_run(named: str, tracking_uri: str) -> Path:
     """Looked up, and downloaded where the artifacts are remote, once in a command, though several places ask for it."""
     import mlflow
+    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         runs: list[Run] = mlflow.search_runs(search_all_experiments=True, output_format="list")
-    except Exception as error:
+    except (mlflow.exceptions.MlflowException, SQLAlchemyError, OSError) as error:
         raise UserError(
             f"adapter: there is no folder {named!r}, and MLflow ({shown_server(tracking_uri)}), which may have a run of"
             f" this name, does not answer: {error}"

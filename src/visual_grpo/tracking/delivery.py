@@ -78,15 +78,19 @@ class Delivery:
         Raises:
             Exception: whatever MLflow raises; what was delivered before it is noted.
         """
+        from mlflow.exceptions import MlflowException
+
         try:
             for items in _together(self.outbox.waiting()):
                 self._deliver(items, stays_open)
-        except Exception as error:
+        except MlflowException as error:
             if is_missing(error):
                 self.run_id = ""  # Deleted meanwhile: the next attempt makes it again.
             raise
 
     def _deliver(self, items: list[Item], stays_open: bool) -> None:
+        from mlflow.exceptions import MlflowException
+
         events = [event for _, event in items]
         try:
             if events[0]["op"] in (CURVES, RESULTS):
@@ -94,7 +98,7 @@ class Delivery:
             elif events[0]["op"] != "end" or not stays_open:
                 with nullcontext() if "files" in events[0] else self._watched():
                     _APPLY[events[0]["op"]](self, events[0])
-        except Exception as error:
+        except MlflowException as error:
             if not is_refusal(error):
                 raise
             if len(items) > 1:
