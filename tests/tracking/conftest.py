@@ -77,6 +77,8 @@ def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatc
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     for name, value in third_party_output._ENVIRONMENT.items():  # As `kedro run` sets them.
         monkeypatch.setenv(name, value)
+    for time in ("NOTICED", "START", "LAST_CHANCE"):  # On a busy machine a slow answer would be told as an outage.
+        monkeypatch.setattr(writer, time, 60.0)
     project = Project(tmp_path)
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(project.uri)
@@ -86,12 +88,11 @@ def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Shortens the times of the background writer."""
+def quick(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Shortens the pauses of the background writer; tests of a store that hangs shorten its patience too."""
 
     def set_times(**seconds: float) -> None:
-        times = {"EVERY": 0.1, "NOTICED": 1.0, "START": 1.0, "LAST_CHANCE": 10.0, "LAST_CHANCE_AWAY": 1.0} | seconds
-        for name, value in times.items():
+        for name, value in ({"EVERY": 0.1, "LAST_CHANCE_AWAY": 1.0} | seconds).items():
             monkeypatch.setattr(writer, name, value)
         monkeypatch.setattr(writer, "_PAUSES", (0.1, 0.5))
 

@@ -132,7 +132,7 @@ from pathlib import Path
 from visual_grpo import third_party_output
 third_party_output.silence_libraries()
 from visual_grpo.tracking import RunToLog, Tracker, writer
-writer.EVERY = 0.05
+writer.EVERY, writer.START = 0.05, 60.0
 folder, earlier, begin, end = Path(sys.argv[1]), sys.argv[2] or None, int(sys.argv[3]), int(sys.argv[4])
 run = RunToLog(
     name="ar", earlier=earlier, experiment=sys.argv[5], artifacts=(folder / "artifacts").as_uri(),
