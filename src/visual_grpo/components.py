@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo.command import again
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.errors import Problems, UserError
-from visual_grpo.trained_adapters import check_weights
+from visual_grpo.saved_model import content_digest
+from visual_grpo.trained_adapters import check_base, check_weights
 
 if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer, Trainer
@@ -87,6 +88,17 @@ def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problem
             build_scorer(config, [module])
 
 
+def check_unchanged(starter_report: Mapping[str, Any]) -> None:
+    """Raises UserError if the base model's files are not those that the starter pipeline found or made."""
+    model, before = starter_report["model"], starter_report.get("content")
+    if before is not None and content_digest(model) != before:
+        raise UserError(
+            f"the base model {model} is not what it was when the starter pipeline ran: a file was changed, added or"
+            " removed. What was drawn and trained before belongs to the other model. Put the files back, or (if the"
+            f" starter made it) delete the folder; then run: {again('starter')}"
+        )
+
+
 def build_model(config: Parameters, model: str, adapters: Path | None = None) -> Model:
     """The ``model`` (folder or hub id), without any adapter or with the saved ones of the trained modules.
 
@@ -106,6 +118,7 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
     built = plan.family.build(plan.family.load(model, config.model), settings)
     if adapters is not None:
         check_weights(adapters)
+        check_base(adapters, model, content_digest(model))
         built.adapters.load(adapters, plan.modules)
     return built
 

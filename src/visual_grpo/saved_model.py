@@ -1,8 +1,20 @@
-"""Where a saved model may be: a folder, or an id on the model hub."""
+"""A saved model: a folder, or an id on the model hub."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
+
+_LOADED = {".jinja", ".json", ".model", ".safetensors", ".txt"}
+"""Endings of the files that a model is loaded from."""
+_RECORD = "content.json"
+_NOTES = {"starter.json", _RECORD}
+"""Files that say how the folder was made."""
+_READERS = 4
+"""Files that are read at once: a disk gives more than one core can digest."""
 
 
 def may_be_hub_id(path: str) -> bool:
@@ -13,3 +25,49 @@ def may_be_hub_id(path: str) -> bool:
 def is_whole(path: str, file: str) -> bool:
     """True for a folder that holds ``file``, and for what can be the id of a model on the hub."""
     return may_be_hub_id(path) or (Path(path) / file).is_file()
+
+
+def content_digest(folder: str | Path) -> str | None:
+    """A hex digest of everything that a model is loaded from; None for a hub id, whose files are not here.
+
+    Every byte is read: 34 GB take about half a minute, which loading them takes as well.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        return None
+    files = [file for file in sorted(root.rglob("*")) if _is_loaded(file.relative_to(root)) and file.is_file()]
+    with ThreadPoolExecutor(_READERS) as readers:
+        sums = list(readers.map(_sum_of, files))
+    listed = [[file.relative_to(root).as_posix(), found] for file, found in zip(files, sums, strict=True)]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
+def record_content(folder: Path) -> None:
+    """Notes the digest of a model that was just made beside its files."""
+    (folder / _RECORD).write_text(json.dumps({"content": content_digest(folder)}), encoding="utf-8")
+
+
+def recorded_content(folder: Path) -> str | None:
+    """The digest that the model's maker noted; of a model without a note its present one."""
+    record = folder / _RECORD
+    if not record.is_file():
+        return content_digest(folder)
+    noted: str = json.loads(record.read_text(encoding="utf-8"))["content"]
+    return noted
+
+
+def _is_loaded(file: Path) -> bool:
+    hidden = any(part.startswith(".") for part in file.parts)
+    return file.suffix in _LOADED and file.name not in _NOTES and not hidden
+
+
+def _sum_of(file: Path) -> str:
+    facts = file.stat()
+    return _sum(file, facts.st_size, facts.st_mtime_ns)
+
+
+@cache
+def _sum(file: Path, size: int, changed: int) -> str:
+    """Read once in a process, unless its size or time of change says that it is another file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -66,6 +66,22 @@ def check_weights(folder: Path) -> None:
         )
 
 
+def check_base(folder: Path, model: str, content: str | None) -> None:
+    """Raises UserError if the files of the base ``model``, with the digest ``content``, are not those that the adapters
+    were trained on.
+
+    A folder without facts, or whose facts are older than this digest, is not judged; nor is a model on the hub.
+    """
+    if content is None or not (folder / FACTS).is_file():
+        return
+    stored = read_facts(folder).get("model_content")
+    if stored not in (None, content):
+        raise UserError(
+            f"{folder} was trained on a base model with other files than {model} has now. Name the folder that holds"
+            f" that model with model.path, or train again on this one."
+        )
+
+
 def modules_of(folder: Path) -> list[str]:
     """The modules that were trained: each has a folder in ``best``, as in ``folder`` itself."""
     return sorted(path.name for path in (folder / "best").iterdir())

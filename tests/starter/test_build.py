@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from visual_grpo.config import DataConfig, StarterConfig, Task
+from visual_grpo.saved_model import content_digest
 from visual_grpo.starter import build
 from visual_grpo.starter.build import build_starter
 from visual_grpo.starter.glm_image import corpus
@@ -73,6 +74,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
         "dataset": config.dataset,
         "model": config.model,
         "digest": build.model_digest(config, DATA, SEED),
+        "content": content_digest(config.model),
     }
     return config
 

@@ -56,6 +56,22 @@ def test_the_digest_tells_models_apart(parameters: dict[str, Any]) -> None:
     assert build_from(parameters)["digest"] != first
 
 
+def test_the_digest_of_a_folder_is_that_of_its_files(parameters: dict[str, Any], tmp_path: Path) -> None:
+    digests = []
+    for name, weights in (("one", "weights"), ("copy", "weights"), ("tuned", "other weights")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(weights)
+        parameters["model"]["path"] = str(tmp_path / name)
+        digests.append(build_from(parameters)["digest"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_revision_of_a_hub_id_is_another_model(parameters: dict[str, Any]) -> None:
+    first = build_from(parameters)["digest"]
+    parameters["model"]["revision"] = "abc"
+    assert build_from(parameters)["digest"] != first
+
+
 def test_the_pipeline_makes_the_report_from_the_parameters() -> None:
     pipeline = create_pipeline()
     assert pipeline.inputs() == {"params:starter", "params:data", "params:model", "params:seed"}

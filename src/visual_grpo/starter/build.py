@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from visual_grpo.config import DataConfig, StarterConfig, Task, World
 from visual_grpo.errors import UserError
+from visual_grpo.saved_model import record_content, recorded_content
 from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.scenes.dataset import draw_scene_records
 from visual_grpo.starter.scenes.world import VERSION as SCENES_VERSION
@@ -51,7 +52,8 @@ def build_starter(
     The weights depend on task, step counts, image size and seed, not on ``config.processes``: with one process the
     two halves of the pretraining run one after the other, else side by side.
 
-    Returns ``{"dataset": folder, "model": folder, "digest": digest of the model's configuration}``.
+    Returns ``{"dataset": folder, "model": folder, "digest": digest of the model's configuration, "content": digest of
+    its files}``.
     """
     family = family or family_of_starter(config.world)
     check_starter(config.world, family)
@@ -65,7 +67,8 @@ def build_starter(
                 _pretrain_sd3(fresh, config, data, seed, progress)
             else:
                 _pretrain(fresh, config, data, seed, at_once=config.processes, progress=progress)
-    return {"dataset": config.dataset, "model": config.model, "digest": digest}
+            record_content(fresh)
+    return {"dataset": config.dataset, "model": config.model, "digest": digest, "content": recorded_content(folder)}
 
 
 _FAMILIES: Mapping[World, tuple[str, ...]] = {

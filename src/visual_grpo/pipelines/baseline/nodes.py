@@ -37,6 +37,7 @@ def draw_samples(
     from visual_grpo import components, console
     from visual_grpo.evaluation import generate
 
+    components.check_unchanged(starter_report)
     plan = components.make_plan(config, starter_report["model"])
     scorer = components.build_scorer(config, plan.modules)
     splits = {split: records.split(split) for split in generate.SPLITS}

@@ -9,12 +9,14 @@ from visual_grpo.config import DataConfig, ModelConfig, StarterConfig
 
 
 def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: int) -> dict[str, Any]:
-    """The dataset and model to start from: ``{"dataset", "model", "digest"}``.
+    """The dataset and model to start from: ``{"dataset", "model", "digest", "content"}``.
+
+    ``digest`` is what baseline and adapters of the model are recognised by, ``content`` that of its files.
 
     Where ``model.path`` names a pipeline nothing is pretrained; the dataset is drawn only if it is the data.
     """
     if model.path is not None:
-        return _use_given_model(starter, data, model.path, seed)
+        return _use_given_model(starter, data, model, model.path, seed)
     from visual_grpo import console
     from visual_grpo.starter.build import build_starter
 
@@ -25,10 +27,16 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
     return report
 
 
-def _use_given_model(starter: StarterConfig, data: DataConfig, model: str, seed: int) -> dict[str, Any]:
+def _use_given_model(
+    starter: StarterConfig, data: DataConfig, config: ModelConfig, model: str, seed: int
+) -> dict[str, Any]:
+    from visual_grpo.saved_model import content_digest
     from visual_grpo.starter.build import draw_world
     from visual_grpo.starter.stamped_folder import digest_of
 
     if Path(data.path) == Path(starter.dataset):
         draw_world(starter, data, seed)
-    return {"dataset": data.path, "model": model, "digest": digest_of({"path": model})}
+    content = content_digest(model)
+    # The same files elsewhere are the same model; those of a hub id are known by their revision.
+    facts = {"path": model, "revision": config.revision} if content is None else {"content": content}
+    return {"dataset": data.path, "model": model, "digest": digest_of(facts), "content": content}

@@ -42,6 +42,7 @@ def train(
     from visual_grpo.training import TrainingRun
 
     tracker, project = Tracker.active(), Path.cwd()
+    components.check_unchanged(starter_report)
     plan = components.make_plan(parameters, starter_report["model"])
     _check_baseline(parameters, plan, starter_report, records, baseline)
     scorer = components.build_scorer(parameters, plan.modules)
@@ -64,7 +65,12 @@ def train(
         },
         run_id=tracker.run_id,
         advice={module: plan.family.modules[module].advice for module in plan.modules},
-        lineage={"command": lineage.command(), **lineage.git_tags(project), **lineage.version_tags()},
+        lineage={
+            "command": lineage.command(),
+            "model_content": starter_report.get("content"),
+            **lineage.git_tags(project),
+            **lineage.version_tags(),
+        },
     )
     changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
     # With the run's id, so that two trainings of the same settings stay apart.
