@@ -11,7 +11,7 @@ from kedro.config import OmegaConfigLoader
 from tests.evaluation.defaults import parameters
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import with_output_folders
-from visual_grpo.config.presets import PRESETS
+from visual_grpo.config.presets import PRESETS, pinned
 from visual_grpo.config.validation import ParameterError, validate
 from visual_grpo.rewards.catalogue import BUILT_IN
 
@@ -66,20 +66,35 @@ def test_ones_own_reward_is_the_only_one():
     for data in ({}, OWN):
         config = parameters(**data, rewards=REDNESS)
         assert config.reward is None
-        assert entries(config) == {"redness": (1.0, {})}
+        assert list(entries(config).items()) == [("redness", (1.0, {})), ("edge_density", (0.0, {}))]
         assert config.modules["dit"].rewards == {}
+
+
+def test_the_guard_beside_ones_own_reward_can_be_changed_and_removed():
+    assert entries(parameters(rewards={**REDNESS, "edge_density": None})) == {"redness": (1.0, {})}
+    weighted = parameters(rewards={"edge_density": {"weight": 0.5}, **REDNESS})
+    assert entries(weighted) == {"edge_density": (0.5, {}), "redness": (1.0, {})}
+    assert list(weighted.rewards) == ["edge_density", "redness"]
+    stored = parameters(rewards={**REDNESS, "edge_density": None}).model_dump(mode="json")
+    assert entries(parameters(**pinned(stored))) == {"redness": (1.0, {})}
+
+
+def test_answers_have_no_guard_of_images_beside_them():
+    own = of_environment("negative_points", reward=None, rewards=REDNESS)
+    assert own.reward is None
+    assert "edge_density" not in own.rewards
 
 
 def test_a_reward_that_only_one_module_optimises_is_ones_own_too():
     rewards = {"redness": {**REDNESS["redness"], "weight": 0.0}}
     config = parameters(rewards=rewards, modules={"dit": {"rewards": {"redness": 2.0}}})
     assert config.reward is None
-    assert config.weights(["dit"]) == {"redness": 2.0}
+    assert config.weights(["dit"]) == {"redness": 2.0, "edge_density": 0.0}
 
 
 def test_the_spelling_of_older_versions_is_accepted():
     config = parameters(rewards={"shapes": None, "palette": None, **REDNESS})
-    assert (config.reward, list(config.rewards)) == (None, ["redness"])
+    assert (config.reward, list(config.rewards)) == (None, ["redness", "edge_density"])
     written_out = {"shapes": {"weight": 1.0}, "palette": {"weight": 0.0}}
     old = parameters(rewards=written_out, modules={"dit": {"rewards": {"palette": 1.0}}})
     assert old == parameters()

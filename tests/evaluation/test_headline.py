@@ -57,7 +57,10 @@ def test_a_difference_is_shown_only_where_the_interval_excludes_zero(changes: En
 def test_a_gain_is_not_shown_where_more_of_the_trained_models_samples_could_not_be_scored() -> None:
     hacked = headline([entry(images=170, unscored_trained=34, unscored_differs=True)])
     assert hacked["verdict"] == "not shown"
-    assert "34 of its 204 samples could not be scored (base: 0)" in hacked["sentence"]
+    assert (
+        "it is not shown that the trained model is better: 34 of its 204 samples could not be scored (base: 0), and the"
+        " means are of the rest; mean total 1.400 against 1.000" in hacked["sentence"]
+    )
     assert lines(hacked)[-1] == "Could not be scored: base 0, trained 34 of 204 each; the shares differ."
     by_chance = headline([entry(images=203, unscored_trained=1)])
     assert by_chance["verdict"] == "better"
@@ -66,6 +69,74 @@ def test_a_gain_is_not_shown_where_more_of_the_trained_models_samples_could_not_
     assert headline([entry(unscored_baseline=34, unscored_differs=True)])["verdict"] == "better"
     loss = entry(ci_low=-0.5, ci_high=-0.3, difference=-0.4, unscored_trained=34, unscored_differs=True)
     assert headline([loss])["verdict"] == "worse"
+
+
+@pytest.mark.parametrize(("units", "verdict"), [(9, "not shown"), (10, "better")])
+@pytest.mark.parametrize(("sign", "word"), [(1, "better"), (-1, "worse")])
+def test_nothing_is_shown_on_a_few_prompts(units: int, verdict: str, sign: int, word: str) -> None:
+    low, high = sorted((0.3 * sign, 0.5 * sign))
+    found = headline([entry(prompts=units, units=units, difference=0.4 * sign, ci_low=low, ci_high=high)])
+    if units == 10:
+        assert (found["verdict"], lines(found)) == (word, [found["sentence"]])
+        return
+    assert (found["verdict"], lines(found)) == ("not shown", [found["sentence"]])
+    assert found["sentence"].startswith(
+        f"On 9 held-out prompts (204 pairs) it is not shown that the trained model is {word}: fewer than 10 independent"
+        " prompts are too few to rely on the interval; mean total"
+    )
+
+
+def test_a_few_prompts_without_a_difference_have_a_note_of_their_own() -> None:
+    found = headline([entry(units=9, ci_low=-0.1)])
+    assert lines(found)[-1] == "Fewer than 10 independent prompts are too few to rely on the interval."
+
+
+def guard(name: str = "edge_density", **changes: Any) -> Entry:
+    before = {"baseline_mean": 0.4, "trained_mean": 0.1, "difference": -0.3, "ci_low": -0.4, "ci_high": -0.2}
+    return entry(name, **({"optimised": False} | before | changes))
+
+
+def test_a_gain_by_emptier_pictures_is_not_shown() -> None:
+    hacked = headline([entry(), guard()])
+    assert hacked["verdict"] == "not shown"
+    assert (
+        "it is not shown that the trained model is better: its pictures are emptier, edge_density fell from 0.4 to 0.1;"
+        " mean total 1.400 against 1.000" in hacked["sentence"]
+    )
+    assert lines(hacked)[1] == (
+        "Not optimised, and lower: edge_density: 0.400 of the base model, 0.100 of the trained model, -0.300 [-0.400,"
+        " -0.200]. Look at the pictures."
+    )
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        (guard(ci_high=-0.09), True),  # It may have fallen by less than a quarter of .4.
+        (guard(ci_high=0.01), False),
+        (guard(optimised=True), False),
+        (guard("source_ssim"), False),
+        (guard(ci_low=None, ci_high=None), False),
+    ],
+)
+def test_a_small_or_unsure_fall_is_told_at_most(beside: Entry, said: bool) -> None:
+    found = headline([entry(), beside])
+    assert found["verdict"] == "better"
+    assert (len(lines(found)) == 2) == said
+    assert found["sentence"] == headline([entry()])["sentence"]
+
+
+def test_a_guard_does_not_turn_a_loss() -> None:
+    assert headline([entry(difference=-0.4, ci_low=-0.5, ci_high=-0.3), guard()])["verdict"] == "worse"
+
+
+@pytest.mark.parametrize(("low", "high", "reached"), [(-0.4, -0.2, "more"), (-0.1, 0.1, "as much")])
+def test_a_gain_that_a_setting_gives_too_is_told_in_the_sentence(low: float, high: float, reached: str) -> None:
+    control = entry(sampler="stock guidance_scale=3", baseline_mean=1.5, ci_low=low, ci_high=high)
+    found = headline([entry()], [control])
+    assert found["sentence"].endswith(
+        f"(95% interval). But guidance_scale=3 alone gives the base model {reached}: 1.500, without any training."
+    )
 
 
 def test_the_control_is_the_bases_best_one() -> None:
@@ -111,7 +182,9 @@ def test_the_result_has_only_numbers() -> None:
 def test_without_held_out_prompts_the_headline_says_what_eval_prompts_are() -> None:
     found = headline([entry(split="eval")])
     assert "On 34 eval prompts (204 pairs)" in found["sentence"]
-    assert lines(found)[-1] == "Eval prompts also occur in training, and they choose the best adapter."
+    assert lines(found)[-1] == (
+        "Eval prompts choose the best adapter and may occur in training too: their scores are rather too good."
+    )
 
 
 def test_the_main_view_is_held_out_with_the_stock_sampler() -> None:

@@ -80,12 +80,13 @@ def test_nothing_runs_but_the_pages_own_script(tmp_path: Path) -> None:
 def test_the_headline_its_control_and_where_it_comes_from_are_said(tmp_path: Path) -> None:
     training = {"mlflow_run_id": "0123456789abcdef0123456789abcdef", "command": "kedro run", "seed": 3, "versions": {}}
     text = unescape(read(reported(tmp_path, 0.2, training=training)))
-    assert "On 4 held-out prompts (8 pairs) the trained model is better: mean total" in text
+    assert "On 4 held-out prompts (8 pairs) it is not shown that the trained model is better: fewer than 10" in text
+    assert "<title>The trained model against the base model: doubtful</title>" in text
     assert "Control: without training, steps=20 gives the base model" in text
     assert '<dt>MLflow run</dt><dd title="0123456789abcdef0123456789abcdef">0123456789ab…</dd>' in text
     assert '<dt>command</dt><dd title="kedro run">kedro run</dd>' in text
     assert "<dt>versions" not in text
-    assert text.count("Eval prompts also occur in training, and they choose the best adapter.") == 3
+    assert text.count("Eval prompts choose the best adapter and may occur in training too") == 3
 
 
 def test_the_list_of_pairs_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ def test_two_adapters_are_compared_on_the_same_prompts_and_seeds(trainings: Trai
     second = trainings.add("second", 0.3, grpo={"loss": "dapo"}, tracking={"checkpoint_every": 3})
     found = trainings.compare(first=first, second=second)
     assert found["headline"]["difference"] == pytest.approx(0.2, abs=0.01)
-    assert (found["headline"]["verdict"], found["headline"]["prompts"]) == ("better", 4)
+    assert (found["headline"]["verdict"], found["headline"]["prompts"]) == ("not shown", 4)
     assert found["headline"]["names"] == [f"{first} (ar, 2 steps, seed 0)", f"{second} (ar, 2 steps, seed 0)"]
     assert found["differences"] == {"grpo.loss": ["grpo", "dapo"], "code": ["first", "second"]}
     assert "What differs between the trainings" in (trainings.folder / "out/evaluation.html").read_text()

@@ -10,7 +10,7 @@ import yaml
 
 from visual_grpo.config import Parameters
 from visual_grpo.pipelines.starter import create_pipeline
-from visual_grpo.pipelines.starter.nodes import build
+from visual_grpo.pipelines.starter.nodes import build, what_is_there
 
 PARAMETERS = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 
@@ -70,6 +70,17 @@ def test_a_revision_of_a_hub_id_is_another_model(parameters: dict[str, Any]) -> 
     first = build_from(parameters)["digest"]
     parameters["model"]["revision"] = "abc"
     assert build_from(parameters)["digest"] != first
+
+
+def test_the_small_model_is_said_to_be_none_for_other_data(parameters: dict[str, Any]) -> None:
+    drawn = Parameters.model_validate(parameters)
+    said = what_is_there(drawn.starter, drawn.data, "base")
+    assert said == f"Dataset: {drawn.starter.dataset}   Base model: base"
+    parameters["data"]["path"] = "my/photos"
+    own = Parameters.model_validate(parameters)
+    assert "pretrained on drawn shapes and nothing else. It shows that my/photos trains" in what_is_there(
+        own.starter, own.data, "base"
+    )
 
 
 def test_the_pipeline_makes_the_report_from_the_parameters() -> None:

@@ -45,7 +45,8 @@ def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The parameter tree with its preset's rewards spelled out, and without those that are null.
 
     ``auto`` is replaced where the tree decides it: by the preset of the drawn data, or by null where ``rewards`` names
-    the user's rewards. For the user's own data it stays, since only the records can tell (`rewards.choice`).
+    the user's rewards. For the user's own data it stays, since only the records can tell (`rewards.choice`). Beside the
+    user's own rewards of images stands a guard, as beside those of a preset.
     """
     rewards, modules = tree.get("rewards") or {}, tree.get("modules") or {}
     if not isinstance(rewards, Mapping) or not isinstance(modules, Mapping):
@@ -53,13 +54,13 @@ def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
     name = tree.get("reward", AUTO)
     if name == AUTO:
         name = _decided(tree, _optimised(rewards, modules))
-    preset = PRESETS.get(name) if isinstance(name, str) else None  # type: ignore[call-overload]
-    if preset is None:
-        preset = Preset(rewards={})
+    preset = _preset(name, tree, rewards, modules)
     removed = {reward for reward, entry in rewards.items() if entry is None}
     merged = {reward: _merged(entry, rewards.get(reward, {})) for reward, entry in preset.rewards.items()} | {
         reward: entry for reward, entry in rewards.items() if reward not in preset.rewards
     }
+    if name is None:
+        merged = {**{reward: merged[reward] for reward in rewards}, **merged}  # One's own come first.
     return {
         **tree,
         "reward": name,
@@ -73,15 +74,23 @@ def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def pinned(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A stored parameter tree to which its preset will add no reward: one that was removed is null again."""
-    name, rewards = tree.get("reward"), tree.get("rewards", {})
-    preset = PRESETS.get(name) if isinstance(name, str) else None  # type: ignore[call-overload]
-    removed = [reward for reward in preset.rewards if reward not in rewards] if preset is not None else []
+    rewards = tree.get("rewards", {})
+    preset = _preset(tree.get("reward"), tree, rewards, tree.get("modules", {}))
+    removed = [reward for reward in preset.rewards if reward not in rewards]
     return {**tree, "rewards": {**rewards, **dict.fromkeys(removed)}} if removed else dict(tree)
 
 
 def is_drawn(path: str | Path, dataset: str | Path) -> bool:
     """Whether the records at ``path`` are those that the starter draws into ``dataset``."""
     return Path(path).expanduser().resolve() == Path(dataset).expanduser().resolve()
+
+
+def _preset(name: Any, tree: Mapping[str, Any], rewards: Mapping[str, Any], modules: Mapping[str, Any]) -> Preset:
+    if isinstance(name, str):
+        return PRESETS.get(name, Preset(rewards={}))  # type: ignore[call-overload]
+    data = tree.get("data")
+    of_images = not isinstance(data, Mapping) or data.get("task") != "segmentation"
+    return Preset(rewards=_GUARD if of_images and _optimised(rewards, modules) else {})
 
 
 def _decided(tree: Mapping[str, Any], optimised: set[str]) -> str | None:

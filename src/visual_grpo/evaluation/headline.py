@@ -6,9 +6,10 @@ task's own measure, and the best that the base model reaches by a cheap change o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from visual_grpo.evaluation.doubts import FEW, FEW_NOTE, Entry, doubts, excludes_zero, fallen
 from visual_grpo.evaluation.paired import CONFIDENCE
 
 TASK_MEASURES = {
@@ -18,13 +19,8 @@ TASK_MEASURES = {
 }
 """Scores that say in the task's own terms how many samples are right, and what they are called."""
 NAMES = ("the base model", "the trained model")
-FEW = 10
-FEW_NOTE = f"Fewer than {FEW} independent prompts: too few to rely on the interval."
-EVAL_NOTE = "Eval prompts also occur in training, and they choose the best adapter."
+EVAL_NOTE = "Eval prompts choose the best adapter and may occur in training too: their scores are rather too good."
 _NUMBERS = ("baseline", "trained", "difference", "ci_low", "ci_high")
-
-Entry = Mapping[str, Any]
-"""What `compare.compare` says of one score, split and sampler."""
 
 
 def headline(
@@ -37,10 +33,10 @@ def headline(
     """The verdict on ``score``, for held-out prompts and the stock sampler if there are any.
 
     ``entries`` come from `compare.compare`, ``controls`` from `compare.compare_controls`. ``verdict`` is ``better`` or
-    ``worse`` if the interval excludes 0, else ``not shown``. A gain is also not shown where significantly more samples
-    of the trained model could not be scored: it is measured only on those that could. ``names`` are of the two sides,
-    for the sentence. The control is that with the highest mean of the base model; chosen on the same samples, it is
-    rather too good than too bad. ``task`` and ``control`` are None if there is none.
+    ``worse`` if the interval excludes 0 and there are no ``doubts`` (`doubts.doubts`), else ``not shown``. ``fallen``
+    are the guards that fell. ``names`` are of the two sides, for the sentence. The control is that with the highest
+    mean of the base model; chosen on the same samples, it is rather too good than too bad. ``task`` and ``control`` are
+    None if there is none.
     """
     split, sampler = main_view(entries)
     rows = {entry["name"]: entry for entry in entries if (entry["split"], entry["sampler"]) == (split, sampler)}
@@ -57,18 +53,18 @@ def headline(
         "unscored": _unscored(entry),
         "control": _best_control(controls, score),
         "task": None if measure is None else {"name": TASK_MEASURES[measure], "score": measure} | _task(rows[measure]),
-        "verdict": verdict(entry),
+        "doubts": doubts(entry, rows.values()),
+        "fallen": [{"name": guard["name"]} | _numbers(guard) for guard in fallen(rows.values())],
+        "verdict": verdict(entry, rows.values()),
     }
     return found | {"sentence": _sentence(found, names)}
 
 
-def verdict(entry: Entry) -> str:
-    """``better``, ``worse`` or ``not shown``."""
-    if entry["ci_low"] is None or entry["ci_low"] <= 0 <= entry["ci_high"]:
+def verdict(entry: Entry, beside: Iterable[Entry] = ()) -> str:
+    """``better``, ``worse`` or ``not shown``; ``beside`` are the other scores of the same samples."""
+    if not excludes_zero(entry) or doubts(entry, beside):
         return "not shown"
-    if entry["ci_high"] < 0:
-        return "worse"
-    return "not shown" if _more_unscored(entry) else "better"
+    return "better" if entry["ci_low"] > 0 else "worse"
 
 
 def main_view(entries: Sequence[Entry]) -> tuple[str, str]:
@@ -90,13 +86,15 @@ def result(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """The headline in words: its sentence, then the task's measure, the control and what was unscored, if any."""
+    """The headline in words: its sentence, then the task's measure, the control, guards that fell and what was
+    unscored, if any."""
     return [
         found["sentence"],
         *([task_line(found["task"], found["names"])] if found["task"] else []),
         *([control_line(found["control"])] if found["control"] else []),
+        *(guard_line(guard, found["names"]) for guard in found["fallen"]),
         *([unscored_line(found["unscored"])] if _any_unscored(found["unscored"]) else []),
-        *([FEW_NOTE] if found["units"] < FEW else []),
+        *([FEW_NOTE] if found["units"] < FEW and not found["doubts"] else []),
         *([EVAL_NOTE] if found["split"] == "eval" else []),
     ]
 
@@ -105,8 +103,7 @@ def task_line(task: Mapping[str, Any], names: Sequence[str] = NAMES) -> str:
     """The task's own measure of both sides."""
     if task["difference"] is None:
         return f"{task['name']}: no pair of samples could be judged."
-    base, trained = names
-    return f"{task['name']}: {task['baseline']:.3f} of {base}, {task['trained']:.3f} of {trained}, {change(task)}."
+    return f"{_both(task, names)}."
 
 
 def control_line(control: Mapping[str, Any]) -> str:
@@ -118,6 +115,11 @@ def control_line(control: Mapping[str, Any]) -> str:
         f"Control: without training, {settings} gives the base model {control['baseline']:.3f}"
         f" (the best of {control['of']}); the trained model against that: {change(control)}."
     )
+
+
+def guard_line(guard: Mapping[str, Any], names: Sequence[str] = NAMES) -> str:
+    """Both sides of a guard, which is not optimised, and fell."""
+    return f"Not optimised, and lower: {_both(guard, names)}. Look at the pictures."
 
 
 def unscored_line(unscored: Mapping[str, Any]) -> str:
@@ -136,6 +138,11 @@ def extent(entry: Entry) -> str:
     """``34 held-out prompts``, with the number of independent groups if it is smaller."""
     prompts = f"{entry['prompts']} {entry['split'].replace('_', '-')} prompt{'s' * (entry['prompts'] != 1)}"
     return prompts if entry["units"] == entry["prompts"] else f"{prompts} in {entry['units']} groups"
+
+
+def _both(block: Mapping[str, Any], names: Sequence[str]) -> str:
+    means = f"{block['baseline']:.3f} of {names[0]}, {block['trained']:.3f} of {names[1]}"
+    return f"{block['name']}: {means}, {change(block)}"
 
 
 def _numbers(entry: Entry) -> dict[str, float | None]:
@@ -175,18 +182,21 @@ def _sentence(found: Mapping[str, Any], names: tuple[str, str]) -> str:
         f" {change(found)} ({interval})"
     )
     if found["verdict"] != "not shown":
-        return f"{where} {trained} is {found['verdict']}: {means}."
-    if found["ci_low"] is not None and found["ci_low"] > 0:
-        unscored = found["unscored"]
-        return (
-            f"{where} it is not shown that {trained} is better: {unscored['trained']} of its {unscored['of']} samples"
-            f" could not be scored (base: {unscored['baseline']}); of the rest, {means}."
-        )
+        return f"{where} {trained} is {found['verdict']}: {means}.{_as_cheaply(found)}"
+    if found["doubts"]:
+        claim = "better" if found["difference"] > 0 else "worse"
+        return f"{where} it is not shown that {trained} is {claim}: {'; '.join(found['doubts'])}; {means}."
     return f"{where} no difference is shown: {means}."
 
 
-def _more_unscored(entry: Entry) -> bool:
-    return entry["unscored_differs"] and entry["unscored_trained"] > entry["unscored_baseline"]
+def _as_cheaply(found: Mapping[str, Any]) -> str:
+    """Says that the control reaches as much as a gain, where it does."""
+    control = found["control"]
+    if found["verdict"] != "better" or not control or control["ci_low"] is None or control["ci_low"] > 0:
+        return ""
+    reached = "more" if control["ci_high"] < 0 else "as much"
+    settings = control["sampler"].removeprefix("stock ")
+    return f" But {settings} alone gives the base model {reached}: {control['baseline']:.3f}, without any training."
 
 
 def _any_unscored(unscored: Mapping[str, Any]) -> bool:

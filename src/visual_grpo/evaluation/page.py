@@ -19,9 +19,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from visual_grpo.evaluation import curves
 from visual_grpo.evaluation.compare import retotalled
 from visual_grpo.evaluation.configuration import configuration
+from visual_grpo.evaluation.doubts import Entry
 from visual_grpo.evaluation.examples import choose
 from visual_grpo.evaluation.generate import read_scores
-from visual_grpo.evaluation.headline import EVAL_NOTE, Entry, change, extent, headline, lines
+from visual_grpo.evaluation.headline import EVAL_NOTE, change, extent, headline, lines
 from visual_grpo.evaluation.thumbnails import data_uri
 
 CARD_SIDE, THUMBNAIL_SIDE = 256, 128
@@ -70,7 +71,7 @@ def render(
             style=_source("style.css"),
             found=found,
             title=_title(found),
-            shown_verdict=VERDICTS.get(found["verdict"], found["verdict"]),
+            shown_verdict="doubtful" if found["doubts"] else VERDICTS.get(found["verdict"], found["verdict"]),
             lines=lines(found),
             lineage=list(_lineage(evaluation)),
             views=_views(entries),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from visual_grpo import components
 from visual_grpo.command import Command
 from visual_grpo.config import Parameters
-from visual_grpo.config.presets import AUTO
+from visual_grpo.config.presets import AUTO, pinned
 from visual_grpo.config.validation import validate
 from visual_grpo.errors import Problems
 
@@ -99,7 +99,7 @@ def _check_records(config: Parameters, findings: Findings, problems: Problems) -
 
 def _with(config: Parameters, changes: dict[str, Any]) -> Parameters:
     """The parameters with other values by their dotted names."""
-    tree = config.model_dump()
+    tree = pinned(config.model_dump())
     for name, value in changes.items():
         *sections, key = name.split(".")
         section = tree

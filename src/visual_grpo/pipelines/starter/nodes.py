@@ -22,9 +22,20 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
 
     family = None if model.family == "auto" else model.family
     report = build_starter(starter, data, seed, console.progress, family)
-    drawn = f"Dataset: {report['dataset']}   " if data.path == report["dataset"] else ""
-    console.note(f"{drawn}Base model: {report['model']}")
+    console.note(what_is_there(starter, data, report["model"]))
     return report
+
+
+def what_is_there(starter: StarterConfig, data: DataConfig, model: str) -> str:
+    """Where the drawn dataset and the small model are; of the user's own data, what that model is not made for."""
+    from visual_grpo.config.presets import is_drawn
+
+    if is_drawn(data.path, starter.dataset):
+        return f"Dataset: {starter.dataset}   Base model: {model}"
+    return (
+        f"Base model: {model}\nWarning: this small model was pretrained on drawn {starter.world} and nothing else. It"
+        f" shows that {data.path} trains; for pictures worth having name a released model with model.path."
+    )
 
 
 def _use_given_model(
