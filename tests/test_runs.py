@@ -83,6 +83,7 @@ def register_pipelines():
     ends = {f.__name__: pipeline([node(f, "report", None, name=f.__name__)]) for f in
             (interrupt, crash, mistake, terminate, greedy)}
     judged = pipeline([node(judge, ["adapters", "trained_draft", "parameters"], "trained", name="judge")])
+    ends["untrained"] = pipeline([node(half, "adapters_draft", "adapters", name="node_untrained")])
     ends["leak"] = pipeline([node(leak, ["report", "params:rewards"], None, name="leak")])
     return {"make": first, "images": images, "own": own, "evaluate": judged, **ends, **fills, "__default__": first}
 """
@@ -135,6 +136,7 @@ out["made"] = run("make")
 out["quoted"] = run("own", data={"path": "quoted"})
 for name in ("fill", "half", "closure", "interrupt", "crash", "mistake", "terminate", "greedy", "interupt"):
     out[name] = run(name)
+out["untrained"] = run("untrained")
 (root / "conf/local").mkdir(exist_ok=True)
 (root / "conf/local/parameters.yml").write_text(
     'rewards: {palette: {options: {address: "http://${oc.env:JUDGE_USER}@judge"}}}'
@@ -193,6 +195,7 @@ baseline: {type: json.JSONDataset, filepath: data/baseline.json}
 folder: {type: visual_grpo.datasets.FolderDataset, filepath: data/folder, made_by: fill}
 folder_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/folder}
 adapters: {type: visual_grpo.datasets.FolderDataset, filepath: data/06_models/adapters, made_by: train}
+adapters_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/06_models/adapters}
 trained: {type: visual_grpo.datasets.FolderDataset, filepath: data/trained, made_by: evaluate}
 trained_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/trained}
 """
@@ -343,6 +346,13 @@ def test_the_run_in_mlflow_says_why_and_where_it_failed(runs, name, said):
     node = None if said is None else f"node_{name}" if name == "half" else name
     assert runs[name]["tags"].get("error") == said
     assert runs[name]["tags"].get("error.node") == node
+
+
+def test_a_training_that_fails_before_its_first_step_is_named_so(runs):
+    assert (runs["untrained"]["status"], runs["untrained"]["tags"]["mlflow.runName"]) == (
+        "FAILED",
+        "ar+dit grpo lr7e-4+6e-4 80 steps seed 0 (failed before step 1)",
+    )
 
 
 def test_a_node_that_fails_is_named_and_leaves_its_old_folder(runs):

@@ -27,7 +27,7 @@ class Project:
         self.artifact_root: str | None = (folder / "artifacts").as_uri()
         self.said: list[str] = []
 
-    def start(self, earlier: str | None = None, name: str = "ar seed 0") -> Tracker:
+    def start(self, earlier: str | None = None, name: str = "ar seed 0", *, trains: bool = False) -> Tracker:
         run = RunToLog(
             name=name,
             earlier=earlier,
@@ -35,6 +35,7 @@ class Project:
             artifacts=self.artifact_root,
             tracking_uri=self.uri,
             output=self.output,
+            trains=trains,
         )
         return Tracker.start(run, self.said.append)
 

@@ -19,18 +19,19 @@ LATEST = Path("latest/adapters")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Name -> id of runs, of which `empty` has no adapters."""
+    """Name -> id of runs, of which the last two have no adapters."""
     folder = tmp_path_factory.mktemp("mlflow")
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
     mlflow.create_experiment("adapters", artifact_location=(folder / "artifacts").as_uri())
     mlflow.set_experiment("adapters")
     ids = {}
-    for name in ("ar seed 0", "dit seed 0", "twice", "twice", "empty"):
+    for name in ("ar seed 0", "dit seed 0", "twice", "twice", "empty", "baseline seed 0"):
         with mlflow.start_run(run_name=name) as run:
             ids[name] = run.info.run_id
-            if name != "empty":
+            if name not in ("empty", "baseline seed 0"):
                 mlflow.log_dict({"name": name}, "adapters/training.json")
+                mlflow.initialize_logged_model("adapter", source_run_id=run.info.run_id)
     yield ids
     mlflow.set_tracking_uri(before)
 
@@ -60,7 +61,8 @@ def test_the_latest_and_a_folder_need_no_mlflow(tmp_path: Path) -> None:
         ("ar seed 1", r"no folder and no MLflow run 'ar seed 1'\. Did you mean 'ar seed 0'\?"),
         ("twice", r"2 MLflow runs are named 'twice'; name one by its id:\n  [0-9a-f]{32}  twice\n"),
         ("empty", r"\(empty\) has no adapters"),
-        ("abc", r"no folder and no MLflow run 'abc'\. The newest runs are:\n  [0-9a-f]{8}  empty\n"),
+        ("abc", r"no folder and no MLflow run 'abc'\. The newest runs with an adapter are:\n  [0-9a-f]{8}  twice\n"),
+        ("baseline seed 1", r"no folder and no MLflow run 'baseline seed 1'\. The newest runs with an adapter are:\n"),
     ],
 )
 def test_what_cannot_be_found_is_explained(runs: dict[str, str], named: str, said: str) -> None:

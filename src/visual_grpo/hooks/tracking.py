@@ -87,6 +87,7 @@ class TrackingHooks(MlflowHook):
                 artifacts=None if location is None else absolute(location, self._project_path),
                 tracking_uri=settings.server.mlflow_tracking_uri,
                 output=Path(config.output),
+                trains=_trains(pipeline),
             ),
             console.note,
         )
@@ -109,14 +110,14 @@ class TrackingHooks(MlflowHook):
         return None if resumed is None else resumed.mlflow_run_id
 
     def _name(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> str:
-        if "adapters" in pipeline.all_outputs():
+        if _trains(pipeline):
             modules = components.make_plan(config).modules
             return training_name(config, modules, self._environment, self._given)
         names = run_params.get("pipeline_names") or ["__default__"]
         return other_name(config, names, self._environment, self._given)
 
     def _description(self, config: Parameters, pipeline: Pipeline) -> dict[str, str]:
-        if "adapters" not in pipeline.all_outputs():
+        if not _trains(pipeline):
             return {}
         return {"mlflow.note.content": in_words(config, components.make_plan(config).modules, lineage.command())}
 
@@ -161,9 +162,13 @@ class TrackingHooks(MlflowHook):
         tracker.dataset(RECORDS, digest, parameters.data.path)
 
 
+def _trains(pipeline: Pipeline) -> bool:
+    return "adapters" in pipeline.all_outputs()
+
+
 def _judges_only(pipeline: Pipeline) -> bool:
     """Whether an adapter of an earlier command is judged."""
-    return "trained" in pipeline.all_outputs() and "adapters" not in pipeline.all_outputs()
+    return "trained" in pipeline.all_outputs() and not _trains(pipeline)
 
 
 def _is_of_kedro_mlflow(catalog: CatalogProtocol, name: str) -> bool:

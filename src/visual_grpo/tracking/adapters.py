@@ -121,10 +121,18 @@ def _local(artifact_uri: str) -> Path | None:
 
 
 def _those_there_are(named: str, runs: list[Run]) -> str:
-    """The nearest name, or else the newest runs; MLflow's search gives the newest first."""
-    names = [run.info.run_name for run in runs if run.info.run_name]
+    """The nearest name, or else the newest runs, of those with an adapter; MLflow's search gives the newest first."""
+    import mlflow
+
+    experiments = sorted({run.info.experiment_id for run in runs})
+    models = mlflow.search_logged_models(experiments, output_format="list") if experiments else []
+    trained = {model.source_run_id for model in models}
+    runs = [run for run in runs if run.info.run_id in trained]
+    if not runs:
+        return " No run has an adapter yet."
     newest = "".join(f"\n  {run.info.run_id[:8]}  {run.info.run_name}" for run in runs[:_SHOWN])
-    return nearest_hint(named, names) or (f" The newest runs are:{newest}\n" if newest else " There are no runs yet.")
+    names = [run.info.run_name for run in runs if run.info.run_name]
+    return nearest_hint(named, names) or f" The newest runs with an adapter are:{newest}\n"
 
 
 def _is_named(run: Run, named: str) -> bool:

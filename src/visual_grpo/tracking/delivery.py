@@ -197,6 +197,9 @@ class Delivery:
         for batch in _batches(tags):
             self._client.log_batch(self.run_id, tags=batch)
 
+    def _rename(self, event: Event) -> None:
+        self._client.update_run(self.run_id, name=event["name"])
+
     def _dataset(self, event: Event) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -224,6 +227,7 @@ _APPLY = {
     "tags": Delivery._tags,
     "untag": Delivery._untag,
     "params": Delivery._params,
+    "name": Delivery._rename,
     "dataset": Delivery._dataset,
     "end": Delivery._end,
 }

@@ -54,6 +54,8 @@ class RunToLog:
     tracking_uri: str
     output: Path
     """The folder of outputs; the spool is in it until everything is delivered."""
+    trains: bool = False
+    """Whether it trains an adapter, so that its name says so if it ends before the first step."""
 
 
 class Tracker:
@@ -73,6 +75,8 @@ class Tracker:
         self.evaluates = False
         """Whether it evaluates, in a run that had ended before."""
         self._name = ""
+        self._untrained = False
+        """Whether it trains, and no step is done yet."""
         self._images_left_out = False
         self._run_id_before = os.environ.get(_RUN_ID)
 
@@ -107,6 +111,7 @@ class Tracker:
         opened = writer.start(_patience(run.tracking_uri))
         tracker._name = opened.name if opened else run.name
         tracker.continues = run.earlier is not None and (opened is None or opened.existed)
+        tracker._untrained = run.trains and not tracker.continues
         if opened is not None:
             tracker.run_id = os.environ[_RUN_ID] = opened.run_id
             spool.belongs_to(opened.run_id)
@@ -115,6 +120,7 @@ class Tracker:
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Logs ``values`` of a training's ``step`` (1 = the first). A step that is logged again changes nothing."""
+        self._untrained = False
         self._write_metrics(CURVES, values, step)
 
     def results(self, values: Mapping[str, float], step: int) -> None:
@@ -203,6 +209,9 @@ class Tracker:
         if self.evaluates:
             self.tags({EVALUATION: status.lower()})
             status = "FINISHED"
+        if self._untrained and status != "FINISHED":
+            how = "stopped" if status == "KILLED" else "failed"
+            self._write("name", name=f"{self._name} ({how} before step 1)")
         self._write("end", status=status)
         self._spool = None
         Tracker._active = None
