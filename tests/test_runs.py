@@ -84,6 +84,7 @@ def register_pipelines():
             (interrupt, crash, mistake, terminate, greedy)}
     judged = pipeline([node(judge, ["adapters", "trained_draft", "parameters"], "trained", name="judge")])
     ends["untrained"] = pipeline([node(half, "adapters_draft", "adapters", name="node_untrained")])
+    ends["trained"] = pipeline([node(fill, "adapters_draft", "adapters", name="node_trained")])
     ends["leak"] = pipeline([node(leak, ["report", "params:rewards"], None, name="leak")])
     return {"make": first, "images": images, "own": own, "evaluate": judged, **ends, **fills, "__default__": first}
 """
@@ -157,6 +158,7 @@ def checkpoint_of(run_id, number):
     from visual_grpo.grpo.checkpoint import save_checkpoint
     from visual_grpo.resuming import FORMAT
     facts = {"format": FORMAT, "parameters": settings_of_training, "public": {"mlflow_run_id": run_id}}
+    facts["lineage"] = {"command": "the first command", "git.commit": "abc", "version.python": "3"}
     save_checkpoint(checkpoints, number, {"a": torch.zeros(1)}, facts)
 
 checkpoint_of(out["interrupt"]["id"], 1)
@@ -172,6 +174,9 @@ elsewhere.rename(checkpoints)
 out["resumed_run"] = mlflow.get_run(out["interrupt"]["id"]).to_dictionary()
 checkpoint_of("0" * 32, 2)
 out["gone"] = run("make", resume="auto")
+checkpoint_of(out["untrained"]["id"], 3)
+out["extended"] = run("trained", resume="auto", grpo={"steps": 90, "schedule": "constant"})
+out["extended_run"] = mlflow.get_run(out["untrained"]["id"]).to_dictionary()
 import os, time
 server, began = os.environ["MLFLOW_TRACKING_URI"], time.monotonic()
 os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
@@ -414,6 +419,17 @@ def test_resuming_goes_on_in_the_checkpoints_run(runs):
     assert data["tags"]["resumed.grpo.steps"] == "7"
 
 
+def test_an_extended_run_is_named_by_its_steps_and_keeps_the_command_and_the_code_of_its_first_part(runs):
+    assert runs["extended"]["end"] == "done"
+    tags = runs["extended_run"]["data"]["tags"]
+    assert tags["mlflow.runName"] == "ar+dit grpo lr7e-4+6e-4 90 steps seed 0"
+    assert (tags["command"], tags["git.commit"], tags["version.python"]) == ("the first command", "abc", "3")
+    assert tags["resumed.command"].startswith("python ")
+    assert tags["resumed.version.python"].startswith("3.")
+    assert "```\nthe first command\npython " in tags["mlflow.note.content"]
+    assert "- 90 steps of" in tags["mlflow.note.content"]
+
+
 def test_resuming_from_a_run_that_is_gone_starts_another(runs):
     assert runs["gone"]["end"] == "done"
     assert runs["gone"]["runs"] == runs["resumed"]["runs"] + 1
@@ -434,6 +450,7 @@ def test_nothing_but_the_projects_own_lines_is_printed(runs):
     ours = (
         "== ",
         "MLflow run",
+        "adapter  ",
         "trained model's samples",
         "base model's samples",
         "Preparing records 20/20",

@@ -43,6 +43,7 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
                 "Code": f"commit `{facts.get('git.commit', 'unknown')}` ({facts.get('git.state', 'unknown')})",
                 "MLflow run": f"`{facts['mlflow_run_id']}`" if facts["mlflow_run_id"] else "none",
                 "Command": f"`{facts.get('command', 'unknown')}`",
+                **_resumed(facts),
             }
         ),
         "",
@@ -61,6 +62,13 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
         "",
     ]
     return "\n".join(lines)
+
+
+def _resumed(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The later parts of a training that was resumed; the code only where it was another then."""
+    commands, commits = (facts.get(f"resumed.{name}", "").splitlines() for name in ("command", "git.commit"))
+    shown = {"Resumed by": commands, "Resumed with the code of": commits}
+    return {label: ", ".join(f"`{line}`" for line in lines) for label, lines in shown.items() if lines}
 
 
 def _loading(config: Mapping[str, Any], base: str, modules: Sequence[str]) -> list[str]:

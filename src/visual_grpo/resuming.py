@@ -45,6 +45,11 @@ class Origin:
     def mlflow_run_id(self) -> str | None:
         return self.facts.get("public", {}).get("mlflow_run_id")
 
+    @property
+    def lineage(self) -> dict[str, str]:
+        """Command, commit and versions of the training so far; empty in a checkpoint of an older version."""
+        return dict(self.facts.get("lineage", {}))
+
 
 def origin(resume: str, folder: Path) -> Origin | None:
     """The run that ``resume`` names; only reads, and does not look at the tensors. None where there is none.

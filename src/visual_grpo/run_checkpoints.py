@@ -47,15 +47,16 @@ class RunCheckpoints:
         *,
         identity: Mapping[str, str],
         run_id: str | None,
+        lineage: Mapping[str, str],
     ) -> None:
-        """``identity`` is what the run depends on beside the parameters, ``run_id`` its MLflow run."""
-        self.config, self.trainer, self.progress, self.identity, self.run_id = (
-            config,
-            trainer,
-            progress,
-            identity,
-            run_id,
-        )
+        """
+        Args:
+            identity: what the run depends on beside the parameters.
+            run_id: its MLflow run.
+            lineage: where it comes from.
+        """
+        self.config, self.trainer, self.progress = config, trainer, progress
+        self.identity, self.run_id, self.lineage = identity, run_id, lineage
         self.folder = Path(config.tracking.checkpoints)
         self.clock = CheckpointClock(config.tracking.checkpoint_minutes)
         self.newest: Path | None = None
@@ -128,6 +129,7 @@ class RunCheckpoints:
                 "best_score": self.progress.best_score if self.progress.best_step else None,
                 "parameters": self.config.public(),
                 "identity": dict(self.identity),
+                "lineage": dict(self.lineage),
                 "public": {"mlflow_run_id": self.run_id},
             }
             step, updates = self._position()

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pandas as pd
 import torch
@@ -60,12 +59,12 @@ class TrainingRun:
         identity: dict[str, str],
         run_id: str | None,
         advice: Mapping[str, str] = MappingProxyType({}),
-        lineage: Mapping[str, Any] = MappingProxyType({}),
+        lineage: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """
         Args:
             identity: what the run depends on beside the parameters: model and data digests.
-            lineage: where the run comes from (command, commit, versions), for ``training.json``.
+            lineage: where the run comes from (command, commit, versions), for ``training.json`` and checkpoints.
             advice: module -> what to change where the signal check finds nothing to learn for it.
         """
         self.config, self.model, self.scorer, self.trainer = config, model, scorer, trainer
@@ -73,7 +72,9 @@ class TrainingRun:
         self.eval_prompts = distinct_prompts(evaluation, config.evaluation.prompts)
         self.identity, self.run_id, self.advice, self.lineage = identity, run_id, advice, lineage
         self.progress = Progress()
-        self.checkpoints = RunCheckpoints(config, trainer, self.progress, identity=identity, run_id=run_id)
+        self.checkpoints = RunCheckpoints(
+            config, trainer, self.progress, identity=identity, run_id=run_id, lineage=lineage
+        )
         self.stopped_by: signal.Signals | None = None
 
     def run(self, callbacks: Callbacks) -> Progress:

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,19 @@ def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
     assert last[1].startswith("Go on with: ")
     assert last[1].endswith("kedro run --pipeline=train --params=resume=auto")
     assert (project.folder / "adapters" / "ar" / "adapter_model.safetensors").read_bytes() == before
+
+
+def test_an_extended_run_names_the_commands_of_all_its_parts(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, changes in enumerate(({}, {"resume": "auto"}, {"resume": "auto"})):
+        monkeypatch.setattr(sys, "argv", ["kedro", "run", f"--part={number}"])
+        project.run(grpo={"schedule": "constant", "warmup_steps": 3, "steps": STEPS + number}, **changes)
+    facts = json.loads((project.folder / "adapters" / "training.json").read_text())
+    assert facts["command"] == ".venv/bin/kedro run --part=0"
+    assert facts["resumed.command"] == ".venv/bin/kedro run --part=1\n.venv/bin/kedro run --part=2"
+    card = (project.folder / "adapters" / "README.md").read_text().splitlines()
+    assert "- Command: `.venv/bin/kedro run --part=0`" in card
+    assert "- Resumed by: `.venv/bin/kedro run --part=1`, `.venv/bin/kedro run --part=2`" in card
+    assert not any("with the code of" in line for line in card)
 
 
 def test_a_reward_that_needs_targets_is_refused_before_anything_is_sampled(project: Project) -> None:

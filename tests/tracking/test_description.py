@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.evaluation.defaults import parameters
-from visual_grpo.tracking.description import in_words, other_name, training_name
+from visual_grpo.tracking.description import in_words, other_name, resumed_name, training_name
 
 BOTH = ("ar", "dit")
 
@@ -46,6 +46,18 @@ def test_a_training_is_named_by_what_differs(
     changes: dict[str, Any], modules: tuple[str, ...], environment: str | None, given: dict[str, Any], name: str
 ) -> None:
     assert training_name(parameters(**changes), modules, environment, given) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "now"),
+    [
+        ("ar grpo lr7e-4 80 steps seed 0 grpo.kl_weight=0.1", "ar grpo lr7e-4 120 steps seed 0 grpo.kl_weight=0.1"),
+        ("ar grpo 80 steps seed 0 (stopped before step 1)", "ar grpo 120 steps seed 0"),
+        ("my best, 3 stepsisters", "my best, 3 stepsisters"),
+    ],
+)
+def test_a_resumed_run_has_the_steps_that_it_goes_on_to_in_its_name(name: str, now: str) -> None:
+    assert resumed_name(name, 120) == now
 
 
 def test_other_runs_are_named_by_their_pipelines() -> None:

@@ -43,6 +43,18 @@ def test_commit_and_state(project: Path) -> None:
     assert lineage.git_tags(project)["git.state"] == "dirty"
 
 
+def test_a_run_that_goes_on_keeps_its_first_tags_and_has_later_ones_beside_them() -> None:
+    first = {"command": "train", "git.commit": "a", "git.state": "clean"}
+    assert lineage.resumed({}, first) == first
+    again = lineage.resumed(first, {**first, "command": "go on"})
+    assert again == {**first, "resumed.command": "go on"}
+    assert lineage.commands(again) == "train\ngo on"
+    other = lineage.resumed(again, {"command": "go on", "git.commit": "b", "git.state": "clean"})
+    assert other == {**again, "resumed.git.commit": "b"}
+    third = lineage.resumed(other, {"command": "go further", "git.commit": "c", "git.state": "clean"})
+    assert (third["resumed.command"], third["resumed.git.commit"]) == ("go on\ngo further", "b\nc")
+
+
 def test_no_git_no_tags(tmp_path: Path) -> None:
     assert lineage.git_tags(tmp_path) == {}
     assert lineage.changes(tmp_path) == ""

@@ -14,10 +14,10 @@ from visual_grpo.tracking import others
 from visual_grpo.tracking.others import check_packages, open_logs
 
 
-def write(config: TrackingConfig) -> None:
-    with open_logs(config, "ar seed 0", {"grpo.steps": 2}) as logs:
+def write(config: TrackingConfig, name: str = "ar seed 0", steps: tuple[int, ...] = (1, 2)) -> None:
+    with open_logs(config, name, {"grpo.steps": 2}) as logs:
         assert len(logs) == 1
-        for step in (1, 2):
+        for step in steps:
             for log in logs:
                 log.metrics({"reward/total": step / 4}, step)
                 log.image(Image.new("RGB", (8, 4), "red"), "samples", step)
@@ -32,6 +32,13 @@ def test_tensorboard_gets_curves_and_pictures(tmp_path: Path) -> None:
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("reward/total")] == [(1, 0.25), (2, 0.5)]
     assert [(e.step, e.width, e.height) for e in events.Images("samples")] == [(1, 8, 4), (2, 8, 4)]
+
+
+def test_tensorboard_gets_a_resumed_run_as_one_also_when_its_name_says_other_steps(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    for name in ("ar 2 steps (0123abcd)", "ar 4 steps (0123abcd)", "ar 4 steps (0123abce)"):
+        write(TrackingConfig(tensorboard=str(tmp_path)), name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ar 2 steps (0123abcd)", "ar 4 steps (0123abce)"]
 
 
 def test_wandb_offline_gets_curves_pictures_and_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

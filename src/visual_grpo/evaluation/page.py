@@ -37,6 +37,7 @@ _LINEAGE = {
     "git.commit": "commit",
     "git.state": "code",
     "command": "command",
+    "resumed.command": "resumed by",
     "data": "data digest",
     "model": "base model",
     "model_digest": "base model digest",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
@@ -22,9 +22,12 @@ from visual_grpo.errors import user_error
 from visual_grpo.secret_values import hidden
 from visual_grpo.tracking import RunToLog, Tracker, lineage
 from visual_grpo.tracking.adapters import find_adapters
-from visual_grpo.tracking.description import in_words, other_name, training_name
+from visual_grpo.tracking.description import in_words, other_name, resumed_name, training_name
 from visual_grpo.tracking.relocation import absolute, use_server
 from visual_grpo.trained_adapters import read_facts
+
+if TYPE_CHECKING:
+    from visual_grpo.resuming import Origin
 
 RECORDS = "records"
 
@@ -68,7 +71,9 @@ class TrackingHooks(MlflowHook):
             tracker.evaluation_begins(lineage.command())
             self._dataset_seen = True  # That of the training.
             return
-        tracker.tags(lineage.tags(self._project_path) | self._description(config, pipeline))
+        origin = None if _judges_only(pipeline) else self._origin(config)
+        tags = lineage.resumed({} if origin is None else origin.lineage, lineage.tags(self._project_path))
+        tracker.tags(tags | self._description(config, pipeline, lineage.commands(tags)))
         tracker.params(flatten(config.public()))
 
     def _start(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> Tracker:
@@ -97,6 +102,8 @@ class TrackingHooks(MlflowHook):
                 earlier,
                 "adapter" if _judges_only(pipeline) else "checkpoint",
             )
+        if tracker.continues and _trains(pipeline):
+            tracker.rename(resumed_name(tracker.run_name, config.grpo.steps))
         return tracker
 
     def _earlier_run(self, config: Parameters, pipeline: Pipeline) -> str | None:
@@ -104,10 +111,14 @@ class TrackingHooks(MlflowHook):
         if _judges_only(pipeline):
             run_id = read_facts(find_adapters(config.adapter, Path(config.adapters_folder))).get("mlflow_run_id")
             return None if run_id is None else str(run_id)
+        origin = self._origin(config)
+        return None if origin is None else origin.mlflow_run_id
+
+    def _origin(self, config: Parameters) -> Origin | None:
+        """The training that this command resumes."""
         from visual_grpo import resuming
 
-        resumed = resuming.origin(config.resume, self._project_path / config.tracking.checkpoints)
-        return None if resumed is None else resumed.mlflow_run_id
+        return resuming.origin(config.resume, self._project_path / config.tracking.checkpoints)
 
     def _name(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> str:
         if _trains(pipeline):
@@ -116,10 +127,10 @@ class TrackingHooks(MlflowHook):
         names = run_params.get("pipeline_names") or ["__default__"]
         return other_name(config, names, self._environment, self._given)
 
-    def _description(self, config: Parameters, pipeline: Pipeline) -> dict[str, str]:
+    def _description(self, config: Parameters, pipeline: Pipeline, commands: str) -> dict[str, str]:
         if not _trains(pipeline):
             return {}
-        return {"mlflow.note.content": in_words(config, components.make_plan(config).modules, lineage.command())}
+        return {"mlflow.note.content": in_words(config, components.make_plan(config).modules, commands)}
 
     @hook_impl
     def before_node_run(self, node: Node, catalog: CatalogProtocol, inputs: dict[str, Any], is_async: bool) -> None:

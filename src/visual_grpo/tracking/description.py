@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from visual_grpo.config import Parameters
 
@@ -48,8 +49,23 @@ def other_name(
     return " ".join(word for word in words if word)
 
 
-def in_words(config: Parameters, modules: Sequence[str], command: str) -> str:
-    """What a training run does, in Markdown, for MLflow's description."""
+def ended_name(name: str, how: Literal["failed", "stopped"]) -> str:
+    """Of a training that ended before its first step, and so has no adapter."""
+    return f"{name} ({how} before step 1)"
+
+
+def resumed_name(name: str, steps: int) -> str:
+    """Of a training that goes on to ``steps``. What else the name says stays: also words that the user put there."""
+    started = re.sub(r" \(\w+ before step 1\)$", "", name)
+    return re.sub(r"\b\d+ steps\b", f"{steps} steps", started)
+
+
+def in_words(config: Parameters, modules: Sequence[str], commands: str) -> str:
+    """What a training run does, in Markdown, for MLflow's description.
+
+    Args:
+        commands: the line that started it, and those that resumed it.
+    """
     weights = {name: weight for name, weight in config.weights(modules).items() if weight}
     rewards = ", ".join(f"{name} (weight {weight:g})" for name, weight in weights.items())
     grpo = config.grpo_of(modules[0])
@@ -61,7 +77,7 @@ def in_words(config: Parameters, modules: Sequence[str], command: str) -> str:
         f"- {config.grpo.steps} steps of {grpo.prompts_per_step} prompts x {grpo.group_size} samples, learning rate"
         f" {', '.join(f'{config.grpo_of(module).learning_rate:g} ({module})' for module in modules)},"
         f" seed {config.seed}\n\n"
-        f"```\n{command}\n```"
+        f"```\n{commands}\n```"
     )
 
 

@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,25 @@ def command() -> str:
 def tags(project_path: Path) -> dict[str, str]:
     """All lineage tags of a run that starts now in ``project_path``."""
     return {"command": command(), **git_tags(project_path), **dvc_tags(project_path), **version_tags()}
+
+
+def resumed(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """The tags of a run that goes on: its first ones stay, and what is another now is a line of ``resumed.NAME``.
+
+    Args:
+        earlier: the tags that this returned for the part before, or those of a run that was never resumed.
+    """
+    tags = {**now, **earlier}
+    for name, value in now.items():
+        before = earlier.get(f"resumed.{name}", "")
+        if tags[name] != value and not before.endswith(value):
+            tags[f"resumed.{name}"] = f"{before}\n{value}".lstrip("\n")
+    return tags
+
+
+def commands(tags: Mapping[str, str]) -> str:
+    """The line that started a run, and those that resumed it."""
+    return "\n".join(tags[name] for name in ("command", "resumed.command") if name in tags)
 
 
 def git_tags(project_path: Path) -> dict[str, str]:

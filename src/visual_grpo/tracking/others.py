@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from visual_grpo.config import TrackingConfig
@@ -136,11 +138,18 @@ class _Wandb:
 def _tensorboard(folder: str, name: str) -> Iterator[Log]:
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(f"{folder}/{name.replace('/', '_')}")
+    writer = SummaryWriter(_folder_of_run(Path(folder), name.replace("/", "_")))
     try:
         yield _TensorBoard(writer)
     finally:
         writer.close()
+
+
+def _folder_of_run(folder: Path, name: str) -> Path:
+    """That of the run's first part where it was resumed: its name may have said other steps, but had the same id."""
+    key = re.search(r"\(\w{8}\)$", name)
+    earlier = sorted(folder.glob(f"*{key[0]}")) if key else []
+    return earlier[0] if earlier else folder / name
 
 
 @contextmanager

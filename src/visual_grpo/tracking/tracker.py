@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from visual_grpo.tracking import writer as background
 from visual_grpo.tracking.delivery import CURVES, RESULTS
+from visual_grpo.tracking.description import ended_name
 from visual_grpo.tracking.outbox import Outbox
 from visual_grpo.tracking.spool import FOLDER, Head, Spool
 from visual_grpo.tracking.store import EVALUATION, Store, image_name, shown_server
@@ -74,7 +75,8 @@ class Tracker:
         """Whether it goes on in an earlier run."""
         self.evaluates = False
         """Whether it evaluates, in a run that had ended before."""
-        self._name = ""
+        self.run_name = ""
+        """As MLflow shows it."""
         self._untrained = False
         """Whether it trains, and no step is done yet."""
         self._images_left_out = False
@@ -109,7 +111,7 @@ class Tracker:
         writer = Writer(spool, Store(run.tracking_uri), say)
         tracker = cls(spool, writer, run_id=key)
         opened = writer.start(_patience(run.tracking_uri))
-        tracker._name = opened.name if opened else run.name
+        tracker.run_name = opened.name if opened else run.name
         tracker.continues = run.earlier is not None and (opened is None or opened.existed)
         tracker._untrained = run.trains and not tracker.continues
         if opened is not None:
@@ -183,7 +185,13 @@ class Tracker:
 
     def name(self) -> str | None:
         """``NAME (the beginning of the id)``; None without a run."""
-        return None if self.run_id is None else f"{self._name} ({self.run_id[:8]})"
+        return None if self.run_id is None else f"{self.run_name} ({self.run_id[:8]})"
+
+    def rename(self, name: str) -> None:
+        """Changes the run's name."""
+        if name != self.run_name:
+            self.run_name = name
+            self._write("name", name=name)
 
     def evaluation_begins(self, command: str) -> None:
         """Says that the run, which has ended before, is evaluated now; if that fails, the training is still good."""
@@ -210,8 +218,7 @@ class Tracker:
             self.tags({EVALUATION: status.lower()})
             status = "FINISHED"
         if self._untrained and status != "FINISHED":
-            how = "stopped" if status == "KILLED" else "failed"
-            self._write("name", name=f"{self._name} ({how} before step 1)")
+            self.rename(ended_name(self.run_name, "stopped" if status == "KILLED" else "failed"))
         self._write("end", status=status)
         self._spool = None
         Tracker._active = None

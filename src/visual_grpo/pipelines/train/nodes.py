@@ -65,12 +65,7 @@ def train(
         },
         run_id=tracker.run_id,
         advice={module: plan.family.modules[module].advice for module in plan.modules},
-        lineage={
-            "command": lineage.command(),
-            "model_content": starter_report.get("content"),
-            **lineage.git_tags(project),
-            **lineage.version_tags(),
-        },
+        lineage={"model_content": starter_report.get("content"), **_lineage(parameters, project)},
     )
     changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
     # With the run's id, so that two trainings of the same settings stay apart.
@@ -92,6 +87,16 @@ def train(
         tracker.model(Path(alone), "adapter", shown)
     _show_training(progress, run.trainer.step)
     return adapters_draft, pd.DataFrame(progress.history)
+
+
+def _lineage(config: Parameters, project: Path) -> dict[str, str]:
+    """Where the adapter comes from, with the commands that it was resumed by."""
+    from visual_grpo import resuming
+    from visual_grpo.tracking import lineage
+
+    origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
+    now = {"command": lineage.command(), **lineage.git_tags(project), **lineage.version_tags()}
+    return lineage.resumed({} if origin is None else origin.lineage, now)
 
 
 def _code_of_rewards(config: Parameters) -> dict[str, str]:
