@@ -48,6 +48,38 @@ def test_a_training_is_named_by_what_differs(
     assert training_name(parameters(**changes), modules, environment, given) == name
 
 
+MINE = {"function": "my_rewards:mine"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "modules", "environment", "given", "words"),
+    [
+        ({"rewards": {"palette": {"weight": 0.5}}}, ("ar",), None, {}, " rewards shapes, palette 0.5"),
+        ({"rewards": {"mine": {**MINE, "weight": 1}}}, ("ar",), None, {}, " rewards mine"),
+        ({"rewards": {"mine": {**MINE, "weight": 0}}}, ("ar",), None, {}, ""),
+        ({"rewards": {"shapes": {"options": {"smoothing": 2}}}}, ("ar",), None, {}, " rewards shapes"),
+        ({"modules": {"dit": {"rewards": {"palette": 0.25}}}}, ("dit",), None, {}, " rewards shapes, palette 0.25"),
+        ({"modules": {"dit": {"rewards": {"palette": 0.25}}}}, ("ar",), None, {}, ""),
+        ({"reward": "text"}, ("ar",), None, {"reward": "text", "grpo.clip_low": 0.1}, " rewards ocr grpo.clip_low=0.1"),
+        ({"data": {"path": "photos"}, "reward": "target"}, ("ar",), None, {"reward": "target"}, " reward=target"),
+        ({"data": {"path": "photos"}, "rewards": {"mine": MINE}}, ("ar",), None, {}, " rewards mine"),
+        ({"rewards": {"mine": MINE}}, ("ar",), "sd3", {}, ""),
+        ({"rewards": {"mine": MINE}}, ("ar",), "sd3", {"rewards.mine.weight": 1}, " rewards mine"),
+        (
+            {"data": {"path": "photos"}, "reward": None, "rewards": dict.fromkeys("abcd", MINE)},
+            ("ar",),
+            None,
+            {},
+            " rewards a, b, c, ...",
+        ),
+    ],
+)
+def test_rewards_that_are_not_the_usual_ones_are_in_the_name(
+    changes: dict[str, Any], modules: tuple[str, ...], environment: str | None, given: dict[str, Any], words: str
+) -> None:
+    assert training_name(parameters(**changes), modules, environment, given).partition("seed 0")[2] == words
+
+
 @pytest.mark.parametrize(
     ("name", "now"),
     [
@@ -65,6 +97,7 @@ def test_other_runs_are_named_by_their_pipelines() -> None:
         other_name(parameters(), ["data_preparation", "baseline"], "text", {})
         == "text data_preparation+baseline seed 0"
     )
+    assert other_name(parameters(reward="text"), ["baseline"], None, {}) == "baseline seed 0 rewards ocr"
 
 
 def test_the_description_says_what_is_trained_on_what() -> None:

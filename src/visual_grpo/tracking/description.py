@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from visual_grpo.config import Parameters
+from visual_grpo.config.presets import WORLD_PRESETS
 
 _IN_THE_NAME = {"seed", "resume", "output", "adapter", "data.path", "grpo.loss", "grpo.steps", "grpo.learning_rate"} | {
     "policy.train",
@@ -36,7 +37,7 @@ def training_name(
         "lr" + "+".join(_distinct(_short(config.grpo_of(module).learning_rate) for module in modules)),
         f"{config.grpo.steps} steps",
         f"seed {config.seed}",
-        *_others(changed),
+        *_changes(config, modules, environment, changed),
     ]
     return " ".join(word for word in words if word)
 
@@ -45,7 +46,13 @@ def other_name(
     config: Parameters, pipelines: Sequence[str], environment: str | None, changed: Mapping[str, Any]
 ) -> str:
     """Of a run that trains nothing, for example ``baseline seed 0``."""
-    words = [environment or "", *_own_data(config), "+".join(pipelines), f"seed {config.seed}", *_others(changed)]
+    words = [
+        environment or "",
+        *_own_data(config),
+        "+".join(pipelines),
+        f"seed {config.seed}",
+        *_changes(config, (), environment, changed),
+    ]
     return " ".join(word for word in words if word)
 
 
@@ -89,11 +96,57 @@ def _own_data(config: Parameters) -> list[str]:
     return [] if config.data.path == config.starter.dataset else [Path(config.data.path).name]
 
 
+def _changes(
+    config: Parameters, modules: Sequence[str], environment: str | None, changed: Mapping[str, Any]
+) -> list[str]:
+    """The rewards, where they are not the usual ones, and other parameters that were given."""
+    given = {name for name in changed if _is_of_rewards(name)}
+    # An environment may have rewards of its own, which its name stands for.
+    if not (given if environment else _optimised(config, modules) != _optimised(_with_usual_rewards(config), modules)):
+        return _others(changed)
+    weights = {name: weight for name, (weight, _, _) in _optimised(config, modules).items()}
+    shown = [name if weight == 1 else f"{name} {weight:g}" for name, weight in weights.items()]
+    return [
+        "rewards " + ", ".join(_first(shown)),
+        *_others({name: value for name, value in changed.items() if name not in given}),
+    ]
+
+
+def _is_of_rewards(name: str) -> bool:
+    return name.split(".")[0] in ("reward", "rewards") or (name.startswith("modules.") and ".rewards." in name)
+
+
+def _optimised(config: Parameters | None, modules: Sequence[str]) -> dict[str, tuple[float, str | None, object]]:
+    """What of each reward decides the training: weight, function and options."""
+    if config is None:
+        return {}
+    weights = config.weights(modules) if modules else {name: reward.weight for name, reward in config.rewards.items()}
+    return {
+        name: (weights[name], reward.function, reward.options)
+        for name, reward in config.rewards.items()
+        if weights[name]
+    }
+
+
+def _with_usual_rewards(config: Parameters) -> Parameters | None:
+    """As if no reward was set: those of the drawn world, or of the preset that the records decide; None without any."""
+    preset = WORLD_PRESETS.get(config.starter.world) if config.data_is_drawn else config.reward
+    if preset is None:
+        return None
+    tree = config.model_dump()
+    modules = {name: {**section, "rewards": {}} for name, section in tree["modules"].items()}
+    return Parameters.model_validate({**tree, "reward": preset, "rewards": {}, "modules": modules})
+
+
 def _others(changed: Mapping[str, Any]) -> list[str]:
     named = {name: value for name, value in changed.items() if not name.startswith(_NOT_IN_THE_NAME)}
     named = {name: value for name, value in named.items() if not name.endswith(".learning_rate")}
     extra = [f"{name}={value}" for name, value in named.items() if name not in _IN_THE_NAME]
-    return extra[:_MOST_CHANGES] + (["..."] if len(extra) > _MOST_CHANGES else [])
+    return _first(extra)
+
+
+def _first(texts: list[str]) -> list[str]:
+    return texts[:_MOST_CHANGES] + (["..."] if len(texts) > _MOST_CHANGES else [])
 
 
 def _short(number: float) -> str:
