@@ -1,12 +1,11 @@
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from visual_grpo.errors import UserError
-from visual_grpo.evaluation.compare import check_facts, compare, compare_controls, join
+from visual_grpo.evaluation.compare import compare, compare_controls, join
 
 COLUMNS = ["sampler", "split", "id", "prompt", "index", "seed", "file"]
 
@@ -166,34 +165,3 @@ def test_duplicate_images_are_refused() -> None:
     twice = pd.concat([scores([0, 1]), scores([0, 1])], ignore_index=True)
     with pytest.raises(pd.errors.MergeError):
         join(twice, scores([0, 1]))
-
-
-def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences() -> None:
-    made = {"seed": 0, "sampling": {"stock": {"steps": 10, "top_p": None}}, "old": 1}
-    now = {"seed": 0, "sampling": {"stock": {"steps": 20, "top_p": None}}, "new": None}
-    check_facts(made, made)
-    with pytest.raises(UserError) as caught:
-        check_facts(made, now)
-    text = str(caught.value)
-    assert "sampling.stock.steps was 10, now 20" in text
-    assert "old was 1, now 'absent'" in text
-    assert "new was 'absent', now None" in text
-    assert "seed" not in text
-    assert "kedro run --pipeline=baseline" in text
-
-
-def test_conditions_survive_the_file(tmp_path: Path) -> None:
-    from tests.evaluation.defaults import parameters
-    from visual_grpo.components import make_plan
-    from visual_grpo.evaluation.generate import conditions
-
-    frame = scores([0.0, 1.0])
-    config = parameters()
-    frame.attrs["facts"] = conditions(config, make_plan(config).samplers, model="m", dataset="d")
-    frame.to_parquet(tmp_path / "scores.parquet")
-    check_facts(pd.read_parquet(tmp_path / "scores.parquet").attrs["facts"], frame.attrs["facts"])
-
-
-def test_the_remedy_for_an_adapter_has_its_parameters() -> None:
-    with pytest.raises(UserError, match=r"seed was 1, now 2\. Draw .*--pipeline=baseline --params=adapter=0123abcd"):
-        check_facts({"seed": 1}, {"seed": 2}, "0123abcd")

@@ -22,8 +22,11 @@ def test_the_difference_is_measured_on_the_baselines_prompts_and_seeds(painted: 
     assert painted.policies[1] == ("the model", painted.folder / "adapters")
     evaluation = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())
     views = {(e["name"], e["split"], e["sampler"]): e for e in evaluation["rewards"]}
-    assert len(views) == 2 * 2 * 3
+    assert len(views) == 3 * 2 * 3
     for (name, split, _), entry in views.items():
+        if name == "edge_density":  # The guard beside one's own reward, of pictures of one colour.
+            assert (entry["optimised"], entry["baseline_mean"]) == (False, 0)
+            continue
         assert name in ("total", "brightness")
         assert entry["optimised"]
         assert (entry["prompts"], entry["images"]) == ((3, 6) if split == "held_out" else (2, 4))
@@ -71,21 +74,31 @@ def test_a_training_with_another_seed_pairs_with_the_same_baseline(painted: Proj
     painted.run(baseline.create_pipeline())
     painted.train()
     painted.run(evaluate.create_pipeline(), seed=8)
-    with pytest.raises(UserError, match=r"pair with this run: seed was 0, now 8\."):
+    with pytest.raises(UserError, match=r"pair with this run:\n  seed: 0 in the baseline, 8 now\n"):
         painted.run(evaluate.create_pipeline(), evaluation=SMALL | {"seed": 8})
+
+
+def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> None:
+    painted.run(baseline.create_pipeline())
+    painted.train()
+    found = painted.run(evaluate.create_pipeline(), evaluation=SMALL | {"images_per_prompt": 1, "max_prompts": 2})
+    headline = found.load("evaluation")["headline"]
+    assert (headline["prompts"], headline["images"]) == (2, 2)
+    assert headline["difference"] == pytest.approx(GAIN, abs=0.01)
+    assert headline["control"] is not None
 
 
 def test_a_baseline_with_other_controls_is_refused(painted: Project) -> None:
     painted.run(baseline.create_pipeline())
     painted.train()
-    with pytest.raises(UserError, match=r"controls\.stock top_p=0\.5\.steps was 'absent', now 10"):
+    with pytest.raises(UserError, match=r"controls\.stock top_p=0\.5: not in the baseline"):
         painted.run(evaluate.create_pipeline(), evaluation=SMALL | {"controls": [{"top_p": 0.5}]})
 
 
 def test_a_baseline_made_otherwise_is_refused_before_anything_is_drawn(painted: Project) -> None:
     painted.run(baseline.create_pipeline())
     painted.train()
-    with pytest.raises(UserError, match=r"sampling\.stock\.steps was 10, now 3.*--pipeline=baseline"):
+    with pytest.raises(UserError, match=r"(?s)sampling\.stock\.steps: 10 in the baseline, 3 now\n.*=baseline"):
         painted.run(evaluate.create_pipeline(), sampling={"stock": {"steps": 3}})
     assert len(painted.policies) == 1
     assert not (painted.folder / "trained").exists()

@@ -143,7 +143,7 @@ def test_a_reward_that_needs_targets_is_refused_before_anything_is_sampled(proje
 def test_a_baseline_that_would_not_pair_is_refused_before_anything_is_sampled(project: Project) -> None:
     project.conditions = {"seed": 99}
     remedy = "Draw the baseline again: .*--pipeline=baseline"
-    with pytest.raises(UserError, match=rf"does not pair .*seed was 99, now 0.*{remedy}"):
+    with pytest.raises(UserError, match=rf"(?s)does not pair .*seed: 99 in the baseline, 0 now\n.*{remedy}"):
         project.run()
     assert not (project.folder / "checkpoints").exists()
 

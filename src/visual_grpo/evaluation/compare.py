@@ -3,55 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
-from visual_grpo.command import Command, again
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.paired import paired_difference, paired_ratio_bootstrap
+from visual_grpo.evaluation.pairing import asked_for, draw_again
 from visual_grpo.types import weighted_total
 
 STOCK = "stock"
 """The sampler of the plain pipeline."""
 KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
-
-
-def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any], adapter: str | None = None) -> None:
-    """Raises UserError if the baseline was made under other conditions; names each difference and the remedy.
-
-    Args:
-        adapter: the adapter that is evaluated with the parameters of its training; the baseline must be drawn with the
-            same ones.
-    """
-    before, now = dict(_leaves(baseline)), dict(_leaves(present))
-    different = [
-        f"{key} was {before.get(key, 'absent')!r}, now {now.get(key, 'absent')!r}"
-        for key in dict.fromkeys([*before, *now])
-        if before.get(key, KEY) != now.get(key, KEY)
-    ]
-    if different:
-        raise UserError(f"the baseline does not pair with this run: {'; '.join(different)}. {_draw_again(adapter)}")
-
-
-def check_adapter(training: Mapping[str, Any], *, model: str, data: str) -> None:
-    """Raises UserError if the adapter was trained on a base model or on data with another digest.
-
-    On other data the held-out prompts may be among those that it was trained on.
-    """
-    if training["model_digest"] != model:
-        raise UserError(
-            f"the adapter was trained on another base model than the current one. Train again: {again('train')}"
-        )
-    if training.get("data", data) != data:
-        raise UserError(
-            "the adapter was trained on other data than the prepared records, so this is not its result. Train again,"
-            " or compare it (ADAPTER: its folder or MLflow run) with the base model on the prompts that both hold out:"
-            f" {Command.now().of_pipeline('compare').adding({'compare.second': 'ADAPTER'})}"
-        )
 
 
 def compare(
@@ -94,9 +60,10 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     every score, ``file`` and ``answer`` with the suffixes ``_baseline`` and ``_trained``.
 
     The baseline's total is recomputed with the weights of the trained results: the weights depend on the module that
-    was trained, and one baseline is used for every module. The baseline's controls are left out.
+    was trained, and one baseline is used for every module. The baseline's controls are left out, and the samples that
+    it has beyond those that were asked of the trained policy.
     """
-    baseline = baseline[~baseline["sampler"].isin(controls_of(baseline))]
+    baseline = asked_for(baseline[~baseline["sampler"].isin(controls_of(baseline))], trained)
     baseline = retotalled(baseline, trained.attrs["weights"])
     _check_same("scores", set(score_columns(baseline)), set(score_columns(trained)))
     for column in KEY:
@@ -184,17 +151,4 @@ def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
             for side, extra in (("baseline", before - after), ("trained results", after - before))
             if extra
         ]
-        raise UserError(f"baseline and trained results differ in their {what}: {'; '.join(only)}. {_draw_again()}")
-
-
-def _draw_again(adapter: str | None = None) -> str:
-    command = Command.now().of_pipeline("baseline")
-    return f"Draw the baseline again: {command if adapter is None else command.adding({'adapter': adapter})}"
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+        raise UserError(f"baseline and trained results differ in their {what}: {'; '.join(only)}. {draw_again()}")

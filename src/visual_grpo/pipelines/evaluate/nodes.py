@@ -31,14 +31,14 @@ def draw_trained(
 ) -> Path:
     """The folder with the trained policy's samples; refuses a baseline that would not pair."""
     from visual_grpo import components
-    from visual_grpo.evaluation import compare, generate
+    from visual_grpo.evaluation import generate, pairing
     from visual_grpo.pipelines.baseline.nodes import conditions, draw_samples
 
     plan = components.make_plan(parameters, starter_report["model"])
     facts = conditions(parameters, plan, starter_report, records)
     training = read_facts(adapters)
-    compare.check_facts(generate.read_scores(baseline).attrs["facts"], facts, training.get("mlflow_run_id"))
-    compare.check_adapter(training, model=starter_report["digest"], data=records.digest)
+    pairing.check_facts(generate.read_scores(baseline).attrs["facts"], facts, training.get("mlflow_run_id"))
+    pairing.check_adapter(training, model=starter_report["digest"], data=records.digest)
     draw_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")
     return trained_draft
 

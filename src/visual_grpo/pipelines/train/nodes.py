@@ -65,7 +65,7 @@ def train(
         },
         run_id=tracker.run_id,
         advice={module: plan.family.modules[module].advice for module in plan.modules},
-        lineage={"model_content": starter_report.get("content"), **_lineage(parameters, project)},
+        lineage=_lineage(parameters, starter_report, project),
     )
     changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
     # With the run's id, so that two trainings of the same settings stay apart.
@@ -89,13 +89,15 @@ def train(
     return adapters_draft, pd.DataFrame(progress.history)
 
 
-def _lineage(config: Parameters, project: Path) -> dict[str, str]:
+def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path) -> dict[str, str]:
     """Where the adapter comes from, with the commands that it was resumed by."""
     from visual_grpo import resuming
     from visual_grpo.tracking import lineage
 
     origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
-    now = {"command": lineage.command(), **lineage.git_tags(project), **lineage.version_tags()}
+    content = starter_report.get("content")
+    base = {} if content is None else {"model_content": content}
+    now = {"command": lineage.command(), **base, **lineage.git_tags(project), **lineage.version_tags()}
     return lineage.resumed({} if origin is None else origin.lineage, now)
 
 
@@ -111,11 +113,11 @@ def _check_baseline(
     config: Parameters, plan: Plan, starter_report: dict[str, Any], records: RecordTable, baseline: Path
 ) -> None:
     """Before hours of training: evaluate would refuse a baseline made otherwise."""
-    from visual_grpo.evaluation import compare, generate
+    from visual_grpo.evaluation import generate, pairing
     from visual_grpo.pipelines.baseline.nodes import conditions
 
     facts = generate.read_scores(baseline).attrs["facts"]
-    compare.check_facts(facts, conditions(config, plan, starter_report, records))
+    pairing.check_facts(facts, conditions(config, plan, starter_report, records))
 
 
 def _run(
