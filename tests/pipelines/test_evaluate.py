@@ -81,8 +81,8 @@ def test_a_training_with_another_seed_pairs_with_the_same_baseline(painted: Proj
 def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> None:
     painted.run(baseline.create_pipeline())
     painted.train()
-    found = painted.run(evaluate.create_pipeline(), evaluation=SMALL | {"images_per_prompt": 1, "max_prompts": 2})
-    headline = found.load("evaluation")["headline"]
+    painted.run(evaluate.create_pipeline(), evaluation=SMALL | {"images_per_prompt": 1, "max_prompts": 2})
+    headline = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())["headline"]
     assert (headline["prompts"], headline["images"]) == (2, 2)
     assert headline["difference"] == pytest.approx(GAIN, abs=0.01)
     assert headline["control"] is not None
