@@ -13,7 +13,7 @@ from visual_grpo.grpo.advantages import group_advantages
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.metrics import _reward_metrics, reproducible
 from visual_grpo.grpo.self_check import RatioCheckError
-from visual_grpo.grpo.trainer import GRPOTrainer, NonFiniteLossError
+from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.types import Scores
 
 
@@ -154,20 +154,6 @@ def test_refill_is_bounded_and_keeps_the_batch_size() -> None:
     scorer = CountingScorer(target=99)  # No group ever varies.
     policy, metrics = trained(ToyTokenPolicy(), scorer, loss="dapo", steps=1, max_refills=2)
     assert metrics[0].values["samples"] == 3 * 24
-    assert torch.equal(policy.table, torch.zeros(4, 5))
-
-
-class Exploding(ToyTokenPolicy):
-    def replay(self, trajectory: Any, rows: Any) -> Any:
-        for chunk in super().replay(trajectory, rows):
-            chunk.log_probs.data[0] = float("nan")
-            yield chunk
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_prompts() -> None:
-    policy = Exploding()
-    with pytest.raises(NonFiniteLossError, match=r"became nan at step 1 with the prompts r\d"):
-        trained(policy)
     assert torch.equal(policy.table, torch.zeros(4, 5))
 
 

@@ -65,6 +65,11 @@ class GRPOConfig(Strict):
     advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")
     combine: Literal["sum", "gdpo"] = Field("sum", description="gdpo: normalise each reward before the weighted sum")
     max_refills: int = Field(0, ge=0, description="dapo: further rollouts to replace zero-variance groups")
+    non_finite: Literal["stop", "skip", "lower"] = Field(
+        "stop",
+        description="what becomes of an update whose loss or gradient is NaN or infinite; stop: the run ends; skip: the"
+        " update is left out; lower: and the learning rate is halved from then on; after 3 in a row the run ends",
+    )
     ratio_tolerance: float | None = Field(
         None, gt=0, description="largest |log ratio| accepted before the first update; null = the dtype's floor"
     )

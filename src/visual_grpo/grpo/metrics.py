@@ -57,6 +57,8 @@ def step_metrics(
     values = _reward_metrics([scores for _, scores in drawn], config.group_size)
     values |= _advantage_metrics(experiences)
     values |= _update_metrics(updates)
+    if config.non_finite != "stop":
+        values["updates_left_out"] = float(sum(stats.left_out for stats in updates))
     values |= _speed_metrics([rollout for rollout, _ in drawn], clock)
     values |= _policy_metrics([rollout for rollout, _ in drawn])
     rollout, scores = drawn[0]

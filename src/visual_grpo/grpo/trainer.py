@@ -6,6 +6,7 @@ The trainer sees neither pixels nor tokens. A policy gives rollouts and replays 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -20,15 +21,12 @@ from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.schedule import learning_rate_factor
 from visual_grpo.grpo.self_check import check_ratio
+from visual_grpo.grpo.setbacks import NonFiniteLossError, Setbacks, refuse_non_finite
 from visual_grpo.grpo.unfinished import UnfinishedStep, unfinished_of, with_unfinished
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
 from visual_grpo.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics
 
 T = TypeVar("T")
-
-
-class NonFiniteLossError(UserError):
-    """The loss or its gradient is NaN or infinite; nothing was updated with it."""
 
 
 class Trainer(Protocol):
@@ -81,6 +79,7 @@ class GRPOTrainer(Generic[T]):
             self.parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
         )
         self.scaler = torch.amp.GradScaler(device, enabled=dtype == "float16")
+        self.setbacks = Setbacks(config.non_finite)
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
         self.positions: dict[str, int] = {}
@@ -133,7 +132,7 @@ class GRPOTrainer(Generic[T]):
         """Flat gradient of the loss on one rollout of ``prompts``, which changes nothing; see `signal_check`."""
         rollout, scores = self._sample(prompts, metrics.Clock(), generator)
         experiences = self._experiences([(rollout, scores, torch.arange(len(prompts)))])
-        self._backward(experiences, Objective.of(self.config, experiences))
+        self._backward(experiences, Objective.of(self.config, experiences), UpdateStats())
         gradients = [p.grad.flatten().float().cpu() for p in self.parameters if p.grad is not None]
         self.optimizer.zero_grad(set_to_none=True)
         return torch.cat(gradients)
@@ -152,6 +151,7 @@ class GRPOTrainer(Generic[T]):
             tensors |= {f"optimizer/{index}/{k}": torch.as_tensor(v) for k, v in entries.items()}
         tensors["rng/trainer"] = self.generator.get_state()
         facts = {"step": self.step, "positions": self.positions, "scaler": self.scaler.state_dict()}
+        facts["setbacks"] = self.setbacks.state()
         return with_unfinished(tensors, facts, self._unfinished, self.parameters[0].device)
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -166,6 +166,8 @@ class GRPOTrainer(Generic[T]):
         self.optimizer.load_state_dict({"state": entries, "param_groups": groups})
         self.generator.set_state(split["rng"]["trainer"])
         self.scaler.load_state_dict(facts["scaler"])
+        if "setbacks" in facts:  # Not in checkpoints of older versions.
+            self.setbacks.load_state(facts["setbacks"])
         self.step, self.positions = facts["step"], dict(facts["positions"])
         self._unfinished = unfinished_of(tensors, facts, self.parameters[0].device)
 
@@ -242,51 +244,53 @@ class GRPOTrainer(Generic[T]):
         return group_advantages(total, config.group_size, scale=scale, **shared)
 
     def _update(self, experiences: list[Experience[T]], objective: Objective, number: int) -> UpdateStats:
-        """One optimiser update over all rows."""
-        stats = self._backward(experiences, objective)
+        """One optimiser update over all rows; none, where its loss or gradient is not finite and may be left out."""
+        stats = UpdateStats()
+        try:
+            self._try_update(experiences, objective, number, stats)
+        except NonFiniteLossError as error:
+            self.setbacks.left_out(error)
+            stats.left_out, stats.grad_norm = True, math.nan
+        else:
+            self.setbacks.taken()
+        return stats
+
+    def _try_update(
+        self, experiences: list[Experience[T]], objective: Objective, number: int, stats: UpdateStats
+    ) -> None:
+        self._backward(experiences, objective, stats)
         if number == 0 and not self._checked:  # Later ones are of another policy than the rollout.
             mean = stats.means()["abs_log_ratio"]
             check_ratio(mean, stats.max_abs_log_ratio, self.dtype, self.config.ratio_tolerance)
             self._checked = True
-        self._optimise(stats, number, experiences[0])
-        return stats
+        self._optimise(stats, number, experiences)
 
-    def _backward(self, experiences: list[Experience[T]], objective: Objective) -> UpdateStats:
+    def _backward(self, experiences: list[Experience[T]], objective: Objective, stats: UpdateStats) -> None:
         """The gradient over all rows, micro-batch by micro-batch and chunk by chunk."""
-        stats = UpdateStats()
         self.optimizer.zero_grad(set_to_none=True)
         for experience in experiences:
             for rows in experience.rows.split(self.config.micro_batch_size or len(experience.rows)):
                 for chunk in self.policy.replay(experience.rollout.trajectory, rows):
                     loss = chunk_loss(chunk, experience, rows, objective, stats)
-                    self._refuse_non_finite(float(loss.detach()), "loss", experience, rows)
+                    refuse_non_finite(float(loss.detach()), "loss", self.step + 1, _ids(experience, rows))
                     self.scaler.scale(loss).backward()
-        return stats
 
-    def _optimise(self, stats: UpdateStats, number: int, experience: Experience[T]) -> None:
+    def _optimise(self, stats: UpdateStats, number: int, experiences: list[Experience[T]]) -> None:
         config = self.config
         update = self.step * config.updates_per_rollout + number
         total = config.steps * config.updates_per_rollout
-        factor = learning_rate_factor(update, total, config.warmup_steps, config.schedule)
+        factor = learning_rate_factor(update, total, config.warmup_steps, config.schedule) * self.setbacks.factor
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * factor
         self.scaler.unscale_(self.optimizer)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
         if not self.scaler.is_enabled():  # With a scaler an infinite gradient skips the update by design.
-            self._refuse_non_finite(norm, "gradient norm", experience, experience.rows)
+            refuse_non_finite(norm, "gradient norm", self.step + 1, [i for e in experiences for i in _ids(e, e.rows)])
+        scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.setbacks.scaled(scale, self.scaler.get_scale(), self.step + 1)
         stats.grad_norm, stats.learning_rate = norm, config.learning_rate * factor
-
-    def _refuse_non_finite(self, value: float, what: str, experience: Experience[T], rows: Tensor) -> None:
-        if value == value and abs(value) != float("inf"):
-            return
-        ids = sorted({experience.rollout.prompts[int(row)].id for row in rows})
-        raise NonFiniteLossError(
-            f"The {what} became {value} at step {self.step + 1} with the prompts {', '.join(ids[:8])}"
-            f"{' ...' if len(ids) > 8 else ''}. Nothing was updated with it; the last checkpoint is intact."
-            " Lower grpo.learning_rate or the clip, or look at the rewards of these prompts."
-        )
 
 
 def _nothing_scored(step: int, scores: Sequence[Scores]) -> str:
@@ -299,6 +303,10 @@ def _nothing_scored(step: int, scores: Sequence[Scores]) -> str:
         f"No sample of step {step} could be scored: {who if silent else between}, and without a score"
         " there is nothing to train on. Look at what the reward returns for these prompts, or set its weight to 0."
     )
+
+
+def _ids(experience: Experience[Any], rows: Tensor) -> list[str]:
+    return [experience.rollout.prompts[int(row)].id for row in rows]
 
 
 def _nothing() -> None:

@@ -65,6 +65,8 @@ class UpdateStats:
     max_abs_log_ratio: float = 0.0
     grad_norm: float = 0.0
     learning_rate: float = 0.0
+    left_out: bool = False
+    """Whether nothing was updated, because the loss or its gradient was not finite."""
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + float((values * mask).double().sum())

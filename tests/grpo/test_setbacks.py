@@ -1,0 +1,137 @@
+"""Updates whose loss or gradient is not finite."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+import torch
+
+from tests.grpo.test_trainer import config
+from tests.toys import CountingScorer, ToyTokenPolicy, records
+from visual_grpo.grpo.metrics import reproducible
+from visual_grpo.grpo.setbacks import MOST_IN_A_ROW, MOST_OVERFLOWS, NonFiniteLossError, Setbacks
+from visual_grpo.grpo.trainer import GRPOTrainer
+
+
+class Broken(ToyTokenPolicy):
+    """Its loss, or only the loss's gradient, is not finite at some updates (counted from 0)."""
+
+    def __init__(self, at: Collection[int], of: str = "loss") -> None:
+        super().__init__()
+        self.at, self.of, self.count = at, of, 0
+
+    def replay(self, trajectory: Any, rows: Any) -> Any:
+        for chunk in super().replay(trajectory, rows):
+            if self.count in self.at and self.of == "loss":
+                chunk.log_probs.data[0] = math.nan
+            elif self.count in self.at:
+                chunk.log_probs.register_hook(lambda gradient: gradient * math.inf)
+            self.count += 1
+            yield chunk
+
+
+def trainer_of(policy: Any, dtype: str = "float32", **changes: Any) -> GRPOTrainer[Any]:
+    return GRPOTrainer(policy, CountingScorer(), config(**changes), seed=1, dtype=dtype)
+
+
+@pytest.mark.parametrize("of", ["loss", "gradient"])
+def test_by_default_the_first_one_stops_the_run(of: str) -> None:
+    policy = Broken({1}, of)
+    trainer = trainer_of(policy)
+    steps = trainer.fit(records(10))
+    next(steps)
+    before = policy.table.detach().clone()
+    what = "loss became nan" if of == "loss" else "gradient norm became (nan|inf)"
+    with pytest.raises(NonFiniteLossError, match=rf"The {what} at step 2 with the prompts r\d.*grpo\.non_finite=skip"):
+        next(steps)
+    assert torch.equal(policy.table, before)
+
+
+@pytest.mark.parametrize("of", ["loss", "gradient"])
+@pytest.mark.parametrize(("reaction", "factor"), [("skip", 1.0), ("lower", 0.5)])
+def test_an_update_is_left_out(of: str, reaction: str, factor: float, caplog: pytest.LogCaptureFixture) -> None:
+    policy = Broken({1}, of)
+    trainer = trainer_of(policy, non_finite=reaction, steps=3)
+    tables, found = [], []
+    with caplog.at_level(logging.WARNING):
+        for metrics in trainer.fit(records(10)):
+            found.append(metrics.values)
+            tables.append(policy.table.detach().clone())
+    assert [values["updates_left_out"] for values in found] == [0, 1, 0]
+    assert math.isnan(found[1]["grad_norm"])
+    assert torch.equal(tables[0], tables[1])
+    assert not torch.equal(tables[1], tables[2])
+    assert tables[2].isfinite().all()
+    assert [values["learning_rate"] for values in (found[0], found[2])] == [0.05, 0.05 * factor]
+    [line] = caplog.messages
+    assert "at step 2 with the prompts r" in line
+    assert line.endswith("The update is left out." if factor == 1 else "0.5 of the configured one from now on.")
+
+
+def test_adams_moments_are_not_touched_by_an_update_that_is_left_out() -> None:
+    policy = Broken({1}, "gradient")
+    trainer = trainer_of(policy, non_finite="skip")
+    steps = trainer.fit(records(10))
+    next(steps)
+    before = {name: value.clone() for name, value in trainer.state()[0].items() if name.startswith("optimizer/")}
+    next(steps)
+    now = trainer.state()[0]
+    assert len(before) == 3
+    assert all(torch.equal(now[name], value) for name, value in before.items())
+
+
+def test_a_model_that_stays_broken_stops_the_run() -> None:
+    trainer = trainer_of(Broken(range(2, 99)), non_finite="skip", steps=20)
+    steps = trainer.fit(records(10))
+    for _ in range(2 + MOST_IN_A_ROW):
+        next(steps)
+    with pytest.raises(NonFiniteLossError, match=r"at step 6 .* The 3 updates before it were left out already\."):
+        next(steps)
+
+
+def test_setbacks_apart_from_each_other_do_not_add_up() -> None:
+    trainer = trainer_of(Broken(set(range(0, 40, 2))), non_finite="skip", steps=20)
+    assert sum(m.values["updates_left_out"] for m in trainer.fit(records(10))) == 10
+
+
+def test_a_resumed_run_remembers_them() -> None:
+    def run(stop: int | None) -> tuple[Any, list[Any]]:
+        policy = Broken({1, 3}, "gradient")
+        trainer = trainer_of(policy, non_finite="lower", steps=6)
+        done = []
+        for metrics in trainer.fit(records(10)):
+            done.append(reproducible(metrics.values))
+            if metrics.step == stop:
+                tensors, facts = trainer.state()
+                policy = Broken({3 - stop}, "gradient")
+                trainer = trainer_of(policy, non_finite="lower", steps=6)
+                trainer.load_state(tensors, json.loads(json.dumps(facts)))
+                return policy, done + [reproducible(m.values) for m in trainer.fit(records(10))]
+        return policy, done
+
+    whole, resumed = run(None), run(2)
+    assert torch.equal(whole[0].table, resumed[0].table)
+    assert json.dumps(whole[1]) == json.dumps(resumed[1])
+    assert whole[1][-1]["learning_rate"] == 0.05 / 4
+
+
+def test_a_gradient_that_overflows_float16_at_every_scale_stops_the_run() -> None:
+    policy = Broken(range(1, 999), "gradient")
+    trainer = trainer_of(policy, "float16", steps=100)
+    with pytest.raises(NonFiniteLossError, match=r"not finite in 25 updates in a row, at step 26 .*model\.dtype"):
+        list(trainer.fit(records(10)))
+    assert trainer.step == 1 + MOST_OVERFLOWS
+    assert policy.table.isfinite().all()
+
+
+def test_a_scale_that_finds_its_size_does_not() -> None:
+    setbacks = Setbacks("stop")
+    for step in range(100):
+        for _ in range(MOST_OVERFLOWS):
+            setbacks.scaled(2.0, 1.0, step)
+        setbacks.scaled(1.0, 1.0, step)
