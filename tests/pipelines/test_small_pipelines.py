@@ -94,6 +94,25 @@ def test_pictures_are_scored_by_any_rewards(tmp_path: Path) -> None:
     assert (out / "sheet.png").is_file()
 
 
+def test_score_says_which_files_it_leaves_out_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = pictures(tmp_path / "in", {"a": 0, "b": 51, "c": 255} | {f"x{number}": 0 for number in range(6)})
+    for number in range(5):
+        (tmp_path / f"in/x{number}.png").write_bytes(b"no picture")
+    (tmp_path / "in/x5.txt").unlink()
+    (tmp_path / "in/notes.md").touch()
+    (tmp_path / "out").mkdir()
+    score_folder(parameters(data=SIZE, score={"path": path}, rewards=BRIGHTNESS), tmp_path / "out")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "Left out 6 of 9 records:"
+    assert said[1].startswith(f"  {path}/x0.png: not an image that Pillow can read")
+    assert said[6:8] == ["  and 1 more", "Note: files that are neither images nor captions were ignored: notes.md."]
+    assert len(pd.read_csv(tmp_path / "out/scores.csv")) == 3
+    (tmp_path / "in/x4.png").unlink()
+    (tmp_path / "in/x3.png").unlink()
+    score_folder(parameters(data=SIZE, score={"path": path}, rewards=BRIGHTNESS), tmp_path / "out")
+    assert "  x5.png: the image has no caption" in capsys.readouterr().out.splitlines()
+
+
 def test_the_share_of_variance_shows_a_drowned_reward() -> None:
     loud, quiet = [0.0, 10.0, 0.0, 10.0], [0.0, 0.0, 1.0, 1.0]
     total = [a + 2 * b for a, b in zip(loud, quiet, strict=True)]

@@ -270,6 +270,18 @@ class TestCaptions:
         assert rejections[2].message == "d.txt is UTF-16 text"
         assert note.endswith("README0.txt, README1.txt, README2.txt, README3.txt, README4.txt and 2 more")
 
+    def test_files_of_other_kinds_are_noted(self, tmp_path):
+        picture(tmp_path / "a.png").with_suffix(".txt").write_text("a cat")
+        (tmp_path / "a.json").touch()
+        for number in range(6):
+            (tmp_path / f"page{number}.pdf").touch()
+        records, rejections, (note,) = read(tmp_path)
+        assert ([record.target_image for record in records], rejections) == (["a.png"], [])
+        assert note == (
+            "files that are neither images nor captions were ignored:"
+            " a.json, page0.pdf, page1.pdf, page2.pdf, page3.pdf and 2 more"
+        )
+
     def test_two_images_may_share_a_caption(self, tmp_path):
         picture(tmp_path / "a.png").with_suffix(".txt").write_text("a cat")
         picture(tmp_path / "a.jpg")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from visual_grpo.config import DataConfig
 from visual_grpo.records.preparation import Preparation
+from visual_grpo.records.raw import Place
 from visual_grpo.records.table import RecordTable
+
+_SHOWN = 5
 
 
 @contextmanager
-def prepared_beside(path: str, data: DataConfig) -> Iterator[RecordTable]:
+def prepared_beside(path: str, data: DataConfig, note: Callable[[str], None]) -> Iterator[RecordTable]:
     """All records at ``path``, in any layout, checked, with images of the configured size; gone after the block.
+
+    Args:
+        note: is told which records and files were left out, and why.
 
     Raises:
         UserError: there is nothing at the path, no layout fits, or no record can be used.
@@ -23,4 +30,21 @@ def prepared_beside(path: str, data: DataConfig) -> Iterator[RecordTable]:
     with TemporaryDirectory() as folder:
         manifest = Path(folder) / "records.parquet"
         Preparation(own).write(manifest)
-        yield RecordTable(manifest)
+        records = RecordTable(manifest)
+        for text in _left_out(records.report):
+            note(text)
+        yield records
+
+
+def _left_out(report: Mapping[str, Any]) -> Iterator[str]:
+    """Lines that say what of the data is not used."""
+    rejected = report["rejected"]
+    if rejected["total"]:
+        yield f"Left out {rejected['total']} of {report['records']} records:"
+        for one in rejected["listed"][:_SHOWN]:
+            place, message = Place(one["file"], one["line"]), one["message"]
+            yield f"  {message}" if one["file"] in message else f"  {place}: {message}"
+        if rejected["total"] > _SHOWN:
+            yield f"  and {rejected['total'] - _SHOWN} more"
+    for warning in report["warnings"]:
+        yield f"Note: {warning}."

@@ -65,9 +65,10 @@ def _prompts(parameters: Parameters) -> Iterator[Sequence[PromptRecord]]:
     if settings.prompts is None:
         yield [PromptRecord(id="prompt", prompt=str(settings.prompt))]
         return
+    from visual_grpo import console
     from visual_grpo.records.beside import prepared_beside
 
-    with prepared_beside(settings.prompts, parameters.data) as records:
+    with prepared_beside(settings.prompts, parameters.data, console.note) as records:
         yield records
 
 

@@ -42,25 +42,39 @@ def count(path: Path, guard: Guard) -> int:
 
 def read(path: Path, guard: Guard) -> Iterator[Item]:
     """Yields one item for each image, in the order of their paths; an image without a caption is rejected."""
-    without_image: list[str] = []
-    more = 0
-    names = sorted_on_disk(_sort_key(name) for name in walk(path, guard) if _matters(name))
+    without_image, others = _Ignored(), _Ignored()
+    names = sorted_on_disk(_sort_key(name) for name in walk(path, guard))
     for _, group in groupby((key.split("\0") for key in names), key=lambda key: key[0]):
         stem_names = ["".join(key) for key in group]
         if is_left_out(stem_names[0]):
             yield left_out(stem_names[0], path, guard)
             continue
         images = [name for name in stem_names if is_image_name(name)]
-        captioned = len(images) < len(stem_names)
-        yield from (_record(path, image, captioned, guard) for image in images)
+        captions = [name for name in stem_names if _is_text(name)]
+        yield from (_record(path, image, bool(captions), guard) for image in images)
         if not images:
-            more += len(without_image) >= _SHOWN
-            without_image += stem_names[: _SHOWN - len(without_image)]
-    if without_image:
-        yield Note(
-            f".txt files without an image of the same name were ignored: {', '.join(without_image)}"
-            + (f" and {more} more" if more else "")
-        )
+            without_image.add(captions)
+        others.add([name for name in stem_names if not (is_image_name(name) or _is_text(name))])
+    if without_image.count:
+        yield Note(f".txt files without an image of the same name were ignored: {without_image}")
+    if others.count:
+        yield Note(f"files that are neither images nor captions were ignored: {others}")
+
+
+class _Ignored:
+    """Names of files, of which only the first are kept."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[str] = []
+
+    def add(self, names: Sequence[str]) -> None:
+        self.count += len(names)
+        self._first += names[: _SHOWN - len(self._first)]
+
+    def __str__(self) -> str:
+        more = self.count - len(self._first)
+        return ", ".join(self._first) + (f" and {more} more" if more else "")
 
 
 def _sort_key(name: str) -> str:
@@ -69,10 +83,6 @@ def _sort_key(name: str) -> str:
         return f"{name}\0"
     path = PurePosixPath(name)
     return f"{path.with_suffix('')}\0{path.suffix}"
-
-
-def _matters(name: str) -> bool:
-    return is_image_name(name) or _is_text(name) or is_left_out(name)
 
 
 def _is_text(name: str) -> bool:
