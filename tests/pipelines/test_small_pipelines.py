@@ -16,7 +16,9 @@ from tests.evaluation.painter import Painter, records
 from visual_grpo import components
 from visual_grpo.datasets import RecordsDataset
 from visual_grpo.errors import UserError
-from visual_grpo.pipelines.compare.nodes import compare_adapters, differences
+from visual_grpo.evaluation.generate import read_scores
+from visual_grpo.pipelines.compare.differences import Side, differences
+from visual_grpo.pipelines.compare.nodes import compare_adapters
 from visual_grpo.pipelines.generate.nodes import draw_prompts
 from visual_grpo.pipelines.score.nodes import score_folder, summary
 from visual_grpo.records.table import RecordTable
@@ -145,12 +147,18 @@ class Trainings:
         monkeypatch.setattr(components, "build_model", self._model)
 
     def add(
-        self, name: str, gain: float, data: str | None = None, held_out: list[str] | None = None, **own: Any
+        self,
+        name: str,
+        gain: float,
+        data: str | None = None,
+        held_out: list[str] | None = None,
+        module: str = "ar",
+        **own: Any,
     ) -> str:
         folder = self.folder / name
-        (folder / "best" / "ar").mkdir(parents=True)
+        (folder / "best" / module).mkdir(parents=True)
         self.gains[folder] = gain
-        config = parameters(rewards=BRIGHTNESS, policy={"train": "ar"}, model={"family": "glm_image"}, **own)
+        config = parameters(rewards=BRIGHTNESS, policy={"train": module}, model={"family": "glm_image"}, **own)
         facts = {"steps": 2, "seed": 0, "model": "base", "model_digest": "digest"} | {
             "data": data or self.records.digest,
             "parameters": config.model_dump(mode="json"),
@@ -162,7 +170,7 @@ class Trainings:
             (folder / "held_out.json").write_text(json.dumps(held_out))
         return str(folder)
 
-    def compare(self, **sides: str) -> dict[str, Any]:
+    def compare(self, first: str, second: str, **own: Any) -> dict[str, Any]:
         out = self.folder / "out"
         out.mkdir()
         small = {"images_per_prompt": 2, "bootstrap_samples": 200, "controls": []}
@@ -170,9 +178,10 @@ class Trainings:
             rewards=BRIGHTNESS,
             policy={"train": "ar"},
             model={"family": "glm_image"},
-            compare=sides,
+            compare={"first": first, "second": second},
             evaluation=small,
             output=str(self.folder),
+            **own,
         )
         compare_adapters(config, self.records, out)
         found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())
@@ -204,6 +213,15 @@ def test_an_adapter_is_compared_with_the_base_model(trainings: Trainings) -> Non
     assert found["differences"] == {}
 
 
+def test_both_sides_are_scored_with_the_weights_of_the_one_that_is_judged(trainings: Trainings) -> None:
+    heavy: dict[str, Any] = {"modules": {"ar": {"rewards": {"brightness": 3.0}}}}
+    first = trainings.add("first", 0.1, module="dit", **heavy)
+    trainings.compare(first=first, second=trainings.add("second", 0.3, **heavy), **heavy)
+    for name in ("first", "second"):
+        scores = read_scores(trainings.folder / "out" / name)
+        assert scores["total"].tolist() == pytest.approx((3 * scores["reward/brightness"]).tolist())
+
+
 def test_trainings_on_other_data_are_compared_on_shared_prompts(
     trainings: Trainings, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,4 +247,23 @@ def test_the_base_model_is_not_compared_with_itself(trainings: Trainings) -> Non
 
 
 def test_differences_of_the_base_model_are_none() -> None:
-    assert differences({}, {"data": "a"}) == {}
+    assert differences(Side("none", None, {}), Side("a", None, {"data": "a"})) == {}
+
+
+def side(folder: Path, trained: tuple[str, ...], **own: Any) -> Side:
+    for module in trained:
+        (folder / "best" / module).mkdir(parents=True)
+    return Side(folder.name, folder, {"parameters": parameters(**own).model_dump(mode="json")})
+
+
+def test_differences_are_those_of_the_trained_modules(tmp_path: Path) -> None:
+    overridden: dict[str, Any] = {"modules": {"ar": {"kl_weight": 0.5}}, "grpo": {"learning_rate": 0.5}}
+    both = side(tmp_path / "both", ("ar", "dit"))
+    dit, dit_too = side(tmp_path / "dit", ("dit",)), side(tmp_path / "too", ("dit",), **overridden)
+    assert differences(dit, dit_too) == {}
+    assert differences(both, dit) == {
+        "grpo.advantage_epsilon": ["0.05 (ar), 0.03 (dit)", 0.03],
+        "grpo.kl_weight": ["0.01 (ar), 0 (dit)", 0.0],
+        "grpo.learning_rate": ["0.0007 (ar), 0.0006 (dit)", 0.0006],
+        "rewards.palette.weight": ["0 (ar), 1 (dit)", 1.0],
+    }

@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visual_grpo.config import Parameters, flatten
+from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
+from visual_grpo.pipelines.compare.differences import Side, differences
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import HELD_OUT, HISTORY, NONE, modules_of, read_facts
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from visual_grpo.rewards.combine import RewardSet
     from visual_grpo.types import PromptRecord
 
 SAMPLER = "stock"
-_UNCOMPARED = (
-    "output",
-    "resume",
-    "adapter",
-    "evaluation.",
-    "tracking.",
-    "generate.",
-    "score.",
-    "compare.",
-    "model.device",
-    "starter.",
-)
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two: a training's adapters, or the base model."""
-
-    name: str
-    folder: Path | None
-    facts: dict[str, Any]
-    """Of the training; empty for the base model."""
 
 
 def compare_adapters(parameters: Parameters, records: RecordTable, comparison_draft: Path) -> Path:
@@ -54,8 +33,9 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
         raise UserError("compare: first and second are both none, the base model; name an adapter")
     shared = _shared(records, (first, second))
     before, after = comparison_draft / "first", comparison_draft / "second"
-    _draw(parameters, first, first.facts or second.facts, shared, before)
-    _draw(parameters, second, second.facts or first.facts, shared, after)
+    scorer = _scorer(parameters, second.facts or first.facts, shared)
+    _draw(parameters, first, first.facts or second.facts, shared, scorer, before)
+    _draw(parameters, second, second.facts or first.facts, shared, scorer, after)
     settings = parameters.evaluation
     entries = compare.compare(
         _scores(before), _scores(after), bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
@@ -64,7 +44,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
         "headline": headline(entries, names=(first.name, second.name)),
         "adapter": f"{second.name} against {first.name}",
         "training": second.facts or first.facts,
-        "differences": differences(first.facts, second.facts),
+        "differences": differences(first, second),
         "conditions": _scores(after).attrs["facts"],
         "rewards": entries,
         "controls": [],
@@ -74,25 +54,6 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
     for line in lines(evaluation["headline"]):
         console.note(line)
     return comparison_draft
-
-
-def differences(first: dict[str, Any], second: dict[str, Any]) -> dict[str, list[Any]]:
-    """What differs between two trainings: parameter, ``data``, ``code`` or ``base model`` -> [first's, second's].
-
-    Empty where one is the base model.
-    """
-    if not first or not second:
-        return {}
-    trees = [flatten(facts.get("parameters", {})) for facts in (first, second)]
-    found = {
-        name: [tree.get(name) for tree in trees]
-        for name in sorted(trees[0].keys() | trees[1].keys())
-        if not name.startswith(_UNCOMPARED) and trees[0].get(name) != trees[1].get(name)
-    }
-    names = {"data": "data", "model_digest": "base model", "git.commit": "code", "git.state": "code's state"}
-    return found | {
-        shown: [first.get(key), second.get(key)] for key, shown in names.items() if first.get(key) != second.get(key)
-    }
 
 
 def _side(named: str, parameters: Parameters) -> Side:
@@ -137,16 +98,30 @@ def _held_out_of(side: Side) -> set[str]:
     return set(json.loads(file.read_text(encoding="utf-8")))
 
 
+def _scorer(parameters: Parameters, facts: dict[str, Any], records: Sequence[PromptRecord]) -> RewardSet:
+    """Of both sides, with the weights of the modules that were trained in the training of ``facts``."""
+    from visual_grpo import components
+
+    scorer = components.build_scorer(
+        parameters, components.make_plan(_of_side(parameters, facts), facts["model"]).modules
+    )
+    scorer.check_records(records)
+    return scorer
+
+
 def _draw(
-    parameters: Parameters, side: Side, facts: dict[str, Any], records: Sequence[PromptRecord], folder: Path
+    parameters: Parameters,
+    side: Side,
+    facts: dict[str, Any],
+    records: Sequence[PromptRecord],
+    scorer: RewardSet,
+    folder: Path,
 ) -> None:
     """The side's samples and scores; ``facts`` name the base model and the trained modules."""
     from visual_grpo import components, console
     from visual_grpo.evaluation import generate
 
     config = _of_side(parameters, facts)
-    plan = components.make_plan(config, facts["model"])
-    scorer = components.build_scorer(config, plan.modules)
     settings = parameters.evaluation
     requests = generate.plan_images(
         {"held_out": records},
@@ -154,7 +129,6 @@ def _draw(
         images_per_prompt=settings.images_per_prompt,
         max_prompts=settings.max_prompts,
     )
-    scorer.check_records(records)
     samplers = {SAMPLER: parameters.sampling.stock}
     model = components.build_model(config, facts["model"], side.folder)
     with console.progress(folder.name, len(requests)) as bar:
