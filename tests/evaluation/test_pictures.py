@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from visual_grpo.evaluation.pictures import (
     WORSE,
     Pair,
     beside,
+    caption,
     grid,
     of_sample,
     pairs,
@@ -124,23 +126,46 @@ def test_default_font_shows_latin_and_cyrillic_as_they_are() -> None:
     assert fonts.printable("café  Привет\n!", 16).text == "café Привет !"
 
 
-def test_characters_without_any_font_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(font_manager, "findSystemFonts", list)
-    fonts._system_font_with.cache_clear()
-    assert fonts.printable("red 红 圆", 16).text == "red \\u7ea2 \\u5706"
-    fonts._system_font_with.cache_clear()
+@pytest.fixture
+def system_fonts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The fonts of the system; none at first."""
+    found: list[str] = []
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: found)
+    for cached in (fonts._font_for, fonts._say_what_to_install):
+        cached.cache_clear()
+    yield found
+    for cached in (fonts._font_for, fonts._say_what_to_install):
+        cached.cache_clear()
 
 
-def test_a_system_font_with_the_glyphs_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_no_font_can_show_is_named_by_its_record(
+    system_fonts: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert caption("a red 圆", "7") == "a red 圆"
+    assert fonts.printable("a red 圆", 16).text == "a red □"
+    assert not caplog.records
+    for record in ("7", "8"):
+        assert caption("红色的 circle", record) == "红色的 circle"
+        assert caption("红色的圆", record) == f"{record}\nprompt: see report"
+    assert [record.getMessage().count("fonts-noto-cjk") for record in caplog.records] == [1]
+
+
+def test_the_font_with_the_most_glyphs_is_used_where_none_has_all(system_fonts: list[str]) -> None:
+    other = fonts.DEFAULT.with_name("STIXGeneral.ttf")
+    only_there = sorted(fonts._glyphs(other) - fonts._glyphs(fonts.DEFAULT))[-3:]
+    system_fonts.append(str(other))
+    found = fonts.printable(f"x{''.join(only_there)}红", 16)
+    assert (found.text, found.font.getname()[0]) == (f"x{''.join(only_there)}□", "STIXGeneral")
+
+
+def test_a_system_font_with_the_glyphs_is_used(system_fonts: list[str]) -> None:
     other = fonts.DEFAULT.with_name("STIXGeneral.ttf")
     only_there = next(c for c in sorted(fonts._glyphs(other) - fonts._glyphs(fonts.DEFAULT)) if ord(c) > 0x1000)
     broken = fonts.DEFAULT.parent.parent / "afm" / "cmr10.afm"
-    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(broken), str(other)])
-    fonts._system_font_with.cache_clear()
+    system_fonts += [str(broken), str(other)]
     found = fonts.printable(f"x{only_there}", 16)
     assert found.text == f"x{only_there}"
     assert found.font.getname()[0] == "STIXGeneral"
-    fonts._system_font_with.cache_clear()
 
 
 def test_the_margin_is_white() -> None:

@@ -53,7 +53,7 @@ def load(rows: pd.DataFrame, baseline: Path, trained: Path) -> list[pictures.Pai
     several = rows["sampler"].nunique() > 1
     return [
         pictures.Pair(
-            prompt=f"{row['prompt']}\n({row['sampler']})" if several else row["prompt"],
+            prompt=pictures.caption(row["prompt"], row["id"]) + (f"\n({row['sampler']})" if several else ""),
             baseline=read_image(baseline / row["file_baseline"]),
             trained=read_image(trained / row["file_trained"]),
             baseline_reward=row["total_baseline"],

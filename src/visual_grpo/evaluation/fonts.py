@@ -1,7 +1,8 @@
-"""Finds a font with all glyphs of a text, or escapes the characters that no font can show."""
+"""Finds a font with the glyphs of a text, and says where there is none."""
 
 from __future__ import annotations
 
+import logging
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,10 @@ from PIL import ImageFont
 
 DEFAULT = Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
 """Included in matplotlib: Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean."""
+MISSING = "□"
+"""In the place of a character that no font has."""
+
+log = logging.getLogger(__name__)
 
 
 class Printable(NamedTuple):
@@ -24,24 +29,40 @@ class Printable(NamedTuple):
 def printable(text: str, size: int) -> Printable:
     """``text`` on one line with a font of ``size`` pixels that can show it.
 
-    Tries the default font, then the system's fonts. If none has all glyphs, the characters missing from the default
-    font are replaced by escape sequences (``\\u7ea2``).
+    Tries the default font, then the system's fonts. If none has all glyphs, it is the font with the most of them, and
+    the others become `MISSING`.
     """
     text = " ".join(text.split())
-    lacking = frozenset(text) - _glyphs(DEFAULT)
-    path = _system_font_with(frozenset(text)) if lacking else DEFAULT
-    if path is None:
-        text = "".join(c.encode("unicode_escape").decode() if c in lacking else c for c in text)
-    return Printable(text, ImageFont.truetype(path or DEFAULT, size))
+    path = _font_for(frozenset(text))
+    shown = "".join(c if c in _glyphs(path) else MISSING for c in text)
+    return Printable(shown, ImageFont.truetype(path, size))
+
+
+def is_readable(text: str) -> bool:
+    """Whether a font of this machine has at least half of the characters; says once what to install if none has."""
+    characters = "".join(text.split())
+    lacking = [c for c in characters if c not in _glyphs(_font_for(frozenset(characters)))]
+    if 2 * len(lacking) <= len(characters):
+        return True
+    _say_what_to_install()
+    return False
+
+
+@lru_cache(maxsize=1)
+def _say_what_to_install() -> None:
+    log.warning(
+        "No font of this machine can show some of the prompts: pictures name the record instead. Install a font with"
+        " these characters, for Chinese, Japanese and Korean for example: apt install fonts-noto-cjk"
+    )
 
 
 @lru_cache(maxsize=256)
-def _system_font_with(characters: frozenset[str]) -> Path | None:
-    """The first usable system font, by name, that has all ``characters``."""
-    for path in sorted(map(Path, font_manager.findSystemFonts()), key=lambda path: path.name):
-        if characters <= _glyphs(path):
-            return path
-    return None
+def _font_for(characters: frozenset[str]) -> Path:
+    """The default font or the first system font, by name, that has all ``characters``, else the most of them."""
+    if characters <= _glyphs(DEFAULT):
+        return DEFAULT
+    system = sorted(map(Path, font_manager.findSystemFonts()), key=lambda path: path.name)
+    return max([DEFAULT, *system], key=lambda path: len(characters & _glyphs(path)))
 
 
 @lru_cache(maxsize=512)

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 from torch import Generator, Tensor
 
-from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, grid
+from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, caption, grid
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.images import read_image, read_mask, to_pil, to_tensor
 from visual_grpo.segmentation.points_by_rule import Pixel, edge, multimask, ring
@@ -100,13 +100,13 @@ def draw(labelled: Sequence[Labelled]) -> Image.Image:
     """A row for each record: the true points and box, then the points of each kind; the true mask is outlined."""
     cells = [cell for one in labelled for cell in _row(one)]
     columns = 1 + len(labelled[0].labels)
-    return grid([picture for picture, _ in cells], [caption for _, caption in cells], columns)
+    return grid([picture for picture, _ in cells], [text for _, text in cells], columns)
 
 
 def _row(one: Labelled) -> list[tuple[Image.Image, str]]:
     asked = _picture(one, one.prompt.positives, BETTER, one.prompt.box)
     kinds = [(_picture(one, points, WORSE), f"{kind}: {len(points)}") for kind, points in one.labels.items()]
-    return [(asked, one.record.prompt), *kinds]
+    return [(asked, caption(one.record.prompt, one.record.id, "records")), *kinds]
 
 
 def _picture(one: Labelled, points: Sequence[Point], colour: str, box: Box | None = None) -> Image.Image:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from visual_grpo.evaluation.fonts import Printable, printable
+from visual_grpo.evaluation.fonts import Printable, is_readable, printable
 from visual_grpo.images import read_image, to_pil
 from visual_grpo.types import Judge, PromptRecord, Sample
 
@@ -55,6 +55,11 @@ def beside(images: Sequence[Image.Image | Tensor]) -> Image.Image:
     if len(images) == 1 and isinstance(images[0], Image.Image):
         return images[0]
     return _table([[_shown(image) for image in images]])
+
+
+def caption(prompt: str, record: str, where: str = "report") -> str:
+    """A prompt; where no font can show it, its record (an id, a file) and where the prompt can be read."""
+    return prompt if is_readable(prompt) else f"{record}\nprompt: see {where}"
 
 
 def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], columns: int = 8) -> Image.Image:

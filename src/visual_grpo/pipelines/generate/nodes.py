@@ -73,7 +73,7 @@ def _prompts(parameters: Parameters) -> Iterator[Sequence[PromptRecord]]:
 
 
 def _write(folder: Path, drawn: Sequence[tuple[PromptRecord, int, Sample]], judge: Judge, each: int) -> None:
-    from visual_grpo.evaluation.pictures import grid, of_sample
+    from visual_grpo.evaluation.pictures import caption, grid, of_sample
     from visual_grpo.types import TextSample
 
     digits = len(str(len(drawn)))
@@ -86,7 +86,7 @@ def _write(folder: Path, drawn: Sequence[tuple[PromptRecord, int, Sample]], judg
         rows.append({"file_name": file, "text": record.prompt, "seed": seed, **answer})
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / LISTED).write_text(lines, encoding="utf-8")
-    captions = [str(row["text"]) for row in rows]
+    captions = [caption(str(row["text"]), str(row["file_name"]), LISTED) for row in rows]
     columns = each * max(1, _SHEET_COLUMNS // each)  # The samples of a prompt are in one row.
     sheet = grid(pictures[:_SHEET_MOST], captions[:_SHEET_MOST], columns=min(columns, len(pictures)))
     sheet.save(folder / "contact_sheet.png")

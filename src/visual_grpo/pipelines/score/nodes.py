@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from visual_grpo.records.table import RecordTable
     from visual_grpo.rewards.combine import RewardSet
 
+TABLE = "scores.csv"
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 _BATCH = 32
 
@@ -41,7 +42,7 @@ def score_folder(parameters: Parameters, scores_draft: Path) -> Path:
                 f" {', '.join(without[:3])}"
             )
         table = _score(records, scorer)
-        table.to_csv(scores_draft / "scores.csv", index=False)
+        table.to_csv(scores_draft / TABLE, index=False)
         _sheet(records, table).save(scores_draft / "sheet.png")
     console.table(
         f"{len(table)} pictures of {parameters.score.path}",
@@ -104,10 +105,12 @@ def _score(records: RecordTable, scorer: RewardSet) -> pd.DataFrame:
 
 
 def _sheet(records: RecordTable, table: pd.DataFrame) -> Any:
-    from visual_grpo.evaluation.pictures import grid
+    from visual_grpo.evaluation.pictures import caption, grid
     from visual_grpo.images import read_image
 
     best = table.sort_values("total", ascending=False, na_position="last").head(_SHEET_MOST)
     pictures = [read_image(str(records[int(row)].target_image)) for row in best.index]
-    captions = [f"{prompt}\ntotal {total:.3f}" for prompt, total in zip(best["prompt"], best["total"], strict=True)]
+    captions = [
+        f"{caption(row['prompt'], row['id'], TABLE)}\ntotal {row['total']:.3f}" for row in best.to_dict("records")
+    ]
     return grid(pictures, captions, columns=min(_SHEET_COLUMNS, len(pictures)))

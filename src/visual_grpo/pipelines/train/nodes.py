@@ -191,10 +191,10 @@ def _due(step: int, every: int) -> bool:
 def _grid(
     records: Sequence[PromptRecord], samples: Sequence[Sample], rewards: Sequence[float], judge: Judge, columns: int
 ) -> Image:
-    from visual_grpo.evaluation.pictures import grid, of_sample
+    from visual_grpo.evaluation.pictures import caption, grid, of_sample
 
     captions = [
-        f"{record.prompt}\n" + ("unscored" if math.isnan(reward) else f"reward {reward:.2f}")
+        f"{caption(record.prompt, record.id)}\n" + ("unscored" if math.isnan(reward) else f"reward {reward:.2f}")
         for record, reward in zip(records, rewards, strict=True)
     ]
     pictures = [of_sample(record, sample, judge) for record, sample in zip(records, samples, strict=True)]
