@@ -142,6 +142,19 @@ class RunCheckpoints:
         if self._saved_at != self._position():
             self.save()
 
+    def save_after_error(self, note: Callable[[str], None]) -> None:
+        """Saves the steps, and the updates of a step, that were whole before an error ended the training."""
+        # Without its row of metrics a step would be missing from the history.
+        if len(self.progress.history) != self.trainer.step or not all(
+            m.is_whole for m in self.trainer.modules.values()
+        ):
+            return
+        try:
+            self.save_if_changed()
+        except (OSError, RuntimeError, MemoryError, CannotPackError) as error:
+            since = self.newest or "the start"
+            note(f"What was done since {since} could not be saved: {error}")
+
     @cached_property
     def _origin(self) -> Path | None:
         """The intact checkpoint that the run goes on from; None = it starts at step 1."""

@@ -7,7 +7,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -84,8 +83,13 @@ class TrainingRun:
         self._start(callbacks)
         with stop_request(lambda: callbacks.note(STOPPING)) as stop:
             self.checkpoints.watch_updates(stop, callbacks.note)
-            with suppress(StoppedWithinStepError):
+            try:
                 self._train(callbacks, stop)
+            except StoppedWithinStepError:
+                pass
+            except Exception:
+                self.checkpoints.save_after_error(callbacks.note)
+                raise
         self.stopped_by = stop.by
         self.checkpoints.save_if_changed()
         return self.progress

@@ -19,6 +19,7 @@ from visual_grpo.grpo import metrics
 from visual_grpo.grpo.advantages import gdpo_advantages, group_advantages, zero_variance_groups
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.order import PromptOrder
+from visual_grpo.grpo.rewinding import rewound_by_errors
 from visual_grpo.grpo.schedule import learning_rate_factor
 from visual_grpo.grpo.self_check import check_ratio
 from visual_grpo.grpo.setbacks import NonFiniteLossError, Setbacks, refuse_non_finite
@@ -86,6 +87,8 @@ class GRPOTrainer(Generic[T]):
         self.between_updates: Callable[[], None] = _nothing
         self._unfinished: UnfinishedStep[T] | None = None
         self._checked = False
+        self.is_whole = True
+        """False only while the optimiser changes the weights: an error in between leaves them half changed."""
 
     @property
     def updates_done(self) -> int:
@@ -101,7 +104,8 @@ class GRPOTrainer(Generic[T]):
         """One rollout of the next prompts, and the updates on it; goes on with a step that is not complete."""
         if self._unfinished is None:
             clock = metrics.Clock()
-            experiences, drawn = self._collect(prompts, order, clock)
+            with rewound_by_errors(self.generator):
+                experiences, drawn = self._collect(prompts, order, clock)
             self.positions = dict(order.positions)
             self._unfinished = UnfinishedStep(experiences=experiences, drawn=drawn, clock=clock)
         return self.go_on()
@@ -247,7 +251,8 @@ class GRPOTrainer(Generic[T]):
         """One optimiser update over all rows; none, where its loss or gradient is not finite and may be left out."""
         stats = UpdateStats()
         try:
-            self._try_update(experiences, objective, number, stats)
+            with rewound_by_errors(self.generator):
+                self._try_update(experiences, objective, number, stats)
         except NonFiniteLossError as error:
             self.setbacks.left_out(error)
             stats.left_out, stats.grad_norm = True, math.nan
@@ -287,8 +292,10 @@ class GRPOTrainer(Generic[T]):
         if not self.scaler.is_enabled():  # With a scaler an infinite gradient skips the update by design.
             refuse_non_finite(norm, "gradient norm", self.step + 1, [i for e in experiences for i in _ids(e, e.rows)])
         scale = self.scaler.get_scale()
+        self.is_whole = False
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.is_whole = True
         self.setbacks.scaled(scale, self.scaler.get_scale(), self.step + 1)
         stats.grad_norm, stats.learning_rate = norm, config.learning_rate * factor
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from visual_grpo.grpo import metrics
 from visual_grpo.grpo.order import PromptOrder
+from visual_grpo.grpo.rewinding import rewound_by_errors
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.unfinished import UnfinishedJointStep, unfinished_of, with_unfinished
 from visual_grpo.types import JointPolicy, PromptRecord, Scorer, Scores, StepMetrics, weighted_total
@@ -109,7 +110,9 @@ class JointTrainer:
         order = PromptOrder.over(prompts, self.seed, self.positions)
         while self.step < self.steps:
             if self._unfinished is None:
-                self._unfinished = self._begin(prompts, order)
+                with rewound_by_errors(self.generator):
+                    self._unfinished = self._begin(prompts, order)
+                self.positions = dict(order.positions)
             step = self._unfinished
             self._learn(step)
             self._unfinished = None
@@ -131,7 +134,6 @@ class JointTrainer:
     def _begin(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> UnfinishedJointStep:
         """The rollout of a step, with the scores for each module."""
         chosen = [prompts[i] for i in order.draw(self.prompts_per_step)]
-        self.positions = dict(order.positions)
         clock = metrics.Clock()
         with clock.phase("rollout"), torch.no_grad():
             rollout = self.policy.joint_rollout(chosen, *self.sizes, self.generator)

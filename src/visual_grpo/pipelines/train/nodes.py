@@ -155,10 +155,14 @@ def _run(
         tracker.killed()
         console.note(_where_it_stopped(run))
         raise
+    except Exception:
+        if run.checkpoints.newest is not None:
+            console.note(_where_it_stopped(run, "Once the cause of the error is gone, go on with"))
+        raise
     return progress
 
 
-def _where_it_stopped(run: TrainingRun) -> str:
+def _where_it_stopped(run: TrainingRun, and_now: str = "Go on with") -> str:
     """The last checkpoint of a run that was stopped, and the command that goes on from it."""
     from visual_grpo.command import Command
 
@@ -168,7 +172,7 @@ def _where_it_stopped(run: TrainingRun) -> str:
         return f"Stopped before the first checkpoint. Start again with: {command.of_pipeline('train')}"
     return (
         f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}; the checkpoint is {newest}\n"
-        f"Go on with: {command.resuming(run.config.resume, folder)}"
+        f"{and_now}: {command.resuming(run.config.resume, folder)}"
     )
 
 
