@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from visual_grpo.errors import CombinedError, Problems, UserError, nearest_hint
+from visual_grpo.errors import CombinedError, Problems, UserError, counted, nearest_hint
+
+
+def test_one_is_singular() -> None:
+    found = [counted(number, what) for number in (0, 1, 2) for what in ("picture", "entry")]
+    assert found == ["0 pictures", "0 entries", "1 picture", "1 entry", "2 pictures", "2 entries"]
 
 
 @pytest.mark.parametrize(

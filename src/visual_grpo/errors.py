@@ -64,6 +64,13 @@ def nearest(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> str |
     return next(iter(difflib.get_close_matches(wrong, candidates, n=1, cutoff=cutoff)), None)
 
 
+def counted(number: int, what: str) -> str:
+    """``1 picture``, ``2 pictures``, ``3 entries``."""
+    if number == 1:
+        return f"{number} {what}"
+    return f"{number} {what[:-1]}ies" if what.endswith("y") else f"{number} {what}s"
+
+
 def user_error(error: BaseException) -> UserError | None:
     """The first `UserError` among ``error`` and its causes: libraries wrap the errors of what they call."""
     return next((cause for cause in chain(error) if isinstance(cause, UserError)), None)

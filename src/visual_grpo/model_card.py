@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import Parameters
+from visual_grpo.errors import counted
 
 CARD = "README.md"
 _STEP = {"best": "best_step", "last": "steps"}
@@ -36,8 +37,8 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
             {
                 "Base model": f"`{base}` (its licence applies: {_licence(base)})",
                 "Data": f"`{config['data']['path']}` ({config['data']['task']}), digest `{facts['data'][:12]}`",
-                "Training": f"{facts['steps']} steps, {facts['samples']} samples, loss {config['grpo']['loss']},"
-                f" seed {facts['seed']}",
+                "Training": f"{counted(facts['steps'], 'step')}, {counted(facts['samples'], 'sample')},"
+                f" loss {config['grpo']['loss']}, seed {facts['seed']}",
                 **{f"Of {module}": _of_module(typed, module) for module in modules},
                 "Adapter": f"of the {facts['adapter']} step ({facts[_STEP[facts['adapter']]]})",
                 "Code": f"commit `{facts.get('git.commit', 'unknown')}` ({facts.get('git.state', 'unknown')})",

@@ -12,6 +12,7 @@ from torch import Tensor
 from visual_grpo import resuming
 from visual_grpo.checkpoint_clock import CheckpointClock
 from visual_grpo.config import Parameters
+from visual_grpo.errors import counted
 from visual_grpo.folders import replace_folder
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint_folder import set_later_aside
@@ -78,7 +79,7 @@ class RunCheckpoints:
                 note(f"No checkpoint in {self.folder}: starting at step 1{_earlier(self.folder)}")
             return False
         self._load(origin)
-        within = f" and {self.trainer.updates_done} updates of the next" if self.trainer.updates_done else ""
+        within = f" and {counted(self.trainer.updates_done, 'update')} of the next" if self.trainer.updates_done else ""
         note(f"Resuming after step {self.trainer.step}{within} of {self.config.grpo.steps} from {origin}")
         self._take_over(origin, note)
         return True

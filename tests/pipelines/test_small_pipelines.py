@@ -131,7 +131,7 @@ def test_score_needs_a_folder_with_pictures(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"score needs a folder of pictures.*\n.*score\.path=FOLDER"):
         score_folder(parameters(), tmp_path)
     (tmp_path / "prompts.txt").write_text("a\nb\n")
-    with pytest.raises(UserError, match=r"2 records of .* have no picture"):
+    with pytest.raises(UserError, match=r"2 records of .* without a picture"):
         score_folder(parameters(score={"path": str(tmp_path)}, rewards=BRIGHTNESS), tmp_path)
 
 

@@ -107,7 +107,7 @@ class TestRecordsFile:
     def test_the_check_before_the_run_says_it(self, data):
         jsonl(data / "records.jsonl", [{"prompt": "a", "target_image": "../private/secret.png"}])
         found = look_at_folder(DataConfig.model_validate({"path": str(data), "height": 32, "width": 32}))
-        assert "All 1 records were rejected" in found.problems[0]
+        assert "The only record was rejected" in found.problems[0]
         assert "set data.allow_outside=true if you trust these records" in found.problems[0]
 
 

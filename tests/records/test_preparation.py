@@ -113,8 +113,8 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
     assert report["rejected"]["total"] == 8
     assert report["rejected"]["by_reason"]["corrupt_image"] == 3
     assert report["warnings"] == [
-        "unknown key 'target_imge' in 1 records is kept as metadata. Did you mean 'target_image'?",
-        "2 images were smaller than the prepared size and were enlarged",
+        "unknown key 'target_imge' in 1 record is kept as metadata. Did you mean 'target_image'?",
+        "2 images smaller than the prepared size: enlarged",
     ]
 
 

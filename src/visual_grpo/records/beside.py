@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from visual_grpo.config import DataConfig
+from visual_grpo.errors import counted
 from visual_grpo.records.preparation import Preparation
 from visual_grpo.records.raw import Place
 from visual_grpo.records.table import RecordTable
@@ -40,7 +41,7 @@ def _left_out(report: Mapping[str, Any]) -> Iterator[str]:
     """Lines that say what of the data is not used."""
     rejected = report["rejected"]
     if rejected["total"]:
-        yield f"Left out {rejected['total']} of {report['records']} records:"
+        yield f"Left out {rejected['total']} of {counted(report['records'], 'record')}:"
         for one in rejected["listed"][:_SHOWN]:
             place, message = Place(one["file"], one["line"]), one["message"]
             yield f"  {message}" if one["file"] in message else f"  {place}: {message}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, counted
 from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.raw import Rejection
 from visual_grpo.records.split import SPLITS, prompt_key
@@ -126,16 +126,17 @@ class Report:
 
     def _summarise_warnings(self) -> None:
         for (key, hint), count in islice(self._unknown_keys.items(), _SHOWN_KEYS):
-            self.warn(f"unknown key {key!r} in {count} records is kept as metadata.{hint}")
+            self.warn(f"unknown key {key!r} in {counted(count, 'record')} is kept as metadata.{hint}")
         if len(self._unknown_keys) > _SHOWN_KEYS:
             self.warn(f"{len(self._unknown_keys) - _SHOWN_KEYS} or more other keys look like known ones, too")
         if self._long:
             self.warn(
-                f"{self._long} prompts have more than {LONG_PROMPT} characters (the longest {self._longest}): a model"
-                " that reads them whole needs many times the memory and time for a step with one of them. Shorten them"
+                f"{counted(self._long, 'prompt')} of more than {LONG_PROMPT} characters (the longest {self._longest}):"
+                " a model that reads them whole needs many times the memory and time for a step with one of them."
+                " Shorten them"
             )
         if self._enlarged:
-            self.warn(f"{self._enlarged} images were smaller than the prepared size and were enlarged")
+            self.warn(f"{counted(self._enlarged, 'image')} smaller than the prepared size: enlarged")
 
 
 def nothing_left(rejections: Sequence[Rejection], count: int) -> str:
@@ -144,7 +145,8 @@ def nothing_left(rejections: Sequence[Rejection], count: int) -> str:
         return "There are no records in the data. Add at least one."
     shown = "".join(f"\n  {rejection}" for rejection in rejections[:_SHOWN])
     more = count - min(_SHOWN, len(rejections))
-    return f"All {count} records were rejected:{shown}" + (f"\n  and {more} more" if more else "")
+    all_of_them = "The only record was" if count == 1 else f"All {count} records were"
+    return f"{all_of_them} rejected:{shown}" + (f"\n  and {more} more" if more else "")
 
 
 def _as_dict(rejection: Rejection) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from visual_grpo.errors import Problems, UserError
+from visual_grpo.errors import Problems, UserError, counted
 from visual_grpo.images import is_image
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
 from visual_grpo.types import PromptRecord, RewardFunction, Sample, Scores, weighted_total
@@ -77,9 +77,10 @@ class RewardSet:
                 function.check_records(records)
         missing = [record.id for record in records if record.target_image is None] if needing else []
         if missing:
+            without = f"{counted(len(missing), 'record')} {'has' if len(missing) == 1 else 'have'}"
             problems.texts.append(
                 f"the reward{'s' * (len(needing) > 1)} {', '.join(needing)} compare"
-                f"{'s' * (len(needing) == 1)} with a target image, and {len(missing)} records have none:"
+                f"{'s' * (len(needing) == 1)} with a target image, and {without} none:"
                 f" {', '.join(map(repr, missing[:5]))}{' ...' * (len(missing) > 5)}."
                 " Add target_image to them or remove the reward"
             )

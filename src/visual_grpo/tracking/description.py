@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import WORLD_PRESETS
+from visual_grpo.errors import counted
 
 _IN_THE_NAME = {"seed", "resume", "output", "adapter", "data.path", "grpo.loss", "grpo.steps", "grpo.learning_rate"} | {
     "policy.train",
@@ -35,7 +36,7 @@ def training_name(
         "joint" if config.policy.stages == "joint" and len(modules) > 1 else "",
         config.grpo.loss,
         "lr" + "+".join(_distinct(_short(config.grpo_of(module).learning_rate) for module in modules)),
-        f"{config.grpo.steps} steps",
+        counted(config.grpo.steps, "step"),
         f"seed {config.seed}",
         *_changes(config, modules, environment, changed),
     ]
@@ -64,7 +65,7 @@ def ended_name(name: str, how: Literal["failed", "stopped"]) -> str:
 def resumed_name(name: str, steps: int) -> str:
     """Of a training that goes on to ``steps``. What else the name says stays: also words that the user put there."""
     started = re.sub(r" \(\w+ before step 1\)$", "", name)
-    return re.sub(r"\b\d+ steps\b", f"{steps} steps", started)
+    return re.sub(r"\b\d+ steps?\b", counted(steps, "step"), started)
 
 
 def in_words(config: Parameters, modules: Sequence[str], commands: str) -> str:
@@ -81,7 +82,8 @@ def in_words(config: Parameters, modules: Sequence[str], commands: str) -> str:
         f" LoRA rank {config.lora_of(modules[0]).rank}.\n\n"
         f"- data: `{config.data.path}` ({config.data.task}, {config.data.width} x {config.data.height} pixels)\n"
         f"- optimised: {rewards or 'nothing'}\n"
-        f"- {config.grpo.steps} steps of {grpo.prompts_per_step} prompts x {grpo.group_size} samples, learning rate"
+        f"- {counted(config.grpo.steps, 'step')} of {counted(grpo.prompts_per_step, 'prompt')} x"
+        f" {counted(grpo.group_size, 'sample')}, learning rate"
         f" {', '.join(f'{config.grpo_of(module).learning_rate:g} ({module})' for module in modules)},"
         f" seed {config.seed}\n\n"
         f"```\n{commands}\n```"

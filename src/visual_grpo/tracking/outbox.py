@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from visual_grpo.errors import counted
 from visual_grpo.tracking.spool import DELIVERED, FILES, HEAD, JOURNAL, Head, write_whole
 
 Event = dict[str, Any]
@@ -65,7 +66,7 @@ class Outbox:
             artifacts += "files" in event
             others += not {"files", "values"} & event.keys()
         counts = ((values, "metric value"), (artifacts, "artifact"), (others, "note"))
-        return ", ".join(_plural(number, what) for number, what in counts if number) or "nothing"
+        return ", ".join(counted(number, what) for number, what in counts if number) or "nothing"
 
 
 def read_head(folder: Path) -> Head:
@@ -113,9 +114,3 @@ def _events(folder: Path, offset: int) -> Iterator[tuple[int, Event]]:
                 log.warning("A damaged line of %s is left out of MLflow.", folder / JOURNAL)
                 continue
             yield offset, event
-
-
-def _plural(number: int, what: str) -> str:
-    return (
-        f"{number} {what}" if number == 1 else f"{number} {what.removesuffix('y')}{'ies' if what[-1] == 'y' else 's'}"
-    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, counted
 from visual_grpo.pipelines.compare.differences import Side, differences
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import HELD_OUT, HISTORY, NONE, modules_of, read_facts
@@ -63,7 +63,7 @@ def _side(named: str, parameters: Parameters) -> Side:
         return Side("the base model", None, {})
     folder = find_adapters(named, Path(parameters.adapters_folder))
     facts = read_facts(folder)
-    trained = f"{'+'.join(modules_of(folder))}, {facts['steps']} steps, seed {facts['seed']}"
+    trained = f"{'+'.join(modules_of(folder))}, {counted(facts['steps'], 'step')}, seed {facts['seed']}"
     return Side(f"{named} ({trained})", folder, facts)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import DataConfig
+from visual_grpo.errors import counted
 from visual_grpo.records.table import RecordTable
 
 
@@ -44,7 +45,7 @@ def report_records(records: RecordTable) -> dict[str, Any]:
 
 
 def _split_line(counts: Mapping[str, int]) -> str:
-    return f"{counts['records']} records, {counts['prompts']} prompts"
+    return f"{counted(counts['records'], 'record')}, {counted(counts['prompts'], 'prompt')}"
 
 
 def _rejected_line(rejected: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, counted
 from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def draw_prompts(parameters: Parameters, generated_draft: Path) -> Path:
                 bar.advance(len(batch))
         _write(generated_draft, drawn, scorer, settings.samples)
     with_what = "without an adapter" if adapters is None else f"with the adapter {parameters.adapter}"
-    console.note(f"Drew {len(drawn)} pictures of {len(records)} prompts {with_what}.")
+    console.note(f"Drew {counted(len(drawn), 'picture')} of {counted(len(records), 'prompt')} {with_what}.")
     return generated_draft
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,14 +38,14 @@ def score_folder(parameters: Parameters, scores_draft: Path) -> Path:
         without = [record.id for record in records if record.target_image is None]
         if without:
             raise UserError(
-                f"score.path: {len(without)} records of {parameters.score.path} have no picture:"
+                f"score.path: {counted(len(without), 'record')} of {parameters.score.path} without a picture:"
                 f" {', '.join(without[:3])}"
             )
         table = _score(records, scorer)
         table.to_csv(scores_draft / TABLE, index=False)
         _sheet(records, table).save(scores_draft / "sheet.png")
     console.table(
-        f"{len(table)} pictures of {parameters.score.path}",
+        f"{counted(len(table), 'picture')} of {parameters.score.path}",
         ["reward", "weight", "mean", "deviation", "lowest", "highest", "share of the total's variance", "unscored"],
         summary(table, scorer.weights),
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from visual_grpo.config import Parameters, flatten
+from visual_grpo.errors import counted
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import CHANGES, HELD_OUT, read_facts
 
@@ -183,8 +184,8 @@ def _show_training(progress: Progress, steps: int) -> None:
     first, last = (progress.history[row]["reward/total"] for row in (0, -1))
     best = f"; on eval prompts {progress.best_score:.3f} at step {progress.best_step}" if progress.best_step else ""
     console.note(
-        f"Trained {steps} steps: mean reward of the training samples {first:.3f} at the first step, {last:.3f} at the"
-        f" last{best}. Held-out prompts are judged by evaluate."
+        f"Trained {counted(steps, 'step')}: mean reward of the training samples {first:.3f} at the first step,"
+        f" {last:.3f} at the last{best}. Held-out prompts are judged by evaluate."
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
+from visual_grpo.errors import counted
 from visual_grpo.records.files import is_image_name, is_left_out, left_out, walk
 from visual_grpo.records.guard import Guard
 from visual_grpo.records.on_disk import sorted_on_disk
@@ -33,7 +34,7 @@ def missing(path: Path, names: Sequence[str]) -> str:
     if not images:
         return "there are no images"
     example = images[0].rpartition("/")[2]
-    return f"{len(images)} images, none with a caption: for {example} there is no {_caption_name(example)}"
+    return f"{counted(len(images), 'image')}, none with a caption: for {example} there is no {_caption_name(example)}"
 
 
 def count(path: Path, guard: Guard) -> int:
