@@ -102,6 +102,10 @@ def test_a_table_sets_numbers_right_and_keeps_brackets(capsys):
 MARKUP = ("[bold]", "\\\\[red]", "[/]", "a[0]", "[link=x]y")
 
 
+def test_a_zero_has_no_sign() -> None:
+    assert [console.format_value(value) for value in (-0.0, -0.0004, 0.25)] == ["0", "-0.0004", "0.25"]
+
+
 def test_text_is_never_markup(capsys):
     for text in MARKUP:
         console.note(text)

@@ -119,7 +119,7 @@ def format_value(value: Value | None) -> str:
     """Formats floats with three significant digits, other values with ``str``."""
     if value is None:
         return ""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:z.3g}" if isinstance(value, float) else str(value)
 
 
 class _RichBar:

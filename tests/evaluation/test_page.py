@@ -89,6 +89,12 @@ def test_the_headline_its_control_and_where_it_comes_from_are_said(tmp_path: Pat
     assert text.count("Eval prompts choose the best adapter and may occur in training too") == 3
 
 
+def test_no_number_of_the_tables_is_minus_zero(tmp_path: Path) -> None:
+    text = read(reported(tmp_path, -0.0002))
+    assert "-0.000" not in "".join(re.findall(r"<td.*?</td>", text))
+    assert "+0.000 <span" in text
+
+
 def test_the_list_of_pairs_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = read(reported(tmp_path, 0.2))
     assert len(data(everything)) == 24

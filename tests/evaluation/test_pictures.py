@@ -81,6 +81,11 @@ def test_longer_captions_make_the_grid_higher() -> None:
     assert long.width == short.width
 
 
+def test_a_change_that_rounds_to_zero_has_no_minus() -> None:
+    assert pictures._gain(pair(0.004, 0.001)) == "reward 0.00 (+0.00)"
+    assert pictures._gain(pair(0.0, -0.001)) == "reward 0.00 (+0.00)"
+
+
 def test_baseline_is_above_trained() -> None:
     column = np.asarray(pairs([pair(0, 1)]))
     blue = np.flatnonzero((column == (0, 0, 255)).all(-1).any(1))

@@ -106,7 +106,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"change": change, "extent": extent, "words": _words, "short": _short}
+    environment.filters |= {"change": change, "extent": extent, "words": _words, "short": _short, "number": format}
     return environment
 
 

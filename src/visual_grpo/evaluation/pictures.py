@@ -115,12 +115,12 @@ def _source_row(pairs: Sequence[Pair]) -> list[list[Image.Image]]:
 
 
 def _gain(pair: Pair) -> str:
-    change = round(pair.trained_reward - pair.baseline_reward, 2) + 0.0  # Adding 0 makes -0 a 0.
-    return _worth(pair.trained_reward) + ("" if math.isnan(change) else f" ({change:+.2f})")
+    change = pair.trained_reward - pair.baseline_reward
+    return _worth(pair.trained_reward) + ("" if math.isnan(change) else f" ({change:+z.2f})")
 
 
 def _worth(reward: float) -> str:
-    return "could not be scored" if math.isnan(reward) else f"reward {reward:.2f}"
+    return "could not be scored" if math.isnan(reward) else f"reward {reward:z.2f}"
 
 
 def _colour(pair: Pair) -> str:

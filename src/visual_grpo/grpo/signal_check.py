@@ -62,7 +62,7 @@ class Signal:
         return self.cosine + 2 * self.error
 
     def __str__(self) -> str:
-        return f"{self.cosine:.3f} +- {self.error:.3f} in {self.rollouts} rollouts"
+        return f"{self.cosine:z.3f} +- {self.error:.3f} in {self.rollouts} rollouts"
 
 
 class NoSignalError(UserError):

@@ -24,8 +24,13 @@
     if (answer) make("p", box, answer, "answer").dir = "auto";
   }
 
+  function fixed(value) {
+    const text = value.toFixed(2);
+    return Number(text) === 0 ? "0.00" : text; // Never -0.00.
+  }
+
   function worth(value) {
-    return value === null ? "could not be scored" : value.toFixed(2);
+    return value === null ? "could not be scored" : fixed(value);
   }
 
   function card(pair) {
@@ -41,7 +46,7 @@
     const meta = make("small", figure, undefined, "meta");
     if (pair.change !== null) {
       const sign = pair.change > 0 ? "up" : pair.change < 0 ? "down" : "";
-      make("span", meta, `${pair.change > 0 ? "+" : ""}${pair.change.toFixed(2)}`, sign);
+      make("span", meta, `${pair.change > 0 ? "+" : ""}${fixed(pair.change)}`, sign);
       meta.append(" ");
     }
     meta.append(`${pair.sampler} sampler, sample ${pair.index + 1}`);

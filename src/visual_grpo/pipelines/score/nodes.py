@@ -63,7 +63,7 @@ def summary(table: pd.DataFrame, weights: Mapping[str, float]) -> list[list[Any]
     for name, weight in [*weights.items(), ("total", None)]:
         share = f"{weight * _covariance(table, name) / variance:.0%}" if weight is not None and variance else None
         scores = table[name]
-        cells = [f"{value:.3g}" for value in (scores.mean(), scores.std(ddof=0), scores.min(), scores.max())]
+        cells = [f"{value:z.3g}" for value in (scores.mean(), scores.std(ddof=0), scores.min(), scores.max())]
         rows.append([name, weight, *cells, share, int(scores.isna().sum()) or None])
     return rows
 
@@ -111,6 +111,6 @@ def _sheet(records: RecordTable, table: pd.DataFrame) -> Any:
     best = table.sort_values("total", ascending=False, na_position="last").head(_SHEET_MOST)
     pictures = [read_image(str(records[int(row)].target_image)) for row in best.index]
     captions = [
-        f"{caption(row['prompt'], row['id'], TABLE)}\ntotal {row['total']:.3f}" for row in best.to_dict("records")
+        f"{caption(row['prompt'], row['id'], TABLE)}\ntotal {row['total']:z.3f}" for row in best.to_dict("records")
     ]
     return grid(pictures, captions, columns=min(_SHEET_COLUMNS, len(pictures)))

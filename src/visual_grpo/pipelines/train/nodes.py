@@ -182,10 +182,10 @@ def _show_training(progress: Progress, steps: int) -> None:
     from visual_grpo import console
 
     first, last = (progress.history[row]["reward/total"] for row in (0, -1))
-    best = f"; on eval prompts {progress.best_score:.3f} at step {progress.best_step}" if progress.best_step else ""
+    best = f"; on eval prompts {progress.best_score:z.3f} at step {progress.best_step}" if progress.best_step else ""
     console.note(
-        f"Trained {counted(steps, 'step')}: mean reward of the training samples {first:.3f} at the first step,"
-        f" {last:.3f} at the last{best}. Held-out prompts are judged by evaluate."
+        f"Trained {counted(steps, 'step')}: mean reward of the training samples {first:z.3f} at the first step,"
+        f" {last:z.3f} at the last{best}. Held-out prompts are judged by evaluate."
     )
 
 
@@ -199,7 +199,7 @@ def _grid(
     from visual_grpo.evaluation.pictures import caption, grid, of_sample
 
     captions = [
-        f"{caption(record.prompt, record.id)}\n" + ("unscored" if math.isnan(reward) else f"reward {reward:.2f}")
+        f"{caption(record.prompt, record.id)}\n" + ("unscored" if math.isnan(reward) else f"reward {reward:z.2f}")
         for record, reward in zip(records, rewards, strict=True)
     ]
     pictures = [of_sample(record, sample, judge) for record, sample in zip(records, samples, strict=True)]
