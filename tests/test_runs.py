@@ -32,6 +32,9 @@ def prepare(data: DataConfig, draft):
     from visual_grpo.pipelines.data_preparation.nodes import prepare_records
     return prepare_records(data, {}, draft)
 
+def prepare_only(data: DataConfig, starter_report, draft):
+    return prepare(data, draft)
+
 def score(records, parameters: Parameters, rewards):
     return {"reward": parameters.reward, "rewards": list(rewards)}
 
@@ -83,6 +86,8 @@ def register_pipelines():
     ends = {f.__name__: pipeline([node(f, "report", None, name=f.__name__)]) for f in
             (interrupt, crash, mistake, terminate, greedy)}
     judged = pipeline([node(judge, ["adapters", "trained_draft", "parameters"], "trained", name="judge")])
+    ends["prepared"] = pipeline(
+        [node(prepare_only, ["params:data", "starter_report", "records_draft"], "records", name="prepare_only")])
     ends["untrained"] = pipeline([node(half, "adapters_draft", "adapters", name="node_untrained")])
     ends["trained"] = pipeline([node(fill, "adapters_draft", "adapters", name="node_trained")])
     ends["leak"] = pipeline([node(leak, ["report", "params:rewards"], None, name="leak")])
@@ -135,6 +140,7 @@ out["plain"] = run("own", data={"path": "plain"})
 assert sorted(map(str, root.rglob("*"))) == before
 out["made"] = run("make")
 out["quoted"] = run("own", data={"path": "quoted"})
+out["prepared"] = run("prepared", data={"path": "quoted"})
 for name in ("fill", "half", "closure", "interrupt", "crash", "mistake", "terminate", "greedy", "interupt"):
     out[name] = run(name)
 out["untrained"] = run("untrained")
@@ -194,6 +200,7 @@ pathlib.Path("out.json").write_text(json.dumps(out))
 
 CATALOG = """
 report: {type: json.JSONDataset, filepath: data/report.json}
+starter_report: {type: json.JSONDataset, filepath: data/starter.json}
 records: {type: visual_grpo.datasets.RecordsDataset, filepath: data/records.parquet}
 records_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/records.parquet, kind: file}
 baseline: {type: json.JSONDataset, filepath: data/baseline.json}
@@ -306,6 +313,11 @@ def test_nodes_and_mlflow_get_the_rewards_that_the_records_decide(runs):
         "1.0",
         "0.0",
     )
+
+
+def test_own_data_need_nothing_of_the_starter(runs):
+    assert runs["prepared"]["end"] == "done"
+    assert "Replacing dataset" not in runs["printed"]
 
 
 def test_a_run_has_flat_parameters_and_its_lineage(runs):
