@@ -278,8 +278,21 @@ def test_a_wrong_name_says_what_is_wrong(module: str, path: str, complaint: str)
 
 
 def test_a_missing_library_of_the_module_is_not_taken_for_a_missing_module(module: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+    with pytest.raises(UserError, match=r"'users_broken' .* cannot be imported:(?s:.*)not_installed_anywhere") as error:
         load_function("users_broken:red")
+    assert "importlib" not in str(error.value), "only the lines of the module itself"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("def red(:", "SyntaxError"), ("1 / 0", "ZeroDivisionError"), ("raise SystemExit", "SystemExit")]
+)
+def test_the_error_of_a_modules_own_code_is_shown(tmp_path, monkeypatch, text: str, said: str) -> None:
+    (tmp_path / "users_failing.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="users_failing.*cannot be imported") as error:
+        load_function("users_failing:red")
+    assert f'users_failing.py", line 1' in str(error.value)
+    assert said in str(error.value)
 
 
 def test_wrong_options_are_named(module: str) -> None:
