@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -45,6 +48,30 @@ def test_a_refused_file_is_named() -> None:
     assert fault is not None
     assert "No permission" in fault
     assert "/proc/sys/kernel/version" in fault
+
+
+def test_a_limit_of_the_process_says_how_to_raise_it() -> None:
+    for number in (errno.EFBIG, errno.EMFILE):
+        fault = machine_fault(OSError(number, os.strerror(number), "data/mlflow.db"))
+        assert fault is not None
+        assert fault.startswith(f"A limit of this process is reached: [Errno {number}]")
+        assert "ulimit" in fault
+
+
+def test_a_damaged_table_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "scores.parquet"
+    pd.DataFrame({"a": range(100)}).to_parquet(file)
+    whole = file.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", whole[:-8] + b"\xff" * 4 + whole[-4:]):
+        file.write_bytes(content)
+        fault = machine_fault(raised(lambda: pd.read_parquet(file)))
+        assert fault is not None
+        assert fault.startswith("A table is damaged: ")
+
+
+def test_what_onednn_says_without_memory_is_told_from_its_other_errors() -> None:
+    assert is_out_of_memory(RuntimeError("could not create a primitive"))
+    assert not is_out_of_memory(RuntimeError("could not create a primitive descriptor for a convolution"))
 
 
 def test_a_message_of_ours_is_not_taken_for_another_fault() -> None:

@@ -1,4 +1,4 @@
-"""Faults of the machine, told as what happened and what to do: memory, disk, permissions."""
+"""Faults of the machine, told as what happened and what to do: memory, disk, permissions, limits, damaged tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ PHASE = "phase of the training step: "
 """Begins a note (PEP 678) on an error of a training step."""
 
 _NO_SPACE = ("No space left on device", "disk is full", "Disk quota exceeded")
+_LIMITS = ("File too large", "Too many open files")
 _NO_MEMORY = ("can't allocate memory", "out of memory", "Unable to allocate", "bad allocation", "std::bad_alloc")
+_NO_MEMORY_WHOLE = ("could not create a primitive", "could not create a memory object")
+"""All that oneDNN says, which computes convolutions on the CPU; longer texts that begin so are other errors."""
+_NOT_A_TABLE = ("Parquet magic bytes not found", "Couldn't deserialize thrift", "Parquet file size is")
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def machine_fault(error: BaseException) -> str | None:
-    """What to tell the user if memory, disk or permissions are behind ``error``; else None.
+    """What to tell the user if memory, disk, permissions, limits or a damaged table are behind ``error``; else None.
 
     Libraries wrap these errors in their own types, so their texts count too.
     """
@@ -27,6 +31,17 @@ def machine_fault(error: BaseException) -> str | None:
         if isinstance(cause, OSError) and cause.errno in _FORBIDDEN:
             return (
                 f"No permission: {cause}. Give this user the right to it (`ls -ld` shows whose it is), or name another."
+            )
+        if any(said in str(cause) for said in _LIMITS):
+            return (
+                f"A limit of this process is reached: {_first_line(cause)}\nNothing that was complete is lost. Raise the"
+                " limit (`ulimit -a` shows all; -f is the size of a file, -n the number of open files), then give the"
+                " same command, a training with resume=auto."
+            )
+        if any(said in str(cause) for said in _NOT_A_TABLE):
+            return (
+                f"A table is damaged: {_first_line(cause)}\nMake it again with the pipeline that wrote it:"
+                " data_preparation for the records, baseline or evaluate for scores."
             )
         if any(said in str(cause) for said in _NO_SPACE):
             return (
@@ -42,7 +57,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Of the CPU's or a GPU's memory."""
     if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+    said = str(error).strip()
+    return isinstance(error, RuntimeError) and (any(text in said for text in _NO_MEMORY) or said in _NO_MEMORY_WHOLE)
 
 
 def smaller(config: Parameters, phase: str | None) -> dict[str, object]:
