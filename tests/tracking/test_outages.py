@@ -174,6 +174,22 @@ def test_the_command_says_what_it_could_not_deliver(project: Project, quick):
     assert deliver([project.folder / "empty"]) == ([f"Nothing waits for MLflow in {project.folder / 'empty'}."], True)
 
 
+def test_a_spool_of_another_working_folder_is_delivered(project: Project, quick, monkeypatch: pytest.MonkeyPatch):
+    """Its head names the database by a path that is another one from here."""
+    database = project.database.rename(project.folder / "aside")
+    project.database.mkdir()
+    tracker = project.start()
+    train(tracker, range(1, 3))
+    tracker.finished()
+    project.database.rmdir()
+    database.rename(project.database)
+    monkeypatch.chdir(project.folder)
+    lines, whole = deliver([project.output])
+    assert (whole, "delivered 120 metric values" in lines[0]) == (True, True)
+    assert project.curve(project.runs()[0].info.run_id, "m0") == [(1, 1 / 7), (2, 2 / 7)]
+    assert not project.spools.exists()
+
+
 def test_the_command_leaves_a_run_that_is_going_on_to_its_process(project: Project, quick):
     first = project.start()
     lines, whole = deliver([project.output])

@@ -33,7 +33,9 @@ def deliver_leftovers(root: Path, store: Store, own: Delivery | None = None) -> 
         Exception: MLflow does not answer.
     """
     here = shown_server(store.tracking_uri)
-    others = [box for box in outboxes(root) if box.head.server == here and (own is None or box.folder != own.folder)]
+    # A head that was written in another working folder names the same database by another path.
+    same = [box for box in outboxes(root) if shown_server(box.head.server) == here]
+    others = [box for box in same if own is None or box.folder != own.folder]
     with ExitStack() as locks:
         free, left = [], []
         for outbox in others:
