@@ -10,6 +10,8 @@ import mlflow
 import pytest
 
 from tests.evaluation.defaults import parameters
+from visual_grpo import command
+from visual_grpo.command import Command
 from visual_grpo.errors import UserError
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.trained_adapters import read_facts
@@ -72,6 +74,14 @@ def test_what_cannot_be_found_is_explained(runs: dict[str, str], named: str, sai
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no training\.json"):
+        find_adapters(str(tmp_path), LATEST)
+
+
+def test_the_training_that_is_advised_is_not_told_to_judge_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_running", [Command.of({"runtime_params": {"adapter": str(tmp_path), "seed": 3}})])
+    with pytest.raises(UserError, match=r"kedro run --pipeline=train --params=seed=3$"):
         find_adapters(str(tmp_path), LATEST)
 
 

@@ -40,7 +40,8 @@ def find_adapters(named: str, latest: Path) -> Path:
         return Path(named)
     if Path(named).is_dir():
         raise UserError(
-            f"adapter: {named} has no {FACTS}; expected the folder that a training leaves: {again('train')}"
+            f"adapter: {named} has no {FACTS}; expected the folder that a training leaves:"
+            f" {Command.now().without('adapter').of_pipeline('train')}"
         )
     import mlflow
 
