@@ -3,6 +3,8 @@ from __future__ import annotations
 import logging
 
 import pytest
+from omegaconf import OmegaConf
+from omegaconf.resolvers import oc
 
 from visual_grpo import secret_values
 from visual_grpo.errors import UserError
@@ -72,3 +74,17 @@ def test_the_password_of_an_address_is_hidden_wherever_it_stands() -> None:
     )
     assert hidden("https://me:swordfish@there/x said no") == f"https://me:{HIDDEN}@there/x said no"
     assert hidden("http://a:80/b@c") == "http://a:80/b@c"
+
+
+def test_the_name_of_a_run_is_no_secret_but_a_trackers_option_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEEN", "circles")
+    monkeypatch.setenv("UNSEEN", "pa55word")
+    OmegaConf.register_new_resolver("oc.env", secret_values.from_environment, replace=True)
+    try:
+        tree = OmegaConf.create({"tracking": {"run": {"name": "${oc.env:SEEN}"}, "wandb": {"key": "${oc.env:UNSEEN}"}}})
+        assert OmegaConf.to_container(tree, resolve=True) == {
+            "tracking": {"run": {"name": "circles"}, "wandb": {"key": "pa55word"}}
+        }
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+    assert hidden("circles with pa55word") == "circles with (hidden)"

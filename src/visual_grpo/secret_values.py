@@ -17,6 +17,8 @@ from visual_grpo.errors import UserError
 HIDDEN = "(hidden)"
 SECTIONS = ("rewards", "tracking")
 """Sections of the parameters whose values may be secret."""
+_RUN_OF_MLFLOW = "tracking.run."
+"""In mlflow.yml, not in the parameters: the id and the name of a run, which everybody may see."""
 _NAMES = re.compile(
     r"(^|[_.-])(secret|token|passw(or)?d|api_?key|access_?key|private_?key|credentials?|auth|authorization|bearer)($|[_.-])",
     re.IGNORECASE,
@@ -32,8 +34,8 @@ def from_environment(*arguments: Any, _node_: Any) -> Any:
     """OmegaConf's resolver ``oc.env``, which remembers what it read for an option of a reward or tracker."""
     from omegaconf.resolvers import oc
 
-    value = oc.env(*arguments)
-    if str(_node_._get_full_key(None)).startswith(tuple(f"{section}." for section in SECTIONS)):
+    value, key = oc.env(*arguments), str(_node_._get_full_key(None))
+    if key.startswith(tuple(f"{section}." for section in SECTIONS)) and not key.startswith(_RUN_OF_MLFLOW):
         remember(value)
     return value
 
