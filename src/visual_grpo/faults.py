@@ -34,9 +34,9 @@ def machine_fault(error: BaseException) -> str | None:
             )
         if any(said in str(cause) for said in _LIMITS):
             return (
-                f"A limit of this process is reached: {_first_line(cause)}\nNothing that was complete is lost. Raise the"
-                " limit (`ulimit -a` shows all; -f is the size of a file, -n the number of open files), then give the"
-                " same command, a training with resume=auto."
+                f"A limit of this process is reached: {_first_line(cause)}\nNothing that was complete is lost. Raise"
+                " the limit (`ulimit -a` shows all; -f is the size of a file, -n the number of open files), then give"
+                " the same command, a training with resume=auto."
             )
         if any(said in str(cause) for said in _NOT_A_TABLE):
             return (

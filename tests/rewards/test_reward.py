@@ -289,9 +289,9 @@ def test_a_missing_library_of_the_module_is_not_taken_for_a_missing_module(modul
 def test_the_error_of_a_modules_own_code_is_shown(tmp_path, monkeypatch, text: str, said: str) -> None:
     (tmp_path / "users_failing.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match="users_failing.*cannot be imported") as error:
+    with pytest.raises(UserError, match=r"users_failing.*cannot be imported") as error:
         load_function("users_failing:red")
-    assert f'users_failing.py", line 1' in str(error.value)
+    assert 'users_failing.py", line 1' in str(error.value)
     assert said in str(error.value)
 
 
