@@ -153,8 +153,10 @@ def _run(
         if run.stopped_by is not None:
             raise Stopped(run.stopped_by)
     except KeyboardInterrupt:
-        tracker.killed()
-        console.note(_where_it_stopped(run))
+        try:
+            tracker.killed()
+        finally:  # Another Ctrl-C ends the wait for MLflow.
+            console.note(_where_it_stopped(run))
         raise
     except Exception:
         if run.checkpoints.newest is not None:
