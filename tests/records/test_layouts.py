@@ -7,6 +7,8 @@ import json
 import pytest
 
 from tests.records.making import jsonl, picture
+from visual_grpo import command
+from visual_grpo.command import Command
 from visual_grpo.errors import UserError
 from visual_grpo.records.layouts.detect import find_records
 from visual_grpo.records.raw import Note, RawRecord, Rejection
@@ -332,9 +334,13 @@ class TestDetection:
             find_records(tmp_path, "prompts")
         assert "metadata.csv" not in str(error.value)
 
-    def test_a_path_that_does_not_exist_names_the_parameter(self, tmp_path):
-        with pytest.raises(UserError, match=r"--params=data\.path=FOLDER"):
+    def test_a_path_that_does_not_exist_names_the_parameter_and_the_command_that_draws(self, tmp_path, monkeypatch):
+        running = Command(None, ("--pipeline=data_preparation",), {"data.path": "none", "seed": 3})
+        monkeypatch.setattr(command, "_running", [running])
+        with pytest.raises(UserError, match=r"--params=data\.path=FOLDER") as refusal:
             find_records(tmp_path / "none")
+        drawing = Command(None, ("--pipeline=starter",), {"seed": 3})
+        assert str(refusal.value).splitlines()[-1] == str(drawing)
 
     def test_counts_for_the_progress_bar(self, tmp_path):
         (tmp_path / "metadata.csv").write_text("file_name,text\n0.png,a\n1.png,b\n")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePath
 
+from visual_grpo.command import Command
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.records.files import is_left_out, walk
 from visual_grpo.records.guard import ANYWHERE, Guard, special_kind
@@ -75,7 +76,8 @@ def find_records(path: Path, layout: str = "auto", guard: Guard = ANYWHERE) -> F
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(
             f"data.path: there is no {path}.{nearest_hint(path.name, siblings)} Give a folder or file with records:"
-            " --params=data.path=FOLDER. To draw the default dataset: kedro run --pipeline=starter"
+            f" --params=data.path=FOLDER. To draw the default dataset:\n"
+            f"{Command.now().without('data.path').of_pipeline('starter')}"
         )
     candidates = list(LAYOUTS.values()) if layout == "auto" else [LAYOUTS[layout]]
     for candidate in candidates:
