@@ -37,8 +37,8 @@ demo: setup  ## Run all pipelines on the small model: draw data, pretrain, basel
 repro: setup  ## Run the pipelines with DVC: only stages that changed since the last run
 	@$(BIN)/dvc repro
 
-test: setup  ## Run the tests
-	@$(BIN)/pytest
+test: setup  ## Run the tests, side by side on the cores that there are
+	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8
 
 test-slow: setup  ## Run only the slow tests (minutes)
 	@$(BIN)/pytest -m slow
