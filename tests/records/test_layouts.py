@@ -12,6 +12,7 @@ from visual_grpo.command import Command
 from visual_grpo.errors import UserError
 from visual_grpo.records.layouts.detect import find_records
 from visual_grpo.records.raw import Note, RawRecord, Rejection
+from visual_grpo.records.text import read_lines
 
 
 def read(path, layout="auto"):
@@ -98,6 +99,23 @@ class TestRecordsJsonl:
 
 
 class TestPromptsTxt:
+    @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+    def test_any_line_ending_ends_a_prompt(self, tmp_path, ending):
+        (tmp_path / "prompts.txt").write_bytes(
+            "".join(f"{text}{ending}" for text in ("一只猫", "# no", "two")).encode()
+        )
+        records, rejections, notes = read(tmp_path)
+        assert [(r.place.line, r.prompt.rstrip()) for r in records] == [(1, "一只猫"), (3, "two")]
+        assert rejections == notes == []
+        assert find_records(tmp_path).count() == 3
+
+    def test_a_line_that_is_too_long_is_skipped_up_to_its_ending(self, tmp_path):
+        for ending in ("\n", "\r"):
+            (tmp_path / "prompts.txt").write_text(f"one{ending}{'x' * 3000}{ending}three", newline="")
+            lines = list(read_lines(tmp_path / "prompts.txt", 10))
+            assert [line.too_long is None for line in lines] == [True, False, True]
+            assert (lines[0].text, lines[2].text) == (f"one{ending}", "three")
+
     def test_the_nth_line_that_is_not_a_comment_has_the_nth_image(self, tmp_path):
         (tmp_path / "prompts.txt").write_text("# mine\nzero\n\n # between\ntwo\n")
         for name in ("0.png", "1.png", "2.JPG"):

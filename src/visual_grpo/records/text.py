@@ -8,8 +8,9 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from visual_grpo.errors import UserError
 from visual_grpo.records.raw import Rejected
@@ -25,6 +26,9 @@ _DEEPEST = 100
 
 _MOST_KEYS = 10_000
 """Of one record."""
+
+_BYTES = "latin-1"
+"""As which a file is read for its lines: a character for each byte."""
 
 _BLOCK = 1 << 20
 """Bytes that are read at a time where lines do not matter."""
@@ -75,17 +79,18 @@ def read_lines(path: Path, longest: int) -> Iterator[Line]:
     Raises:
         UserError: the file is UTF-16 or UTF-32.
     """
-    with path.open("rb") as file:
-        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+    ending = _line_ending(path)
+    with path.open("rb") as binary, TextIOWrapper(binary, _BYTES, newline=ending.decode()) as file:
+        if binary.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise UserError(f"{path}: this is UTF-16 text. Save the file as UTF-8.")
-        file.seek(0)
+        binary.seek(0)
         number = 0
-        while line := file.readline(longest + 1):
+        while line := file.readline(longest + 1).encode(_BYTES):
             number += 1
             refusal = None
             if len(line) > longest:
                 refusal = too_long("the line", longest)
-                _skip_line(file, line)
+                _skip_line(file, line, ending)
                 line = line[:_BEGINNING]
             text = line.decode("utf-8", "surrogateescape")
             yield Line(number, text.removeprefix("\ufeff") if number == 1 else text, refusal)
@@ -93,12 +98,25 @@ def read_lines(path: Path, longest: int) -> Iterator[Line]:
 
 def count_lines(path: Path) -> int:
     """Number of lines, for the progress bar."""
-    lines, last = 0, b"\n"
+    ending = _line_ending(path)
+    lines, last = 0, ending
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            lines += block.count(b"\n")
+            lines += block.count(ending)
             last = block[-1:]
-    return lines + (last != b"\n")
+    return lines + (last != ending)
+
+
+def _line_ending(path: Path) -> bytes:
+    r"""``\r``, which old programs write, where the file has no ``\n``; ``\r\n`` ends in one."""
+    ending = b"\n"
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            if b"\n" in block:
+                return b"\n"
+            if b"\r" in block:
+                ending = b"\r"
+    return ending
 
 
 def check_utf8(text: str, name: str = "the line") -> None:
@@ -153,10 +171,10 @@ def too_long(name: str, longest: int) -> Rejected:
     )
 
 
-def _skip_line(file: IO[bytes], line: bytes) -> None:
+def _skip_line(file: TextIOWrapper, line: bytes, ending: bytes) -> None:
     """Reads to the end of a line of which ``line`` has been read."""
-    while line and not line.endswith(b"\n"):
-        line = file.readline(_BLOCK)
+    while line and not line.endswith(ending):
+        line = file.readline(_BLOCK).encode(_BYTES)
 
 
 def check_depth(value: Any) -> None:
