@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
-from omegaconf import OmegaConf
+from kedro.framework.cli.utils import _split_params
 
+from visual_grpo.cli import parsed, run
 from visual_grpo.command import Command, takes_over, use_source
 
 
@@ -51,13 +54,47 @@ def test_the_command_that_goes_on_has_all_that_was_given_and_what_cannot_be_past
 
 
 @pytest.mark.parametrize(
-    "value", [3, 5e-05, True, None, "text", "5", "null", "true", "1e-3", "a: b", " a", "it's", "ü", "[x"]
+    "value",
+    [
+        *(3, 5e-05, True, None, "text", "5", "null", "true", "1e-3", "a: b", " a", "it's", "ü", "[x"),
+        *("a, b", "a, b=c", 'a "b", c=d', "a #3", ["a", "b"]),
+    ],
 )
 def test_every_value_is_read_as_what_it_was(value: object) -> None:
-    [params] = shlex.split(str(Command.of({"runtime_params": {"key": value}})))[2:]
-    read = OmegaConf.from_dotlist([item.strip() for item in params.removeprefix("--params=").split(",")])
-    assert read["key"] == value
+    [params] = shlex.split(str(Command.of({"runtime_params": {"key": value, "seed": 3}})))[2:]
+    read = parsed(params.removeprefix("--params="))
+    assert read == {"key": value, "seed": 3}
     assert type(read["key"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("generate.prompt=a [red] cube, 2", {"generate": {"prompt": "a [red] cube, 2"}}),
+        ("p=a cube: red, [big] #3, seed=4", {"p": "a cube: red, [big] #3", "seed": 4}),
+        ('p="a, b=c",seed=4', {"p": "a, b=c", "seed": 4}),
+        ("p=[red] cube", {"p": "[red] cube"}),
+        ("p={a} cube", {"p": "{a} cube"}),
+        ("policy.train=[ar, dit],p={ssim: 1}", {"policy": {"train": ["ar", "dit"]}, "p": {"ssim": 1}}),
+        (" a = 1 ,b.c=null,", {"a": 1, "b": {"c": None}}),
+        ("", {}),
+    ],
+)
+def test_texts_of_any_kind_are_parameters(text: str, tree: dict[str, Any]) -> None:
+    assert run.make_context("run", [f"--params={text}"]).params["params"] == tree
+
+
+@pytest.mark.parametrize(
+    "text", ["", "seed=3,grpo.learning_rate=2e-4,adapter=01234567,data.path=my photos", "a=,b=yes"]
+)
+def test_usual_parameters_are_what_they_are_for_kedro(text: str) -> None:
+    assert parsed(text) == _split_params(click.Context(run), run.params[0], text)
+
+
+@pytest.mark.parametrize("text", ["foo", "=3", "foo,a=1", "a=${b"])
+def test_what_is_no_parameter_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(click.UsageError, match=r"expected NAME=VALUE, .*double quotes"):
+        parsed(text)
 
 
 def test_the_folder_of_the_configuration_is_kept() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -22,6 +23,8 @@ _OPTIONS = {
     "node_names": "nodes",
 }
 """Kedro's run parameter -> its option."""
+NEXT_PARAMETER = r",\s*[^\s,=]+\s*="
+"""Pattern of the comma in ``--params`` that separates two parameters (`cli`)."""
 _DEFAULT = "local"
 """The environment of a run that names none."""
 
@@ -95,8 +98,8 @@ class Command:
     def resuming(self, resume: str, folder: Path) -> Command:
         """The command that goes on with the training of this one, whose checkpoints are in ``folder``.
 
-        The run's own value is used where none is given. So secrets are left out, and values with a comma (from a
-        ``--config`` file), at which Kedro splits ``--params``; without these the folder must be named.
+        The run's own value is used where none is given. So secrets are left out, and lists and texts with a
+        comma; without these the folder must be named.
         """
         given = {name: value for name, value in self.parameters.items() if hidden({name: value}) == {name: value}}
         pasteable = {name: value for name, value in given.items() if "," not in _shown(value)}
@@ -133,7 +136,7 @@ def _shown(value: Any) -> str:
         plain = OmegaConf.from_dotlist([f"value={value}"])["value"] == value
     except (YAMLError, OmegaConfBaseException, ValueError):
         plain = False
-    return value if plain and value.strip() == value else json.dumps(value)
+    return value if plain and value.strip() == value and not re.search(NEXT_PARAMETER, value) else json.dumps(value)
 
 
 def _kedro() -> str:

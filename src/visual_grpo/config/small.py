@@ -10,7 +10,7 @@ from visual_grpo.config.base import AdapterName, Strict
 
 
 class GenerateConfig(Strict):
-    prompt: str | None = Field(None, description="one prompt; with a comma in it, use a file")
+    prompt: str | None = Field(None, description='one prompt; in "..." where it would be read as something else')
     prompts: str | None = Field(
         None, description="file or folder in any layout of data.path, such as prompts.txt; null = prompt"
     )
