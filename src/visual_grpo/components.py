@@ -51,7 +51,7 @@ def check(config: Parameters) -> None:
     problems = Problems()
     modules: tuple[str, ...] = ()
     with problems.collect():
-        _check_model(config)
+        check_model(config)
         modules = make_plan(config).modules
     _check_rewards(config, modules, problems)
     with problems.collect():
@@ -59,7 +59,8 @@ def check(config: Parameters) -> None:
     problems.raise_if_any()
 
 
-def _check_model(config: Parameters) -> None:
+def check_model(config: Parameters) -> None:
+    """Raises UserError where the starter cannot make the model, or the model's folder holds none; loads no model."""
     if config.model.path is None:
         from visual_grpo.starter.build import check_starter
 

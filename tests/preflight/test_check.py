@@ -84,6 +84,13 @@ def test_a_run_of_prepared_records_looks_at_them():
         settle(Path("gone"), TRAIN, lambda: [PromptRecord(id="a", prompt="a cat")])
 
 
+@pytest.mark.parametrize("output", ["generated", "comparison"])
+def test_a_model_that_is_not_there_is_told_before_anything_else(output):
+    said = refusal(None, {output}, model={"path": "no/such/folder"})
+    assert "model.path is no/such/folder, which holds neither model_index.json nor config.json" in said
+    settle(None, {output}, rewards={"shapes": {"weight": 0}})
+
+
 def test_the_drawn_data_is_not_read():
     assert settle(None).reward == "shapes"
 

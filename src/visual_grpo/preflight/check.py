@@ -20,6 +20,8 @@ RECORDS = "records"
 SCORED = {"baseline", "adapters", "trained"}
 """Datasets that the rewards make."""
 OF_THE_MODEL = SCORED | {"starter_report"}
+DRAWN_WITH_IT = {"generated", "comparison"}
+"""Datasets that need the model, but of the rewards nothing."""
 
 
 def settled(
@@ -49,6 +51,9 @@ def settled(
     if OF_THE_MODEL & outputs:
         with problems.collect():
             components.check(chosen)
+    elif DRAWN_WITH_IT & outputs:
+        with problems.collect():
+            components.check_model(chosen)
     if findings is not None and chosen.reward != AUTO and SCORED & outputs:
         _check_records(chosen, findings, problems)
     # Where a reward has to be chosen, the lines for that have the other parameters too.
