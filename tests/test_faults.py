@@ -7,8 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from kedro_datasets.json import JSONDataset
 
 from tests.evaluation.defaults import parameters
+from visual_grpo.datasets.records import RecordsDataset
 from visual_grpo.errors import UserError
 from visual_grpo.faults import is_out_of_memory, machine_fault, phase_of, smaller
 from visual_grpo.grpo.metrics import Clock
@@ -67,6 +69,17 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
         fault = machine_fault(raised(lambda: pd.read_parquet(file)))
         assert fault is not None
         assert fault.startswith("A table is damaged: ")
+        fault = machine_fault(raised(RecordsDataset(filepath=str(file)).load))
+        assert fault is not None
+        assert fault.startswith(f"{file} cannot be read: ")
+        assert "data_preparation" in fault
+
+
+def test_a_damaged_file_that_kedro_loads_is_named(tmp_path: Path) -> None:
+    (tmp_path / "starter.json").write_text('{"model": ')
+    fault = machine_fault(raised(JSONDataset(filepath=str(tmp_path / "starter.json")).load))
+    assert fault is not None
+    assert fault.startswith(f"{tmp_path / 'starter.json'} cannot be read: Expecting value")
 
 
 def test_what_onednn_says_without_memory_is_told_from_its_other_errors() -> None:

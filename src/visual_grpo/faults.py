@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator, Mapping
 
 from visual_grpo.config import Parameters
@@ -17,6 +18,7 @@ _NO_MEMORY = ("can't allocate memory", "out of memory", "Unable to allocate", "b
 _NO_MEMORY_WHOLE = ("could not create a primitive", "could not create a memory object")
 """All that oneDNN says, which computes convolutions on the CPU; longer texts that begin so are other errors."""
 _NOT_A_TABLE = ("Parquet magic bytes not found", "Couldn't deserialize thrift", "Parquet file size is")
+_NOT_LOADED = re.compile(r"Failed while loading data from dataset .*?filepath=(?:\w+\()?'([^']+)'")
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -38,11 +40,6 @@ def machine_fault(error: BaseException) -> str | None:
                 " the limit (`ulimit -a` shows all; -f is the size of a file, -n the number of open files), then give"
                 " the same command, a training with resume=auto."
             )
-        if any(said in str(cause) for said in _NOT_A_TABLE):
-            return (
-                f"A table is damaged: {_first_line(cause)}\nMake it again with the pipeline that wrote it:"
-                " data_preparation for the records, baseline or evaluate for scores."
-            )
         if any(said in str(cause) for said in _NO_SPACE):
             return (
                 f"The disk is full: {_first_line(cause)}\n"
@@ -50,7 +47,23 @@ def machine_fault(error: BaseException) -> str | None:
                 " whole. Free some space (`df -h`; MLflow's deleted runs: `mlflow gc`; folders in data/ that are no"
                 " longer needed), then give the same command, a training with resume=auto."
             )
-    return None
+    return _damaged_file(error)
+
+
+def _damaged_file(error: BaseException) -> str | None:
+    """Of a table, or of whatever Kedro could not load; its own message names no remedy."""
+    what = why = None
+    for cause in chain(error):
+        if found := _NOT_LOADED.search(str(cause)):
+            what, why = f"{found[1]} cannot be read", cause.__cause__ or cause
+        elif what is None and any(said in str(cause) for said in _NOT_A_TABLE):
+            what, why = "A table is damaged", cause
+    if why is None:
+        return None
+    return (
+        f"{what}: {_first_line(why)}\nMake it again with the pipeline that wrote it: starter for the base model,"
+        " data_preparation for the records, baseline and evaluate for samples and their scores."
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
