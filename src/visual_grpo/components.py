@@ -103,7 +103,8 @@ def check_unchanged(starter_report: Mapping[str, Any]) -> None:
 def build_model(config: Parameters, model: str, adapters: Path | None = None) -> Model:
     """The ``model`` (folder or hub id), without any adapter or with the saved ones of the trained modules.
 
-    Raises UserError where ``config.model.path`` asks for another model than the starter reported.
+    Raises UserError where ``config.model.path`` asks for another model than the starter reported, or where its files
+    are not those that were published or trained on.
     """
     if config.model.path not in (None, model):
         raise UserError(
@@ -111,12 +112,14 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
         )
     from visual_grpo.hardware.threads import use_threads
     from visual_grpo.policies.family import ModelSettings
+    from visual_grpo.policies.hub_files import check_downloads
 
     use_threads(config.model.threads)
     plan = make_plan(config, model)
     size = (config.data.height, config.data.width)
     settings = ModelSettings(size=size, policy=config.policy, options=plan.options)
     built = plan.family.build(plan.family.load(model, config.model), settings)
+    check_downloads(model, config.model.revision)
     if adapters is not None:
         check_weights(adapters)
         check_base(adapters, model, content_digest(model))

@@ -37,7 +37,7 @@ def content_digest(folder: str | Path) -> str | None:
         return None
     files = [file for file in sorted(root.rglob("*")) if _is_loaded(file.relative_to(root)) and file.is_file()]
     with ThreadPoolExecutor(_READERS) as readers:
-        sums = list(readers.map(_sum_of, files))
+        sums = list(readers.map(sha256_of, files))
     listed = [[file.relative_to(root).as_posix(), found] for file, found in zip(files, sums, strict=True)]
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
@@ -61,13 +61,13 @@ def _is_loaded(file: Path) -> bool:
     return file.suffix in _LOADED and file.name not in _NOTES and not hidden
 
 
-def _sum_of(file: Path) -> str:
+def sha256_of(file: Path) -> str:
+    """The hex digest of a file's content; read once in a process while its size and time of change stay."""
     facts = file.stat()
     return _sum(file, facts.st_size, facts.st_mtime_ns)
 
 
 @cache
 def _sum(file: Path, size: int, changed: int) -> str:
-    """Read once in a process, unless its size or time of change says that it is another file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

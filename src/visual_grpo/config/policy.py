@@ -19,7 +19,9 @@ class ModelConfig(Strict):
     )
     path: str | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
     revision: str | None = Field(
-        None, description="of a hub id: branch, tag or, so that it cannot change, a commit's hash; null = the newest"
+        None,
+        description="of a hub id: branch, tag or, so that it cannot change, a commit's hash; null = the newest; if"
+        " given, the downloaded files are checked by the hub's hashes",
     )
     dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
