@@ -64,6 +64,8 @@ def test_one_prompt(tmp_path: Path, pipeline_folder: Path) -> None:
 def test_generate_needs_one_of_two(tmp_path: Path, given: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"(?s)either one prompt or a file.*generate\.prompts=prompts\.txt"):
         draw_prompts(parameters(generate=given), tmp_path)
+    with pytest.raises(UserError, match=r"^generate\.prompts: there is no "):
+        draw_prompts(parameters(generate={"prompts": str(tmp_path / "none.txt")}), tmp_path)
 
 
 def test_without_an_adapter_generate_says_how_to_draw(tmp_path: Path) -> None:
@@ -130,6 +132,10 @@ def test_the_share_of_variance_shows_a_drowned_reward() -> None:
 def test_score_needs_a_folder_with_pictures(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"score needs a folder of pictures.*\n.*score\.path=FOLDER"):
         score_folder(parameters(), tmp_path)
+    with pytest.raises(UserError, match=r"^score\.path: there is no .*none\..* --params=score\.path=FOLDER\.$"):
+        score_folder(parameters(score={"path": str(tmp_path / "none")}), tmp_path)
+    with pytest.raises(UserError, match=r"^score\.path: no records found in "):
+        score_folder(parameters(score={"path": str(tmp_path)}), tmp_path)
     (tmp_path / "prompts.txt").write_text("a\nb\n")
     with pytest.raises(UserError, match=r"2 records of .* without a picture"):
         score_folder(parameters(score={"path": str(tmp_path)}, rewards=BRIGHTNESS), tmp_path)

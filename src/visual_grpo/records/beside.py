@@ -18,10 +18,11 @@ _SHOWN = 5
 
 
 @contextmanager
-def prepared_beside(path: str, data: DataConfig, note: Callable[[str], None]) -> Iterator[RecordTable]:
+def prepared_beside(path: str, data: DataConfig, note: Callable[[str], None], parameter: str) -> Iterator[RecordTable]:
     """All records at ``path``, in any layout, checked, with images of the configured size; gone after the block.
 
     Args:
+        parameter: what names the path, for messages.
         note: is told which records and files were left out, and why.
 
     Raises:
@@ -30,7 +31,7 @@ def prepared_beside(path: str, data: DataConfig, note: Callable[[str], None]) ->
     own = data.model_copy(update={"path": path, "layout": "auto", "eval_share": 0.0, "held_out_share": 0.0})
     with TemporaryDirectory() as folder:
         manifest = Path(folder) / "records.parquet"
-        Preparation(own).write(manifest)
+        Preparation(own, parameter).write(manifest)
         records = RecordTable(manifest)
         for text in _left_out(records.report):
             note(text)

@@ -52,13 +52,16 @@ class PreparedRecord:
 class Preparation:
     """One dataset on its way to a manifest.
 
+    Args:
+        parameter: what names the path, for messages.
+
     Raises:
         UserError: nothing at ``config.path``, or no layout fits; nothing has been done yet.
     """
 
-    def __init__(self, config: DataConfig) -> None:
+    def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
         self._config = config
-        self._found = find_records(Path(config.path), config.layout, Guard.of(config))
+        self._found = find_records(Path(config.path), config.layout, Guard.of(config), parameter)
         self._splitter = Splitter(eval_share=config.eval_share, held_out_share=config.held_out_share)
 
     def write(self, manifest: Path, progress: Progress | None = None) -> None:

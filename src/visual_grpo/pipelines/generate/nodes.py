@@ -68,7 +68,7 @@ def _prompts(parameters: Parameters) -> Iterator[Sequence[PromptRecord]]:
     from visual_grpo import console
     from visual_grpo.records.beside import prepared_beside
 
-    with prepared_beside(settings.prompts, parameters.data, console.note) as records:
+    with prepared_beside(settings.prompts, parameters.data, console.note, "generate.prompts") as records:
         yield records
 
 

@@ -34,7 +34,7 @@ def score_folder(parameters: Parameters, scores_draft: Path) -> Path:
         )
     modules = list(parameters.modules) or [""]
     scorer = build_reward_set(parameters.rewards, parameters.weights(modules))
-    with prepared_beside(parameters.score.path, parameters.data, console.note) as records:
+    with prepared_beside(parameters.score.path, parameters.data, console.note, "score.path") as records:
         without = [record.id for record in records if record.target_image is None]
         if without:
             raise UserError(

@@ -61,12 +61,13 @@ class Found:
         return self.layout.read(self.path, self.guard)
 
 
-def find_records(path: Path, layout: str = "auto", guard: Guard = ANYWHERE) -> Found:
+def find_records(path: Path, layout: str = "auto", guard: Guard = ANYWHERE, parameter: str = "data.path") -> Found:
     """Finds the records at a path.
 
     Args:
         layout: a key of `LAYOUTS`, or ``auto`` for the first that fits.
         guard: what of the dataset may be opened.
+        parameter: what names the path, for messages.
 
     Raises:
         UserError: the path does not exist, or no layout fits; lists what was looked for. Or the file with the records
@@ -74,10 +75,11 @@ def find_records(path: Path, layout: str = "auto", guard: Guard = ANYWHERE) -> F
     """
     if not path.exists():
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        drawing = Command.now().without("data.path").of_pipeline("starter")
         raise UserError(
-            f"data.path: there is no {path}.{nearest_hint(path.name, siblings)} Give a folder or file with records:"
-            f" --params=data.path=FOLDER. To draw the default dataset:\n"
-            f"{Command.now().without('data.path').of_pipeline('starter')}"
+            f"{parameter}: there is no {path}.{nearest_hint(path.name, siblings)} Give a folder or file with records:"
+            f" --params={parameter}=FOLDER."
+            + (f" To draw the default dataset:\n{drawing}" if parameter == "data.path" else "")
         )
     candidates = list(LAYOUTS.values()) if layout == "auto" else [LAYOUTS[layout]]
     for candidate in candidates:
@@ -91,7 +93,7 @@ def find_records(path: Path, layout: str = "auto", guard: Guard = ANYWHERE) -> F
         f"\n  {candidate.name}: {candidate.looks_for}; {candidate.missing(path, names)}" for candidate in candidates
     )
     raise UserError(
-        f"data.path: no records found in {path}, which {_contents(path, names)}. Looked for, and missing:{tried}"
+        f"{parameter}: no records found in {path}, which {_contents(path, names)}. Looked for, and missing:{tried}"
     )
 
 
