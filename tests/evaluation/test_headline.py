@@ -192,3 +192,8 @@ def test_the_main_view_is_held_out_with_the_stock_sampler() -> None:
     assert main_view(views) == ("held_out", "stock")
     assert main_view(views[:2]) == ("eval", "stock")
     assert main_view([views[2]]) == ("held_out", "rollout")
+
+
+def test_a_number_that_rounds_to_zero_has_no_minus() -> None:
+    found = headline([entry(trained_mean=-0.0001, difference=-0.0001, ci_low=-0.0004, ci_high=0.0002)])
+    assert "mean total 0.000 against 1.000 of the base model, +0.000 [+0.000, +0.000]" in found["sentence"]

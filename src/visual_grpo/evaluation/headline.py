@@ -112,7 +112,7 @@ def control_line(control: Mapping[str, Any]) -> str:
     if control["difference"] is None:
         return f"Control: the base model with {settings} has no sample that could be scored."
     return (
-        f"Control: without training, {settings} gives the base model {control['baseline']:.3f}"
+        f"Control: without training, {settings} gives the base model {control['baseline']:z.3f}"
         f" (the best of {control['of']}); the trained model against that: {change(control)}."
     )
 
@@ -130,8 +130,8 @@ def unscored_line(unscored: Mapping[str, Any]) -> str:
 
 def change(block: Mapping[str, Any]) -> str:
     """``+0.385 [+0.330, +0.444]``; without the interval where there is none."""
-    interval = "" if block["ci_low"] is None else f" [{block['ci_low']:+.3f}, {block['ci_high']:+.3f}]"
-    return f"{block['difference']:+.3f}{interval}"
+    interval = "" if block["ci_low"] is None else f" [{block['ci_low']:+z.3f}, {block['ci_high']:+z.3f}]"
+    return f"{block['difference']:+z.3f}{interval}"
 
 
 def extent(entry: Entry) -> str:
@@ -141,7 +141,7 @@ def extent(entry: Entry) -> str:
 
 
 def _both(block: Mapping[str, Any], names: Sequence[str]) -> str:
-    means = f"{block['baseline']:.3f} of {names[0]}, {block['trained']:.3f} of {names[1]}"
+    means = f"{block['baseline']:z.3f} of {names[0]}, {block['trained']:z.3f} of {names[1]}"
     return f"{block['name']}: {means}, {change(block)}"
 
 
@@ -178,7 +178,7 @@ def _sentence(found: Mapping[str, Any], names: tuple[str, str]) -> str:
         return f"No pair of samples could be scored, so nothing is shown about {trained}."
     interval = "no interval" if found["ci_low"] is None else f"{found['confidence']:.0%} interval"
     means = (
-        f"mean {found['score']} {found['trained']:.3f} against {found['baseline']:.3f} of {base},"
+        f"mean {found['score']} {found['trained']:z.3f} against {found['baseline']:z.3f} of {base},"
         f" {change(found)} ({interval})"
     )
     if found["verdict"] != "not shown":
@@ -196,7 +196,7 @@ def _as_cheaply(found: Mapping[str, Any]) -> str:
         return ""
     reached = "more" if control["ci_high"] < 0 else "as much"
     settings = control["sampler"].removeprefix("stock ")
-    return f" But {settings} alone gives the base model {reached}: {control['baseline']:.3f}, without any training."
+    return f" But {settings} alone gives the base model {reached}: {control['baseline']:z.3f}, without any training."
 
 
 def _any_unscored(unscored: Mapping[str, Any]) -> bool:

@@ -136,4 +136,4 @@ def _cells(entry: dict[str, Any], found: dict[str, Any]) -> list[str]:
     counts = f"{unscored[0]} / {unscored[1]}" if any(unscored) else ""
     if entry["difference"] is None:
         return [name, "", "", "", counts]
-    return [name, f"{entry['baseline_mean']:.3f}", f"{entry['trained_mean']:.3f}", change(entry), counts]
+    return [name, f"{entry['baseline_mean']:z.3f}", f"{entry['trained_mean']:z.3f}", change(entry), counts]
