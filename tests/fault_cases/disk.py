@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
-_RECURSIVE, _PRIVATE, _READ_ONLY, _REMOUNT, _DETACH = 1 << 14, 1 << 18, 1, 32, 2
+_RECURSIVE, _PRIVATE, _READ_ONLY, _REMOUNT, _BIND, _DETACH = 1 << 14, 1 << 18, 1, 32, 4096, 2
 
 
 def own_mounts() -> None:
@@ -28,6 +28,11 @@ def mount(folder: Path, kilobytes: int) -> None:
     """An empty disk of this size."""
     folder.mkdir(exist_ok=True)
     _call("mount", b"tmpfs", bytes(folder), b"tmpfs", 0, f"size={kilobytes}k".encode())
+
+
+def show(folder: Path, place: Path) -> None:
+    """Lets this process find the content of a folder in another place too, instead of what is there."""
+    _call("mount", bytes(folder), bytes(place), None, _BIND, None)
 
 
 def resize(folder: Path, kilobytes: int) -> None:

@@ -18,6 +18,8 @@ LONGEST = 300
 """Characters of a sentence that are shown."""
 _HASH = r"[0-9a-f]"
 VARYING = (
+    # By what MLflow was doing when the database went.
+    (r"(attempt to write a readonly database|disk I/O error|Migration script.*|unable to open database file)\.", "..."),
     (r"\x1b\[[0-9;]*m", ""),
     (r"process \d+ on \S+ since [\d-]+ [\d:+]+", "process PID on HOST since TIME"),
     (r"process \d+", "process PID"),
