@@ -207,7 +207,7 @@ def test_two_updates_are_enough_to_stop_between(pipeline_folder: Path, tmp_path:
     random.seed(99)
     second = make_run(parameters(tmp_path / "parts", resume="auto"), pipeline_folder)
     notes = execute(second, tmp_path / "parts" / "out")
-    assert notes[0].startswith("Resuming after step 2 and 1 updates of the next of 6 from ")
+    assert notes[0].startswith("Resuming after step 2 and 1 update of the next of 6 from ")
     assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
     assert rows(second) == rows(whole)
 

@@ -28,7 +28,7 @@ def gone(name: str) -> Edit:
     return lambda project: shutil.rmtree(project / name) if (project / name).is_dir() else (project / name).unlink()
 
 
-ADAPTERS, BASELINE = "data/06_models/adapters", "data/07_model_output/baseline"
+ADAPTERS, BASELINE, BASE = "data/06_models/adapters", "data/07_model_output/baseline", "data/06_models/base"
 FAULTS = (
     Fault(what="One bit of the adapters is flipped", edit=flipped(f"{ADAPTERS}/ar/*.safetensors"), run=EVALUATE),
     Fault(what="The adapters' `training.json` is half gone", edit=halved(f"{ADAPTERS}/training.json"), run=EVALUATE),
@@ -38,6 +38,7 @@ FAULTS = (
     Fault(what="The baseline is gone", edit=gone(BASELINE), run=TRAIN),
     Fault(what="The baseline's table is half gone", edit=halved(f"{BASELINE}/scores.parquet"), run=TRAIN),
     Fault(what="The records' table is half gone", edit=halved("data/05_model_input/records.parquet"), run=TRAIN),
-    Fault(what="A folder of the base model is gone", edit=gone("data/06_models/base/vae"), run=TRAIN),
+    Fault(what="One bit of the base model is flipped", edit=flipped(f"{BASE}/**/*.safetensors"), run=EVALUATE),
+    Fault(what="A folder of the base model is gone", edit=gone(f"{BASE}/vae"), run=TRAIN),
     Fault(what="`06_models/starter.json` is half gone", edit=halved("data/06_models/starter.json"), run=TRAIN),
 )
