@@ -45,6 +45,8 @@ class PromptRecord:
     """``train``, ``eval`` (prompts may also occur in train) or ``held_out`` (they never do)."""
     target_image: Path | None = None
     """The image that this prompt should give, if there is one."""
+    target_file: str | None = None
+    """What the dataset calls that image: its path there."""
     source_images: tuple[Path, ...] = ()
     """Images to edit (image-to-image); empty for text-to-image."""
     metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -17,6 +17,8 @@ from visual_grpo.rewards.catalogue import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 OWN = {"data": {"path": "my/photos"}}
+GUARDS: dict[str, Any] = {"edge_density": (0.0, {}), "colour_entropy": (0.0, {})}
+NO_GUARDS = dict.fromkeys(GUARDS)
 REDNESS = {"redness": {"function": "my_rewards:redness"}}
 
 
@@ -37,7 +39,7 @@ def entries(config: Parameters) -> dict[str, tuple[float, dict[str, object]]]:
         ("base", "ar", "shapes", {"shapes": (1.0, {}), "palette": (0.0, {})}),
         ("base", "dit", "shapes", {"shapes": (1.0, {}), "palette": (1.0, {})}),
         ("sd3_small", "dit", "shapes", {"shapes": (1.0, {}), "palette": (0.0, {})}),
-        ("text", "dit", "words", {"ocr": (1.0, {"line": [0, 0, 1, 1]}), "edge_density": (0.0, {})}),
+        ("text", "dit", "words", {"ocr": (1.0, {"line": [0, 0, 1, 1]}), **GUARDS}),
         ("negative_points", "vl", "negative_points", {"negative_points": (1.0, {"cache": 4096})}),
     ],
 )
@@ -66,16 +68,16 @@ def test_ones_own_reward_is_the_only_one():
     for data in ({}, OWN):
         config = parameters(**data, rewards=REDNESS)
         assert config.reward is None
-        assert list(entries(config).items()) == [("redness", (1.0, {})), ("edge_density", (0.0, {}))]
+        assert list(entries(config).items()) == [("redness", (1.0, {})), *GUARDS.items()]
         assert config.modules["dit"].rewards == {}
 
 
 def test_the_guard_beside_ones_own_reward_can_be_changed_and_removed():
-    assert entries(parameters(rewards={**REDNESS, "edge_density": None})) == {"redness": (1.0, {})}
+    assert entries(parameters(rewards={**REDNESS, **NO_GUARDS})) == {"redness": (1.0, {})}
     weighted = parameters(rewards={"edge_density": {"weight": 0.5}, **REDNESS})
-    assert entries(weighted) == {"edge_density": (0.5, {}), "redness": (1.0, {})}
-    assert list(weighted.rewards) == ["edge_density", "redness"]
-    stored = parameters(rewards={**REDNESS, "edge_density": None}).model_dump(mode="json")
+    assert entries(weighted) == {**GUARDS, "edge_density": (0.5, {}), "redness": (1.0, {})}
+    assert list(weighted.rewards) == ["edge_density", "redness", "colour_entropy"]
+    stored = parameters(rewards={**REDNESS, **NO_GUARDS}).model_dump(mode="json")
     assert entries(parameters(**pinned(stored))) == {"redness": (1.0, {})}
 
 
@@ -89,17 +91,17 @@ def test_a_reward_that_only_one_module_optimises_is_ones_own_too():
     rewards = {"redness": {**REDNESS["redness"], "weight": 0.0}}
     config = parameters(rewards=rewards, modules={"dit": {"rewards": {"redness": 2.0}}})
     assert config.reward is None
-    assert config.weights(["dit"]) == {"redness": 2.0, "edge_density": 0.0}
+    assert config.weights(["dit"]) == {"redness": 2.0, "edge_density": 0.0, "colour_entropy": 0.0}
 
 
 def test_the_spelling_of_older_versions_is_accepted():
     config = parameters(rewards={"shapes": None, "palette": None, **REDNESS})
-    assert (config.reward, list(config.rewards)) == (None, ["redness", "edge_density"])
+    assert (config.reward, list(config.rewards)) == (None, ["redness", *GUARDS])
     written_out = {"shapes": {"weight": 1.0}, "palette": {"weight": 0.0}}
     old = parameters(rewards=written_out, modules={"dit": {"rewards": {"palette": 1.0}}})
     assert old == parameters()
     ssim = {"shapes": None, "palette": None, "ssim": {"weight": 1.0}, "edge_density": {"weight": 0.0}}
-    assert entries(parameters(**OWN, rewards=ssim)) == {"ssim": (1.0, {}), "edge_density": (0.0, {})}
+    assert entries(parameters(**OWN, rewards=ssim)) == {"ssim": (1.0, {}), **GUARDS}
 
 
 def test_other_values_change_a_preset_and_leave_the_rest():
@@ -117,7 +119,7 @@ def test_other_values_change_a_preset_and_leave_the_rest():
 
 
 def test_a_preset_and_ones_own_reward_are_added_and_null_removes():
-    config = parameters(**OWN, reward="target", rewards={**REDNESS, "edge_density": None})
+    config = parameters(**OWN, reward="target", rewards={**REDNESS, **NO_GUARDS})
     assert entries(config) == {"ssim": (1.0, {}), "redness": (1.0, {})}
     without = parameters(rewards={"palette": None})
     assert (without.reward, list(without.rewards), without.modules["dit"].rewards) == ("shapes", ["shapes"], {})

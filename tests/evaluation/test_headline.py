@@ -96,6 +96,10 @@ def guard(name: str = "edge_density", **changes: Any) -> Entry:
     return entry(name, **({"optimised": False} | before | changes))
 
 
+def test_a_wide_interval_of_a_guard_that_fell_is_no_excuse() -> None:
+    assert headline([entry(), guard(ci_high=-0.001)])["verdict"] == "not shown"
+
+
 def test_a_gain_by_emptier_pictures_is_not_shown() -> None:
     hacked = headline([entry(), guard()])
     assert hacked["verdict"] == "not shown"
@@ -112,7 +116,7 @@ def test_a_gain_by_emptier_pictures_is_not_shown() -> None:
 @pytest.mark.parametrize(
     ("beside", "said"),
     [
-        (guard(ci_high=-0.09), True),  # It may have fallen by less than a quarter of .4.
+        (guard(trained_mean=0.31, difference=-0.09), True),  # Less than a quarter of .4.
         (guard(ci_high=0.01), False),
         (guard(optimised=True), False),
         (guard("source_ssim"), False),
@@ -195,5 +199,20 @@ def test_the_main_view_is_held_out_with_the_stock_sampler() -> None:
 
 
 def test_a_number_that_rounds_to_zero_has_no_minus() -> None:
-    found = headline([entry(trained_mean=-0.0001, difference=-0.0001, ci_low=-0.0004, ci_high=0.0002)])
-    assert "mean total 0.000 against 1.000 of the base model, +0.000 [+0.000, +0.000]" in found["sentence"]
+    found = headline([entry(trained_mean=-1e-9, difference=-1e-8, ci_low=-4e-7, ci_high=0.2)])
+    assert "mean total 0.000 against 1.000 of the base model, +0.000 [+0.000, +0.200]" in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ci_low": -0.0003}, "1.4000 against 1.0000 of the base model, +0.4000 [-0.0003, +0.5000]"),
+        (
+            {"baseline_mean": 0.00293, "trained_mean": 0.00008, "difference": -0.00285, "ci_low": -0.1},
+            "0.00008 against 0.00293 of the base model, -0.00285 [-0.10000, +0.50000]",
+        ),
+        ({"ci_low": -2e-6}, "+0.400000 [-0.000002, +0.500000]"),
+    ],
+)
+def test_a_small_number_is_not_shown_as_zero(changes: Entry, said: str) -> None:
+    assert said in headline([entry(**changes)])["sentence"]

@@ -90,7 +90,7 @@ def test_the_headline_its_control_and_where_it_comes_from_are_said(tmp_path: Pat
 
 
 def test_no_number_of_the_tables_is_minus_zero(tmp_path: Path) -> None:
-    text = read(reported(tmp_path, -0.0002))
+    text = read(reported(tmp_path, -1e-9))
     assert "-0.000" not in "".join(re.findall(r"<td.*?</td>", text))
     assert "+0.000 <span" in text
 

@@ -89,6 +89,7 @@ def test_pictures_are_scored_by_any_rewards(tmp_path: Path) -> None:
     rewards = {"brightness": {**BRIGHTNESS["brightness"], "weight": 2.0}}
     score_folder(parameters(data=SIZE, score={"path": path}, rewards=rewards), out)
     table = pd.read_csv(out / "scores.csv").set_index("prompt")
+    assert table["file"].tolist() == ["a.png", "b.png", "c.png"]
     assert table["brightness"].to_dict() == {
         "a picture of a": 0.0,
         "a picture of b": pytest.approx(0.2),

@@ -18,6 +18,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.preflight import settled
 from visual_grpo.types import PromptRecord
 
+GUARDS = {"edge_density": 0.0, "colour_entropy": 0.0}
 WHOLE = {"starter_report", "records", "baseline", "adapters", "trained"}
 TRAIN = {"adapters", "training_history"}
 
@@ -41,10 +42,10 @@ def refusal(*args: Any, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("kind", "task", "reward", "used"),
     [
-        ("captions", "t2i", "target", {"ssim": 1.0, "edge_density": 0.0}),
-        ("image_folder", "t2i", "target", {"ssim": 1.0, "edge_density": 0.0}),
-        ("chinese", "t2i", "target", {"ssim": 1.0, "edge_density": 0.0}),
-        ("edits", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, "edge_density": 0.0}),
+        ("captions", "t2i", "target", {"ssim": 1.0, **GUARDS}),
+        ("image_folder", "t2i", "target", {"ssim": 1.0, **GUARDS}),
+        ("chinese", "t2i", "target", {"ssim": 1.0, **GUARDS}),
+        ("edits", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
     ],
 )
 def test_the_rewards_follow_from_the_records(tmp_path, kind, task, reward, used):
@@ -56,7 +57,7 @@ def test_the_rewards_follow_from_the_records(tmp_path, kind, task, reward, used)
 
 def test_quoted_prompts_are_read(tmp_path):
     (tmp_path / "prompts.txt").write_text("\n".join(f'a sign that says "SHOP {n}"' for n in range(20)))
-    assert list(settle(tmp_path).rewards) == ["ocr", "edge_density"]
+    assert list(settle(tmp_path).rewards) == ["ocr", *GUARDS]
 
 
 def test_masks_need_the_other_model_and_have_its_reward_there(tmp_path):

@@ -21,8 +21,8 @@ class Preset:
     """Module -> weights in its training, where ``modules`` has a section for it."""
 
 
-_GUARD = {"edge_density": {"weight": 0.0}}
-"""Falls where a policy wins its reward with ever emptier images."""
+_GUARDS = {"edge_density": {"weight": 0.0}, "colour_entropy": {"weight": 0.0}}
+"""They fall where a policy wins its reward with ever emptier images; soft outlines have no edges, but colours."""
 
 PRESETS: Mapping[PresetName, Preset] = {
     # Which tokens are drawn decides nearly all of `shapes`, so the decoder is also rewarded for saturated colours.
@@ -30,11 +30,11 @@ PRESETS: Mapping[PresetName, Preset] = {
         rewards={"shapes": {"weight": 1.0}, "palette": {"weight": 0.0}}, modules={"dit": {"palette": 1.0}}
     ),
     # A drawn sign is a single line of text, so that detecting where text is, which takes much longer, is not needed.
-    "words": Preset(rewards={"ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}}, **_GUARD}),
-    "text": Preset(rewards={"ocr": {"weight": 1.0}, **_GUARD}),
-    "target": Preset(rewards={"ssim": {"weight": 1.0}, **_GUARD}),
+    "words": Preset(rewards={"ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}}, **_GUARDS}),
+    "text": Preset(rewards={"ocr": {"weight": 1.0}, **_GUARDS}),
+    "target": Preset(rewards={"ssim": {"weight": 1.0}, **_GUARDS}),
     # A copy of the source is often similar to the target: `source_ssim` shows when that is what is learned.
-    "edit": Preset(rewards={"ssim": {"weight": 1.0}, "source_ssim": {"weight": 0.0}, **_GUARD}),
+    "edit": Preset(rewards={"ssim": {"weight": 1.0}, "source_ssim": {"weight": 0.0}, **_GUARDS}),
     "negative_points": Preset(rewards={"negative_points": {"weight": 1.0}}),
 }
 WORLD_PRESETS: Mapping[str, PresetName] = {"shapes": "shapes", "words": "words", "scenes": "negative_points"}
@@ -46,7 +46,7 @@ def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
 
     ``auto`` is replaced where the tree decides it: by the preset of the drawn data, or by null where ``rewards`` names
     the user's rewards. For the user's own data it stays, since only the records can tell (`rewards.choice`). Beside the
-    user's own rewards of images stands a guard, as beside those of a preset.
+    user's own rewards of images stand guards, as beside those of a preset.
     """
     rewards, modules = tree.get("rewards") or {}, tree.get("modules") or {}
     if not isinstance(rewards, Mapping) or not isinstance(modules, Mapping):
@@ -90,7 +90,7 @@ def _preset(name: Any, tree: Mapping[str, Any], rewards: Mapping[str, Any], modu
         return PRESETS.get(name, Preset(rewards={}))  # type: ignore[call-overload]
     data = tree.get("data")
     of_images = not isinstance(data, Mapping) or data.get("task") != "segmentation"
-    return Preset(rewards=_GUARD if of_images and _optimised(rewards, modules) else {})
+    return Preset(rewards=_GUARDS if of_images and _optimised(rewards, modules) else {})
 
 
 def _decided(tree: Mapping[str, Any], optimised: set[str]) -> str | None:

@@ -6,6 +6,7 @@ task's own measure, and the best that the base model reaches by a cheap change o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ TASK_MEASURES = {
 """Scores that say in the task's own terms how many samples are right, and what they are called."""
 NAMES = ("the base model", "the trained model")
 EVAL_NOTE = "Eval prompts choose the best adapter and may occur in training too: their scores are rather too good."
+_MOST_DECIMALS, _NO_SIZE = 6, 5e-7
 _NUMBERS = ("baseline", "trained", "difference", "ci_low", "ci_high")
 
 
@@ -130,8 +132,16 @@ def unscored_line(unscored: Mapping[str, Any]) -> str:
 
 def change(block: Mapping[str, Any]) -> str:
     """``+0.385 [+0.330, +0.444]``; without the interval where there is none."""
-    interval = "" if block["ci_low"] is None else f" [{block['ci_low']:+z.3f}, {block['ci_high']:+z.3f}]"
-    return f"{block['difference']:+z.3f}{interval}"
+    low, high, digits = block["ci_low"], block["ci_high"], decimals(block)
+    interval = "" if low is None else f" [{low:+z.{digits}f}, {high:+z.{digits}f}]"
+    return f"{block['difference']:+z.{digits}f}{interval}"
+
+
+def decimals(block: Mapping[str, Any]) -> int:
+    """How many a score's numbers are shown with: 3, and more where one of them would be shown as 0 without being it."""
+    keys = ("baseline", "trained", "baseline_mean", "trained_mean", "difference", "ci_low", "ci_high")
+    sizes = [abs(block[key]) for key in keys if block.get(key)]
+    return max([3] + [min(-math.floor(math.log10(size)), _MOST_DECIMALS) for size in sizes if size > _NO_SIZE])
 
 
 def extent(entry: Entry) -> str:
@@ -141,7 +151,8 @@ def extent(entry: Entry) -> str:
 
 
 def _both(block: Mapping[str, Any], names: Sequence[str]) -> str:
-    means = f"{block['baseline']:z.3f} of {names[0]}, {block['trained']:z.3f} of {names[1]}"
+    digits = decimals(block)
+    means = f"{block['baseline']:z.{digits}f} of {names[0]}, {block['trained']:z.{digits}f} of {names[1]}"
     return f"{block['name']}: {means}, {change(block)}"
 
 
@@ -176,9 +187,10 @@ def _sentence(found: Mapping[str, Any], names: tuple[str, str]) -> str:
     where = f"On {extent(found)} ({found['images']} pairs)"
     if found["difference"] is None:
         return f"No pair of samples could be scored, so nothing is shown about {trained}."
+    digits = decimals(found)
     interval = "no interval" if found["ci_low"] is None else f"{found['confidence']:.0%} interval"
     means = (
-        f"mean {found['score']} {found['trained']:z.3f} against {found['baseline']:z.3f} of {base},"
+        f"mean {found['score']} {found['trained']:z.{digits}f} against {found['baseline']:z.{digits}f} of {base},"
         f" {change(found)} ({interval})"
     )
     if found["verdict"] != "not shown":

@@ -22,7 +22,7 @@ from visual_grpo.evaluation.configuration import configuration
 from visual_grpo.evaluation.doubts import Entry
 from visual_grpo.evaluation.examples import choose
 from visual_grpo.evaluation.generate import read_scores
-from visual_grpo.evaluation.headline import EVAL_NOTE, change, extent, headline, lines
+from visual_grpo.evaluation.headline import EVAL_NOTE, change, decimals, extent, headline, lines
 from visual_grpo.evaluation.thumbnails import data_uri
 
 CARD_SIDE, THUMBNAIL_SIDE = 256, 128
@@ -95,7 +95,8 @@ def render(
 
 def _title(found: Mapping[str, Any]) -> str:
     first, second = found["names"]
-    return f"{second[:1].upper()}{second[1:]} against {first}"
+    shown = f"The{second[3:]}" if second.startswith("the ") else second  # An adapter's name stays as it is.
+    return f"{shown} against {first}"
 
 
 def _environment() -> Environment:
@@ -106,7 +107,14 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"change": change, "extent": extent, "words": _words, "short": _short, "number": format}
+    environment.filters |= {
+        "change": change,
+        "decimals": decimals,
+        "extent": extent,
+        "words": _words,
+        "short": _short,
+        "number": format,
+    }
     return environment
 
 

@@ -24,6 +24,8 @@ def schema() -> pa.Schema:
 
     ``held_with`` is the sha256 of the record's group key, see `split.held_out_by`.
 
+    ``target_file`` is where the target came from, relative to the dataset; null if it was embedded in a table.
+
     ``width`` and ``height`` are those of the prepared images and null without any image; ``original_*`` are those of
     the upright original of the target and null without a target.
     """
@@ -37,6 +39,7 @@ def schema() -> pa.Schema:
             pa.field("split", text, nullable=False),
             pa.field("held_with", text),
             pa.field("target_image", text),
+            pa.field("target_file", text),
             pa.field("source_images", texts),
             pa.field("metadata", text),
             pa.field("width", pa.int32()),

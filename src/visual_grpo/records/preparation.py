@@ -47,6 +47,7 @@ class PreparedRecord:
     record: CheckedRecord
     target: PreparedImage | None
     sources: tuple[PreparedImage, ...]
+    target_file: str | None = None
 
 
 class Preparation:
@@ -140,6 +141,7 @@ class Preparation:
             "split": split,
             "held_with": hashlib.sha256(shared.encode()).hexdigest(),
             "metadata": record.metadata,
+            "target_file": prepared.target_file,
             **({} if target is None else _target_columns(target)),
             "width": self._config.width if images else None,
             "height": self._config.height if images else None,
@@ -180,7 +182,13 @@ def _prepare(item: Item, store: ImageStore, task: Task, guard: Guard) -> Prepare
         sources = tuple(_prepare_source(store, record, number) for number in range(len(record.source_images)))
     except Rejected as rejected:
         return rejected.at(item.place, given_id(item))
-    return PreparedRecord(place=item.place, record=record, target=target, sources=sources)
+    named = _in_unicode(item.target_image) if isinstance(item.target_image, str) else None
+    return PreparedRecord(place=item.place, record=record, target=target, sources=sources, target_file=named)
+
+
+def _in_unicode(name: str) -> str:
+    """A file's name may hold bytes that are no UTF-8, which a table cannot."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _prepare_source(store: ImageStore, record: CheckedRecord, number: int) -> PreparedImage:

@@ -132,6 +132,7 @@ class RecordTable(Sequence[PromptRecord]):
             prompt=row["prompt"],
             split=row["split"],
             target_image=None if target is None else folder / target,
+            target_file=row.get("target_file"),
             source_images=tuple(folder / source for source in row["source_images"] or ()),
             metadata=json.loads(row["metadata"] or "{}"),
             held_with=row.get("held_with"),  # Manifests of older versions lack the column.

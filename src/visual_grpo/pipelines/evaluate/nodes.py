@@ -128,7 +128,7 @@ def _shown(path: Path) -> str:
 
 
 def _cells(entry: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    from visual_grpo.evaluation.headline import change
+    from visual_grpo.evaluation.headline import change, decimals
 
     task = found["task"]
     name = task["name"] if task and entry["name"] == task["score"] else entry["name"] + "*" * entry["optimised"]
@@ -136,4 +136,5 @@ def _cells(entry: dict[str, Any], found: dict[str, Any]) -> list[str]:
     counts = f"{unscored[0]} / {unscored[1]}" if any(unscored) else ""
     if entry["difference"] is None:
         return [name, "", "", "", counts]
-    return [name, f"{entry['baseline_mean']:z.3f}", f"{entry['trained_mean']:z.3f}", change(entry), counts]
+    means = (f"{entry[side]:z.{decimals(entry)}f}" for side in ("baseline_mean", "trained_mean"))
+    return [name, *means, change(entry), counts]

@@ -97,7 +97,11 @@ def _score(records: RecordTable, scorer: RewardSet) -> pd.DataFrame:
             chosen = judged[start : start + _BATCH]
             files = [records[start + i].target_image for i in range(len(chosen))]
             scores = scorer(chosen, [to_tensor(read_image(file)) for file in files if file is not None])
-            columns = {"id": [record.id for record in chosen], "prompt": [record.prompt for record in chosen]}
+            columns = {
+                "file": [record.target_file for record in chosen],
+                "id": [record.id for record in chosen],
+                "prompt": [record.prompt for record in chosen],
+            }
             values = {"total": scores.total, **scores.rewards, **scores.parts}
             frames.append(pd.DataFrame(columns | {name: tensor.tolist() for name, tensor in values.items()}))
             bar.advance(len(chosen))
@@ -111,6 +115,7 @@ def _sheet(records: RecordTable, table: pd.DataFrame) -> Any:
     best = table.sort_values("total", ascending=False, na_position="last").head(_SHEET_MOST)
     pictures = [read_image(str(records[int(row)].target_image)) for row in best.index]
     captions = [
-        f"{caption(row['prompt'], row['id'], TABLE)}\ntotal {row['total']:z.3f}" for row in best.to_dict("records")
+        f"{caption(row['prompt'], row['file'] or row['id'], TABLE)}\ntotal {row['total']:z.3f}"
+        for row in best.to_dict("records")
     ]
     return grid(pictures, captions, columns=min(_SHEET_COLUMNS, len(pictures)))
