@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 from kedro.framework.cli.utils import _split_params
 
 from visual_grpo.cli import parsed, run
@@ -95,6 +96,21 @@ def test_usual_parameters_are_what_they_are_for_kedro(text: str) -> None:
 def test_what_is_no_parameter_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(click.UsageError, match=r"expected NAME=VALUE, .*double quotes"):
         parsed(text)
+
+
+def test_a_folder_below_the_projects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kedro finds the project from there, but relative paths would not be its own."""
+    root = Path(__file__).parents[1]
+    monkeypatch.chdir(root / "docs")
+    done = CliRunner().invoke(run, ["--pipeline=baseline"])
+    assert done.exit_code == 2
+    assert f"Run this in the project's folder: cd {root}" in done.output
+
+
+def test_only_a_training_is_resumed() -> None:
+    command = Command.of({"runtime_params": {"seed": 3, "resume": "auto"}, "pipeline_names": ["train", "evaluate"]})
+    assert str(command.of_pipeline("baseline")).endswith("--pipeline=baseline --params=seed=3")
+    assert str(command.of_pipeline("train")).endswith("--pipeline=train --params=seed=3,resume=auto")
 
 
 def test_the_folder_of_the_configuration_is_kept() -> None:

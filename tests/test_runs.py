@@ -168,18 +168,19 @@ def checkpoint_of(run_id, number):
     save_checkpoint(checkpoints, number, {"a": torch.zeros(1)}, facts)
 
 checkpoint_of(out["interrupt"]["id"], 1)
-out["resumed"] = run("make", resume="auto", grpo={"steps": 7})
-out["resumed_by_name"] = run("make", resume=str(checkpoints / "step-000001"))
+out["resumed"] = run("trained", resume="auto", grpo={"steps": 7, "schedule": "constant"})
+out["resumed_by_name"] = run("trained", resume=str(checkpoints / "step-000001"))
 elsewhere = root / "elsewhere"
 checkpoints.rename(elsewhere)
 (elsewhere / "step-000002").mkdir()
 (elsewhere / "step-000002/facts.json").write_text(json.dumps({"public": {"mlflow_run_id": out["interrupt"]["id"]}}))
 (elsewhere / "latest.json").write_text("")
-out["elsewhere"] = run("make", resume="auto", tracking={"checkpoints": "elsewhere"})
+out["elsewhere"] = run("trained", resume="auto", tracking={"checkpoints": "elsewhere"})
 elsewhere.rename(checkpoints)
 out["resumed_run"] = mlflow.get_run(out["interrupt"]["id"]).to_dictionary()
 checkpoint_of("0" * 32, 2)
-out["gone"] = run("make", resume="auto")
+out["aside"] = run("make", resume="auto")
+out["gone"] = run("trained", resume="auto")
 checkpoint_of(out["untrained"]["id"], 3)
 out["extended"] = run("trained", resume="auto", grpo={"steps": 90, "schedule": "constant"})
 out["extended_run"] = mlflow.get_run(out["untrained"]["id"]).to_dictionary()
@@ -306,7 +307,7 @@ def test_data_that_no_reward_fits_leaves_nothing_behind(runs):
 def test_nodes_and_mlflow_get_the_rewards_that_the_records_decide(runs):
     assert runs["quoted"]["end"] == "done"
     used = json.loads((runs["data"] / "baseline.json").read_text())
-    assert used == {"reward": "text", "rewards": ["ocr", "edge_density"]}
+    assert used == {"reward": "text", "rewards": ["ocr", "edge_density", "colour_entropy"]}
     logged = runs["quoted"]["params"]
     assert (logged["reward"], logged["rewards.ocr.weight"], logged["rewards.edge_density.weight"]) == (
         "text",
@@ -444,7 +445,13 @@ def test_an_extended_run_is_named_by_its_steps_and_keeps_the_command_and_the_cod
 
 def test_resuming_from_a_run_that_is_gone_starts_another(runs):
     assert runs["gone"]["end"] == "done"
-    assert runs["gone"]["runs"] == runs["resumed"]["runs"] + 1
+    assert runs["gone"]["runs"] == runs["aside"]["runs"] + 1
+
+
+def test_only_a_training_goes_on_in_a_trainings_run(runs):
+    """A baseline would end a half-done training as FINISHED."""
+    assert runs["aside"]["end"] == "done"
+    assert runs["aside"]["runs"] == runs["elsewhere"]["runs"] + 1
 
 
 def test_a_run_goes_on_when_mlflow_is_away_from_its_start_to_its_end(runs):
@@ -466,7 +473,9 @@ def test_nothing_but_the_projects_own_lines_is_printed(runs):
         "trained model's samples",
         "base model's samples",
         "Preparing records 20/20",
-        "Reward, chosen by what the records have: text, that is ocr (weight 1), edge_density (weight 0)",
+        "Reward, chosen by what the records have: text, that is ocr (weight 1), edge_density (weight 0), colour",
+        "The checkpoint elsewhere/step-000002 is damaged",
+        "elsewhere/latest.json is damaged",
         "Next: ",
         "Stopped.",
         "WARNING  MLflow run 0000",

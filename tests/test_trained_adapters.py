@@ -11,7 +11,13 @@ import pytest
 
 from tests.evaluation.defaults import parameters
 from visual_grpo.errors import UserError
-from visual_grpo.trained_adapters import check_weights, parameters_to_judge, read_facts, weight_sums
+from visual_grpo.trained_adapters import (
+    check_weights,
+    judged_by_other_code,
+    parameters_to_judge,
+    read_facts,
+    weight_sums,
+)
 
 
 def tree(**changes: Any) -> dict[str, Any]:
@@ -49,6 +55,13 @@ def test_facts_of_another_shape_are_called_damaged(tmp_path: Path, text: str) ->
     (tmp_path / "training.json").write_text(text)
     with pytest.raises(UserError, match="damaged: expected an object with the parameters"):
         read_facts(tmp_path)
+
+
+def test_other_code_of_a_reward_than_the_trainings_is_told() -> None:
+    training = {"code of reward warm": "abc", "code of reward sharp": "def"}
+    assert judged_by_other_code(training, {"warm": "abc", "new": "xyz"}) == []
+    [note] = judged_by_other_code(training, {"warm": "xyz", "sharp": "def"})
+    assert note.startswith("Judged by other code of warm than it was trained with")
 
 
 def test_weights_that_are_not_those_of_the_training_are_refused(tmp_path: Path) -> None:

@@ -8,10 +8,15 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shlex
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 from kedro.framework.cli.project import run as run_of_kedro
+from kedro.utils import find_kedro_project
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -74,9 +79,24 @@ def cli() -> None:
     """Commands of this project, beside Kedro's."""
 
 
+def _in_the_project(command: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Refuses a folder below the project's, from which Kedro finds the project, but its files are not found."""
+    assert command is not None
+
+    @wraps(command)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        root = find_kedro_project(Path.cwd())
+        if root is not None and root != Path.cwd():
+            raise click.UsageError(f"Run this in the project's folder: cd {shlex.quote(str(root))}")
+        return command(*args, **kwargs)
+
+    return checked
+
+
 run = copy.copy(run_of_kedro)
 run.params = [copy.copy(option) for option in run_of_kedro.params]
 for _option in run.params:
     if _option.name == "params":
         _option.callback = _callback
+run.callback = _in_the_project(run_of_kedro.callback)
 cli.add_command(run)

@@ -93,7 +93,9 @@ class Command:
         return replace(self, environment=environment)
 
     def of_pipeline(self, name: str) -> Command:
-        return replace(self, options=(f"--pipeline={name}",))
+        """For one pipeline; only a training is resumed."""
+        parameters = {key: value for key, value in self.parameters.items() if key != "resume" or name == "train"}
+        return replace(self, options=(f"--pipeline={name}",), parameters=parameters)
 
     def resuming(self, resume: str, folder: Path) -> Command:
         """The command that goes on with the training of this one, whose checkpoints are in ``folder``.

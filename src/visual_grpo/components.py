@@ -91,7 +91,13 @@ def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problem
 
 def check_unchanged(starter_report: Mapping[str, Any]) -> None:
     """Raises UserError if the base model's files are not those that the starter pipeline found or made."""
-    model, before = starter_report["model"], starter_report.get("content")
+    model = starter_report["model"]
+    if "content" not in starter_report:
+        raise UserError(
+            f"what the starter pipeline wrote of the base model {model} is of an older version, which did not look at"
+            f" its files. Run it again, it draws and trains nothing anew: {again('starter')}"
+        )
+    before = starter_report["content"]
     if before is not None and content_digest(model) != before:
         raise UserError(
             f"the base model {model} is not what it was when the starter pipeline ran: a file was changed, added or"

@@ -14,6 +14,11 @@ CARD = "README.md"
 _STEP = {"best": "best_step", "last": "steps"}
 _LICENCE_FILES = ("LICENSE", "LICENSE.md", "LICENSE.txt")
 
+_NO_RESULT = (
+    "This card was written by the training. `.venv/bin/kedro run --pipeline=evaluate` judges the adapter: its result is"
+    " in the report that it names, and in the card among the artifacts of the MLflow run."
+)
+
 
 def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequence[str] = ()) -> str:
     """Markdown with the front matter that the Hugging Face Hub reads.
@@ -50,7 +55,7 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
         "",
         "## Result",
         "",
-        *(result or ["Not evaluated yet: `.venv/bin/kedro run --pipeline=evaluate`"]),
+        *(result or [_NO_RESULT]),
         "",
         "## Loading",
         "",

@@ -132,6 +132,17 @@ def refuse_changes(path: Path, facts: Mapping[str, Any], config: Parameters) -> 
     refuse_differences(path, was, now, why)
 
 
+def refuse_another_origin(path: Path, facts: Mapping[str, Any], identity: Mapping[str, str]) -> None:
+    """Raises UserError with what else the run depends on, and is not what it was: model, data, code of rewards."""
+    before = facts["identity"]
+    changed = [f"{name} (was {before.get(name)}, is {identity.get(name)})" for name in _differing(before, identity)]
+    if changed:
+        raise UserError(
+            f"The checkpoint {path} was made with another {', '.join(changed)}: going on would mix two runs. Put that"
+            " back as it was, or start at step 1 without resume."
+        )
+
+
 def refuse_differences(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], why: str = "") -> None:
     """Raises UserError with the names and both values of what differs."""
     changed = [f"{name} (was {before.get(name)!r}, is {now.get(name)!r})" for name in _differing(before, now)]

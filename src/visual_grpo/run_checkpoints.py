@@ -164,7 +164,7 @@ class RunCheckpoints:
     def _load(self, origin: Path) -> None:
         tensors, facts = checkpoint.load_checkpoint(origin)
         resuming.refuse_changes(origin, facts, self.config)
-        resuming.refuse_differences(origin, facts["identity"], self.identity)
+        resuming.refuse_another_origin(origin, facts, self.identity)
         self.progress.best_adapter = {k[5:]: v for k, v in tensors.items() if k.startswith("best/")}
         self.progress.best_step = facts["best_step"]
         if self.progress.best_step:

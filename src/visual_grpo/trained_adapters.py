@@ -16,6 +16,8 @@ from visual_grpo.secret_values import revealed
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
 """How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did; the
 prompts that the training never saw."""
+CODE = "code of reward "
+"""Before a reward's name in the facts: the digest of the user's own function."""
 _AGAIN = "Train again, or use the adapters of the MLflow run."
 LATEST, NONE = "latest", "none"
 PRESENT_SECTIONS = ("evaluation", "tracking", "resume", "output", "adapter", "generate", "score", "compare")
@@ -80,6 +82,19 @@ def check_base(folder: Path, model: str, content: str | None) -> None:
             f"{folder} was trained on a base model with other files than {model} has now. Name the folder that holds"
             f" that model with model.path, or train again on this one."
         )
+
+
+def judged_by_other_code(training: Mapping[str, Any], codes: Mapping[str, str]) -> list[str]:
+    """A note where rewards are computed by other code than in the training.
+
+    Args:
+        training: its facts.
+        codes: reward -> digest of the code that judges now.
+    """
+    changed = [name for name, code in codes.items() if training.get(f"{CODE}{name}", code) != code]
+    if not changed:
+        return []
+    return [f"Judged by other code of {', '.join(changed)} than it was trained with, which aimed at something else."]
 
 
 def modules_of(folder: Path) -> list[str]:

@@ -198,6 +198,11 @@ def test_the_main_view_is_held_out_with_the_stock_sampler() -> None:
     assert main_view([views[2]]) == ("held_out", "rollout")
 
 
+def test_a_note_is_read_with_the_sentence() -> None:
+    found = headline([entry()], notes=["Judged otherwise."])
+    assert lines(found) == [found["sentence"], "Judged otherwise."]
+
+
 def test_a_number_that_rounds_to_zero_has_no_minus() -> None:
     found = headline([entry(trained_mean=-1e-9, difference=-1e-8, ci_low=-4e-7, ci_high=0.2)])
     assert "mean total 0.000 against 1.000 of the base model, +0.000 [+0.000, +0.200]" in found["sentence"]

@@ -102,6 +102,12 @@ def test_conditions_survive_the_file(tmp_path: Path) -> None:
     check_facts(pd.read_parquet(tmp_path / "scores.parquet").attrs["facts"], frame.attrs["facts"])
 
 
+def test_a_baseline_of_other_weights_does_not_pair() -> None:
+    """The starter's digest is of its settings: on another machine they may give other weights."""
+    before, now = ({"model": {"digest": "same", "content": content}} for content in ("a", "b"))
+    assert refusal(before, now) == ["  model.content: 'a' in the baseline, 'b' now"]
+
+
 def test_the_remedy_for_an_adapter_has_its_parameters() -> None:
     with pytest.raises(UserError, match=r"seed: 1 in the baseline, 2 now\nDraw .*baseline --params=adapter=0123abcd"):
         check_facts({"seed": 1}, {"seed": 2}, "0123abcd")

@@ -82,7 +82,7 @@ class Project:
             "model": tree["model"] | {"family": "glm_image"},
         }
         memory = parameter_entries(Parameters.model_validate(tree)) | {
-            "starter_report": {"model": "the model", "digest": "digest"},
+            "starter_report": {"model": "the model", "digest": "digest", "content": None},
         }
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in memory.items()}

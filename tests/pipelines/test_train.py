@@ -51,7 +51,7 @@ class Project:
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in typed.items()}
             | {
-                "starter_report": MemoryDataset({"model": str(self.model), "digest": "digest"}),
+                "starter_report": MemoryDataset({"model": str(self.model), "digest": "digest", "content": None}),
                 "records": RecordsDataset(filepath=str(self.folder / "records.parquet")),
                 "training_history": MemoryDataset(),
             }
@@ -146,6 +146,21 @@ def test_a_baseline_that_would_not_pair_is_refused_before_anything_is_sampled(pr
     with pytest.raises(UserError, match=rf"(?s)does not pair .*seed: 99 in the baseline, 0 now\n.*{remedy}"):
         project.run()
     assert not (project.folder / "checkpoints").exists()
+
+
+def test_a_checkpoint_of_other_reward_code_is_refused_before_its_baseline_is(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another baseline would not mend that: it would replace the one that belongs to the checkpoint."""
+    file = tmp_path / "an_edited_judge.py"
+    file.write_text("from tests.test_training import brightness\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rewards = {"brightness": {"function": "an_edited_judge:brightness"}}
+    project.run(rewards=rewards)
+    file.write_text(file.read_text() + "# edited\n")
+    project.conditions = {"seed": 99}
+    with pytest.raises(UserError, match=r"made with another code of reward brightness .*Put that back as it was"):
+        project.run(rewards=rewards, resume="auto")
 
 
 def test_a_damaged_model_is_refused_by_name(project: Project) -> None:

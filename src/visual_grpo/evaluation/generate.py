@@ -48,16 +48,18 @@ def conditions(
     *,
     model: str,
     dataset: str,
+    content: str | None = None,
     controls: Mapping[str, SamplerConfig] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Everything but the adapter that samples and scores depend on: equal for two results that pair.
 
-    ``model`` and ``dataset`` are digests; ``controls`` are the samplers of the base model alone.
+    ``model``, its files' ``content`` (None if they are not here) and ``dataset`` are digests; ``controls`` are the
+    samplers of the base model alone.
     """
     tree = config.public()
     return {
         "seed": config.evaluation.seed,
-        "model": {"digest": model, "dtype": config.model.dtype},
+        "model": {"digest": model, "content": content, "dtype": config.model.dtype},
         "dataset": dataset,
         "data": {side: tree["data"][side] for side in ("height", "width")},
         "sampling": {name: sampler.model_dump(mode="json") for name, sampler in samplers.items()},

@@ -31,14 +31,15 @@ def headline(
     *,
     score: str = "total",
     names: tuple[str, str] = NAMES,
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The verdict on ``score``, for held-out prompts and the stock sampler if there are any.
 
     ``entries`` come from `compare.compare`, ``controls`` from `compare.compare_controls`. ``verdict`` is ``better`` or
     ``worse`` if the interval excludes 0 and there are no ``doubts`` (`doubts.doubts`), else ``not shown``. ``fallen``
-    are the guards that fell. ``names`` are of the two sides, for the sentence. The control is that with the highest
-    mean of the base model; chosen on the same samples, it is rather too good than too bad. ``task`` and ``control`` are
-    None if there is none.
+    are the guards that fell. ``names`` are of the two sides, for the sentence, and ``notes`` sentences to be read with
+    it. The control is that with the highest mean of the base model; chosen on the same samples, it is rather too good
+    than too bad. ``task`` and ``control`` are None if there is none.
     """
     split, sampler = main_view(entries)
     rows = {entry["name"]: entry for entry in entries if (entry["split"], entry["sampler"]) == (split, sampler)}
@@ -47,6 +48,7 @@ def headline(
     found = {
         "score": score,
         "names": list(names),
+        "notes": list(notes),
         "split": split,
         "sampler": sampler,
         **_numbers(entry),
@@ -92,6 +94,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     unscored, if any."""
     return [
         found["sentence"],
+        *found["notes"],
         *([task_line(found["task"], found["names"])] if found["task"] else []),
         *([control_line(found["control"])] if found["control"] else []),
         *(guard_line(guard, found["names"]) for guard in found["fallen"]),

@@ -24,6 +24,7 @@ from visual_grpo.evaluation.examples import choose
 from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.evaluation.headline import EVAL_NOTE, change, decimals, extent, headline, lines
 from visual_grpo.evaluation.thumbnails import data_uri
+from visual_grpo.trained_adapters import CODE
 
 CARD_SIDE, THUMBNAIL_SIDE = 256, 128
 """Largest side in pixels of an image in a gallery, and of one in the list of all pairs."""
@@ -172,7 +173,8 @@ def _lineage(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in order:
         value = training[name]
         if isinstance(value, str | int | float) and len(str(value)) <= _LONG:
-            yield _LINEAGE.get(name, name.replace("_", " ")), f"{value:.4g}" if isinstance(value, float) else str(value)
+            shown = f"{name} in training" if name.startswith(CODE) else name.replace("_", " ")
+            yield _LINEAGE.get(name, shown), f"{value:.4g}" if isinstance(value, float) else str(value)
     for name in ("adapter", "seed"):
         if evaluation.get(name) is not None:
             yield {"adapter": "adapter folders", "seed": "evaluation seed"}[name], str(evaluation[name])

@@ -71,7 +71,7 @@ class TrackingHooks(MlflowHook):
             tracker.evaluation_begins(lineage.command())
             self._dataset_seen = True  # That of the training.
             return
-        origin = None if _judges_only(pipeline) else self._origin(config)
+        origin = self._origin(config, pipeline)
         tags = lineage.resumed({} if origin is None else origin.lineage, lineage.tags(self._project_path))
         tracker.tags(tags | self._description(config, pipeline, lineage.commands(tags)))
         tracker.params(flatten(config.public()))
@@ -111,13 +111,15 @@ class TrackingHooks(MlflowHook):
         if _judges_only(pipeline):
             run_id = read_facts(find_adapters(config.adapter, Path(config.adapters_folder))).get("mlflow_run_id")
             return None if run_id is None else str(run_id)
-        origin = self._origin(config)
+        origin = self._origin(config, pipeline)
         return None if origin is None else origin.mlflow_run_id
 
-    def _origin(self, config: Parameters) -> Origin | None:
-        """The training that this command resumes."""
+    def _origin(self, config: Parameters, pipeline: Pipeline) -> Origin | None:
+        """The training that this command resumes; only a training goes on in its run."""
         from visual_grpo import resuming
 
+        if not _trains(pipeline):
+            return None
         return resuming.origin(config.resume, self._project_path / config.tracking.checkpoints)
 
     def _name(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> str:

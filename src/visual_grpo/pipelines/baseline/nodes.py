@@ -74,6 +74,7 @@ def conditions(config: Parameters, plan: Plan, starter_report: dict[str, Any], r
         config,
         plan.samplers,
         model=starter_report["digest"],
+        content=starter_report["content"],
         dataset=records.digest,
         controls=plan.controls,
     )

@@ -11,7 +11,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
 from visual_grpo.pipelines.compare.differences import Side, differences
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import HELD_OUT, HISTORY, NONE, modules_of, read_facts
+from visual_grpo.trained_adapters import HELD_OUT, HISTORY, NONE, judged_by_other_code, modules_of, read_facts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +41,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
         _scores(before), _scores(after), bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
     )
     evaluation = {
-        "headline": headline(entries, names=(first.name, second.name)),
+        "headline": headline(entries, names=(first.name, second.name), notes=_notes(parameters, (first, second))),
         "adapter": f"{second.name} against {first.name}",
         "training": second.facts or first.facts,
         "differences": differences(first, second),
@@ -54,6 +54,14 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
     for line in lines(evaluation["headline"]):
         console.note(line)
     return comparison_draft
+
+
+def _notes(parameters: Parameters, sides: Sequence[Side]) -> list[str]:
+    """Where a side was trained with other code of the rewards than judges it."""
+    from visual_grpo.importing import code_digests
+
+    codes = code_digests({name: reward.function for name, reward in parameters.rewards.items()})
+    return [f"{side.name}: {note}" for side in sides for note in judged_by_other_code(side.facts, codes)]
 
 
 def _side(named: str, parameters: Parameters) -> Side:

@@ -8,7 +8,7 @@ from typing import Any
 from visual_grpo.config import EvaluationConfig, Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import HISTORY, modules_of, read_facts
+from visual_grpo.trained_adapters import HISTORY, judged_by_other_code, modules_of, read_facts
 
 
 def choose_adapters(parameters: Parameters, adapters: Path) -> Path:
@@ -55,14 +55,16 @@ def compare_with_baseline(
     intervals: dict[str, int] = {"bootstrap_samples": settings.bootstrap_samples, "seed": settings.seed}
     entries = compare.compare(before, after, **intervals)
     controls = compare.compare_controls(before, after, **intervals)
-    found = headline(entries, controls)
+    facts = after.attrs["facts"]
+    codes = {name: reward["code"] for name, reward in facts["rewards"].items() if "code" in reward}
+    found = headline(entries, controls, notes=judged_by_other_code(read_facts(adapters), codes))
     evaluation = {
         "headline": found,
         "seed": settings.seed,
         "adapter": ", ".join(_shown(adapters / module) for module in modules_of(adapters)),
         "modules": modules_of(adapters),
         "training": read_facts(adapters),
-        "conditions": after.attrs["facts"],
+        "conditions": facts,
         "rewards": entries,
         "controls": controls,
     }
@@ -101,7 +103,7 @@ def _log(evaluation: dict[str, Any], evaluation_report: Path) -> None:
     tracker.folder(evaluation_report, "evaluation")
     tracker.table(evaluation["rewards"], TABLE)
     tracker.results(result_metrics(found), step=training["steps"])
-    tracker.tags({"result": found["sentence"]})
+    tracker.tags({"result": " ".join([found["sentence"], *found["notes"]])})
     if "parameters" in training:  # Not in those of older versions.
         tracker.text(model_card(training, evaluation["modules"], lines(found)), f"adapters/{CARD}")
 

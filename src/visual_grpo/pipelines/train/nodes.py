@@ -15,7 +15,7 @@ import pandas as pd
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.errors import counted
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import CHANGES, HELD_OUT, read_facts
+from visual_grpo.trained_adapters import CHANGES, CODE, HELD_OUT, read_facts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,6 +45,8 @@ def train(
     tracker, project = Tracker.active(), Path.cwd()
     components.check_unchanged(starter_report)
     plan = components.make_plan(parameters, starter_report["model"])
+    identity = _identity(parameters, starter_report, records)
+    _check_checkpoint(parameters, identity)
     _check_baseline(parameters, plan, starter_report, records, baseline)
     scorer = components.build_scorer(parameters, plan.modules)
     train_records, eval_records = records.split("train"), records.split("eval")
@@ -58,12 +60,7 @@ def train(
         components.build_trainer(parameters, plan, model, scorer),
         train=train_records,
         evaluation=eval_records,
-        identity={
-            "model": starter_report["model"],
-            "model_digest": starter_report["digest"],
-            "data": records.digest,
-            **_code_of_rewards(parameters),
-        },
+        identity=identity,
         run_id=tracker.run_id,
         advice={module: plan.family.modules[module].advice for module in plan.modules},
         lineage=_lineage(parameters, starter_report, project),
@@ -102,12 +99,26 @@ def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path) 
     return lineage.resumed({} if origin is None else origin.lineage, now)
 
 
-def _code_of_rewards(config: Parameters) -> dict[str, str]:
-    """Digests of the user's own functions, whose edits would change a run that goes on."""
-    from visual_grpo.importing import code_digest
+def _identity(config: Parameters, starter_report: dict[str, Any], records: RecordTable) -> dict[str, str]:
+    """What the run depends on beside the parameters: edits of the user's own functions would change it too."""
+    from visual_grpo.importing import code_digests
 
-    own = {name: reward.function for name, reward in config.rewards.items() if reward.function is not None}
-    return {f"code of reward {name}": code_digest(function) for name, function in own.items()}
+    codes = code_digests({name: reward.function for name, reward in config.rewards.items()})
+    return {
+        "model": starter_report["model"],
+        "model_digest": starter_report["digest"],
+        "data": records.digest,
+        **{f"{CODE}{name}": digest for name, digest in codes.items()},
+    }
+
+
+def _check_checkpoint(config: Parameters, identity: dict[str, str]) -> None:
+    """First of all: what a resumed run lacks is not mended by another baseline."""
+    from visual_grpo import resuming
+
+    origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
+    if origin is not None:
+        resuming.refuse_another_origin(origin.checkpoint, origin.facts, identity)
 
 
 def _check_baseline(
@@ -138,7 +149,7 @@ def _run(
         logs: list[Log] = [tracker, *others]
         for log in logs:
             log.metrics(tracked(row, modules, tuple(config.rewards)), metrics.step)
-        if _due(metrics.step, config.tracking.images_every):
+        if _due(metrics.step, config.tracking.images_every, config.grpo.steps):
             shown, samples, rewards = run.shown_samples()
             picture = _grid(shown, samples, rewards.tolist(), judge, SHOWN_EACH)
             for log in logs:
@@ -191,8 +202,8 @@ def _show_training(progress: Progress, steps: int) -> None:
     )
 
 
-def _due(step: int, every: int) -> bool:
-    return every > 0 and (step == 1 or step % every == 0)
+def _due(step: int, every: int, last: int) -> bool:
+    return every > 0 and (step in (1, last) or step % every == 0)
 
 
 def _grid(
