@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -219,14 +219,18 @@ def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Ten
         if returned.is_complex():
             raise UserError(f"reward {name!r} must return real numbers, got {returned.dtype}")
         return returned.detach().to(device="cpu", dtype=torch.float32)
+    if isinstance(returned, Mapping | Set):  # Their keys, or an order of their own, would be taken for the scores.
+        raise _not_scores(name, type(returned).__name__)
     try:
         scores = list(returned)
     except TypeError as error:
-        raise UserError(
-            f"reward {name!r} must return a sequence of numbers, a tensor or a RewardOutput, got {returned!r}"
-        ) from error
+        raise _not_scores(name, repr(returned)) from error
     numbers = [_number(name, score, row, prompts) for row, score in enumerate(scores)]
     return torch.tensor(numbers, dtype=torch.float32)
+
+
+def _not_scores(name: str, got: str) -> UserError:
+    return UserError(f"reward {name!r} must return a sequence of numbers, a tensor or a RewardOutput, got {got}")
 
 
 def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) -> float:
