@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -21,6 +22,10 @@ from visual_grpo.types import PromptRecord, Ratio, RewardOutput, Sample
 PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
 """Returns one score per sample: a sequence of floats (None or NaN = unscored), a tensor or NumPy
 array [B], or a ``RewardOutput``."""
+
+_TOO_LARGE = (
+    f"it is too large for float32, whose largest number is {torch.finfo(torch.float32).max:.2g}; return smaller scores"
+)
 
 
 class FunctionReward:
@@ -185,7 +190,8 @@ def _with_options(function: PlainReward, options: Mapping[str, Any]) -> PlainRew
 
 
 def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
-    values = _as_tensor(name, returned, prompts)
+    own = _as_tensor(name, returned, prompts)
+    values = own.to(torch.float32)
     if values.shape != (len(prompts),):
         raise UserError(
             f"reward {name!r} must return one score for each of {len(prompts)} samples, got shape"
@@ -193,10 +199,11 @@ def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor
         )
     infinite = values.isinf().nonzero().flatten().tolist()
     if infinite:
-        raise UserError(
-            f"reward {name!r} gave {values[infinite[0]].item()} for record {prompts[infinite[0]].id!r}:"
-            " scores are finite; return None or NaN for what cannot be scored"
-        )
+        row = infinite[0]
+        gave = f"reward {name!r} gave {own[row].item()} {_where(row, prompts)}"
+        if not own[row].isinf():
+            raise UserError(f"{gave}: {_TOO_LARGE}")
+        raise UserError(f"{gave}: scores are finite; return None or NaN for what cannot be scored")
     return values
 
 
@@ -215,10 +222,11 @@ def _ratio(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Ratio:
 
 
 def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
+    """In the precision in which it was returned; Python's numbers in float64."""
     if isinstance(returned, Tensor):
         if returned.is_complex():
             raise UserError(f"reward {name!r} must return real numbers, got {returned.dtype}")
-        return returned.detach().to(device="cpu", dtype=torch.float32)
+        return returned.detach().cpu()
     if isinstance(returned, Mapping | Set):  # Their keys, or an order of their own, would be taken for the scores.
         raise _not_scores(name, type(returned).__name__)
     try:
@@ -226,7 +234,7 @@ def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Ten
     except TypeError as error:
         raise _not_scores(name, repr(returned)) from error
     numbers = [_number(name, score, row, prompts) for row, score in enumerate(scores)]
-    return torch.tensor(numbers, dtype=torch.float32)
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def _not_scores(name: str, got: str) -> UserError:
@@ -240,6 +248,9 @@ def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) ->
         if isinstance(score, str | bytes):
             raise TypeError("text hides a reward that forgot to parse")
         return float(score)
+    except OverflowError as error:  # An integer that not even float64 holds; Python may refuse to print its digits.
+        gave = f"{'less than -' if score < 0 else 'more than '}{sys.float_info.max:.2g}"
+        raise UserError(f"reward {name!r} gave {gave} {_where(row, prompts)}: {_TOO_LARGE}") from error
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"reward {name!r} gave {score!r} {_where(row, prompts)}; expected a number or None") from error
 
