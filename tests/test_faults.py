@@ -42,7 +42,10 @@ def test_a_full_disk_says_what_to_free_also_when_a_library_wraps_it() -> None:
     for fault in (machine_fault(error), machine_fault(wrapped), machine_fault(RuntimeError(f"IoError: {error}"))):
         assert fault is not None
         assert "The disk is full" in fault
-        assert "resume=auto" in fault
+        assert "resume=auto: it goes on from the newest complete checkpoint, if there is one" in fault
+        assert (
+            "Every file that was written completely is intact; what was not saved by then has to be done again" in fault
+        )
 
 
 def test_a_refused_file_is_named() -> None:
@@ -58,6 +61,9 @@ def test_a_limit_of_the_process_says_how_to_raise_it() -> None:
         assert fault is not None
         assert fault.startswith(f"A limit of this process is reached: [Errno {number}]")
         assert "ulimit" in fault
+        assert (
+            "Every file that was written completely is intact; what was not saved by then has to be done again" in fault
+        )
 
 
 def test_a_damaged_table_is_named(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ _LIMITS = ("File too large", "Too many open files")
 _NO_MEMORY = ("can't allocate memory", "out of memory", "Unable to allocate", "bad allocation", "std::bad_alloc")
 _NO_MEMORY_WHOLE = ("could not create a primitive", "could not create a memory object")
 """All that oneDNN says, which computes convolutions on the CPU; longer texts that begin so are other errors."""
+_KEPT = "Every file that was written completely is intact; what was not saved by then has to be done again"
+"""Such as the training steps since the latest checkpoint, where the next one could not be written."""
+_GOES_ON = ": it goes on from the newest complete checkpoint, if there is one"
 _NOT_A_TABLE = ("Parquet magic bytes not found", "Couldn't deserialize thrift", "Parquet file size is")
 _NOT_LOADED = re.compile(r"Failed while loading data from dataset .*?filepath=(?:\w+\()?'([^']+)'")
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -36,16 +39,16 @@ def machine_fault(error: BaseException) -> str | None:
             )
         if any(said in str(cause) for said in _LIMITS):
             return (
-                f"A limit of this process is reached: {_first_line(cause)}\nNothing that was complete is lost. Raise"
-                " the limit (`ulimit -a` shows all; -f is the size of a file, -n the number of open files), then give"
-                " the same command, a training with resume=auto."
+                f"A limit of this process is reached: {_first_line(cause)}\n{_KEPT}. Raise the limit (`ulimit -a`"
+                " shows all; -f is the size of a file, -n the number of open files), then give the same command, a"
+                f" training with resume=auto{_GOES_ON}."
             )
         if any(said in str(cause) for said in _NO_SPACE):
             return (
                 f"The disk is full: {_first_line(cause)}\n"
-                "Nothing that was complete is lost: checkpoints and results replace earlier ones only when they are"
-                " whole. Free some space (`df -h`; MLflow's deleted runs: `mlflow gc`; folders in data/ that are no"
-                " longer needed), then give the same command, a training with resume=auto."
+                f"{_KEPT}: checkpoints and results replace earlier ones only when they are whole. Free some space"
+                " (`df -h`; MLflow's deleted runs: `mlflow gc`; folders in data/ that are no longer needed), then give"
+                f" the same command, a training with resume=auto{_GOES_ON}."
             )
     return _damaged_file(error)
 
