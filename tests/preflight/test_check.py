@@ -81,7 +81,9 @@ def test_masks_need_the_other_model_and_have_its_reward_there(tmp_path):
 def test_a_run_of_prepared_records_looks_at_them():
     records = [PromptRecord(id="a", prompt='"OPEN"')]
     assert settle(Path("gone"), TRAIN, lambda: records).reward == "text"
-    with pytest.raises(UserError, match=r"No reward fits all 1 records in gone"):
+    with pytest.raises(
+        UserError, match=r"No reward fits the only record in gone: 1 .* has no target_image, and\n1 .* has no quoted"
+    ):
         settle(Path("gone"), TRAIN, lambda: [PromptRecord(id="a", prompt="a cat")])
 
 
@@ -188,4 +190,21 @@ def test_too_few_records_are_told_which_shares_do(tmp_path):
     assert shares.keys() == nothing.keys()
     assert settle(tmp_path, data=shares).reward == "text"
     (tmp_path / "prompts.txt").write_text('"alone"')
-    assert "Training and evaluation need one each: add records" in refusal(tmp_path)
+    message = refusal(tmp_path)
+    assert "1 usable record is too few for the shares of the splits" in message
+    assert "Training and evaluation need one each: add records" in message
+
+
+def test_too_few_records_are_told_which_others_were_rejected(tmp_path):
+    rows = [{"prompt": '"alone"'}, *({"prompt": ""} for _ in range(6))]
+    jsonl(tmp_path / "records.jsonl", rows)
+    message = refusal(tmp_path)
+    assert "1 usable record is too few" in message
+    assert "6 other records were rejected:\n  records.jsonl, line 2" in message
+    assert "the prompt is empty" in message
+    assert message.count("\n  records.jsonl, line") == 5
+    assert "and 1 more" in message
+    jsonl(tmp_path / "records.jsonl", [*rows[:2], *({"prompt": f'"{n}"'} for n in range(2))])
+    message = refusal(tmp_path, data={"eval_share": 0.0, "held_out_share": 0.0})
+    assert "1 other record was rejected:\n  records.jsonl, line 2" in message
+    assert message.splitlines()[-1].count("--params=") == 1, "the line to paste is still the last"

@@ -138,8 +138,11 @@ def test_no_records_is_an_error(tmp_path):
 
 
 def test_nothing_left_to_train_on_is_an_error(tmp_path):
-    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat"}])
-    with pytest.raises(UserError, match="none is left to train on"):
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat"}, {"prompt": ""}])
+    said = (
+        "The only usable record is .*none is left to train on.* 1 other record was rejected:\n  records.jsonl, line 2"
+    )
+    with pytest.raises(UserError, match=said):
         prepare(tmp_path, held_out_share=0.999, eval_share=0)
 
 
@@ -147,6 +150,7 @@ def test_an_empty_split_is_a_warning(tmp_path):
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat"}])
     (warning,) = prepare(tmp_path, held_out_share=0.001, eval_share=0).report["warnings"]
     assert warning.startswith("the split held_out is empty")
+    assert warning.endswith("1 record is too few")
 
 
 def test_splits_keep_prompts_apart_and_do_not_depend_on_order(tmp_path):

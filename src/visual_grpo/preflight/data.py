@@ -15,7 +15,7 @@ from visual_grpo.records.image_store import sha256_of
 from visual_grpo.records.layouts.detect import Found, find_records
 from visual_grpo.records.raw import Rejection
 from visual_grpo.records.reading import as_prompt, group_key, survey
-from visual_grpo.records.report import nothing_left
+from visual_grpo.records.report import also_rejected, are_too_few, nothing_left
 from visual_grpo.records.validate import CheckedRecord
 from visual_grpo.rewards.choice import Traits
 from visual_grpo.types import PromptRecord
@@ -131,10 +131,13 @@ def _check_splits(findings: Findings, records: list[CheckedRecord], data: DataCo
     if is_enough(counts):
         return
     split = ", ".join(f"{counts[name]} {name}" for name in ("train", "eval", "held_out"))
-    said = f"{len(records)} usable records are too few for the shares of the splits: {split}."
+    said = f"{are_too_few(len(records), 'usable record')} for the shares of the splits: {split}."
+    rejected = also_rejected(findings.rejected, findings.rejections)
     better = shares_that_do(keys, shares)
     if better is None:
-        findings.problems.append(f"{said} Training and evaluation need one each: add records with other prompts.")
+        findings.problems.append(
+            f"{said} Training and evaluation need one each: add records with other prompts.{rejected}"
+        )
         return
-    findings.problems.append(f"{said} Add records, or use other shares.")
+    findings.problems.append(f"{said} Add records, or use other shares.{rejected}")
     findings.added |= {"data.eval_share": better[0], "data.held_out_share": better[1]}

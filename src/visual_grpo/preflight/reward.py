@@ -6,8 +6,8 @@ from visual_grpo.command import Command
 from visual_grpo.rewards.choice import Traits
 
 _MESSAGE = """\
-No reward fits all {records} records in {path}: {no_target} have no target_image, and
-{no_text} have no quoted text in the prompt. Choose one of these four, and paste its lines.
+No reward fits {all_records} in {path}: {no_target} {have[no_target]} no target_image, and
+{no_text} {have[no_text]} no quoted text in the prompt. Choose one of these four, and paste its lines.
 
 A function of your own; change what it returns:
 cat >> my_rewards.py <<'END'
@@ -32,7 +32,11 @@ Only to try the training, many colours, which needs nothing of the records:
 def no_preset_fits(traits: Traits, path: str, command: Command) -> str:
     """Which rewards there are, what each needs of the records, and the lines to paste."""
     return _MESSAGE.format(
-        records=traits.records,
+        all_records="the only record" if traits.records == 1 else f"all {traits.records} records",
+        have={
+            "no_target": "has" if traits.no_target.count == 1 else "have",
+            "no_text": "has" if traits.no_text.count == 1 else "have",
+        },
         path=path,
         no_target=traits.no_target,
         no_text=traits.no_text,

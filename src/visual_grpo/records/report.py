@@ -98,15 +98,20 @@ class Report:
         if not self.accepted:
             raise UserError(nothing_left(self._rejections, self._reasons.total()))
         if not self._records["train"]:
+            are_all = (
+                "The only usable record is"
+                if self.accepted == 1
+                else f"All {counted(self.accepted, 'usable record')} are"
+            )
             raise UserError(
-                f"All {self.accepted} usable records are in the splits eval or held_out, none is left to train on."
+                f"{are_all} in the splits eval or held_out, none is left to train on."
                 " Add records or lower data.eval_share and data.held_out_share."
+                f"{also_rejected(self._rejections, self._reasons.total())}"
             )
         for split, share in shares.items():
             if share > 0 and not self._records[split]:
-                self.warn(
-                    f"the split {split} is empty although its share is {share:.0%}: {self.accepted} records are too few"
-                )
+                few = are_too_few(self.accepted, "record")
+                self.warn(f"the split {split} is empty although its share is {share:.0%}: {few}")
         self._summarise_warnings()
 
     def as_dict(self) -> dict[str, Any]:
@@ -143,10 +148,27 @@ def nothing_left(rejections: Sequence[Rejection], count: int) -> str:
     """Says why no record can be used; ``count`` are rejected, of which the first are given."""
     if not rejections:
         return "There are no records in the data. Add at least one."
+    all_of_them = "The only record was" if count == 1 else f"All {count} records were"
+    return f"{all_of_them} rejected:{first_of(rejections, count)}"
+
+
+def first_of(rejections: Sequence[Rejection], count: int) -> str:
+    """A line of each of the first of ``count`` rejected records, and how many more there are."""
     shown = "".join(f"\n  {rejection}" for rejection in rejections[:_SHOWN])
     more = count - min(_SHOWN, len(rejections))
-    all_of_them = "The only record was" if count == 1 else f"All {count} records were"
-    return f"{all_of_them} rejected:{shown}" + (f"\n  and {more} more" if more else "")
+    return shown + (f"\n  and {more} more" if more else "")
+
+
+def also_rejected(rejections: Sequence[Rejection], count: int) -> str:
+    """To add to a message about too few usable records: which others there would be; "" where none was rejected."""
+    if not rejections:
+        return ""
+    return f" {counted(count, 'other record')} {'was' if count == 1 else 'were'} rejected:{first_of(rejections, count)}"
+
+
+def are_too_few(number: int, what: str) -> str:
+    """``1 record is too few``, ``2 records are too few``."""
+    return f"{counted(number, what)} {'is' if number == 1 else 'are'} too few"
 
 
 def _as_dict(rejection: Rejection) -> dict[str, Any]:

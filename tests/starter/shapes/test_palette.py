@@ -67,5 +67,5 @@ def test_a_blank_picture_has_the_floor_where_an_object_is_wanted_else_full_marks
 def test_other_data_is_refused_before_any_rollout() -> None:
     rewards = RewardSet({"palette": (PaletteReward(), 1.0)})
     rewards.check_records(RECORDS)
-    with pytest.raises(UserError, match=r"reward 'palette' judges the shapes.*1 records lack them: 'cat'.*reward=auto"):
+    with pytest.raises(UserError, match=r"reward 'palette' judges the shapes.*1 record lacks them: 'cat'.*reward=auto"):
         rewards.check_records([*RECORDS, PromptRecord(id="cat", prompt="a cat")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, counted
 from visual_grpo.starter.shapes.world import ATTRIBUTES
 from visual_grpo.types import PromptRecord
 
@@ -18,5 +18,6 @@ def check_drawn(reward: str, records: Iterable[PromptRecord]) -> None:
         shown = ", ".join(map(repr, others[:_SHOWN])) + " ..." * (len(others) > _SHOWN)
         raise UserError(
             f"the reward {reward!r} judges the shapes that the starter draws, by the metadata {', '.join(ATTRIBUTES)};"
-            f" {len(others)} records lack them: {shown}. Use a reward that fits your data: reward=auto chooses one"
+            f" {counted(len(others), 'record')} {'lacks' if len(others) == 1 else 'lack'} them: {shown}."
+            " Use a reward that fits your data: reward=auto chooses one"
         )
