@@ -171,6 +171,26 @@ class TestPromptsTxt:
         records, _, _ = read(tmp_path)
         assert {r.prompt.strip(): r.target_image for r in records} == expected
 
+    @pytest.mark.parametrize(
+        ("text", "numbers", "expected"),
+        [
+            ("zero\n\n \t\nthree\n\n", (), {"zero": None, "three": None}),
+            ("zero\n\ntwo\n\n", (0, 2), {"zero": "0.png", "two": "2.png"}),
+            ("zero\n\ntwo\n# mine\n", (0, 2), {"zero": "0.png", "two": "2.png"}),
+            ("# mine\nzero\n\ntwo\n", (1, 3), {"zero": "1.png", "two": "3.png"}),
+        ],
+    )
+    def test_a_blank_line_separates_prompts_and_is_counted(self, tmp_path, text, numbers, expected):
+        (tmp_path / "prompts.txt").write_text(text)
+        for number in numbers:
+            picture(tmp_path / "target_images" / f"{number}.png")
+        records, rejections, _ = read(tmp_path)
+        assert {r.prompt.strip(): r.target_image for r in records} == expected
+        assert [int(r.id) for r in records] == [
+            int((r.target_image or f"{r.place.line - 1}.").split(".")[0]) for r in records
+        ]
+        assert rejections == []
+
     def test_a_headline_and_a_prompt_that_is_commented_out_are_not_guessed_apart(self, tmp_path):
         (tmp_path / "prompts.txt").write_text("# mine\nzero\n# one\ntwo\n")
         for number in range(3):

@@ -175,13 +175,13 @@ class TestNumberedPrompts:
     @given(
         lines=st.lists(st.sampled_from(["# note", "prompt"]), min_size=1, max_size=12).filter(lambda x: "prompt" in x),
         numbering=st.sampled_from(["prompts", "lines of prompts", "all lines"]),
-        blank=st.booleans(),
+        blank=st.sampled_from(["none", "without an image", "with an image"]),
     )
     def test_every_prompt_gets_its_own_image_however_its_owner_has_counted(
         self, tmp_path_factory, lines, numbering, blank
     ):
         folder = tmp_path_factory.mktemp("numbered")
-        lines = [*lines, "", "prompt"] if blank else lines
+        lines = lines if blank == "none" else [*lines, "", "prompt"]
         prompts = [line for line, text in enumerate(lines) if not text.startswith("#")]
         numbers = {"prompts": range(len(prompts)), "lines of prompts": prompts, "all lines": range(len(lines))}[
             numbering
@@ -190,7 +190,8 @@ class TestNumberedPrompts:
             {line: n for n, line in enumerate(prompts)} if numbering == "prompts" else {line: line for line in prompts}
         )
         (folder / "target_images").mkdir()
-        for number in numbers:
+        separators = [own.pop(lines.index(""))] if blank == "without an image" else []
+        for number in set(numbers) - set(separators):
             (folder / f"target_images/{number}.png").touch()
         (folder / "prompts.txt").write_text("\n".join(lines) + "\n")
         records = [item for item in find_records(folder).items() if isinstance(item, RawRecord)]

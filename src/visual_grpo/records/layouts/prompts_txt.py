@@ -1,8 +1,9 @@
 """``prompts.txt``, one prompt on each line, with ``target_images/0.png`` ... next to it.
 
-Line n (from 0) belongs to image n. Lines that start with ``#`` are comments; empty lines are counted, so that they do
-not shift the images of the lines below. Whether comments are counted too depends on the images: an image must not go to
-another prompt because its owner counted differently. Where the images fit neither way, nothing is guessed.
+Line n (from 0) belongs to image n. Lines that start with ``#`` are comments. Blank lines separate prompts; they are
+counted, so that they do not shift the images of the lines below. One whose image exists lacks its prompt. Whether
+comments are counted too depends on the images: an image must not go to another prompt because its owner counted
+differently. Where the images fit neither way, nothing is guessed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from visual_grpo.records.files import is_image_name, is_system_file, missing_fil
 from visual_grpo.records.guard import Guard
 from visual_grpo.records.layouts.numbered import NumberedFiles
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
-from visual_grpo.records.text import count_lines, read_lines
+from visual_grpo.records.text import Line, count_lines, read_lines
 
 LOOKS_FOR = "prompts.txt with a prompt on each line and, where you have them, target_images/0.png, 1.png, ..."
 
@@ -40,7 +41,7 @@ def count(path: Path, guard: Guard) -> int:
 
 
 def read(path: Path, guard: Guard) -> Iterator[Item]:
-    """Yields one item for each line that is not a comment.
+    """Yields one item for each line that is neither a comment nor a blank line without an image.
 
     Without a folder ``target_images`` no record has a target; with the folder, every record must have a target.
     """
@@ -52,6 +53,9 @@ def read(path: Path, guard: Guard) -> Iterator[Item]:
             if _is_comment(line.text):
                 comments += 1
                 index += counts_comments
+                continue
+            if _is_blank(line) and not targets.named(index):
+                index += 1
                 continue
             place = Place(path.name, line.number)
             try:
@@ -78,6 +82,10 @@ def _is_comment(line: str) -> bool:
     return line.lstrip().startswith("#")
 
 
+def _is_blank(line: Line) -> bool:
+    return line.too_long is None and not line.text.strip()
+
+
 def _counts_comments(path: Path, guard: Guard, targets: NumberedFiles) -> bool:
     """Whether the images are numbered by all lines: fewer prompts lack theirs then or, if none does, none is left over.
 
@@ -89,8 +97,9 @@ def _counts_comments(path: Path, guard: Guard, targets: NumberedFiles) -> bool:
     for line in read_lines(path, guard.max_record_bytes):
         lines += 1
         if not _is_comment(line.text):
-            lacking_by_prompt += not targets.named(prompts)
-            lacking_by_line += not targets.named(line.number - 1)
+            if not _is_blank(line):  # It may have no image either way.
+                lacking_by_prompt += not targets.named(prompts)
+                lacking_by_line += not targets.named(line.number - 1)
             prompts += 1
     if prompts == lines:
         return False
