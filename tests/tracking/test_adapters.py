@@ -77,6 +77,15 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         find_adapters(str(tmp_path), LATEST)
 
 
+@pytest.mark.parametrize("named", ["", " "])
+def test_an_empty_name_is_told_as_that_with_what_may_be_given(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^adapter is empty\. Expected latest .*, a folder .*MLflow run.*, none .*\.$"):
+        find_adapters(named, LATEST)
+
+
 def test_the_training_that_is_advised_is_not_told_to_judge_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,11 @@ def find_adapters(named: str, latest: Path) -> Path:
     """
     if named == LATEST:
         return latest
+    if not named.strip():
+        raise UserError(
+            f"adapter is empty. Expected {LATEST} (what the train pipeline left), a folder that a training left, the id"
+            f" or name of an MLflow run or, for generate and compare, {NONE} (the base model)."
+        )
     if (Path(named) / FACTS).is_file():
         return Path(named)
     if Path(named).is_dir():
