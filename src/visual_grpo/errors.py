@@ -71,6 +71,11 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what[:-1]}ies" if what.endswith("y") else f"{number} {what}s"
 
 
+def sentence(text: str) -> str:
+    """``text`` with a full stop, unless it ends with a question, as `nearest_hint` does."""
+    return text if text.endswith("?") else f"{text}."
+
+
 def user_error(error: BaseException) -> UserError | None:
     """The first `UserError` among ``error`` and its causes: libraries wrap the errors of what they call."""
     return next((cause for cause in chain(error) if isinstance(cause, UserError)), None)

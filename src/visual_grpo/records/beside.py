@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from visual_grpo.config import DataConfig
-from visual_grpo.errors import counted
+from visual_grpo.errors import counted, sentence
 from visual_grpo.records.preparation import Preparation
 from visual_grpo.records.raw import Place
 from visual_grpo.records.table import RecordTable
@@ -49,4 +49,4 @@ def _left_out(report: Mapping[str, Any]) -> Iterator[str]:
         if rejected["total"] > _SHOWN:
             yield f"  and {rejected['total'] - _SHOWN} more"
     for warning in report["warnings"]:
-        yield f"Note: {warning}."
+        yield f"Note: {sentence(warning)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from visual_grpo.config import DataConfig
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, sentence
 from visual_grpo.records.raw import Rejected
 
 _SYSTEM_FOLDERS = ("/proc", "/sys")
@@ -92,7 +92,7 @@ class Guard:
             self.check_inside(path, str(path))
             self.check_ordinary(path, str(path))
         except Rejected as rejected:
-            raise UserError(f"{rejected.message}. {rejected.remedy}.") from rejected
+            raise UserError(f"{sentence(rejected.message)} {rejected.remedy}.") from rejected
 
 
 def data_folder(path: Path) -> Path:

@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.errors import sentence
 from visual_grpo.visible_text import visible
 
 _SHOWN = 80
@@ -87,8 +88,7 @@ class Rejection:
 
     def __str__(self) -> str:
         name = "" if self.id is None else f" (id {self.id!r})"
-        end = "" if self.message.endswith("?") else "."
-        return visible(f"{self.place}{name}: {self.message}{end} {self.remedy}.")
+        return visible(f"{self.place}{name}: {sentence(self.message)} {self.remedy}.")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import DataConfig
-from visual_grpo.errors import counted
+from visual_grpo.errors import counted, sentence
 from visual_grpo.records.table import RecordTable
 
 
@@ -40,7 +40,7 @@ def report_records(records: RecordTable) -> dict[str, Any]:
         },
     )
     for warning in report["warnings"]:
-        console.note(f"Note: {warning}.")
+        console.note(f"Note: {sentence(warning)}")
     return report
 
 
