@@ -89,6 +89,21 @@ def test_a_dvc_hash_is_a_tag_only_while_the_file_is_as_recorded(project: Path) -
     assert lineage.dvc_tags(project) == {"dvc.data/b": tags["dvc.data/b"]}
 
 
+def test_mlflow_shows_who_ran_which_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("USER", "ada")
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/kedro", "run"])
+    who = {"mlflow.user": "ada", "mlflow.source.name": ".venv/bin/kedro", "mlflow.source.type": "LOCAL"}
+    tags = lineage.tags(tmp_path)
+    assert {name: value for name, value in tags.items() if name.startswith("mlflow.")} == who
+    monkeypatch.setattr(sys, "argv", ["/somewhere/train.py"])
+    assert lineage.origin_tags()["mlflow.source.name"] == "train.py"
+    monkeypatch.delenv("USER")
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000_000)
+    assert lineage.origin_tags().keys() == {"mlflow.source.name", "mlflow.source.type"}
+
+
 def test_the_command_pastes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/kedro", "run", "--params=data.path=my photos,seed=3"])
     assert lineage.command() == ".venv/bin/kedro run '--params=data.path=my photos,seed=3'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import platform
 import shlex
@@ -18,19 +19,39 @@ DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", ":
 """What results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
 _DVC_SECONDS = 60
+_KEDRO = ".venv/bin/kedro"
 
 
 def command() -> str:
     """The command line of this process, as it can be pasted into a terminal in the project's folder."""
-    program = Path(sys.argv[0])
-    if program.name == "kedro" or program.parent.name == "kedro":
-        return shlex.join([".venv/bin/kedro", *hidden(sys.argv[1:])])
+    if _is_kedro():
+        return shlex.join([_KEDRO, *hidden(sys.argv[1:])])
     return shlex.join(["python", *hidden(sys.orig_argv[1:])])
+
+
+def _is_kedro() -> bool:
+    program = Path(sys.argv[0])
+    return program.name == "kedro" or program.parent.name == "kedro"
 
 
 def tags(project_path: Path) -> dict[str, str]:
     """All lineage tags of a run that starts now in ``project_path``."""
-    return {"command": command(), **git_tags(project_path), **dvc_tags(project_path), **version_tags()}
+    return {
+        "command": command(),
+        **origin_tags(),
+        **git_tags(project_path),
+        **dvc_tags(project_path),
+        **version_tags(),
+    }
+
+
+def origin_tags() -> dict[str, str]:
+    """What MLflow shows in its columns Created by and Source: the user, and the program without its folders."""
+    source = {"mlflow.source.type": "LOCAL", "mlflow.source.name": _KEDRO if _is_kedro() else Path(sys.argv[0]).name}
+    try:
+        return {"mlflow.user": getpass.getuser(), **source}
+    except (OSError, KeyError, ImportError):  # As in a container, where nobody has the number of this user.
+        return source
 
 
 def resumed(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
