@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -97,6 +98,10 @@ def test_other_runs_are_named_by_their_pipelines() -> None:
         other_name(parameters(), ["data_preparation", "baseline"], "text", {})
         == "text data_preparation+baseline seed 0"
     )
+    for names in itertools.permutations(["labels", "starter", "data_preparation", "score", "baseline"]):
+        assert other_name(parameters(), names, None, {}) == "starter+data_preparation+baseline+labels+score seed 0", (
+            "Kedro makes a set of the names that it is given"
+        )
     assert other_name(parameters(reward="text"), ["baseline"], None, {}) == "baseline seed 0 rewards ocr"
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
+"""The pipelines of the data flow, in their order."""
 ROOT = "data"
 UNNAMED_ENVIRONMENTS = (None, "base", "local")
 DRAWN_TASKS = {"shapes": "t2i", "words": "t2i", "scenes": "segmentation"}

@@ -12,7 +12,7 @@ from kedro.pipeline.node import Node
 
 from visual_grpo import console
 from visual_grpo.command import Command
-from visual_grpo.hooks.inputs import FLOW
+from visual_grpo.config.outputs import FLOW
 from visual_grpo.tracking import Tracker
 
 SHOWN = {

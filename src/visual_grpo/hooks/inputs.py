@@ -12,13 +12,12 @@ from kedro.pipeline import Pipeline
 
 from visual_grpo.command import Command
 from visual_grpo.config import Parameters
+from visual_grpo.config.outputs import FLOW
 from visual_grpo.errors import UserError
 
 STARTER = "starter_report"
 PREPARED = {"records", "data_report"}
 """What the data preparation makes."""
-FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
-"""The pipelines of the data flow, in their order."""
 
 
 class InputHooks:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from visual_grpo.config import Parameters
+from visual_grpo.config.outputs import FLOW
 from visual_grpo.config.presets import WORLD_PRESETS
 from visual_grpo.errors import counted
 
@@ -46,11 +47,11 @@ def training_name(
 def other_name(
     config: Parameters, pipelines: Sequence[str], environment: str | None, changed: Mapping[str, Any]
 ) -> str:
-    """Of a run that trains nothing, for example ``baseline seed 0``."""
+    """Of a run that trains nothing, for example ``baseline seed 0``; Kedro has the pipelines in any order."""
     words = [
         environment or "",
         *_own_data(config),
-        "+".join(pipelines),
+        "+".join(_in_their_order(pipelines)),
         f"seed {config.seed}",
         *_changes(config, (), environment, changed),
     ]
@@ -88,6 +89,12 @@ def in_words(config: Parameters, modules: Sequence[str], commands: str) -> str:
         f" seed {config.seed}\n\n"
         f"```\n{commands}\n```"
     )
+
+
+def _in_their_order(pipelines: Sequence[str]) -> list[str]:
+    """As data flows through them; those beside the flow follow."""
+    beside = sorted(set(pipelines) - set(FLOW))
+    return [name for name in FLOW if name in pipelines] + beside
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:
