@@ -55,7 +55,7 @@ def test_gradients_and_parts() -> None:
         (None, "'mine' must return a sequence of numbers.*got None"),
         ({1: 0.5, 2: 0.5, 3: 0.5}, "'mine' must return a sequence of numbers.*got dict$"),
         ({1.0, 2.0, 3.0}, "'mine' must return a sequence of numbers.*got set$"),
-        (RewardOutput(values=torch.zeros(3), parts={"part": {1: 0.5, 2: 0.5, 3: 0.5}}), "'mine/part'.*got dict$"),
+        (RewardOutput(values={1: 0.5, 2: 0.5, 3: 0.5}), "'mine' must return a sequence.*got dict$"),  # type: ignore[arg-type]
         ([1.0, "0.5", 1.0], "'mine' gave the text '0.5' for record 'b'|'mine' gave '0.5' for record 'b'"),
         ([1.0, 0.0, [2]], r"gave \[2\] for record 'c'"),
         ([1.0, float("inf"), float("-inf")], "'mine' gave inf for record 'b'"),
