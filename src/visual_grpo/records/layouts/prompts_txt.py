@@ -17,7 +17,7 @@ from visual_grpo.records.files import is_image_name, is_system_file, missing_fil
 from visual_grpo.records.guard import Guard
 from visual_grpo.records.layouts.numbered import NumberedFiles
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
-from visual_grpo.records.text import Line, count_lines, read_lines
+from visual_grpo.records.text import Line, read_lines
 
 LOOKS_FOR = "prompts.txt with a prompt on each line and, where you have them, target_images/0.png, 1.png, ..."
 
@@ -37,7 +37,10 @@ def missing(path: Path, names: Sequence[str]) -> str:
 
 
 def count(path: Path, guard: Guard) -> int:
-    return count_lines(path)
+    """Prompts, for the progress bar; next to images a blank line may be one that is missing."""
+    skips_blank = not (path.parent / TARGETS).is_dir()
+    lines = (line for line in read_lines(path, guard.max_record_bytes) if not _is_comment(line.text))
+    return sum(not (skips_blank and _is_blank(line)) for line in lines)
 
 
 def read(path: Path, guard: Guard) -> Iterator[Item]:
