@@ -10,9 +10,13 @@ import click
 import pytest
 from click.testing import CliRunner
 from kedro.framework.cli.utils import _split_params
+from kedro.io import DataCatalog
+from kedro.pipeline import Pipeline, node
+from kedro_datasets.json import JSONDataset
 
 from visual_grpo.cli import parsed, run
 from visual_grpo.command import Command, takes_over, use_source
+from visual_grpo.hooks import EndingHooks
 
 
 def test_options_and_parameters_of_the_run_are_kept() -> None:
@@ -123,6 +127,38 @@ def test_the_folder_of_the_configuration_is_kept() -> None:
 
 def test_another_environment_takes_the_place_of_the_own() -> None:
     assert "--env=negative_points" in str(Command.of({"env": "local"}).of_environment("negative_points"))
+
+
+@pytest.mark.parametrize(
+    ("there", "made", "given", "following"),
+    [
+        ((), "starter_report", {}, "--pipeline=data_preparation"),
+        (("starter_report",), "records", {}, "--pipeline=baseline"),
+        ((), "records", {"data.path": "photos"}, "--pipelines=starter,baseline --params=data.path=photos"),
+        (("starter_report", "records"), "baseline", {}, "--pipeline=train"),
+        (("starter_report", "records"), "baseline", {"adapter": "best"}, "--pipeline=evaluate --params=adapter=best"),
+        ((), "records", {"adapter": "best"}, "--pipelines=starter,baseline,evaluate --params=adapter=best"),
+        (("starter_report", "records", "baseline"), "adapters", {}, "--pipeline=evaluate"),
+    ],
+)
+def test_the_next_command_makes_what_is_not_there_yet(
+    there: tuple[str, ...],
+    made: str,
+    given: dict[str, str],
+    following: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ("starter_report", "records", "baseline", "adapters", "trained")
+    catalog = DataCatalog({name: JSONDataset(filepath=str(tmp_path / f"{name}.json")) for name in names})
+    for name in (*there, made):
+        catalog.save(name, {})
+    if made == "records" and "starter_report" not in there:
+        catalog["starter_report"] = {}  # As `InputHooks` does for own data.
+    makes = Pipeline([node(Path.cwd, None, made, name="make")])
+    EndingHooks().after_pipeline_run({"runtime_params": given}, makes, catalog)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
+    assert line.endswith(f"kedro run {following}")
 
 
 def test_what_comes_after_a_resumed_run_judges_as_that_run_did() -> None:

@@ -319,6 +319,8 @@ def test_nodes_and_mlflow_get_the_rewards_that_the_records_decide(runs):
 def test_own_data_need_nothing_of_the_starter(runs):
     assert runs["prepared"]["end"] == "done"
     assert "Replacing dataset" not in runs["printed"]
+    after = "kedro run --env=base --pipelines=starter,baseline --params=data.path=quoted\n"
+    assert after in runs["printed"], "the pipelines that follow do need it"
 
 
 def test_a_run_has_flat_parameters_and_its_lineage(runs):

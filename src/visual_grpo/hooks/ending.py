@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kedro.framework.hooks import hook_impl
-from kedro.io import CatalogProtocol
+from kedro.io import CatalogProtocol, MemoryDataset
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
@@ -53,12 +54,12 @@ class EndingHooks:
             where["report"] = f"{_path(catalog, 'comparison')}/{REPORT}"
         name = Tracker.active().name()
         console.summary("", where | ({"MLflow run": name} if name else {}))
-        after = _next(run_params, made)
+        after = _next(run_params, made, catalog)
         if after is not None:
             console.note(f"Next: {after}")  # One line, however long: it is pasted.
 
 
-def _next(run_params: dict[str, Any], made: set[str]) -> str | None:
+def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol) -> str | None:
     done = [step for name, step in LAST_OUTPUTS.items() if name in made]
     if not done:
         return None
@@ -66,8 +67,20 @@ def _next(run_params: dict[str, Any], made: set[str]) -> str | None:
         return "make ui    (all runs, sorted by their result)"
     command = Command.of(run_params).without("resume").judging()
     # A baseline for an earlier adapter is drawn to judge it, not to train another.
-    following = FLOW[-1] if "adapter" in command.parameters else FLOW[max(done) + 1]
-    return str(command.of_pipeline(following))
+    judges = "adapter" in command.parameters
+    following = len(FLOW) - 1 if judges else max(done) + 1
+    lacking = [
+        FLOW[step]
+        for name, step in LAST_OUTPUTS.items()
+        if step < following and not (judges and name == "adapters") and not _is_on_disk(catalog, name)
+    ]
+    names = ",".join([*lacking, FLOW[following]])
+    return str(replace(command, options=(f"--pipelines={names}",)) if lacking else command.of_pipeline(names))
+
+
+def _is_on_disk(catalog: CatalogProtocol, name: str) -> bool:
+    """Of own data, `InputHooks` lets the preparation begin with an empty report of the starter, in memory."""
+    return bool(catalog.exists(name)) and not isinstance(catalog.get(name), MemoryDataset)
 
 
 def _path(catalog: CatalogProtocol, name: str) -> str:
