@@ -90,7 +90,7 @@ def test_explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "held_out prompt 0" in shown
     assert "1 of 6 pairs" in shown
     [total] = [line for line in shown.splitlines() if line.startswith("total")]
-    assert total.split()[3:] == ["0.2", "1.0", "1.0"], "difference, wins, unscored"
+    assert [float(number) for number in total.split()[3:]] == [0.2, 1, 1], "difference, wins, unscored"
     assert "4 pictures" in shown
 
 
