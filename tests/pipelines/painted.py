@@ -25,6 +25,7 @@ from visual_grpo.datasets.parameters import parameter_entries
 
 GAIN = 0.2
 """How much brighter the trained painter paints."""
+STARTER_REPORT = {"model": "the model", "digest": "digest", "content": None}
 BRIGHTNESS = {"brightness": {"function": "tests.evaluation.painter:brightness", "weight": 1.0}}
 SMALL = {"images_per_prompt": 2, "batch_size": 3, "bootstrap_samples": 200}
 MADE_BY = {
@@ -68,6 +69,7 @@ class Project:
         pipeline: Pipeline,
         failed: list[str] | None = None,
         rewards_used: Mapping[str, Any] = BRIGHTNESS,
+        starter_report: Mapping[str, Any] = STARTER_REPORT,
         **changes: Any,
     ) -> DataCatalog:
         """Runs a pipeline with the default parameters, a few images per prompt and ``changes``.
@@ -82,7 +84,7 @@ class Project:
             "model": tree["model"] | {"family": "glm_image"},
         }
         memory = parameter_entries(Parameters.model_validate(tree)) | {
-            "starter_report": {"model": "the model", "digest": "digest", "content": None},
+            "starter_report": dict(starter_report),
         }
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in memory.items()}

@@ -104,6 +104,15 @@ def test_a_baseline_made_otherwise_is_refused_before_anything_is_drawn(painted: 
     assert not (painted.folder / "trained").exists()
 
 
+@pytest.mark.parametrize("name", ["baseline", "evaluate"])
+def test_what_an_older_version_wrote_of_the_base_model_is_refused(painted: Project, name: str) -> None:
+    painted.run(baseline.create_pipeline())
+    painted.train()
+    pipeline = {"baseline": baseline, "evaluate": evaluate}[name].create_pipeline()
+    with pytest.raises(UserError, match=r"of an older version.*--pipeline=starter"):
+        painted.run(pipeline, starter_report={"model": "the model", "digest": "digest"})
+
+
 def test_an_adapter_of_another_base_model_is_refused(painted: Project) -> None:
     painted.run(baseline.create_pipeline())
     painted.train("another digest")

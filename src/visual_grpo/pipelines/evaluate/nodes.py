@@ -34,6 +34,7 @@ def draw_trained(
     from visual_grpo.evaluation import generate, pairing
     from visual_grpo.pipelines.baseline.nodes import conditions, draw_samples
 
+    components.check_unchanged(starter_report)
     plan = components.make_plan(parameters, starter_report["model"])
     facts = conditions(parameters, plan, starter_report, records)
     training = read_facts(adapters)
