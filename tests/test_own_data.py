@@ -83,8 +83,8 @@ def runs(project: Path) -> list[dict[str, str]]:
         ("captions", None, "target", {"ssim": 1.0, **GUARDS}),
         ("image_folder", None, "target", {"ssim": 1.0, **GUARDS}),
         ("chinese", None, "target", {"ssim": 1.0, **GUARDS}),
-        ("prompts", r"cat >> my_rewards.py(?s:.*?)\n\S*kedro run .*", "None", {"my_reward": 1.0}),
-        ("prompts", r"\S*kedro run .*colour_entropy.*", "None", {"colour_entropy": 1.0}),
+        ("prompts", r"cat >> my_rewards.py(?s:.*?)\n\S*kedro run .*", "None", {"my_reward": 1.0, **GUARDS}),
+        ("prompts", r"\S*kedro run .*colour_entropy.*", "None", {**GUARDS, "colour_entropy": 1.0}),
         ("edits", r"\S*kedro run .*", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
     ],
 )
