@@ -43,7 +43,7 @@ test: setup  ## Run the tests, side by side on the cores that there are
 test-slow: setup  ## Run only the slow tests (minutes)
 	@$(BIN)/pytest -m slow
 
-test-kill: setup  ## Kill trainings of every kind 20 times, and compare what they leave (half an hour)
+test-kill: setup  ## Kill trainings of every kind 20 times, and compare what they leave (hours)
 	@$(BIN)/pytest -m kill
 
 lint: setup  ## Check style, types and import rules

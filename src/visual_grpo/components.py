@@ -94,8 +94,8 @@ def check_unchanged(starter_report: Mapping[str, Any]) -> None:
     model = starter_report["model"]
     if "content" not in starter_report:
         raise UserError(
-            f"what the starter pipeline wrote of the base model {model} is of an older version, which did not look at"
-            f" its files. Run it again, it draws and trains nothing anew: {again('starter')}"
+            f"the starter pipeline's report on the base model {model} is of an older version, which did not look at its"
+            f" files. Run the pipeline again; it keeps the model and the data that are there: {again('starter')}"
         )
     before = starter_report["content"]
     if before is not None and content_digest(model) != before:

@@ -30,7 +30,7 @@ def is_whole(path: str, file: str) -> bool:
 def content_digest(folder: str | Path) -> str | None:
     """A hex digest of everything that a model is loaded from; None for a hub id, whose files are not here.
 
-    Every byte is read: 34 GB take about half a minute, which loading them takes as well.
+    Every byte is read once in a process.
     """
     root = Path(folder)
     if not root.is_dir():

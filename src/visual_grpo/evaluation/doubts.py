@@ -27,7 +27,7 @@ def doubts(entry: Entry, beside: Iterable[Entry] = ()) -> list[str]:
     found = [FEW_NOTE[:1].lower() + FEW_NOTE[1:-1]] if entry["units"] < FEW else []
     if entry["ci_low"] > 0:
         found += [_unscored(entry)] if more_unscored(entry) else []
-        found += [_fall(guard) for guard in guards(beside) if _collapsed(guard)]
+        found += [_how_far(guard) for guard in guards(beside) if _collapsed(guard)]
     return found
 
 
@@ -43,7 +43,7 @@ def more_unscored(entry: Entry) -> bool:
 
 def fallen(beside: Iterable[Entry]) -> list[Entry]:
     """The guards whose interval lies below 0."""
-    return [guard for guard in guards(beside) if guard["ci_high"] is not None and guard["ci_high"] < 0]
+    return [guard for guard in guards(beside) if _fell(guard)]
 
 
 def guards(entries: Iterable[Entry]) -> list[Entry]:
@@ -51,9 +51,13 @@ def guards(entries: Iterable[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry["name"] in GUARDS and not entry["optimised"]]
 
 
+def _fell(guard: Entry) -> bool:
+    return guard["ci_high"] is not None and guard["ci_high"] < 0
+
+
 def _collapsed(guard: Entry) -> bool:
     """Whether it fell, and by how much. A few pictures have most of the edges, so that the interval alone is wide."""
-    return guard in fallen([guard]) and guard["difference"] < -MOST_FALL * guard["baseline_mean"]
+    return _fell(guard) and guard["difference"] < -MOST_FALL * guard["baseline_mean"]
 
 
 def _unscored(entry: Entry) -> str:
@@ -61,6 +65,6 @@ def _unscored(entry: Entry) -> str:
     return f"{counts} (base: {entry['unscored_baseline']}), and the means are of the rest"
 
 
-def _fall(guard: Entry) -> str:
+def _how_far(guard: Entry) -> str:
     means = f"from {guard['baseline_mean']:.3g} to {guard['trained_mean']:.3g}"
     return f"its pictures are emptier, {guard['name']} fell {means}"

@@ -110,7 +110,7 @@ def _changes(
 ) -> list[str]:
     """The rewards, where they are not the usual ones, and other parameters that were given."""
     given = {name for name in changed if _is_of_rewards(name)}
-    # An environment may have rewards of its own, which its name stands for.
+    # The rewards that a named environment configures are not repeated: the run's name has the environment's name.
     if not (given if environment else _optimised(config, modules) != _optimised(_with_usual_rewards(config), modules)):
         return _others(changed)
     weights = {name: weight for name, (weight, _, _) in _optimised(config, modules).items()}

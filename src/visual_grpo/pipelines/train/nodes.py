@@ -113,7 +113,10 @@ def _identity(config: Parameters, starter_report: dict[str, Any], records: Recor
 
 
 def _check_checkpoint(config: Parameters, identity: dict[str, str]) -> None:
-    """First of all: what a resumed run lacks is not mended by another baseline."""
+    """Refuses a checkpoint of another model, other data or other reward code, before the baseline is compared.
+
+    The remedy for a baseline is to draw it again, which would replace the one that belongs to the checkpoint.
+    """
     from visual_grpo import resuming
 
     origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
