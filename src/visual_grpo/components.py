@@ -140,11 +140,16 @@ def build_scorer(config: Parameters, modules: Sequence[str]) -> RewardSet:
     return build_reward_set(config.rewards, config.weights(modules))
 
 
-def build_trainer(config: Parameters, plan: Plan, model: Model, scorer: RewardSet) -> Trainer:
-    """The trainer of ``policy.train``'s modules, with fresh adapters on ``model``."""
+def build_trainer(
+    config: Parameters, plan: Plan, model: Model, scorer: RewardSet, *, start: Path | None = None
+) -> Trainer:
+    """The trainer of ``policy.train``'s modules, with adapters on ``model``: fresh ones, or with the weights of those
+    in the folder ``start``."""
     from visual_grpo.grpo.two_stage import AlternatingTrainer
 
-    model.adapters.attach({module: config.lora_of(module) for module in plan.modules}, config.seed)
+    model.adapters.attach({module: config.lora_of(module) for module in plan.modules}, config.training_seed)
+    if start is not None:
+        model.adapters.start_from(start)
     policies = {
         module: model.policy(
             module,
@@ -159,7 +164,7 @@ def build_trainer(config: Parameters, plan: Plan, model: Model, scorer: RewardSe
     trainers = {module: _module_trainer(config, policy, module, scorer) for module, policy in policies.items()}
     if len(trainers) == 1:
         return trainers[plan.modules[0]]
-    return AlternatingTrainer(trainers, config.grpo.steps, config.seed)
+    return AlternatingTrainer(trainers, config.grpo.steps, config.training_seed)
 
 
 def _joint_trainer(config: Parameters, model: Model, policies: dict[str, Policy[Any]], scorer: RewardSet) -> Trainer:
@@ -176,7 +181,7 @@ def _joint_trainer(config: Parameters, model: Model, policies: dict[str, Policy[
         steps=config.grpo.steps,
         prompts_per_step=config.grpo.prompts_per_step,
         sizes=sizes,
-        seed=config.seed,
+        seed=config.training_seed,
     )
 
 
@@ -184,7 +189,9 @@ def _module_trainer(config: Parameters, policy: Policy[Any], module: str, scorer
     from visual_grpo.grpo.trainer import GRPOTrainer
 
     own = scorer.weighted(config.weights([module]))
-    return GRPOTrainer(policy, own, config.grpo_of(module), seed=config.seed, dtype=config.model.dtype, module=module)
+    return GRPOTrainer(
+        policy, own, config.grpo_of(module), seed=config.training_seed, dtype=config.model.dtype, module=module
+    )
 
 
 def load_model(

@@ -120,7 +120,7 @@ class TrainingRun:
         self.model.adapters.load_state(last)
         shutil.copytree(folder / self.config.evaluation.adapter, folder, dirs_exist_ok=True)
         facts = {
-            "seed": self.config.seed,
+            "seed": self.config.training_seed,
             "steps": self.trainer.step,
             "best_step": self.progress.best_step or self.trainer.step,
             "best_eval_total": self.progress.best_score if self.progress.best_step else None,

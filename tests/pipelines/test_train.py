@@ -163,6 +163,52 @@ def test_a_checkpoint_of_other_reward_code_is_refused_before_its_baseline_is(
         project.run(rewards=rewards, resume="auto")
 
 
+def test_a_training_starts_from_other_adapters_and_their_reference_stays_the_base(project: Project) -> None:
+    on_policy = {"updates_per_rollout": 1}
+    first = project.run(grpo=on_policy).load("training_history")
+    adapters = shutil.copytree(project.folder / "adapters", project.folder / "before")
+    started = project.run(grpo=on_policy, train={"start": str(adapters), "seed": 8}).load("training_history")
+    assert first["kl"][0] == pytest.approx(0, abs=1e-6)
+    assert started["kl"][0] > 1e-3
+    # The samples were drawn by what is trained, not by fresh adapters.
+    assert started["ratio/first_max_abs_log"][0] < 1e-4
+    facts = json.loads((project.folder / "adapters" / "training.json").read_text())
+    assert facts["seed"] == 8
+    assert facts["start"] != json.loads((adapters / "training.json").read_text()).get("start")
+    fresh = project.run(grpo=on_policy, train={"seed": 8})
+    assert "start" not in json.loads((project.folder / "adapters" / "training.json").read_text())
+    assert not fresh.load("training_history").equals(started)
+
+
+def test_other_adapters_to_start_from_are_another_training(project: Project) -> None:
+    project.run()
+    adapters = shutil.copytree(project.folder / "adapters", project.folder / "before")
+    project.run(train={"start": str(adapters)})
+    again = shutil.copytree(project.folder / "adapters", project.folder / "after")
+    shutil.copytree(again, adapters, dirs_exist_ok=True)
+    with pytest.raises(UserError, match=r"made with another start \(was [0-9a-f]{64}, is [0-9a-f]{64}\)"):
+        project.run(train={"start": str(adapters)}, resume="auto")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"policy": {"train": ["ar"], "lora": {"rank": 3, "alpha": 5.0}}}, "the LoRA of ar in .* has rank=.*rank=3"),
+        (
+            {"policy": {"train": ["ar", "dit"]}, "sampling": {"rollout": {"steps": 2, "guidance_scale": 1.5}}},
+            "has adapters of ar, but dit is to be trained",
+        ),
+    ],
+)
+def test_adapters_that_a_training_cannot_start_from_are_refused(
+    project: Project, change: dict[str, Any], said: str
+) -> None:
+    project.run()
+    adapters = shutil.copytree(project.folder / "adapters", project.folder / "before")
+    with pytest.raises(UserError, match=f"train.start: .*{said}"):
+        project.run(train={"start": str(adapters)}, **change)
+
+
 def test_a_damaged_model_is_refused_by_name(project: Project) -> None:
     damaged = project.folder / "model"
     shutil.copytree(project.model, damaged)

@@ -82,3 +82,17 @@ def test_a_module_without_an_adapter_is_named(pipeline_folder: Path) -> None:
             UserError, match=r"module 'dit' has no adapter yet: call adapters\.attach or adapters\.load"
         ):
             ask()
+
+
+def test_training_can_start_from_saved_adapters(pipeline_folder: Path, tmp_path: Path) -> None:
+    adapters = both(pipeline_folder)
+    stir(adapters)
+    adapters.save(tmp_path)
+    started = both(pipeline_folder, seed=5)
+    started.start_from(tmp_path)
+    state = adapters.state()
+    assert all(torch.equal(value, state[name]) for name, value in started.state().items())
+    assert all(parameter.requires_grad for module in ("ar", "dit") for parameter in started[module].parameters())
+    started.save(tmp_path / "again")
+    for file in tmp_path.glob("*/*.safetensors"):
+        assert file.read_bytes() == (tmp_path / "again" / file.relative_to(tmp_path)).read_bytes()

@@ -65,8 +65,13 @@ class SlopeAdapter:
     @classmethod
     def load(cls, base: Field, folder: Path) -> SlopeAdapter:
         adapter = cls(base)
-        adapter.load_state(torch.load(folder / "slope.pt"))
+        adapter.load_state(cls.saved(folder))
         return adapter
+
+    @classmethod
+    def saved(cls, folder: Path) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = torch.load(folder / "slope.pt")
+        return state
 
     def parameters(self) -> list[nn.Parameter]:
         return [self.field.slope]

@@ -19,6 +19,7 @@ from visual_grpo.config.training import (
     ModuleConfig,
     RewardConfig,
     TrackingConfig,
+    TrainConfig,
 )
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Strict",
     "Task",
     "TrackingConfig",
+    "TrainConfig",
     "World",
     "flatten",
     "merged",

@@ -17,7 +17,14 @@ from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.policy import LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_rewards
 from visual_grpo.config.small import CompareConfig, GenerateConfig, ScoreConfig
-from visual_grpo.config.training import EvaluationConfig, GRPOConfig, ModuleConfig, RewardConfig, TrackingConfig
+from visual_grpo.config.training import (
+    EvaluationConfig,
+    GRPOConfig,
+    ModuleConfig,
+    RewardConfig,
+    TrackingConfig,
+    TrainConfig,
+)
 from visual_grpo.secret_values import hidden
 
 
@@ -60,6 +67,7 @@ class Parameters(Strict):
     rewards: dict[str, RewardConfig] = Field(
         default_factory=dict, description="added to the preset's by name, or in their place; null removes one"
     )
+    train: TrainConfig = TrainConfig()
     grpo: GRPOConfig
     evaluation: EvaluationConfig
     tracking: TrackingConfig
@@ -103,6 +111,11 @@ class Parameters(Strict):
     def adapters_folder(self) -> str:
         """Where the train pipeline puts its adapters (conf/base/catalog.yml)."""
         return f"{self.output}/06_models/adapters"
+
+    @property
+    def training_seed(self) -> int:
+        """Of the training's draws."""
+        return self.seed if self.train.seed is None else self.train.seed
 
     def grpo_of(self, module: str) -> GRPOConfig:
         """The algorithm's settings for one module."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from visual_grpo.config.base import Strict
+from visual_grpo.config.base import AdapterName, Strict
 from visual_grpo.config.policy import LoraParams
 
 
@@ -72,6 +72,24 @@ class GRPOConfig(Strict):
     )
     ratio_tolerance: float | None = Field(
         None, gt=0, description="largest |log ratio| accepted before the first update; null = the dtype's floor"
+    )
+
+
+class TrainConfig(Strict):
+    """What tells two trainings of one configuration apart."""
+
+    seed: int | None = Field(
+        None,
+        ge=0,
+        lt=2**31,
+        description="of the training's draws: initial adapters, order of prompts, rollouts; null = seed, which also"
+        " decides what the starter draws and pretrains",
+    )
+    start: AdapterName = Field(
+        "base",
+        description="where the weights start: base (fresh adapters, which change nothing at first), champion (the"
+        " promoted adapter), or an adapter as the parameter adapter names it; the reference of the KL is the base model"
+        " in any case",
     )
 
 

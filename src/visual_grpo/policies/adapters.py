@@ -34,6 +34,11 @@ class AdapterSet:
         for name in names:
             self._adapters[name] = self._modules[name].adapter.load(self._networks[name], folder / name)
 
+    def start_from(self, folder: Path) -> None:
+        """Gives the attached adapters the weights of saved ones of the same LoRA, to be trained on."""
+        for name, adapter in self._adapters.items():
+            adapter.load_state(self._modules[name].adapter.saved(folder / name))
+
     def save(self, folder: Path) -> None:
         """One folder a module, each in its library's format."""
         for name, adapter in self._adapters.items():

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from visual_grpo.config import LoraParams, ModelConfig, PolicyConfig, SamplerConfig, Strict, Task
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from visual_grpo.policies.adapters import AdapterSet
     from visual_grpo.policies.lora import Adapter
     from visual_grpo.types import JointPolicy, Policy, PromptRecord, Sample
@@ -28,6 +30,10 @@ class AdapterFormat(Protocol):
     def attach(self, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Adapter: ...
 
     def load(self, base: Any, folder: Path) -> Adapter: ...
+
+    def saved(self, folder: Path) -> dict[str, Tensor]:
+        """The `Adapter.state` of a saved one."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

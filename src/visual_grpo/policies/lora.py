@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
     from transformers import PreTrainedModel
 
+_PEFT_FILE = "adapter_model.safetensors"
 _DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 _DIFFUSERS_CONFIG = "lora_adapter_metadata"
 
@@ -90,6 +91,11 @@ class PeftAdapter:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         _load_state(self.model, state, {})
 
+    @classmethod
+    def saved(cls, folder: Path) -> dict[str, Tensor]:
+        """The `state` that `save` wrote."""
+        return _saved(folder / _PEFT_FILE)
+
     def save(self, folder: Path | str) -> None:
         """``adapter_config.json`` and ``adapter_model.safetensors``."""
         self.model.save_pretrained(str(folder))
@@ -143,6 +149,12 @@ class DiffusersAdapter:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         _load_state(self.model, state, {"adapter_name": "default"})
 
+    @classmethod
+    def saved(cls, folder: Path) -> dict[str, Tensor]:
+        """The `state` that `save` wrote."""
+        start = f"{cls.prefix}." if cls.prefix else ""
+        return {name.removeprefix(start): value for name, value in _saved(folder / _DIFFUSERS_FILE).items()}
+
     def save(self, folder: Path | str) -> None:
         """``pytorch_lora_weights.safetensors``, with the adapter's configuration in its metadata."""
         self.model.save_lora_adapter(str(folder))
@@ -191,6 +203,14 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+def _saved(file: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    _require(file)
+    with _loading(file.parent):
+        return load_file(file)
 
 
 def _require(file: Path) -> None:

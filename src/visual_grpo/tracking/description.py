@@ -12,9 +12,9 @@ from visual_grpo.config.outputs import FLOW
 from visual_grpo.config.presets import WORLD_PRESETS
 from visual_grpo.errors import counted
 
-_IN_THE_NAME = {"seed", "resume", "output", "adapter", "data.path", "grpo.loss", "grpo.steps", "grpo.learning_rate"} | {
-    "policy.train",
-    "policy.stages",
+_IN_THE_NAME = {
+    *("seed", "train.seed", "resume", "output", "adapter", "data.path"),
+    *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
 }
 _NOT_IN_THE_NAME = ("evaluation.", "tracking.", "policy.signal_check.", "model.device", "model.threads")
 """Parameters that change nothing of what is trained."""
@@ -38,7 +38,7 @@ def training_name(
         config.grpo.loss,
         "lr" + "+".join(_distinct(_short(config.grpo_of(module).learning_rate) for module in modules)),
         counted(config.grpo.steps, "step"),
-        f"seed {config.seed}",
+        f"seed {config.training_seed}",
         *_changes(config, modules, environment, changed),
     ]
     return " ".join(word for word in words if word)
@@ -86,7 +86,7 @@ def in_words(config: Parameters, modules: Sequence[str], commands: str) -> str:
         f"- {counted(config.grpo.steps, 'step')} of {counted(grpo.prompts_per_step, 'prompt')} x"
         f" {counted(grpo.group_size, 'sample')}, learning rate"
         f" {', '.join(f'{config.grpo_of(module).learning_rate:g} ({module})' for module in modules)},"
-        f" seed {config.seed}\n\n"
+        f" seed {config.training_seed}\n\n"
         f"```\n{commands}\n```"
     )
 

@@ -14,6 +14,7 @@ import pandas as pd
 
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.errors import counted
+from visual_grpo.pipelines.train.start import check_start, find_start, start_digest
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import CHANGES, CODE, HELD_OUT, read_facts
 
@@ -45,7 +46,10 @@ def train(
     tracker, project = Tracker.active(), Path.cwd()
     components.check_unchanged(starter_report)
     plan = components.make_plan(parameters, starter_report["model"])
-    identity = _identity(parameters, starter_report, records)
+    start = find_start(parameters)
+    if start is not None:
+        check_start(parameters, list(plan.modules), start, starter_report["model"])
+    identity = _identity(parameters, starter_report, records, list(plan.modules), start)
     _check_checkpoint(parameters, identity)
     _check_baseline(parameters, plan, starter_report, records, baseline)
     scorer = components.build_scorer(parameters, plan.modules)
@@ -57,7 +61,7 @@ def train(
         parameters,
         model,
         scorer,
-        components.build_trainer(parameters, plan, model, scorer),
+        components.build_trainer(parameters, plan, model, scorer, start=start),
         train=train_records,
         evaluation=eval_records,
         identity=identity,
@@ -99,7 +103,13 @@ def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path) 
     return lineage.resumed({} if origin is None else origin.lineage, now)
 
 
-def _identity(config: Parameters, starter_report: dict[str, Any], records: RecordTable) -> dict[str, str]:
+def _identity(
+    config: Parameters,
+    starter_report: dict[str, Any],
+    records: RecordTable,
+    modules: Sequence[str],
+    start: Path | None,
+) -> dict[str, str]:
     """What the run depends on beside the parameters: edits of the user's own functions would change it too."""
     from visual_grpo.importing import code_digests
 
@@ -109,6 +119,7 @@ def _identity(config: Parameters, starter_report: dict[str, Any], records: Recor
         "model_digest": starter_report["digest"],
         "data": records.digest,
         **{f"{CODE}{name}": digest for name, digest in codes.items()},
+        **({} if start is None else {"start": start_digest(start, modules)}),
     }
 
 

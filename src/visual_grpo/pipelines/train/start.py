@@ -1,0 +1,48 @@
+"""The adapters that a training starts from (`TrainConfig.start`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from visual_grpo.config import Parameters
+from visual_grpo.config.presets import pinned
+from visual_grpo.errors import UserError
+from visual_grpo.saved_model import content_digest
+from visual_grpo.trained_adapters import check_base, check_weights, modules_of, read_facts, weight_sums
+
+BASE = "base"
+
+
+def find_start(config: Parameters) -> Path | None:
+    """The folder of the adapters to start from; None = fresh ones."""
+    from visual_grpo.tracking.adapters import find_adapters
+
+    if config.train.start == BASE:
+        return None
+    return find_adapters(config.train.start, Path(config.adapters_folder))
+
+
+def check_start(config: Parameters, modules: Sequence[str], start: Path, model: str) -> None:
+    """Raises UserError where ``modules`` of ``model`` cannot start from the adapters in the folder ``start``: they are
+    damaged, of another base model, or lack a module or have another LoRA on it."""
+    check_weights(start)
+    check_base(start, model, content_digest(model))
+    there, before = modules_of(start), Parameters.model_validate(pinned(read_facts(start)["parameters"]))
+    for module in modules:
+        if module not in there:
+            raise UserError(f"train.start: {start} has adapters of {', '.join(there)}, but {module} is to be trained.")
+        was, now = before.lora_of(module), config.lora_of(module)
+        if was != now:
+            raise UserError(
+                f"train.start: the LoRA of {module} in {start} has {was}, this training has {now}. Give both the same"
+                f" policy.lora (or modules.{module}.lora), or start from the base model: train.start={BASE}"
+            )
+
+
+def start_digest(start: Path, modules: Sequence[str]) -> str:
+    """sha256 of the weights of ``modules``: a training depends on these, wherever they come from."""
+    sums = {name: digest for name, digest in weight_sums(start).items() if name.split("/")[0] in modules}
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
