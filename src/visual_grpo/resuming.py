@@ -19,6 +19,7 @@ AUTO, NEVER = "auto", "never"
 MAY_CHANGE = (
     # Not of the training, or how often something is done beside it.
     *("resume", "output", "adapter", "generate.*", "score.*", "compare.*", "tracking.*", "evaluation.every"),
+    "promotion.*",
     "grpo.non_finite",
     # Where and in how large parts it is computed, which changes rounding only.
     *("model.device", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),

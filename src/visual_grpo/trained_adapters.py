@@ -20,7 +20,10 @@ CODE = "code of reward "
 """Before a reward's name in the facts: the digest of the user's own function."""
 _AGAIN = "Train again, or use the adapters of the MLflow run."
 LATEST, NONE = "latest", "none"
-PRESENT_SECTIONS = ("evaluation", "tracking", "resume", "output", "adapter", "generate", "score", "compare")
+PRESENT_SECTIONS = (
+    *("evaluation", "tracking", "resume", "output", "adapter"),
+    *("generate", "score", "compare", "promotion"),
+)
 """Parameters that judging an adapter takes from the present command, not from its training."""
 PRESENT_KEYS = {"model": ("device", "threads"), "policy": ("denoise_batch", "decode_batch", "rollout_batch")}
 

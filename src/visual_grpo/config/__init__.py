@@ -11,6 +11,7 @@ from visual_grpo.config.policy import (
     SamplingConfig,
     SignalCheckConfig,
 )
+from visual_grpo.config.promotion import PromotionConfig
 from visual_grpo.config.schema import Parameters, flatten, merged
 from visual_grpo.config.training import (
     ControlConfig,
@@ -34,6 +35,7 @@ __all__ = [
     "ModuleConfig",
     "Parameters",
     "PolicyConfig",
+    "PromotionConfig",
     "RewardConfig",
     "SamplerConfig",
     "SamplingConfig",

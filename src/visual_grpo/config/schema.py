@@ -16,6 +16,7 @@ from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.policy import LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_rewards
+from visual_grpo.config.promotion import PromotionConfig
 from visual_grpo.config.small import CompareConfig, GenerateConfig, ScoreConfig
 from visual_grpo.config.training import (
     EvaluationConfig,
@@ -51,6 +52,7 @@ class Parameters(Strict):
     generate: GenerateConfig = GenerateConfig()
     score: ScoreConfig = ScoreConfig()
     compare: CompareConfig = CompareConfig()
+    promotion: PromotionConfig = PromotionConfig()
     data: DataConfig
     starter: StarterConfig
     model: ModelConfig
@@ -116,6 +118,11 @@ class Parameters(Strict):
     def training_seed(self) -> int:
         """Of the training's draws."""
         return self.seed if self.train.seed is None else self.train.seed
+
+    @property
+    def registered_model(self) -> str:
+        """Name of the model in MLflow's registry whose versions are the adapters of this output folder."""
+        return self.promotion.name(self.output)
 
     def grpo_of(self, module: str) -> GRPOConfig:
         """The algorithm's settings for one module."""

@@ -19,6 +19,7 @@ _UNCOMPARED = (
     "generate.",
     "score.",
     "compare.",
+    "promotion.",
     "model.device",
     "starter.",
 )

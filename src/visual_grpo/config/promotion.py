@@ -1,0 +1,56 @@
+"""The registered model that adapters are promoted in."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+from pydantic import Field, field_validator
+
+from visual_grpo.config.base import Strict
+from visual_grpo.config.outputs import ROOT
+
+PACKAGE = "visual_grpo"
+CHAMPION = "champion"
+
+
+class PromotionConfig(Strict):
+    """Which adapter is the champion: a version of a registered model in MLflow, to which an alias points."""
+
+    model: str | None = Field(
+        None,
+        description="name of the registered model in MLflow, without / and :; null = visual_grpo, or visual_grpo-NAME"
+        " for the results of another folder (output) than data, such as visual_grpo-text for data/text",
+    )
+    alias: str = Field(CHAMPION, description="the alias that a promotion moves: models:/NAME@champion is the champion")
+    base_copy_mb: float = Field(
+        200,
+        ge=0,
+        description="largest base model (MB, 10^6 bytes) in a local folder that is copied into a version, so that the"
+        " version loads without that folder; of a larger one the version has the path and the digest of the content",
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _is_a_name(cls, model: str | None) -> str | None:
+        if model is not None and (not model.strip() or set("/:") & set(model)):
+            raise ValueError(f"expected the name of a registered model, without / and :, got {model!r}")
+        return model
+
+    @field_validator("alias")
+    @classmethod
+    def _is_an_alias(cls, alias: str) -> str:
+        """MLflow reserves ``latest``, and what reads as a version."""
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", alias) or re.fullmatch(r"(?i)latest|v\d+", alias):
+            raise ValueError(f"expected letters, digits, _ and -, and neither latest nor v1, v2, ..., got {alias!r}")
+        return alias
+
+    def name(self, output: str) -> str:
+        """The registered model's name for the results in the folder ``output``."""
+        return self.model or "-".join([PACKAGE, *_words(PurePath(output))])
+
+
+def _words(output: PurePath) -> list[str]:
+    """The folders that tell ``output`` apart, as MLflow allows them in a name."""
+    inside = output.relative_to(ROOT) if output.is_relative_to(ROOT) else output
+    return [word for part in inside.parts if (word := re.sub(r"[^\w.-]+", "_", part).strip("_"))]
