@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,7 +83,7 @@ def test_every_environment_is_valid(environment):
 
     conf = loader(environment)
     config = validate(conf["parameters"])
-    assert config.seed == conf["globals"]["seed"]
+    assert config.seed == 0
     assert make_plan(config).modules, "what the environment says fits its model's family"
     assert conf["mlflow"]["server"]["mlflow_tracking_uri"].startswith("sqlite:////")
     assert set(conf["catalog"]) >= {"records", "baseline", "adapters", "evaluation"}
@@ -95,6 +96,17 @@ def test_params_change_one_key_and_leave_its_neighbours():
     changed = OmegaConfigLoader(str(ROOT / "conf"), env="base", runtime_params=runtime, **CONFIG_LOADER_ARGS)
     before = loader("base")["parameters"]
     assert changed["parameters"] == {**before, "seed": 5, "grpo": {**before["grpo"], "steps": 3}}
+
+
+def test_a_seed_in_globals_is_refused_and_not_overlooked(tmp_path):
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    (tmp_path / "conf/local/globals.yml").write_text("seed: 3\nmine: 1\n", encoding="utf-8")
+    command = (sys.executable, "-m", "kedro", "run", "--pipeline=train", f"--conf-source={tmp_path / 'conf'}")
+    done = call(*command)
+    assert done.returncode == 1
+    assert "globals.yml sets seed to 3, but the seed is now a parameter like any other, and is 0." in done.stderr
+    (tmp_path / "conf/local/parameters.yml").write_text("seed: ${globals:seed}\ngrpo: {loss: x}\n", encoding="utf-8")
+    assert "globals.yml" not in call(*command).stderr, "where it is still read, it is right"
 
 
 def test_a_module_in_the_projects_root_can_be_imported(tmp_path):

@@ -126,7 +126,7 @@ def _value(value: Any) -> str:
     if value is PydanticUndefined:
         return "required"
     if isinstance(value, str) and value.startswith("${"):
-        return "`0` (conf/base/globals.yml)" if "seed" in value else f"`{value}`"
+        return f"`{value}`"
     if value is None or isinstance(value, bool):
         return f"`{str(value).lower()}`".replace("none", "null")
     if isinstance(value, BaseModel):

@@ -35,8 +35,6 @@ def _base_parameters(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-        # Its value refers to Kedro's globals, where it is 0.
-        return flatten(validate(tree | {"seed": 0}).model_dump(mode="json"))
+        return flatten(validate(yaml.safe_load(path.read_text(encoding="utf-8"))).model_dump(mode="json"))
     except (UserError, yaml.YAMLError, TypeError):
         return {}

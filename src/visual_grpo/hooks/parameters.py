@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kedro.config import AbstractConfigLoader
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import CatalogProtocol
@@ -17,6 +18,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.validation import validate
 from visual_grpo.datasets.parameters import parameter_entries
+from visual_grpo.errors import UserError
 from visual_grpo.preflight import settled
 from visual_grpo.secret_values import cover_logs, remember_named
 from visual_grpo.tracking.others import check_packages
@@ -30,6 +32,7 @@ class ParameterHooks:
 
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
+        _refuse_seed_in_globals(context.config_loader)
         tree = with_output_folders(context.config_loader["parameters"], context.env)
         cover_logs()
         remember_named(tree)
@@ -66,6 +69,16 @@ class ParameterHooks:
             check_packages(parameters.tracking)
         if self._resumed:
             console.note(self._resumed)
+
+
+def _refuse_seed_in_globals(loader: AbstractConfigLoader) -> None:
+    """Raises UserError where a globals.yml sets the seed, which the parameters took from there once."""
+    seed, used = loader["globals"].get("seed"), loader["parameters"].get("seed")
+    if seed not in (None, used) and "seed" not in (loader.runtime_params or {}):
+        raise UserError(
+            f"globals.yml sets seed to {seed}, but the seed is now a parameter like any other, and is {used}. Put the"
+            f" line `seed: {seed}` into the parameters.yml beside that file, and take it out of globals.yml."
+        )
 
 
 def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
