@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.presets import pinned
+from visual_grpo.pipelines.compare.sides import Side
 from visual_grpo.trained_adapters import modules_of
 
 _UNCOMPARED = (
@@ -23,16 +22,6 @@ _UNCOMPARED = (
     "model.device",
     "starter.",
 )
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two: a training's adapters, or the base model."""
-
-    name: str
-    folder: Path | None
-    facts: dict[str, Any]
-    """Of the training; empty for the base model."""
 
 
 def differences(first: Side, second: Side) -> dict[str, list[Any]]:
