@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
 
-from visual_grpo.evaluation.paired import CHUNK, paired_difference, paired_ratio_bootstrap
+from visual_grpo.evaluation.paired import CHUNK, paired_difference, paired_ratio_bootstrap, t_interval
 
 NAN = float("nan")
 
@@ -60,6 +60,24 @@ def test_the_interval_is_that_of_a_t_test_on_prompt_means_whatever_the_order_of_
     order = rng.permutation(60)
     again = paired_difference(before[order], after[order], [clusters[i] for i in order])
     assert asdict(again) == pytest.approx(asdict(found), abs=1e-12)
+
+
+def test_another_confidence_gives_the_bounds_of_one_sided_tests() -> None:
+    rng = np.random.default_rng(4)
+    differences, clusters = rng.normal(size=40), [str(i // 2) for i in range(40)]
+    found = paired_difference(np.zeros(40), differences, clusters, confidence=1 - 2 * 0.001)
+    means = pd.Series(differences).groupby(clusters).mean()
+    assert found.ci_low == pytest.approx(ttest_1samp(means, 0, alternative="greater").confidence_interval(0.999).low)
+    assert found.ci_high == pytest.approx(ttest_1samp(means, 0, alternative="less").confidence_interval(0.999).high)
+
+
+def test_the_interval_of_each_row_is_that_of_the_row_alone() -> None:
+    rows = np.random.default_rng(5).normal(size=(3, 2, 7))
+    low, high = t_interval(rows, 0.9)
+    assert low.shape == high.shape == (3, 2)
+    expected = ttest_1samp(rows[1, 0], 0).confidence_interval(0.9)
+    assert (low[1, 0], high[1, 0]) == pytest.approx((expected.low, expected.high))
+    assert np.isnan(t_interval(rows[..., :1])).all()
 
 
 def test_copies_of_an_image_add_no_evidence() -> None:

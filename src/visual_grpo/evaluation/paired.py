@@ -40,19 +40,20 @@ class PairedDifference:
     trained_mean: float
     difference: float
     ci_low: float
-    """95% interval of ``difference``; NaN with fewer than two units."""
+    """Interval of ``difference``, 95% unless asked otherwise; NaN with fewer than two units."""
     ci_high: float
     win_rate: float
     """Share of pairs in which the trained sample scores higher; a tie counts one half."""
 
 
-def paired_difference(baseline: ArrayLike, trained: ArrayLike, clusters: Sequence[str]) -> PairedDifference:
+def paired_difference(
+    baseline: ArrayLike, trained: ArrayLike, clusters: Sequence[str], confidence: float = CONFIDENCE
+) -> PairedDifference:
     """Compares ``baseline[i]`` with ``trained[i]``, sample ``i`` of unit ``clusters[i]``.
 
     ``baseline``, ``trained``: [n] scores, NaN = unscored. Every mean is a mean of cluster means, so that each prompt
-    counts the same however many of its samples were scored. With the clusters' mean differences d_1 ... d_k the
-    interval is mean(d) +- t sd(d) / sqrt(k), with the 97.5% quantile t of Student's distribution of k - 1 degrees of
-    freedom.
+    counts the same however many of its samples were scored. The interval is the `t_interval` of the clusters' mean
+    differences.
     """
     before, after = np.asarray(baseline, dtype=np.float64), np.asarray(trained, dtype=np.float64)
     if before.ndim != 1 or before.shape != after.shape or len(clusters) != len(before):
@@ -64,7 +65,7 @@ def paired_difference(baseline: ArrayLike, trained: ArrayLike, clusters: Sequenc
     before, after = before[scored], after[scored]
     counts = np.bincount(members)
     means = [_sums(values, members) / counts for values in (before, after, after - before)]
-    low, high = _t_interval(means[2])
+    low, high = t_interval(means[2], confidence)
     return PairedDifference(
         units=len(names),
         images=len(before),
@@ -72,10 +73,28 @@ def paired_difference(baseline: ArrayLike, trained: ArrayLike, clusters: Sequenc
         baseline_mean=_mean(means[0]),
         trained_mean=_mean(means[1]),
         difference=_mean(means[2]),
-        ci_low=low,
-        ci_high=high,
+        ci_low=float(low),
+        ci_high=float(high),
         win_rate=_win_rate(before, after),
     )
+
+
+def t_interval(values: Values, confidence: float = CONFIDENCE) -> tuple[Values, Values]:
+    """Both ends of a two-sided interval of the mean of k independent values: [..., k] -> [...] each.
+
+    With d_1 ... d_k it is mean(d) +- t sd(d) / sqrt(k), where t is the quantile (1 + ``confidence``) / 2 of Student's
+    distribution of k - 1 degrees of freedom. Each end alone is a one-sided bound of error (1 - ``confidence``) / 2. NaN
+    with fewer than two values.
+    """
+    count = values.shape[-1]
+    if count < 2:
+        undefined = np.full(values.shape[:-1], np.nan)
+        return undefined, undefined
+    from scipy.stats import t  # Half a second, which `kedro --help` should not pay.
+
+    mean = values.mean(-1)
+    half = t.ppf((1 + confidence) / 2, count - 1) * values.std(-1, ddof=1) / np.sqrt(count)
+    return mean - half, mean + half
 
 
 def paired_ratio_bootstrap(
@@ -119,17 +138,6 @@ def paired_ratio_bootstrap(
         ci_high=high,
         win_rate=_win_rate(before[decided], after[decided]),
     )
-
-
-def _t_interval(values: Values) -> tuple[float, float]:
-    """Two-sided `CONFIDENCE` interval of the mean of independent values [k]; NaN with fewer than two."""
-    count = len(values)
-    if count < 2:
-        return float("nan"), float("nan")
-    from scipy.stats import t  # Half a second, which `kedro --help` should not pay.
-
-    half = t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1) / np.sqrt(count)
-    return float(values.mean() - half), float(values.mean() + half)
 
 
 def _percentile_interval(
