@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
@@ -18,6 +18,18 @@ STOCK = "stock"
 """The sampler of the plain pipeline."""
 KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What messages call the two tables, and what to do if they do not pair; None = to draw the baseline again."""
+
+    baseline: str = "baseline"
+    trained: str = "trained results"
+    remedy: str | None = None
+
+
+SIDES = Sides()
 
 
 def compare(
@@ -55,21 +67,22 @@ def controls_of(scores: pd.DataFrame) -> list[str]:
     return list(scores.attrs.get("facts", {}).get("controls", {}))
 
 
-def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
+def join(baseline: pd.DataFrame, trained: pd.DataFrame, sides: Sides = SIDES) -> pd.DataFrame:
     """One row per sample: the key, ``prompt``, ``unit``, ``source`` (relative to the baseline's folder; optional), and
     every score, ``file`` and ``answer`` with the suffixes ``_baseline`` and ``_trained``.
 
     The baseline's total is recomputed with the weights of the trained results: the weights depend on the module that
     was trained, and one baseline is used for every module. The baseline's controls are left out, and the samples that
-    it has beyond those that were asked of the trained policy.
+    it has beyond those that were asked of the trained policy. Raises ``UserError``, in the words of ``sides``, unless
+    both tables contain exactly the same samples and scores.
     """
     baseline = asked_for(baseline[~baseline["sampler"].isin(controls_of(baseline))], trained)
-    baseline = retotalled(baseline, trained.attrs["weights"])
-    _check_same("scores", set(score_columns(baseline)), set(score_columns(trained)))
+    baseline = retotalled(baseline, trained.attrs["weights"], sides)
+    _check_same("scores", set(score_columns(baseline)), set(score_columns(trained)), sides)
     for column in KEY:
-        _check_same(f"values of {column}", set(baseline[column]), set(trained[column]))
+        _check_same(f"values of {column}", set(baseline[column]), set(trained[column]), sides)
     keys = [list(frame[KEY].itertuples(index=False, name=None)) for frame in (baseline, trained)]
-    _check_same("images (sampler, split, id, index, seed)", set(keys[0]), set(keys[1]))
+    _check_same("images (sampler, split, id, index, seed)", set(keys[0]), set(keys[1]), sides)
     return baseline.merge(
         trained.drop(columns=["prompt", "unit", "source"], errors="ignore"),
         on=KEY,
@@ -78,10 +91,11 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def retotalled(scores: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFrame:
+def retotalled(scores: pd.DataFrame, weights: Mapping[str, float], sides: Sides = SIDES) -> pd.DataFrame:
     """The same scores with the total of these weights; NaN where a weighted reward is unscored."""
     used = {name: weight for name, weight in weights.items() if weight}
-    _check_same("weighted rewards", {f"reward/{name}" for name in used} & set(scores), {f"reward/{n}" for n in used})
+    asked = {f"reward/{name}" for name in used}
+    _check_same("weighted rewards", asked & set(scores), asked, sides)
     return scores.assign(total=weighted_total({name: scores[f"reward/{name}"] for name in used}, used))
 
 
@@ -101,7 +115,7 @@ def score_columns(scores: pd.DataFrame) -> dict[str, str]:
 
 def _entries(pairs: pd.DataFrame, trained: pd.DataFrame, samples: int, seed: int) -> list[dict[str, Any]]:
     weights = trained.attrs["weights"]
-    groups = [(key, rows, _independent(rows)) for key, rows in pairs.groupby(["sampler", "split"], sort=False)]
+    groups = [(key, rows, independent(rows)) for key, rows in pairs.groupby(["sampler", "split"], sort=False)]
     return [
         {"name": name, "split": split, "sampler": sampler, "optimised": _optimised(name, weights)}
         | _measure(rows, column, clusters, samples, seed)
@@ -133,7 +147,7 @@ def _unscored(before: pd.Series, after: pd.Series, clusters: list[str]) -> dict[
     }
 
 
-def _independent(rows: pd.DataFrame) -> list[str]:
+def independent(rows: pd.DataFrame) -> list[str]:
     """[n] cluster of each row: the smallest id of the records that are held out together (such as all queries about an
     image)."""
     units = rows["unit"] if "unit" in rows else rows["id"]  # Scores of older versions lack the column.
@@ -144,11 +158,12 @@ def _optimised(name: str, weights: Mapping[str, float]) -> bool:
     return name == "total" or weights.get(name, 0.0) != 0
 
 
-def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
+def _check_same(what: str, before: set[Any], after: set[Any], sides: Sides) -> None:
     if before != after:
         only = [
             f"{len(extra)} only in the {side} ({', '.join(map(repr, sorted(extra)[:3]))})"
-            for side, extra in (("baseline", before - after), ("trained results", after - before))
+            for side, extra in ((sides.baseline, before - after), (sides.trained, after - before))
             if extra
         ]
-        raise UserError(f"baseline and trained results differ in their {what}: {'; '.join(only)}. {draw_again()}")
+        differ = f"{sides.baseline} and {sides.trained} differ in their {what}: {'; '.join(only)}"
+        raise UserError(f"{differ}. {draw_again() if sides.remedy is None else sides.remedy}")
