@@ -76,6 +76,12 @@ def hold(file: Path, command: str, note: Callable[[str], None]) -> None:
     _held.append((lock, said))
 
 
+def descriptors() -> tuple[int, ...]:
+    """The open files of all locks that this process holds: a process that inherits one holds its lock too."""
+    found = [lock._context.lock_file_fd for lock, _ in _held]
+    return tuple(number for number in found if number is not None)
+
+
 def release() -> None:
     """Gives back all locks that this process holds."""
     while _held:

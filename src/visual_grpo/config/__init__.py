@@ -12,6 +12,7 @@ from visual_grpo.config.policy import (
     SignalCheckConfig,
 )
 from visual_grpo.config.promotion import PromotionConfig
+from visual_grpo.config.retraining import MonitorConfig, RetrainConfig
 from visual_grpo.config.schema import Parameters, flatten, merged
 from visual_grpo.config.training import (
     ControlConfig,
@@ -33,9 +34,11 @@ __all__ = [
     "LoraParams",
     "ModelConfig",
     "ModuleConfig",
+    "MonitorConfig",
     "Parameters",
     "PolicyConfig",
     "PromotionConfig",
+    "RetrainConfig",
     "RewardConfig",
     "SamplerConfig",
     "SamplingConfig",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from visual_grpo.config.base import Strict
+from visual_grpo.config.base import AdapterName, Strict
 from visual_grpo.config.outputs import ROOT
 
 PACKAGE = "visual_grpo"
@@ -23,6 +24,34 @@ class PromotionConfig(Strict):
         " for the results of another folder (output) than data, such as visual_grpo-text for data/text",
     )
     alias: str = Field(CHAMPION, description="the alias that a promotion moves: models:/NAME@champion is the champion")
+    candidate: AdapterName = Field(
+        "latest", description="the adapter that asks to become champion: as the parameter adapter names one"
+    )
+    gates_per_year: int = Field(
+        52,
+        ge=1,
+        description="promotions that may be asked for in a year, on the same held-out prompts; each has an equal part"
+        " of error. More in 365 days are refused",
+    )
+    error: float = Field(
+        0.05,
+        gt=0,
+        lt=0.5,
+        description="probability that a year of gates promotes an adapter that is not better (docs/promotion.md)",
+    )
+    margin: float = Field(
+        0.0, ge=0, description="the gain in total reward that must be shown over the champion and over the base model"
+    )
+    max_guard_fall: float = Field(
+        0.25, ge=0, description="most that a reward of weight 0 may fall, as a share of its mean before"
+    )
+    max_unscored_rise: float = Field(
+        0.02, ge=0, le=1, description="most that the share of samples that cannot be scored may rise"
+    )
+    subgroups: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description="key of the records' metadata: most that the total may fall among records of the same value",
+    )
     base_copy_mb: float = Field(
         200,
         ge=0,

@@ -17,6 +17,7 @@ from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.policy import LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_rewards
 from visual_grpo.config.promotion import PromotionConfig
+from visual_grpo.config.retraining import RetrainConfig
 from visual_grpo.config.small import CompareConfig, GenerateConfig, ScoreConfig
 from visual_grpo.config.training import (
     EvaluationConfig,
@@ -73,6 +74,7 @@ class Parameters(Strict):
     grpo: GRPOConfig
     evaluation: EvaluationConfig
     tracking: TrackingConfig
+    retrain: RetrainConfig = RetrainConfig()
 
     @model_validator(mode="after")
     def _the_starter_draws_the_task(self) -> Self:
@@ -134,8 +136,11 @@ class Parameters(Strict):
         return self.policy.lora if own is None or own.lora is None else own.lora
 
     def public(self) -> dict[str, Any]:
-        """All values as JSON, without secrets: what may be stored and shown."""
-        tree: dict[str, Any] = hidden(self.model_dump(mode="json"))
+        """All values as JSON, without secrets: what may be stored and shown.
+
+        Without what the retrain command alone reads, which is of no run, and may hold a secret address.
+        """
+        tree: dict[str, Any] = hidden(self.model_dump(mode="json", exclude={"retrain"}))
         return tree
 
     def weights(self, modules: Sequence[str]) -> dict[str, float]:

@@ -45,7 +45,9 @@ class AdapterHooks:
 
 def _deciding_adapters(present: Parameters, makes: set[str]) -> Path | None:
     """The folder of the adapters whose training decides the parameters; None where the present ones count."""
-    if "comparison" in makes:
+    if "promotion" in makes:
+        named = present.promotion.candidate
+    elif "comparison" in makes:
         named = present.compare.second if present.compare.second != NONE else present.compare.first
     elif {"trained", "generated"} & makes or ("baseline" in makes and present.adapter != LATEST):
         named = present.adapter

@@ -24,6 +24,7 @@ SHOWN = {
     "negative_labels": "labels",
     "generated": "pictures",
     "scores": "scores",
+    "promotion_result": "decision",
 }
 """Dataset -> what its path is called at the end."""
 REPORT = "evaluation.html"
@@ -50,8 +51,9 @@ class EndingHooks:
         where = {label: _path(catalog, name) for name, label in SHOWN.items() if name in made}
         if "evaluation_report" in made:
             where["report"] = f"{_path(catalog, 'evaluation_report')}/{REPORT}"
-        if "comparison" in made:
-            where["report"] = f"{_path(catalog, 'comparison')}/{REPORT}"
+        for name in ("comparison", "promotion"):
+            if name in made and (Path(_path(catalog, name)) / REPORT).is_file():
+                where["report"] = f"{_path(catalog, name)}/{REPORT}"
         name = Tracker.active().name()
         console.summary("", where | ({"MLflow run": name} if name else {}))
         after = _next(run_params, made, catalog)

@@ -1,0 +1,73 @@
+"""When the retrain command trains, what it may spend, and whom it tells."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from visual_grpo.config.base import Strict
+
+PER_HOUR = 3600
+
+
+class MonitorConfig(Strict):
+    """A score that somebody else measures, such as of the pictures that users get."""
+
+    command: str | None = Field(
+        None, description="a shell command whose last printed line is the score, a number; null = nothing is monitored"
+    )
+    floor: float = Field(0.0, description="a retraining begins when the score is below it")
+
+
+class RetrainConfig(Strict):
+    """Of ``python -m visual_grpo.retraining`` (`make retrain`)."""
+
+    when: Literal["changed", "always"] = Field(
+        "changed",
+        description="changed: where data, code or parameters are not those of the last training, or the monitored"
+        " score has fallen; always: at each call, with the next training seed if nothing else has changed",
+    )
+    start: Literal["base", "champion"] = Field(
+        "base", description="what a retraining starts from: the base model or, once there is one, the champion"
+    )
+    monitor: MonitorConfig = MonitorConfig()
+    update: bool = Field(
+        True, description="first fetch newer versions of what was brought in by dvc import or dvc import-url"
+    )
+    hours: float | None = Field(
+        None,
+        gt=0,
+        description="wall time for everything; then it stops with a checkpoint, and the next call goes on; null = none",
+    )
+    max_steps: int | None = Field(None, ge=1, description="more grpo.steps than these are refused; null = no limit")
+    keep_versions: int | None = Field(
+        10,
+        ge=2,
+        description="newest versions of the registered model that are kept, beside those with an alias and the one that"
+        " a rollback would need; null = all",
+    )
+    keep_runs: int | None = Field(
+        None,
+        ge=2,
+        description="newest runs of retrainings that MLflow keeps, with their artifacts, beside those of the versions"
+        " that are kept; null = all",
+    )
+    commit: str | None = Field(
+        None, description="a branch on which dvc.lock is committed after a training; null = it is not committed"
+    )
+    notify: str | None = Field(
+        None,
+        description="who is told how it ended: an address (http:// or https://) that gets the summary as JSON, or a"
+        " shell command that gets it as its input; null = nobody",
+    )
+    notify_when: Literal["always", "work", "failure"] = Field(
+        "work",
+        description="always; work: not where nothing was to be done; failure: where the exit code is neither 0 nor 3",
+    )
+
+    @model_validator(mode="after")
+    def _names_a_branch(self) -> RetrainConfig:
+        if self.commit is not None and not self.commit.strip():
+            raise ValueError("retrain.commit is empty; expected the name of a branch, or null")
+        return self

@@ -1,0 +1,205 @@
+"""The gate: candidate, champion and base model are drawn in one job; the alias moves last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError, counted
+from visual_grpo.pipelines.compare.sides import BASE, Side, draw, find_side, shared_scorer, side_of, unseen
+from visual_grpo.records.table import RecordTable
+from visual_grpo.trained_adapters import NONE, adapter_digest
+
+if TYPE_CHECKING:
+    from visual_grpo.evaluation.gate import GateRule
+    from visual_grpo.tracking.champions import Champions
+    from visual_grpo.tracking.versions import Registered
+
+SPLITS = ("held_out", "sealed")
+"""The gate's stages: sealed prompts, if there are any, are drawn only for what holds on the held-out ones."""
+CHAMPION, BASE_MODEL = "champion", "base model"
+
+
+def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -> tuple[Path, dict[str, Any]]:
+    """The folder with every side's samples and the report, and the gate's decision.
+
+    Nothing is drawn where the candidate is the champion already. The parameters are those of the candidate's training.
+    """
+    from visual_grpo.tracking.champions import Champions
+
+    registry = Champions.of(parameters)
+    candidate, champion = _candidate(parameters), registry.champion()
+    digest = adapter_digest(_folder(candidate))
+    found: dict[str, Any] = {
+        "candidate": {"name": candidate.name, "digest": digest, "run_id": candidate.facts.get("mlflow_run_id")},
+        "champion": None if champion is None else {"version": champion.version, "digest": champion.digest},
+    }
+    if champion is not None and champion.digest == digest:
+        sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
+        return promotion_draft, found | {"promoted": True, "already": True, "sentence": sentence, "stages": {}}
+    _check_number_of_gates(parameters, registry, digest)
+    references = _references(candidate, champion)
+    stages: dict[str, Any] = {}
+    for split in SPLITS:
+        if split == "sealed" and not len(records.split(split)):
+            continue
+        decision = _judge_on(split, parameters, records, candidate, references, promotion_draft)
+        stages[split] = decision.as_json()
+        if not decision.promoted:
+            break
+    _write_report(parameters, candidate, champion, stages, promotion_draft)
+    return promotion_draft, found | _outcome(stages)
+
+
+def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) -> dict[str, Any]:
+    """Registers what was judged better as a version and moves the alias to it, last; returns what became of it."""
+    from visual_grpo import console
+    from visual_grpo.tracking.champions import Champions
+
+    registry = Champions.of(parameters)
+    version = judgement["champion"]["version"] if judgement["already"] else None
+    if judgement["promoted"] and not judgement["already"]:
+        stages = {"gate.stages": ", ".join(judgement["stages"])}
+        version = registry.register(_folder(_candidate(parameters)), _said(judgement), stages)
+        registry.promote(version)
+    # What is noted need not be judged again, so this comes last.
+    registry.note_gate(judgement["candidate"]["digest"], promoted=judgement["promoted"])
+    for line in _said(judgement):
+        console.note(line)
+    if version is not None:
+        console.note(f"models:/{registry.name}@{registry.alias} is version {version} now.")
+    return judgement | {"model": registry.name, "alias": registry.alias, "version": version}
+
+
+def _said(judgement: Mapping[str, Any]) -> list[str]:
+    """The decision, and what must be known of it."""
+    notes = [f"Note: {note}" for stage in judgement["stages"].values() for note in stage["notes"]]
+    return [judgement["sentence"], *notes]
+
+
+def _candidate(parameters: Parameters) -> Side:
+    if parameters.promotion.candidate == NONE:
+        raise UserError("promotion.candidate is none, the base model: name an adapter")
+    return find_side(parameters.promotion.candidate, parameters)
+
+
+def _folder(side: Side) -> Path:
+    assert side.folder is not None
+    return side.folder
+
+
+def _check_number_of_gates(parameters: Parameters, registry: Champions, digest: str) -> None:
+    """The error of a year is divided among so many gates, and holds for no more of them."""
+    asked, limit = registry.gates_of_a_year(but=digest), parameters.promotion.gates_per_year
+    if asked >= limit:
+        raise UserError(
+            f"promotion.gates_per_year is {limit}, and {counted(asked, 'adapter')} asked to become"
+            f" {registry.name}@{registry.alias} within the last 365 days. With more of them the probability of a false"
+            f" promotion exceeds promotion.error = {parameters.promotion.error:g}. Wait, or raise"
+            " promotion.gates_per_year, which asks for a larger gain."
+        )
+
+
+def _references(candidate: Side, champion: Registered | None) -> dict[str, Side]:
+    """What the candidate is compared with.
+
+    Raises:
+        UserError: the champion is of another base model or task.
+    """
+    if champion is None:
+        return {BASE_MODEL: BASE}
+    side = side_of(f"champion {champion.version}", champion.adapters())
+    for what, value in {"base model": _base, "task": _task}.items():
+        now, before = value(candidate.facts), value(side.facts)
+        if now != before:
+            raise UserError(
+                f"The champion (version {champion.version} of {champion.name}) has another {what} than the candidate:"
+                f" {before}, not {now}. Their results do not compare. Promote the candidate under another name:"
+                " promotion.model=NAME"
+            )
+    return {CHAMPION: side, BASE_MODEL: BASE}
+
+
+def _base(facts: Mapping[str, Any]) -> str:
+    return str(facts.get("model_content") or facts["model_digest"])[:12]
+
+
+def _task(facts: Mapping[str, Any]) -> str:
+    return str(facts["parameters"]["data"]["task"])
+
+
+def _judge_on(
+    split: str,
+    parameters: Parameters,
+    records: RecordTable,
+    candidate: Side,
+    references: Mapping[str, Side],
+    folder: Path,
+) -> Any:
+    """Draws every side on the same prompts and seeds, and decides."""
+    from visual_grpo.evaluation.gate import decide, subgroups_of
+    from visual_grpo.evaluation.generate import read_scores
+
+    judged = unseen(records, [candidate, *references.values()], "promote", split)
+    rule = _rule(parameters)
+    groups = subgroups_of(judged, rule.subgroups)
+    scorer = shared_scorer(parameters, candidate.facts, judged)
+    scores = {}
+    for name, side in {"candidate": candidate, **references}.items():
+        drawn = folder / split / name.replace(" ", "_")
+        draw(parameters, side, side.facts or candidate.facts, judged, scorer, drawn, split=split)
+        scores[name] = read_scores(drawn)
+    return decide(scores.pop("candidate"), scores, rule, groups)
+
+
+def _rule(parameters: Parameters) -> GateRule:
+    from visual_grpo.evaluation.gate import GateRule
+
+    settings = parameters.promotion
+    return GateRule(
+        error=settings.error,
+        gates_per_year=settings.gates_per_year,
+        margin=settings.margin,
+        max_guard_fall=settings.max_guard_fall,
+        max_unscored_rise=settings.max_unscored_rise,
+        subgroups=settings.subgroups,
+    )
+
+
+def _outcome(stages: Mapping[str, Any]) -> dict[str, Any]:
+    """The decision of all stages: that of the last, which is reached only if the others hold."""
+    last = list(stages.values())[-1]
+    return {"promoted": last["promoted"], "already": False, "sentence": last["sentence"], "stages": dict(stages)}
+
+
+def _write_report(
+    parameters: Parameters, candidate: Side, champion: Registered | None, stages: Mapping[str, Any], folder: Path
+) -> None:
+    """The page: candidate against the champion, or against the base model where there is none."""
+    import pandas as pd
+
+    from visual_grpo.evaluation import compare, generate, report
+    from visual_grpo.evaluation.headline import headline
+    from visual_grpo.trained_adapters import HISTORY
+
+    reference = BASE_MODEL if champion is None else CHAMPION
+    before, after = (folder / "held_out" / name for name in (reference.replace(" ", "_"), "candidate"))
+    settings = parameters.evaluation
+    entries = compare.compare(
+        generate.read_scores(before),
+        generate.read_scores(after),
+        bootstrap_samples=settings.bootstrap_samples,
+        seed=settings.seed,
+    )
+    evaluation = {
+        "headline": headline(entries, names=(f"the {reference}", candidate.name)),
+        "gate": stages,
+        "adapter": f"{candidate.name} against the {reference}",
+        "training": candidate.facts,
+        "conditions": generate.read_scores(after).attrs["facts"],
+        "rewards": entries,
+        "controls": [],
+    }
+    report.write_report(folder, evaluation, before, after, pd.read_csv(_folder(candidate) / HISTORY))

@@ -1,0 +1,18 @@
+"""The node that puts the alias back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from visual_grpo.config import Parameters
+
+
+def roll_back(parameters: Parameters) -> dict[str, Any]:
+    """The champion's version before and after."""
+    from visual_grpo import console
+    from visual_grpo.tracking.champions import Champions
+
+    registry = Champions.of(parameters)
+    before, after = registry.rollback()
+    console.note(f"models:/{registry.name}@{registry.alias} is version {after} again, as before version {before}.")
+    return {"model": registry.name, "alias": registry.alias, "from": before, "to": after}

@@ -1,0 +1,70 @@
+"""Commits files on a branch without touching what is checked out, unless that branch itself is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from visual_grpo.errors import UserError
+
+
+def commit(project: Path, branch: str, files: Sequence[str], message: str) -> str | None:
+    """Commits the present contents of ``files`` on ``branch``, which is made from the present commit if it is new.
+
+    Other changes of the working tree, staged or not, are left as they are.
+
+    Returns:
+        The commit; None if the branch has these contents already.
+
+    Raises:
+        UserError: there is no repository, or git refuses.
+    """
+    git = _Git(project)
+    there = [file for file in files if (project / file).is_file()]
+    reference = f"refs/heads/{branch}"
+    parent = git.maybe("rev-parse", "--verify", "--quiet", reference) or git("rev-parse", "HEAD")
+    with tempfile.TemporaryDirectory() as folder:
+        # An index of its own: the user's may have other things staged.
+        index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+        git("read-tree", parent, **index)
+        git("add", "--force", "--", *there, **index)
+        tree = git("write-tree", **index)
+    if tree == git("rev-parse", f"{parent}^{{tree}}"):
+        return None
+    made = git("commit-tree", tree, "-p", parent, "-m", message)
+    git("update-ref", reference, made)
+    if git.maybe("symbolic-ref", "--quiet", "HEAD") == reference:
+        git("reset", "--quiet", "--", *there)  # Of the checked out branch the index follows.
+    return made
+
+
+class _Git:
+    def __init__(self, project: Path) -> None:
+        self.project = project
+
+    def __call__(self, *arguments: str, **variables: str) -> str:
+        done = self._run(arguments, variables)
+        if done.returncode:
+            raise UserError(f"retrain.commit: git {arguments[0]} failed: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    def maybe(self, *arguments: str) -> str | None:
+        """None where git says no."""
+        done = self._run(arguments, {})
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    def _run(self, arguments: Sequence[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                ["git", *arguments],
+                cwd=self.project,
+                env={**os.environ, **variables},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except OSError as error:
+            raise UserError(f"retrain.commit needs git: {error}") from error

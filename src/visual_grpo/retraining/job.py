@@ -1,0 +1,162 @@
+"""One retraining, from the update of the data to the alias.
+
+Every stage can be killed and run again: DVC repeats what is not done, a training goes on from its checkpoint, the gate
+comes to the same decision, the version is found by the digest of its weights, and the alias moves last.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from visual_grpo import console
+from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError
+from visual_grpo.retraining import branch, data_checks, retention
+from visual_grpo.retraining.commands import Commands, kedro
+from visual_grpo.retraining.monitor import fallen_score
+from visual_grpo.retraining.outcome import Code, Outcome
+from visual_grpo.retraining.stages import PREPARE, TRAIN, Stages
+from visual_grpo.retraining.training_start import TrainingStart
+from visual_grpo.tracking.champions import Champions
+from visual_grpo.tracking.versions import Registered
+from visual_grpo.trained_adapters import FACTS, adapter_digest, read_facts
+
+MESSAGE = "Retrained: {sentence}"
+
+
+@dataclass
+class Retraining:
+    """What a retraining needs to know; `run` does it."""
+
+    config: Parameters
+    environment: str | None
+    tracking_uri: str
+    stages: Stages
+    start: TrainingStart
+    commands: Commands
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> Outcome:
+        """Retrains if there is a reason to, and judges what was trained.
+
+        Raises:
+            UserError, StageFailedError, OutOfTimeError, DataRefusedError: the champion stays what it is.
+        """
+        self._check()
+        if self.config.retrain.update:
+            with self._stage("update"):
+                self.stages.update_imports()
+        reason = self._reason()
+        if reason is None:
+            return self.outcome(Code.DONE, "nothing to do: data, code and parameters are those of the last training")
+        console.note(f"Reason: {reason}")
+        with self._stage("data"):
+            self.stages.repeat(PREPARE)
+            data_checks.check(self.config, self._champion())
+        self._choose_start()
+        with self._stage("train"):
+            self.stages.repeat()
+        with self._stage("gate"):
+            result = self._judge()
+        return self._finish(reason, result)
+
+    def _check(self) -> None:
+        """Before anything is done: what would end the retraining after hours."""
+        steps, limit = self.config.grpo.steps, self.config.retrain.max_steps
+        if limit is not None and steps > limit:
+            raise UserError(f"grpo.steps is {steps}, more than retrain.max_steps = {limit} allows.")
+        self.stages.check()
+        with self._stage("registry"):
+            self._champion()  # MLflow must answer.
+
+    def _reason(self) -> str | None:
+        """Why something is to be done; gives a training that only the schedule or the monitor asks for its seed."""
+        with self._stage("status"):
+            changed = self.stages.changed()
+        if changed:
+            return "; ".join(changed[:2]) + (f"; and {len(changed) - 2} more" if len(changed) > 2 else "")
+        if not self._is_judged():
+            return "the last training was not judged"
+        reason = self._trigger()
+        if reason is not None:
+            seed = self.start.next_seed(self.config.training_seed)
+            return f"{reason}; training seed {seed}"
+        return None
+
+    def _trigger(self) -> str | None:
+        """Why to train again though nothing has changed."""
+        settings = self.config.retrain
+        score = fallen_score(settings.monitor, self.commands.project)
+        if score is not None:
+            return f"the monitored score is {score:g}, below {settings.monitor.floor:g}"
+        return "retrain.when is always" if settings.when == "always" else None
+
+    def _choose_start(self) -> None:
+        """Where the training is to be repeated anyway: from the present champion, if it is to start there."""
+        if not self.stages.changed(TRAIN):
+            return
+        champion = self._champion() if self.config.retrain.start == "champion" else None
+        self.start.set_start(None if champion is None else champion.uri)
+
+    def _is_judged(self) -> bool:
+        """Whether the gate has decided on the adapters that are there."""
+        folder = Path(self.config.adapters_folder)
+        return (folder / FACTS).is_file() and self._champions.is_judged(adapter_digest(folder))
+
+    def _judge(self) -> dict[str, Any]:
+        self.commands.run(*kedro("promote", self.environment))
+        file = Path(self.config.output) / "08_reporting" / "promotion.json"
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return result
+
+    def _finish(self, reason: str, result: dict[str, Any]) -> Outcome:
+        settings = self.config.retrain
+        run_id = read_facts(Path(self.config.adapters_folder)).get("mlflow_run_id")
+        with self._stage("retention"):
+            removed = retention.apply(
+                self.tracking_uri,
+                self._model,
+                self.config.promotion.alias,
+                run_id,
+                versions=settings.keep_versions,
+                runs=settings.keep_runs,
+            )
+        made = None
+        if settings.commit is not None:
+            files = [self.stages.file.with_name("dvc.lock").as_posix(), self.start.file.as_posix()]
+            made = branch.commit(
+                self.commands.project, settings.commit, files, MESSAGE.format(sentence=result["sentence"])
+            )
+        outcome = self.outcome(Code.DONE if result["promoted"] else Code.NOT_PROMOTED, result["sentence"], reason)
+        outcome.version, outcome.removed, outcome.commit = result["version"], removed, made
+        outcome.run_id = run_id
+        return outcome
+
+    @property
+    def _champions(self) -> Champions:
+        return Champions.of(self.config, self.tracking_uri)
+
+    def _champion(self) -> Registered | None:
+        return self._champions.champion()
+
+    @property
+    def _model(self) -> str:
+        return self.config.registered_model
+
+    def outcome(self, code: int, sentence: str, reason: str | None = None) -> Outcome:
+        """An outcome with what is known of this retraining."""
+        return Outcome(code=code, sentence=sentence, reason=reason, model=self._model, seconds=self.seconds)
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began

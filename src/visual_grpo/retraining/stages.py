@@ -1,0 +1,85 @@
+"""DVC's stages of an environment: which would run, and running them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from visual_grpo.errors import UserError
+from visual_grpo.retraining.commands import Commands, dvc
+
+PREPARE, TRAIN = "data_preparation", "train"
+_MOST = 3
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Those in the dvc.yaml of one environment."""
+
+    file: Path
+    """Relative to the project."""
+    commands: Commands
+
+    def check(self) -> None:
+        """Raises UserError where the environment has no stages."""
+        project = self.commands.project
+        if not (project / ".dvc").is_dir():
+            raise UserError(f"{project} is no DVC repository (no .dvc). Make it one: .venv/bin/dvc init")
+        if not (project / self.file).is_file():
+            name = "" if self.file.parent == Path() else f" --env={self.file.parent.name}"
+            raise UserError(
+                f"There is no {self.file}, which says what a retraining repeats. Write it:"
+                f" .venv/bin/python -m visual_grpo.dvc_stages{name}"
+            )
+
+    def update_imports(self) -> list[str]:
+        """Fetches newer versions of what ``dvc import`` and ``dvc import-url`` brought; returns these ``*.dvc``."""
+        project = self.commands.project
+        found = [file for file in sorted((project / "data").rglob("*.dvc")) if _is_import(file)]
+        names = [file.relative_to(project).as_posix() for file in found]
+        if names:
+            self.commands.run(*dvc("update", *names))
+        return names
+
+    def changed(self, stage: str | None = None) -> list[str]:
+        """What is another than at the last time, in words; empty if ``stage`` and all before it need not run."""
+        target = str(self.file) if stage is None else f"{self.file}:{stage}"
+        status = json.loads(self.commands.output(*dvc("status", "--json", target)) or "{}")
+        return list(_in_words(status))
+
+    def repeat(self, stage: str | None = None) -> None:
+        """Runs the stages that have changed, up to ``stage``."""
+        self.commands.run(*dvc("repro", str(self.file) if stage is None else f"{self.file}:{stage}"))
+
+
+def _is_import(file: Path) -> bool:
+    tree = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    return bool(tree.get("deps"))
+
+
+def _in_words(status: Mapping[str, Any]) -> Iterator[str]:
+    """``{"dvc.yaml:train": [{"changed deps": {"conf/local": "modified"}}]}`` -> ``train: conf/local modified``."""
+    for stage, changes in status.items():
+        name = stage.rpartition(":")[2]
+        for change in changes:
+            if isinstance(change, str):  # "always changed", "changed command"
+                yield f"{name}: {change}"
+                continue
+            for entries in change.values():
+                files = [f"{path} {how}" for path, how in _flat(entries)]
+                more = f" and {len(files) - _MOST} more" if len(files) > _MOST else ""
+                yield f"{name}: {', '.join(files[:_MOST])}{more}"
+
+
+def _flat(entries: Any) -> Iterator[tuple[str, str]]:
+    """Parameters are one level deeper than files."""
+    for path, how in entries.items() if isinstance(entries, Mapping) else ():
+        if isinstance(how, Mapping):
+            yield from _flat(how)
+        else:
+            yield path, str(how)
