@@ -78,7 +78,7 @@ def decide(
     for name, rows in pairs.items():
         differences = _unit_differences(rows)
         units.append(len(differences))
-        gains[name] = rule.margin + detectable_gain(differences.std(), len(differences), rule.alpha)
+        gains[name] = rule.margin + detectable_gain(float(differences.std()), len(differences), rule.alpha)
     return GateDecision(
         conditions=tuple(c for name, rows in pairs.items() for c in _conditions(name, rows, candidate, rule, groups)),
         error=rule.error,

@@ -1,0 +1,375 @@
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import nct, t
+
+from visual_grpo.errors import UserError
+from visual_grpo.evaluation.gate import GateRule, decide, subgroups_of
+from visual_grpo.evaluation.gate_decision import Condition, GateDecision
+from visual_grpo.types import PromptRecord
+
+NAN = float("nan")
+STRICT = 0.05 / 52
+REFERENCE = [1.0, 1.2, 0.8, 1.1, 0.9, 1.0]
+BETTER = [1.3, 1.5, 1.2, 1.4, 1.1, 1.4]
+"""Differences 0.3, 0.3, 0.4, 0.3, 0.2, 0.4: mean 0.316667, standard deviation 0.0752773."""
+GAINS = [0.3, 0.3, 0.4, 0.3, 0.2, 0.4]
+
+
+def scores(total: Sequence[float] | np.ndarray, guard: Sequence[float] | float = 1.0, images: int = 1) -> pd.DataFrame:
+    """``images`` of each prompt p0, p1, ...; the total is the reward ``a``."""
+    frame = pd.DataFrame(
+        [
+            ("stock", "held_out", f"p{i // images}", f"prompt {i // images}", i % images, 100 + i)
+            for i in range(len(total))
+        ],
+        columns=["sampler", "split", "id", "prompt", "index", "seed"],
+    )
+    frame["total"] = frame["reward/a"] = np.asarray(total, dtype=float)
+    frame["reward/guard"] = guard
+    frame.attrs = {"weights": {"a": 1.0, "guard": 0.0}}
+    return frame
+
+
+def lower(differences: Sequence[float], alpha: float) -> float:
+    """The bound, written down a second time."""
+    n, mean = len(differences), math.fsum(differences) / len(differences)
+    sd = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
+    return mean - t.isf(alpha, n - 1) * sd / math.sqrt(n)
+
+
+def upper(differences: Sequence[float], alpha: float) -> float:
+    return -lower([-d for d in differences], alpha)
+
+
+def rule(**changes: Any) -> GateRule:
+    return GateRule(**({"error": 0.05, "gates_per_year": 1} | changes))
+
+
+def condition(decision: GateDecision, name: str, against: str = "base") -> Condition:
+    (found,) = [c for c in decision.conditions if (c.name, c.against) == (name, against)]
+    return found
+
+
+def test_the_total_s_bound_by_hand() -> None:
+    found = condition(decide(scores(BETTER), {"base": scores(REFERENCE)}, rule()), "total")
+    # The 95% quantile of Student's t with 5 degrees of freedom is 2.015048.
+    assert found.bound == pytest.approx(0.316667 - 2.015048 * 0.0752773 / math.sqrt(6), abs=1e-6)
+    assert (found.units, found.reference, found.candidate) == (6, pytest.approx(1.0), pytest.approx(1.316667))
+    assert found.difference == pytest.approx(0.316667, abs=1e-6)
+
+
+@pytest.mark.parametrize("gates", [1, 12, 52])
+def test_a_year_s_error_is_shared_evenly_by_its_gates(gates: int) -> None:
+    decision = decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(gates_per_year=gates))
+    assert decision.alpha == 0.05 / gates
+    assert condition(decision, "total").bound == pytest.approx(lower(GAINS, 0.05 / gates))
+
+
+@pytest.mark.parametrize(("beyond", "promoted"), [(-1e-9, True), (1e-9, False)])
+def test_the_total_s_bound_must_be_above_the_margin(beyond: float, promoted: bool) -> None:
+    margin = lower(GAINS, STRICT) + beyond
+    decision = decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(gates_per_year=52, margin=max(margin, 0)))
+    assert decision.promoted is promoted
+    assert condition(decision, "total").holds is promoted
+
+
+def test_an_equal_is_not_promoted() -> None:
+    decision = decide(scores(REFERENCE), {"base": scores(REFERENCE)}, rule())
+    assert (condition(decision, "total").bound, decision.promoted) == (0, False)
+
+
+def test_a_constant_gain_has_a_bound_without_width() -> None:
+    decision = decide(scores([2.0, 3.0, 4.0]), {"base": scores([1.5, 2.5, 3.5])}, rule(gates_per_year=52))
+    assert (condition(decision, "total").bound, decision.promoted) == (0.5, True)
+    assert decision.detectable_gain == {"base": 0}
+
+
+def test_one_prompt_cannot_be_judged_and_no_prompt_either() -> None:
+    for before, after, units in (([1.0, 1.0], [2.0, 3.0], 1), ([NAN, 1.0], [1.0, NAN], 0)):
+        decision = decide(scores(after, images=2), {"base": scores(before, images=2)}, rule())
+        assert (decision.promoted, decision.units) == (False, units)
+        assert math.isnan(condition(decision, "total").bound)
+        assert f"{units} independent prompt" in condition(decision, "total").sentence
+        assert "too few to detect any gain" in decision.notes[0]
+        json.dumps(decision.as_json(), allow_nan=False)
+
+
+def test_images_of_a_prompt_and_prompts_held_out_together_are_one_unit() -> None:
+    before, after = scores([0.0] * 8, images=2), scores([1, 3, 2, 2, 5, 5, 4, 0], images=2)
+    apart = condition(decide(after, {"base": before}, rule()), "total")
+    assert (apart.units, apart.bound) == (4, pytest.approx(lower([2, 2, 5, 2], 0.05)))
+    units = {"p0": "x", "p1": "x", "p2": "y", "p3": "z"}
+    tables = [table.assign(unit=table["id"].map(units)) for table in (after, before)]
+    decision = decide(tables[0], {"base": tables[1]}, rule())
+    assert (decision.prompts, decision.units) == (4, 3)
+    assert condition(decision, "total").bound == pytest.approx(lower([2, 5, 2], 0.05))
+
+
+def test_every_reference_must_be_beaten() -> None:
+    champion, base = scores([1.3, 1.4, 1.3, 1.4, 1.0, 1.5]), scores(REFERENCE)
+    decision = decide(scores(BETTER), {"champion": champion, "base": base}, rule())
+    assert condition(decision, "total").holds
+    assert not condition(decision, "total", "champion").holds
+    assert not decision.promoted
+    assert decision.sentence.startswith("Not promoted: 1 of 6 conditions does not hold on 6 prompts, each bound at")
+    assert "Total against champion: +0.0" in decision.sentence
+    assert decide(scores(BETTER), {"base": base}, rule()).promoted
+
+
+def test_rows_are_paired_by_sample_not_by_position() -> None:
+    candidate = scores(BETTER)
+    shuffled = candidate.iloc[[3, 1, 5, 0, 2, 4]].reset_index(drop=True)
+    shuffled.attrs = candidate.attrs
+    expected, found = (decide(table, {"base": scores(REFERENCE)}, rule()).as_json() for table in (candidate, shuffled))
+    assert found == expected
+
+
+GUARD_BEFORE, GUARD_AFTER = [0.5, 0.4, 0.6, 0.5, 0.4, 0.6], [0.45, 0.38, 0.5, 0.47, 0.36, 0.52]
+GUARD_CHANGES = [-0.05, -0.02, -0.1, -0.03, -0.04, -0.08]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("beyond", "holds"), [(1e-9, True), (-1e-9, False)])
+def test_a_guard_may_fall_by_a_share_of_the_reference_s_mean(beyond: float, holds: bool, sign: int) -> None:
+    """With the sign -1 the guard is negative, and what rose is what fell."""
+    bound = lower([sign * d for d in GUARD_CHANGES], STRICT)
+    before, after = ([sign * value for value in side] for side in (GUARD_BEFORE, GUARD_AFTER))
+    share = abs(bound) / 0.5 + beyond  # Their mean is 0.5.
+    decision = decide(
+        scores(BETTER, after),
+        {"base": scores(REFERENCE, before)},
+        rule(gates_per_year=52, max_guard_fall=share),
+    )
+    found = condition(decision, "guard/guard")
+    assert (found.bound, found.limit) == (pytest.approx(bound), pytest.approx(-share * 0.5))
+    assert bound < 0
+    assert found.holds is holds
+    assert decision.promoted is holds
+
+
+def test_a_reward_with_a_weight_is_no_guard() -> None:
+    candidate, base = scores(BETTER, 0.1), scores(REFERENCE, 1.0)
+    assert not decide(candidate, {"base": base}, rule()).promoted
+    candidate.attrs["weights"]["guard"] = 1e-6
+    decision = decide(candidate, {"base": base}, rule())
+    assert [c.name for c in decision.conditions] == ["total", "unscored"]
+
+
+def test_an_unscored_sample_is_left_out_and_not_counted_as_0() -> None:
+    before, after = [*REFERENCE, 5.0, 1.0], [*BETTER, NAN, 1.5]
+    found = condition(decide(scores(after), {"base": scores(before)}, rule()), "total")
+    assert (found.units, found.bound) == (7, pytest.approx(lower([*GAINS, 0.5], 0.05)))
+    # Of a prompt with two images the scored one remains.
+    found = condition(
+        decide(scores([1, NAN, 2, 3, 4, 4], images=2), {"base": scores([0] * 6, images=2)}, rule()), "total"
+    )
+    assert found.bound == pytest.approx(lower([1, 2.5, 4], 0.05))
+
+
+@pytest.mark.parametrize(("beyond", "holds"), [(1e-9, True), (-1e-9, False)])
+def test_the_unscored_share_may_rise_to_its_limit(beyond: float, holds: bool) -> None:
+    # p0 has one more unscored image of two, p1 one fewer, p3 two more.
+    before = [1.0, 1.1, NAN, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.2, 1.0, 1.0]
+    after = [NAN, 2.1, 2.0, 2.0, 2.0, 2.0, NAN, NAN, 2.0, 2.2, 2.0, 2.0]
+    bound = upper([0.5, -0.5, 0, 1, 0, 0], STRICT)
+    decision = decide(
+        scores(after, images=2),
+        {"base": scores(before, images=2)},
+        rule(gates_per_year=52, max_unscored_rise=bound + beyond),
+    )
+    found = condition(decision, "unscored")
+    assert (found.bound, found.difference) == (pytest.approx(bound), pytest.approx(1 / 6))
+    assert found.holds is holds
+    assert condition(decision, "total").holds
+    assert decision.promoted is holds
+
+
+def test_an_unscored_share_that_fell_holds_as_does_none_at_all() -> None:
+    fell = decide(scores([2.0, 2.1, 2.0, 2.2]), {"base": scores([NAN, 1.0, 1.1, 1.0])}, rule(max_unscored_rise=0.5))
+    assert condition(fell, "unscored").difference == -0.25
+    assert condition(fell, "unscored").holds
+    single = decide(scores([2.0]), {"base": scores([1.0])}, rule(max_unscored_rise=0.0))
+    assert (condition(single, "unscored").bound, condition(single, "unscored").holds) == (0, True)
+    assert not single.promoted
+
+
+def test_a_guard_that_becomes_unscored_does_not_hold() -> None:
+    guard = [1.0, 1.0, 1.0, NAN, NAN, NAN]
+    decision = decide(scores(BETTER, guard), {"base": scores(REFERENCE)}, rule())
+    assert condition(decision, "guard/guard").holds  # Of the samples that still have it.
+    found = condition(decision, "unscored/guard")
+    assert found.bound == pytest.approx(upper([0, 0, 0, 1, 1, 1], 0.05))
+    assert not decision.promoted
+    both = decide(scores(BETTER, guard), {"base": scores(REFERENCE, guard)}, rule())
+    assert both.promoted
+
+
+HALVES = {"half": {"first": ["p0", "p1", "p2"], "second": {"p3", "p4", "p5"}}}
+
+
+@pytest.mark.parametrize(("beyond", "holds"), [(1e-9, True), (-1e-9, False)])
+def test_the_total_of_a_subgroup_may_fall_to_its_limit(beyond: float, holds: bool) -> None:
+    after = [4.0, 4.2, 3.9, 1.0, 0.85, 0.8]  # Changes of the second half: -0.1, -0.05, -0.2.
+    bound = lower([-0.1, -0.05, -0.2], 0.05)
+    limits = {"half": -bound + beyond}
+    decision = decide(scores(after), {"base": scores(REFERENCE)}, rule(subgroups=limits), HALVES)
+    found = condition(decision, "subgroup/half=second")
+    assert (found.bound, found.limit, found.units) == (pytest.approx(bound), -limits["half"], 3)
+    assert found.holds is holds
+    assert condition(decision, "subgroup/half=first").bound == pytest.approx(lower([3, 3, 3.1], 0.05))
+    assert decision.promoted is (holds and condition(decision, "total").holds)
+
+
+def test_a_subgroup_of_one_unit_cannot_be_judged_and_says_so() -> None:
+    groups = {"half": {"whole": ["p0", "p1", "p2", "p3", "p4"], "single": ["p5"], "not drawn": ["p6", "p7"]}}
+    decision = decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(subgroups={"half": 5.0}), groups)
+    assert [c.name for c in decision.failed] == ["subgroup/half=single", "subgroup/half=not drawn"]
+    assert "Total where half is single against base: 1 independent prompt with scores" in decision.sentence
+    assert not decision.promoted
+
+
+def test_groups_that_the_rule_does_not_name_are_not_judged() -> None:
+    decision = decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(), {"half": {"single": ["p5"]}})
+    assert decision.promoted
+
+
+def test_subgroups_are_the_values_of_the_records_metadata() -> None:
+    records = [
+        PromptRecord(id="p0", prompt="a", metadata={"colour": "red", "size": 3}),
+        PromptRecord(id="p1", prompt="b", metadata={"colour": "blue"}),
+        PromptRecord(id="p2", prompt="c", metadata={"colour": "red"}),
+    ]
+    assert subgroups_of(records, ["colour", "size"]) == {
+        "colour": {"red": {"p0", "p2"}, "blue": {"p1"}},
+        "size": {"3": {"p0"}},
+    }
+    assert subgroups_of(records, []) == {}
+    with pytest.raises(UserError, match=r"none of the judged records has 'color'.*colour, size.*Did you mean 'colour'"):
+        subgroups_of(records, ["color"])
+    with pytest.raises(UserError, match="they have no metadata"):
+        subgroups_of([PromptRecord(id="p0", prompt="a")], ["colour"])
+
+
+@pytest.mark.parametrize("units", [34, 99, 100])
+def test_few_prompts_are_told_with_the_gain_that_they_can_detect(units: int) -> None:
+    before, gain = np.random.default_rng(units).normal(size=(2, units))
+    decision = decide(scores(before + gain), {"base": scores(before)}, rule(gates_per_year=52, margin=0.25))
+    detectable = decision.detectable_gain["base"]
+    # The noncentral t distribution, at a gain beyond the margin.
+    size = (detectable - 0.25) / (gain.std(ddof=1) / math.sqrt(units))
+    assert nct.sf(t.isf(STRICT, units - 1), units - 1, size) == pytest.approx(0.9)
+    assert decision.notes == (
+        []
+        if units == 100
+        else [
+            f"{units} independent prompts with scores, fewer than 100: a gain is detected with 90% probability only if"
+            f" it is at least {detectable:.3f} over base."
+        ]
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(-3, 3), st.integers(0, 2**32 - 1))
+def test_a_constant_added_to_the_candidate_moves_every_bound_by_it(constant: float, seed: int) -> None:
+    before, after = np.random.default_rng(seed).normal(1.0, 0.2, size=(2, 12))
+    asked, groups = rule(subgroups={"half": 0.1}), {"half": {"x": [f"p{i}" for i in range(5)]}}
+    first, moved = (
+        decide(scores(values, 5 + values), {"base": scores(before, 5 + before)}, asked, groups)
+        for values in (after, after + constant)
+    )
+    for name, by in (("total", constant), ("guard/guard", constant), ("subgroup/half=x", constant), ("unscored", 0)):
+        assert condition(moved, name).bound == pytest.approx(condition(first, name).bound + by, abs=1e-9)
+    assert moved.detectable_gain == pytest.approx(first.detectable_gain)
+
+
+def test_of_equals_a_share_of_alpha_is_promoted() -> None:
+    """200 gates at level 20%: between 23 and 58 with a probability of 0.999."""
+    rng, asked = np.random.default_rng(11), GateRule(error=0.2, gates_per_year=1)
+    promoted = 0
+    for _ in range(200):
+        prompts = rng.normal(1.0, 0.3, size=10).repeat(2)
+        before, after = prompts + rng.normal(0, 0.1, size=(2, 20)) + rng.normal(0, 0.1, size=(2, 10)).repeat(2, axis=1)
+        promoted += decide(scores(after, images=2), {"base": scores(before, images=2)}, asked).promoted
+    assert 23 <= promoted <= 58
+
+
+def test_the_decision_as_json_says_everything() -> None:
+    decision = decide(scores(BETTER), {"champion": scores(REFERENCE), "base": scores(REFERENCE)}, rule())
+    found = json.loads(json.dumps(decision.as_json(), allow_nan=False))
+    assert (found["promoted"], found["alpha"], found["prompts"], found["units"]) == (True, 0.05, 6, 6)
+    assert found["sentence"] == decision.sentence
+    assert found["sentence"].startswith("Promoted: all 6 conditions hold on 6 prompts, each bound at level 0.05. Total")
+    assert found["detectable_gain"].keys() == {"champion", "base"}
+    first = found["conditions"][0]
+    assert (first["name"], first["against"], first["holds"]) == ("total", "champion", True)
+    assert first["sentence"] == "total against champion: +0.317, lower bound +0.255, required above 0.000: holds"
+
+
+def test_a_bound_near_its_limit_is_shown_with_digits_that_tell_them_apart() -> None:
+    near = lower(GAINS, 0.05) + 2e-5
+    decision = decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(margin=near))
+    assert f"lower bound {near - 2e-5:+.5f}, required above {near:.5f}: does not hold" in decision.sentence
+
+
+def test_a_long_list_of_failures_is_cut() -> None:
+    groups = {"id": {f"p{i}": [f"p{i}"] for i in range(6)}}
+    decision = decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(subgroups={"id": 0.1}), groups)
+    assert decision.sentence.count("independent prompt") == 3
+    assert decision.sentence.endswith("; and 3 more.")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda f: f.assign(seed=f["seed"] + 1), "values of seed"),
+        (lambda f: f[f["id"] != "p3"], "values of id: 1 only in the scores of the candidate ('p3')"),
+        (lambda f: f.drop(columns="reward/guard"), "scores: 1 only in the scores of the candidate ('reward/guard')"),
+        (lambda f: f.drop(columns="reward/a"), "weighted rewards"),
+    ],
+)
+def test_a_reference_of_other_samples_is_refused(change: Any, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        decide(scores(BETTER), {"champion": change(scores(REFERENCE))}, rule())
+    assert str(error.value).startswith("scores of champion and scores of the candidate differ in their " + said)
+    assert str(error.value).endswith("drawn in one job: of the same prompts, with the same seeds and rewards")
+
+
+def test_another_sampler_several_splits_and_lost_weights_are_refused() -> None:
+    base = {"base": scores(REFERENCE)}
+    for changes, said in (
+        ({"sampler": "rollout"}, "got rollout/held_out"),
+        ({"split": ["eval", *["held_out"] * 5]}, "got stock/eval, stock/held_out"),
+    ):
+        with pytest.raises(UserError, match=said):
+            decide(scores(BETTER).assign(**changes), base, rule())
+    bare = scores(BETTER)
+    bare.attrs = {}
+    with pytest.raises(UserError, match="lack the weights of their rewards"):
+        decide(bare, base, rule())
+
+
+def test_a_subgroup_without_groups_is_refused() -> None:
+    with pytest.raises(UserError, match=r"no groups were given for 'colour'\. Did you mean 'color'"):
+        decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(subgroups={"colour": 0.1}), {"color": {}})
+
+
+def test_a_gate_needs_a_reference() -> None:
+    with pytest.raises(ValueError, match="at least one reference"):
+        decide(scores(BETTER), {}, rule())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"error": 0}, {"error": 0.5}, {"gates_per_year": 0}, {"margin": -0.1}, {"subgroups": {"a": -1}}, {"margin": NAN}],
+)
+def test_an_impossible_rule_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected 0 < error"):
+        rule(**wrong)
