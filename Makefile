@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo repro test test-slow test-kill lint format docs lock audit sbom ui deliver viz clean
+.PHONY: help setup demo repro dvc-stages test test-slow test-kill lint format docs lock audit sbom ui deliver viz clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,8 +34,12 @@ demo: setup  ## Run all pipelines on the small model: draw data, pretrain, basel
 	@start=$$SECONDS; $(BIN)/kedro run; s=$$((SECONDS - start)); \
 	echo "The whole run took $$((s / 60)) min $$((s % 60)) s."
 
-repro: setup  ## Run the pipelines with DVC: only stages that changed since the last run
-	@$(BIN)/dvc repro
+repro: setup  ## Run the pipelines with DVC: only stages that changed since the last run; ENV=NAME for another environment
+	@$(if $(ENV),$(BIN)/python -m visual_grpo.dvc_stages --env=$(ENV))
+	@$(BIN)/dvc repro $(if $(ENV),conf/$(ENV)/dvc.yaml,dvc.yaml)
+
+dvc-stages: setup  ## Write dvc.yaml again after a change of pipelines, imports or parameters; ENV=NAME for conf/NAME/dvc.yaml
+	@$(BIN)/python -m visual_grpo.dvc_stages $(if $(ENV),--env=$(ENV))
 
 test: setup  ## Run the tests, side by side on the cores that there are
 	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8

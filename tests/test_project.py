@@ -1,4 +1,4 @@
-"""The project as a whole: registry, configuration, command line, DVC stages, Makefile."""
+"""The project as a whole: registry, configuration, command line, Makefile."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kedro.config import OmegaConfigLoader
 
 ROOT = Path(__file__).parents[1]
@@ -115,88 +113,9 @@ def test_a_module_in_the_projects_root_can_be_imported(tmp_path):
     assert done.stdout.endswith("True\n"), done.stderr
 
 
-def dvc_stages() -> dict[str, Any]:
-    text = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
-    [variables] = yaml.safe_load(text)["vars"]
-    for name, value in variables.items():
-        text = text.replace(f"${{{name}}}", value)
-    stages: dict[str, Any] = yaml.safe_load(text)["stages"]
-    return stages
-
-
-def outputs(stage: dict[str, Any]) -> Iterator[str]:
-    for out in stage["outs"] + stage.get("metrics", []):
-        yield from out if isinstance(out, dict) else [out]
-
-
-def test_dvc_has_one_stage_per_pipeline():
-    stages = dvc_stages()
-    assert set(stages) == PIPELINES
-    for name, stage in stages.items():
-        assert f"kedro run --pipeline={name} " in stage["cmd"]
-
-
-def test_dvc_keeps_everything_that_its_stages_write():
-    tracked = {out for stage in dvc_stages().values() for out in outputs(stage)}
-    entries = {name: entry for name, entry in loader("base")["catalog"].items() if not name.endswith("_draft")}
-    on_disk = [entry for entry in entries.values() if "filepath" in entry]
-    catalog = {entry["filepath"] for entry in on_disk if entry.get("made_by") not in ON_DEMAND}
-    assert catalog <= tracked
-
-
-def test_dvc_watches_source_and_parameters_that_exist():
-    sections = set(loader("base")["parameters"])
-    for stage in dvc_stages().values():
-        for dependency in stage["deps"]:
-            assert dependency.startswith(("data/", "conf/local")) or (ROOT / dependency).exists(), dependency
-        [keys] = [entry["conf/base/parameters.yml"] for entry in stage["params"] if "conf/base/parameters.yml" in entry]
-        assert set(keys) <= sections
-        assert ("policy" in keys) == ("modules" in keys), "what is common to all modules, and their own settings"
-
-
-def test_dvc_watches_every_module_that_a_result_depends_on():
-    import grimp
-
-    from visual_grpo.policies import families
-    from visual_grpo.rewards import catalogue
-
-    graph = grimp.build_graph("visual_grpo", exclude_type_checking_imports=True)
-    # Loaded by name, which no import shows.
-    for module in (catalogue, families):
-        for path in module.BUILT_IN.values():
-            graph.add_import(importer=module.__name__, imported=path.partition(":")[0])
-    # Only training calls these; baseline and evaluate share the modules that they are imported in.
-    graph.remove_import(importer="visual_grpo.components", imported="visual_grpo.grpo.trainer")
-    graph.remove_import(importer="visual_grpo.components", imported="visual_grpo.grpo.two_stage")
-    # From there only the name of the starter's family.
-    graph.remove_import(importer="visual_grpo.components", imported="visual_grpo.starter.build")
-    graph.remove_import(importer="visual_grpo.policies.token_policy", imported="visual_grpo.grpo.losses")
-    shows = {"command", "console", "errors", "evaluation.fonts", "evaluation.pictures", "faults", "model_card"} | {
-        "secret_values",
-        "stopping",
-        "third_party_output",
-        "tracking",
-        "types",
-        "visible_text",
-    }
-    shows |= {module.removeprefix("visual_grpo.") for module in graph.find_descendants("visual_grpo.tracking")}
-    for name, stage in dvc_stages().items():
-        top = f"visual_grpo.pipelines.{name}"
-        modules = {m for own in {top} | graph.find_descendants(top) for m in graph.find_upstream_modules(own)}
-        needed = {f"src/{m.replace('.', '/')}" for m in modules - {f"visual_grpo.{m}" for m in shows}}
-        watched = [dependency.removesuffix(".py") for dependency in stage["deps"]]
-        assert {m for m in needed if not any(m == w or m.startswith(f"{w}/") for w in watched)} == set(), name
-
-
-def test_checkpoints_are_no_output_of_dvc():
-    outs = [Path(out) for stage in dvc_stages().values() for out in outputs(stage)]
-    checkpoints = Path("data/06_models/checkpoints")
-    assert not any(out == checkpoints or out in checkpoints.parents for out in outs)
-
-
 def test_make_offers_what_the_readme_promises():
     listed = call("make", "help").stdout
-    for target in ("setup", "demo", "test", "test-slow", "lint", "lock", "repro", "ui", "viz", "clean"):
+    for target in ("setup", "demo", "test", "test-slow", "lint", "lock", "repro", "dvc-stages", "ui", "viz", "clean"):
         assert re.search(rf"^  make {target} ", listed, re.MULTILINE), target
 
 

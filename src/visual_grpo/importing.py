@@ -46,16 +46,24 @@ def code_digest(path: str) -> str:
     That is the file of the module, and those that it imports from the same place: the user's own, but neither installed
     packages nor this one. What it reads while it runs is not part of it.
     """
+    files = code_files(path)
+    if not files:
+        return "unknown"
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def code_files(path: str) -> list[Path]:
+    """The files that `code_digest` reads, in the order of their modules' names; none where there is no such module."""
     name = path.partition(":")[0]
     first = _file_of(name)
     if first is None:
-        return "unknown"
+        return []
     files = {name: first}
     _follow(name, first, _root_of(name, first), files)
-    digest = hashlib.sha256()
-    for _, file in sorted(files.items()):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
+    return [file for _, file in sorted(files.items())]
 
 
 def _follow(name: str, file: Path, root: Path, found: dict[str, Path]) -> None:

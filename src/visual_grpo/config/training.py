@@ -158,6 +158,11 @@ class EvaluationConfig(Strict):
     images_per_prompt: int = Field(ge=1, description="images of each eval and held-out prompt in baseline and evaluate")
     max_prompts: int | None = Field(None, ge=1, description="at most so many prompts of each split; null = all")
     batch_size: int = Field(32, ge=1, description="images generated at a time")
+    redraw: bool = Field(
+        False,
+        description="true: the baseline is drawn again although nothing that it depends on has changed; needed where an"
+        " own reward judges by something that its code and options do not name",
+    )
     bootstrap_samples: int = Field(5000, ge=100, description="resamples of the prompts behind each interval of a ratio")
     controls: list[ControlConfig] = Field(
         default_factory=list,
