@@ -79,7 +79,9 @@ class TrainingRun:
     def run(self, callbacks: Callbacks) -> Progress:
         """Trains until ``grpo.steps`` or until a signal asks to stop; a checkpoint is written at the end of both."""
         if not len(self.train_prompts):
-            raise UserError("The dataset has no training records; lower data.held_out_share or data.eval_share.")
+            raise UserError(
+                "The dataset has no training records; lower data.held_out_share, data.sealed_share or data.eval_share."
+            )
         self._start(callbacks)
         with stop_request(lambda: callbacks.note(STOPPING)) as stop:
             self.checkpoints.watch_updates(stop, callbacks.note)

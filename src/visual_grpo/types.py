@@ -42,7 +42,7 @@ class PromptRecord:
     """Unique in a dataset; groups are keyed by it, never by the prompt's text."""
     prompt: str
     split: str = "train"
-    """``train``, ``eval`` (prompts may also occur in train) or ``held_out`` (they never do)."""
+    """``train``, ``eval`` (prompts may also occur in train), ``held_out`` or ``sealed`` (they never do)."""
     target_image: Path | None = None
     """The image that this prompt should give, if there is one."""
     target_file: str | None = None

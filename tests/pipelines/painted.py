@@ -54,13 +54,18 @@ class Failures:
 
 
 class Project:
-    """Three held-out prompts, two eval prompts with two records each, and a training prompt."""
+    """Three held-out prompts, two eval prompts with two records each, a training prompt and two that are sealed."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.policies: list[tuple[str, Path | None]] = []
         monkeypatch.setattr(components, "build_model", self._build_model)
-        found = [*records("held_out", 3), *records("eval", 2, per_prompt=2), *records("train", 1)]
+        found = [
+            *records("held_out", 3),
+            *records("eval", 2, per_prompt=2),
+            *records("train", 1),
+            *records("sealed", 2),
+        ]
         rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found]
         RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
 

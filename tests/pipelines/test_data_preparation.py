@@ -46,6 +46,16 @@ def test_nodes_as_functions(parameters, data, tmp_path, capsys):
     assert "Preparing records 31/31" in shown
     assert "1 (1 empty_prompt)" in shown
     assert f"{len(table.split('held_out'))} records" in shown
+    assert "sealed" not in shown
+
+
+def test_sealed_records_are_counted_beside_the_others(parameters, data, tmp_path, capsys):
+    config = parameters.data.model_copy(update={"sealed_share": 0.3})
+    table = RecordTable(prepare_records(config, {}, tmp_path / "out/.records"))
+    sealed = len(table.split("sealed"))
+    assert sealed > 3
+    assert report_records(table)["splits"]["sealed"] == {"records": sealed, "prompts": sealed}
+    assert f"{sealed} records, {sealed} prompts" in capsys.readouterr().out.split("sealed")[1]
 
 
 def test_a_warning_that_ends_with_a_question_has_no_full_stop(parameters, tmp_path, capsys):

@@ -24,7 +24,7 @@ ENVIRONMENT = yaml.safe_load((FILE.parents[1] / "negative_points" / "parameters.
 
 
 def run(folder: Path, tree: dict[str, Any]) -> Path:
-    """Runs the pipeline on one record; returns the labels' folder."""
+    """Runs the pipeline on one record, and one that is sealed; returns the labels' folder."""
     pixels = np.zeros((64, 64), dtype=np.uint8)
     pixels[20:40, 30:50] = 255
     for name in ("image", "mask"):
@@ -37,7 +37,8 @@ def run(folder: Path, tree: dict[str, Any]) -> Path:
         "source_images": ["image.png"],
         "metadata": json.dumps({"box": [30, 20, 49, 39], "points": [[40, 30]]}),
     }
-    RecordsDataset(filepath=str(folder / "records.parquet")).save([row])
+    sealed = row | {"id": "b", "split": "sealed"}
+    RecordsDataset(filepath=str(folder / "records.parquet")).save([row, sealed])
     typed = parameter_entries(Parameters.model_validate(tree))
     catalog = DataCatalog(
         {name: MemoryDataset(value) for name, value in typed.items()}

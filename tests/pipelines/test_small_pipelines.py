@@ -149,7 +149,8 @@ class Trainings:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.gains: dict[Path, float] = {}
-        rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in records("held_out", 4)]
+        found = [*records("held_out", 4), *records("sealed", 2)]
+        rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found]
         RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
         self.records = RecordTable(folder / "records.parquet")
         monkeypatch.setattr(components, "build_model", self._model)
@@ -210,6 +211,7 @@ def test_two_adapters_are_compared_on_the_same_prompts_and_seeds(trainings: Trai
     found = trainings.compare(first=first, second=second)
     assert found["headline"]["difference"] == pytest.approx(0.2, abs=0.01)
     assert (found["headline"]["verdict"], found["headline"]["prompts"]) == ("not shown", 4)
+    assert set(read_scores(trainings.folder / "out/first")["split"]) == {"held_out"}
     assert found["headline"]["names"] == [f"{first} (ar, 2 steps, seed 0)", f"{second} (ar, 2 steps, seed 0)"]
     assert found["differences"] == {"grpo.loss": ["grpo", "dapo"], "code": ["first", "second"]}
     assert "What differs between the trainings" in (trainings.folder / "out/evaluation.html").read_text()

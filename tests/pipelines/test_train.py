@@ -42,6 +42,10 @@ class Project:
         rows = [
             {"id": f"r{i}", "prompt": f"a thing {i}", "split": "train" if i < 6 else "eval", "metadata": "{}"}
             for i in range(9)
+        ] + [
+            {"id": f"{split}{i}", "prompt": f"{split} {i}", "split": split, "metadata": "{}"}
+            for split in ("held_out", "sealed")
+            for i in range(2)
         ]
         RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
         (folder / "baseline").mkdir()
@@ -103,6 +107,14 @@ def test_a_run_leaves_adapters_history_and_a_watched_mlflow_run(
     assert "adapters/training.json" in artifacts
     assert client.list_artifacts(str(tracker.run_id), "images")
     assert f"train {STEPS}/{STEPS}  reward=" in capsys.readouterr().out
+
+
+def test_no_held_out_or_sealed_prompt_is_seen_in_training_and_the_adapters_say_so(project: Project) -> None:
+    seen.clear()
+    project.run(rewards={"noted": {"function": "tests.pipelines.test_train:noting"}})
+    assert {prompt.rpartition(" ")[0] for prompt in seen} == {"a thing"}
+    never_seen = json.loads((project.folder / "adapters" / "held_out.json").read_text())
+    assert never_seen == ["held_out 0", "held_out 1", "sealed 0", "sealed 1"]
 
 
 def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
@@ -221,6 +233,12 @@ def test_a_damaged_model_is_refused_by_name(project: Project) -> None:
 
 
 calls: list[int] = []
+seen: list[str] = []
+
+
+def noting(prompts: Any, images: Any) -> list[float]:
+    seen.extend(prompt.prompt for prompt in prompts)
+    return [float(image.float().mean()) for image in images]
 
 
 def stopping(prompts: Any, images: Any) -> list[float]:

@@ -189,6 +189,9 @@ def test_too_few_records_are_told_which_shares_do(tmp_path):
     shares = {name.removeprefix("data."): json.loads(value) for name, value in (pair.split("=") for pair in given[1:])}
     assert shares.keys() == nothing.keys()
     assert settle(tmp_path, data=shares).reward == "text"
+    message = refusal(tmp_path, data={"eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.999})
+    assert "0 train, 0 eval, 0 held_out, 3 sealed." in message
+    assert "data.sealed_share=0.0" in message.splitlines()[-1]
     (tmp_path / "prompts.txt").write_text('"alone"')
     message = refusal(tmp_path)
     assert "1 usable record is too few for the shares of the splits" in message

@@ -153,6 +153,23 @@ def test_an_empty_split_is_a_warning(tmp_path):
     assert warning.endswith("1 record is too few")
 
 
+def test_sealed_records_are_counted_and_too_few_are_told(tmp_path):
+    many(tmp_path)
+    shares = {"held_out_share": 0.25, "eval_share": 0}
+    before = {record.id: record.split for record in prepare(tmp_path, **shares)}
+    table = prepare(tmp_path, **shares, sealed_share=0.3)
+    sealed = list(table.split("sealed"))
+    assert table.report["splits"]["sealed"] == {"records": len(sealed), "prompts": len(sealed)}
+    assert 4 < len(sealed) < 20
+    assert {before[record.id] for record in sealed} == {"train"}
+    assert all(before[record.id] == record.split for record in table.split("train", "eval", "held_out"))
+    assert len(table.split("train", "held_out")) + len(sealed) == 40
+    (warning,) = prepare(tmp_path, **shares, sealed_share=1e-6).report["warnings"]
+    assert warning.startswith("the split sealed is empty although its share is")
+    with pytest.raises(UserError, match=r"eval, held_out or sealed.*data\.held_out_share and data\.sealed_share"):
+        prepare(tmp_path, held_out_share=0, eval_share=0, sealed_share=0.9999)
+
+
 def test_splits_keep_prompts_apart_and_do_not_depend_on_order(tmp_path):
     records = [{"prompt": f"prompt {n % 30}", "k": n} for n in range(120)]
     (tmp_path / "data").mkdir()
@@ -311,5 +328,5 @@ def test_progress_counts_every_record_and_no_note(tmp_path):
 
 
 def test_shares_that_leave_nothing_are_refused_by_the_configuration():
-    with pytest.raises(ValueError, match="eval_share \\+ held_out_share must be below 1"):
+    with pytest.raises(ValueError, match="eval_share \\+ held_out_share \\+ sealed_share must be below 1"):
         DataConfig.model_validate({"path": "x", "height": 32, "width": 32, "eval_share": 0.6, "held_out_share": 0.4})

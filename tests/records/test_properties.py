@@ -212,9 +212,24 @@ class TestSplits:
 
     @given(st.lists(ENCODABLE, min_size=2), ENCODABLE, st.floats(0, 0.9))
     def test_records_of_one_prompt_or_group_are_held_out_together(self, ids, shared, share):
-        split = Splitter(eval_share=0, held_out_share=share)
+        split = Splitter(eval_share=0.01, held_out_share=share, sealed_share=min(share, 0.98 - share))
         for key in (held_out_by(shared), held_out_by("other", shared), held_out_by(None, source_sha256=[shared])):
-            assert len({split(record_id, key) for record_id in ids}) == 1
+            found = {split(record_id, key) for record_id in ids}
+            assert len(found) == 1 or found == {"train", "eval"}
+
+    @given(ENCODABLE, ENCODABLE, *[st.floats(0, 0.24)] * 3, st.floats(0, 0.24))
+    def test_the_sealed_share_takes_from_train_and_eval_only_and_gives_none_back(
+        self, record_id, prompt, share, held, sealed, more
+    ):
+        def split(sealed, held=held):
+            return Splitter(eval_share=share, held_out_share=held, sealed_share=sealed)(record_id, held_out_by(prompt))
+
+        without, some, most = split(0.0), split(sealed), split(sealed + more)
+        assert without == Splitter(eval_share=share, held_out_share=held)(record_id, held_out_by(prompt)) != "sealed"
+        assert (without == "held_out") == (some == "held_out") == (most == "held_out")
+        assert some != "sealed" or most == "sealed"
+        assert some != "sealed" or split(sealed, held + more) == "sealed", "a larger held-out share opens none"
+        assert without != "eval" or some in ("eval", "sealed"), "nor does an eval record begin to train"
 
     @given(
         ENCODABLE,
@@ -224,9 +239,12 @@ class TestSplits:
         plain = text.encode("ascii", "ignore").decode()
         assert prompt_key(change(plain)) == prompt_key(plain)
 
-    @given(st.lists(st.tuples(ENCODABLE, ENCODABLE), min_size=2, max_size=8, unique_by=lambda pair: pair[1]))
-    def test_shares_that_are_proposed_are_enough(self, keys):
-        shares = shares_that_do(keys, (0.1, 0.2))
+    @given(
+        st.lists(st.tuples(ENCODABLE, ENCODABLE), min_size=2, max_size=8, unique_by=lambda pair: pair[1]),
+        st.floats(0, 0.9),
+    )
+    def test_shares_that_are_proposed_are_enough(self, keys, sealed):
+        shares = shares_that_do(keys, (0.1, 0.2, sealed))
         if shares is not None:
             assert sum(shares) < 1
             assert is_enough(split_counts(keys, shares))

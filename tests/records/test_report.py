@@ -30,5 +30,6 @@ def test_records_and_distinct_prompts_are_counted_by_split():
         "train": {"records": 3, "prompts": 2},
         "eval": {"records": 1, "prompts": 1},
         "held_out": {"records": 0, "prompts": 0},
+        "sealed": {"records": 0, "prompts": 0},
     }
     assert shown["with_target"] == 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from visual_grpo.records.split import Splitter, held_out_by, prompt_key
+from visual_grpo.records.split import SPLITS, Splitter, held_out_by, prompt_key
 
 
 def test_shares_are_met():
@@ -13,6 +15,14 @@ def test_shares_are_met():
     assert splits.count("held_out") / 4000 == pytest.approx(0.25, abs=0.02)
     assert splits.count("eval") / 4000 == pytest.approx(0.1, abs=0.015)
     assert set(splits) == {"train", "eval", "held_out"}
+
+
+def test_a_sealed_share_is_met_beside_the_others():
+    split = Splitter(eval_share=0.1, held_out_share=0.25, sealed_share=0.2)
+    splits = [split(f"id {number}", held_out_by(f"prompt {number}")) for number in range(4000)]
+    for name, share in (("sealed", 0.2), ("held_out", 0.25), ("eval", 0.1)):
+        assert splits.count(name) / 4000 == pytest.approx(share, abs=0.02)
+    assert Counter(splits).total() == sum(Counter(splits)[name] for name in SPLITS)
 
 
 def test_all_records_of_a_held_out_prompt_are_held_out():
@@ -28,6 +38,9 @@ def test_these_splits_never_change():
     """A new version must not move records of earlier runs from train to held_out."""
     split = Splitter(eval_share=0.3, held_out_share=0.4)
     expected = ["held_out", "held_out", "eval", "train", "eval", "train"]
+    assert [split(str(number), held_out_by(f"prompt {number}")) for number in range(6)] == expected
+    split = Splitter(eval_share=0.1, held_out_share=0.4, sealed_share=0.2)
+    expected = ["held_out", "held_out", "train", "train", "sealed", "sealed"]
     assert [split(str(number), held_out_by(f"prompt {number}")) for number in range(6)] == expected
 
 
@@ -48,6 +61,8 @@ def test_zero_shares_leave_all_to_train():
 def test_shares_that_leave_nothing_are_refused():
     with pytest.raises(ValueError, match="must be below 1"):
         Splitter(eval_share=0.5, held_out_share=0.5)
+    with pytest.raises(ValueError, match=r"got 0\.3 \+ 0\.3 \+ 0\.4"):
+        Splitter(eval_share=0.3, held_out_share=0.3, sealed_share=0.4)
 
 
 def test_an_edit_is_held_out_by_its_instruction_and_sources_together():

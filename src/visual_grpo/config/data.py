@@ -27,6 +27,9 @@ class DataConfig(Strict):
     width: Side
     eval_share: Share = Field(0.1, description="share of records set aside for evaluation; their prompts may train")
     held_out_share: Share = Field(0.2, description="share of prompts that never occur in training")
+    sealed_share: Share = Field(
+        0.0, description="share of prompts that neither train nor are held out, and that only promotions open"
+    )
     strict: bool = Field(False, description="stop at the first rejected record instead of reporting it")
     allow_outside: bool = Field(
         False, description="accept records whose files lie outside the data's folder; only for records you trust"
@@ -43,9 +46,11 @@ class DataConfig(Strict):
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> Self:
-        if self.eval_share + self.held_out_share >= 1:
+        shares = (self.eval_share, self.held_out_share, self.sealed_share)
+        if sum(shares) >= 1:
             raise ValueError(
-                f"eval_share + held_out_share must be below 1, got {self.eval_share} + {self.held_out_share}"
+                "eval_share + held_out_share + sealed_share must be below 1,"
+                f" got {' + '.join(str(share) for share in shares)}"
             )
         return self
 

@@ -16,6 +16,7 @@ from visual_grpo.records.layouts.detect import Found, find_records
 from visual_grpo.records.raw import Rejection
 from visual_grpo.records.reading import as_prompt, group_key, survey
 from visual_grpo.records.report import also_rejected, are_too_few, nothing_left
+from visual_grpo.records.split import OPEN, SPLITS
 from visual_grpo.records.validate import CheckedRecord
 from visual_grpo.rewards.choice import Traits
 from visual_grpo.types import PromptRecord
@@ -126,11 +127,11 @@ def _check_splits(findings: Findings, records: list[CheckedRecord], data: DataCo
         (record.id, group_key(record, [sha256_of(image) for image in record.source_images], data.task))
         for record in records
     ]
-    shares: Shares = (data.eval_share, data.held_out_share)
+    shares: Shares = (data.eval_share, data.held_out_share, data.sealed_share)
     counts = split_counts(keys, shares)
     if is_enough(counts):
         return
-    split = ", ".join(f"{counts[name]} {name}" for name in ("train", "eval", "held_out"))
+    split = ", ".join(f"{counts[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))
     said = f"{are_too_few(len(records), 'usable record')} for the shares of the splits: {split}."
     rejected = also_rejected(findings.rejected, findings.rejections)
     better = shares_that_do(keys, shares)
@@ -141,3 +142,5 @@ def _check_splits(findings: Findings, records: list[CheckedRecord], data: DataCo
         return
     findings.problems.append(f"{said} Add records, or use other shares.{rejected}")
     findings.added |= {"data.eval_share": better[0], "data.held_out_share": better[1]}
+    if better[2] != data.sealed_share:
+        findings.added["data.sealed_share"] = better[2]

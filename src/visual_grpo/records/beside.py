@@ -28,7 +28,8 @@ def prepared_beside(path: str, data: DataConfig, note: Callable[[str], None], pa
     Raises:
         UserError: there is nothing at the path, no layout fits, or no record can be used.
     """
-    own = data.model_copy(update={"path": path, "layout": "auto", "eval_share": 0.0, "held_out_share": 0.0})
+    no_splits = {"eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.0}
+    own = data.model_copy(update={"path": path, "layout": "auto", **no_splits})
     with TemporaryDirectory() as folder:
         manifest = Path(folder) / "records.parquet"
         Preparation(own, parameter).write(manifest)

@@ -27,7 +27,7 @@ from visual_grpo.records.queries import prepare_query
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, Rejection, given_id
 from visual_grpo.records.reading import checked, group_key, read_items
 from visual_grpo.records.report import Report
-from visual_grpo.records.split import Splitter
+from visual_grpo.records.split import SEALED, Splitter
 from visual_grpo.records.validate import CheckedRecord
 
 IMAGES = "images"
@@ -63,7 +63,9 @@ class Preparation:
     def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
         self._config = config
         self._found = find_records(Path(config.path), config.layout, Guard.of(config), parameter)
-        self._splitter = Splitter(eval_share=config.eval_share, held_out_share=config.held_out_share)
+        self._splitter = Splitter(
+            eval_share=config.eval_share, held_out_share=config.held_out_share, sealed_share=config.sealed_share
+        )
 
     def write(self, manifest: Path, progress: Progress | None = None) -> None:
         """Prepares every record, replaces the manifest and removes images that it no longer names.
@@ -158,7 +160,8 @@ class Preparation:
         return image.original_width < self._config.width or image.original_height < self._config.height
 
     def _finish(self, report: Report) -> dict[str, Any]:
-        report.finish({"eval": self._config.eval_share, "held_out": self._config.held_out_share})
+        config = self._config
+        report.finish({"eval": config.eval_share, "held_out": config.held_out_share, SEALED: config.sealed_share})
         return {
             "path": self._config.path,
             "layout": self._found.layout.name,

@@ -10,7 +10,7 @@ from typing import Any
 from visual_grpo.errors import UserError, counted
 from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.raw import Rejection
-from visual_grpo.records.split import SPLITS, prompt_key
+from visual_grpo.records.split import SEALED, SPLITS, prompt_key
 from visual_grpo.visible_text import visible
 
 LISTED = 1000
@@ -98,14 +98,15 @@ class Report:
         if not self.accepted:
             raise UserError(nothing_left(self._rejections, self._reasons.total()))
         if not self._records["train"]:
+            others = [split for split in SPLITS if split in shares and (split != SEALED or shares[split] > 0)]
             are_all = (
                 "The only usable record is"
                 if self.accepted == 1
                 else f"All {counted(self.accepted, 'usable record')} are"
             )
             raise UserError(
-                f"{are_all} in the splits eval or held_out, none is left to train on."
-                " Add records or lower data.eval_share and data.held_out_share."
+                f"{are_all} in the splits {_listed(others, 'or')}, none is left to train on."
+                f" Add records or lower {_listed([f'data.{split}_share' for split in others], 'and')}."
                 f"{also_rejected(self._rejections, self._reasons.total())}"
             )
         for split, share in shares.items():
@@ -169,6 +170,12 @@ def also_rejected(rejections: Sequence[Rejection], count: int) -> str:
 def are_too_few(number: int, what: str) -> str:
     """``1 record is too few``, ``2 records are too few``."""
     return f"{counted(number, what)} {'is' if number == 1 else 'are'} too few"
+
+
+def _listed(names: Sequence[str], word: str) -> str:
+    """``a, b or c``."""
+    *others, last = names
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 def _as_dict(rejection: Rejection) -> dict[str, Any]:

@@ -11,37 +11,49 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SPLITS = ("train", "eval", "held_out")
+SEALED = "sealed"
+"""The split that only promotions open: nothing else draws, scores or shows its records."""
+OPEN = ("train", "eval", "held_out")
+SPLITS = (*OPEN, SEALED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Splitter:
-    """Assigns records to train, eval and held_out by a sha256 hash."""
+    """Assigns records to train, eval, held_out and sealed by a sha256 hash."""
 
     eval_share: float
     """Share of all records; their prompts may also occur in train."""
     held_out_share: float
     """Share of group keys (see `held_out_by`; usually prompts); all records of a held-out key are held out."""
+    sealed_share: float = 0.0
+    """Share of group keys whose records are sealed; none of them is held out."""
 
     def __post_init__(self) -> None:
-        if self.eval_share + self.held_out_share >= 1:
+        if self.eval_share + self.held_out_share + self.sealed_share >= 1:
             raise ValueError(
-                "eval_share + held_out_share must be below 1, so that something is left to train on;"
-                f" got {self.eval_share} + {self.held_out_share}"
+                "eval_share + held_out_share + sealed_share must be below 1, so that something is left to train on;"
+                f" got {self.eval_share} + {self.held_out_share} + {self.sealed_share}"
             )
 
     def __call__(self, record_id: str, shared: str) -> str:
         """The split of a record; ``shared`` is its group key from `held_out_by`."""
-        if _fraction("prompt", shared) < self.held_out_share:
+        # Held-out keys are at one end of the range and sealed ones at the other, so that neither share takes from the
+        # other when it is raised.
+        place = _fraction("prompt", shared)
+        if place < self.held_out_share:
             return "held_out"
-        # eval_share is a share of all records, but only those not held out can get into eval.
-        if _fraction("id", record_id) < self.eval_share / (1 - self.held_out_share):
+        if place >= 1 - self.sealed_share:
+            return SEALED
+        # eval_share is a share of all records, but only those neither held out nor sealed can get into eval.
+        if self.eval_share > 0 and _fraction("id", record_id) < self.eval_share / (
+            1 - self.held_out_share - self.sealed_share
+        ):
             return "eval"
         return "train"
 
 
 def held_out_by(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:
-    """The group key of a record: records with the same key go to held_out together or not at all.
+    """The group key of a record: records with the same key go to held_out, or to sealed, together or not at all.
 
     The key is ``group`` if given, else the prompt and, for edits, the content of the source images: few instructions
     serve many images, and holding out every "make it red" would hold out a skill. With a prompt of None the key is the

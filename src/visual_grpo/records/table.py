@@ -39,11 +39,11 @@ class RecordTable(Sequence[PromptRecord]):
         self.path = Path(path).absolute()
         self._rows = np.arange(self._file.metadata.num_rows) if rows is None else rows
 
-    def split(self, name: str) -> RecordTable:
-        """The records of one split: ``train``, ``eval`` or ``held_out``."""
+    def split(self, *names: str) -> RecordTable:
+        """The records of one split or of several, of those in `split.SPLITS`."""
         import numpy as np
 
-        members = self._file.read(columns=["split"])["split"].to_numpy() == name
+        members = np.isin(self._file.read(columns=["split"])["split"].to_numpy(), names)
         return RecordTable(self.path, self._rows[np.asarray(members)[self._rows]])
 
     def where(self, keep: Callable[[PromptRecord], bool]) -> RecordTable:

@@ -8,6 +8,7 @@ from typing import Any
 
 from visual_grpo.config import DataConfig
 from visual_grpo.errors import counted, sentence
+from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
 
 
@@ -34,7 +35,7 @@ def report_records(records: RecordTable) -> dict[str, Any]:
     console.summary(
         "Records",
         {
-            **{split: _split_line(counts) for split, counts in report["splits"].items()},
+            **{split: _split_line(counts) for split, counts in _shown(report["splits"]).items()},
             "rejected": _rejected_line(rejected),
             "found in": f"{report['path']} ({report['layout']})",
         },
@@ -42,6 +43,11 @@ def report_records(records: RecordTable) -> dict[str, Any]:
     for warning in report["warnings"]:
         console.note(f"Note: {sentence(warning)}")
     return report
+
+
+def _shown(splits: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
+    """Without the sealed split where nothing is sealed, as by default."""
+    return {split: counts for split, counts in splits.items() if split != SEALED or counts["records"]}
 
 
 def _split_line(counts: Mapping[str, int]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from visual_grpo.config import DataConfig, RewardConfig
 from visual_grpo.errors import UserError
+from visual_grpo.records.split import OPEN
 from visual_grpo.records.table import RecordTable
 
 
@@ -27,6 +28,7 @@ def label_records(
     reward = rewards.get("negative_points")
     options: Any = reward.options.get("segmenter", DEFAULT) if reward else DEFAULT
     segmenter = build_segmenter(options)
+    records = records.split(*OPEN)
     with console.progress("labels", len(records)) as bar:
         write_labels(negative_labels_draft, records, segmenter, seed, bar.advance)
     return negative_labels_draft

@@ -15,6 +15,7 @@ import pandas as pd
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.errors import counted
 from visual_grpo.pipelines.train.start import check_start, find_start, start_digest
+from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import CHANGES, CODE, HELD_OUT, read_facts
 
@@ -77,8 +78,8 @@ def train(
     run.write_adapters(adapters_draft)
     if changes:
         (adapters_draft / CHANGES).write_text(changes, encoding="utf-8")
-    held_out = sorted({record.prompt for record in records.split("held_out")})
-    (adapters_draft / HELD_OUT).write_text(json.dumps(held_out, ensure_ascii=False), encoding="utf-8")
+    never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
+    (adapters_draft / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
     facts = read_facts(adapters_draft)
     (adapters_draft / CARD).write_text(model_card(facts, plan.modules), encoding="utf-8")
     tracker.folder(adapters_draft, "adapters")
