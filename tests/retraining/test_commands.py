@@ -31,9 +31,9 @@ def commands(folder: Path, seconds: float | None = None, descriptors: tuple[int,
 
 
 def test_a_failing_command_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StageFailedError, match="^bash -c exit 3 ended with exit code 3$"):
+    with pytest.raises(StageFailedError, match=r"^bash -c exit 3 ended with exit code 3$"):
         commands(tmp_path).run("bash", "-c", "exit 3")
-    with pytest.raises(StageFailedError, match="ended with exit code 2: no such thing$"):
+    with pytest.raises(StageFailedError, match=r"ended with exit code 2: no such thing$"):
         commands(tmp_path).output("bash", "-c", "echo no such thing >&2; exit 2")
     assert commands(tmp_path).output("bash", "-c", "pwd").strip() == str(tmp_path)
 

@@ -48,6 +48,11 @@ class PromotionConfig(Strict):
     max_unscored_rise: float = Field(
         0.02, ge=0, le=1, description="most that the share of samples that cannot be scored may rise"
     )
+    max_prompts: int | None = Field(
+        None,
+        ge=2,
+        description="at most so many held-out prompts are judged, evaluation.images_per_prompt of each; null = all",
+    )
     subgroups: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict,
         description="key of the records' metadata: most that the total may fall among records of the same value",

@@ -86,6 +86,7 @@ def render(
             unscored=int(pairs["difference"].isna().sum()),
             pairs=listed,
             total=total,
+            gate=evaluation.get("gate", {}),
             differences=evaluation.get("differences", {}),
             configuration=configuration(parameters) if parameters else None,
             conditions=evaluation.get("conditions", {}),

@@ -29,9 +29,9 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
     shared = unseen(records, (first, second), "compare")
     before, after = comparison_draft / "first", comparison_draft / "second"
     scorer = shared_scorer(parameters, second.facts or first.facts, shared)
-    draw(parameters, first, first.facts or second.facts, shared, scorer, before)
-    draw(parameters, second, second.facts or first.facts, shared, scorer, after)
     settings = parameters.evaluation
+    draw(parameters, first, first.facts or second.facts, shared, scorer, before, most=settings.max_prompts)
+    draw(parameters, second, second.facts or first.facts, shared, scorer, after, most=settings.max_prompts)
     entries = compare.compare(
         _scores(before), _scores(after), bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
     )

@@ -103,8 +103,12 @@ def draw(
     folder: Path,
     *,
     split: str = "held_out",
+    most: int | None,
 ) -> None:
-    """The side's samples and scores; ``facts`` name the base model and the trained modules."""
+    """The side's samples and scores on at most so many prompts; None = all.
+
+    ``facts`` name the base model and the trained modules.
+    """
     from visual_grpo import components, console
     from visual_grpo.evaluation import generate
 
@@ -114,7 +118,7 @@ def draw(
         {split: records},
         seed=settings.seed,
         images_per_prompt=settings.images_per_prompt,
-        max_prompts=settings.max_prompts,
+        max_prompts=most,
     )
     samplers = {SAMPLER: parameters.sampling.stock}
     model = components.build_model(config, facts["model"], side.folder)

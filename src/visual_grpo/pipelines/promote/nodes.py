@@ -149,7 +149,16 @@ def _judge_on(
     scores = {}
     for name, side in {"candidate": candidate, **references}.items():
         drawn = folder / split / name.replace(" ", "_")
-        draw(parameters, side, side.facts or candidate.facts, judged, scorer, drawn, split=split)
+        draw(
+            parameters,
+            side,
+            side.facts or candidate.facts,
+            judged,
+            scorer,
+            drawn,
+            split=split,
+            most=parameters.promotion.max_prompts,
+        )
         scores[name] = read_scores(drawn)
     return decide(scores.pop("candidate"), scores, rule, groups)
 
