@@ -53,7 +53,7 @@ def stopped(project: Path, arguments: str, begun: str, number: signal.Signals) -
     return process.wait(timeout=300), log.read_text()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_exit_code_says_which_signal_it_was(project: Path, phase: str, number: signal.Signals, code: int) -> None:
     begun, arguments = PHASES[phase]

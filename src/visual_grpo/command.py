@@ -85,9 +85,8 @@ class Command:
         return replace(self, parameters={key: value for key, value in self.parameters.items() if key != name})
 
     def judging(self) -> Command:
-        """With how a resumed run is evaluated, as far as it can be pasted (no lists)."""
-        how = {name: value for name, value in _taken.items() if name.startswith("evaluation.")}
-        return self.adding({name: value for name, value in how.items() if not isinstance(value, list | dict)})
+        """With how a resumed run is evaluated."""
+        return self.adding({name: value for name, value in _taken.items() if name.startswith("evaluation.")})
 
     def of_environment(self, environment: str) -> Command:
         return replace(self, environment=environment)
@@ -100,13 +99,10 @@ class Command:
     def resuming(self, resume: str, folder: Path) -> Command:
         """The command that goes on with the training of this one, whose checkpoints are in ``folder``.
 
-        The run's own value is used where none is given. So secrets are left out, and lists and texts with a
-        comma; without these the folder must be named.
+        The run's own value is used where none is given, and so secrets are left out.
         """
         given = {name: value for name, value in self.parameters.items() if hidden({name: value}) == {name: value}}
-        pasteable = {name: value for name, value in given.items() if "," not in _shown(value)}
-        same_folder = resume in ("auto", "never") and pasteable == given
-        resumed = {**pasteable, "resume": "auto" if same_folder else str(folder)}
+        resumed = {**given, "resume": "auto" if resume in ("auto", "never") else str(folder)}
         return replace(self.of_pipeline("train"), parameters=resumed)
 
     def __str__(self) -> str:

@@ -1,12 +1,17 @@
-"""The first Ctrl-C (or SIGTERM) lets a training save itself and stop; the second aborts."""
+"""The first Ctrl-C (or SIGTERM, or SIGHUP) lets a training save itself and stop; the second aborts."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+TERMINATING = (signal.SIGTERM, signal.SIGHUP)
+"""Of ``kill`` and batch systems, and of a terminal that is closed."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -23,7 +28,7 @@ def signal_of(interrupt: KeyboardInterrupt) -> signal.Signals:
 
 
 class StopRequest:
-    """``by`` is the signal that has arrived, SIGINT or SIGTERM; None so far."""
+    """``by`` is the signal that has arrived, SIGINT or one of `TERMINATING`; None so far."""
 
     def __init__(self) -> None:
         self.by: signal.Signals | None = None
@@ -31,7 +36,7 @@ class StopRequest:
 
 @contextmanager
 def stop_request(on_ask: Callable[[], None]) -> Iterator[StopRequest]:
-    """Keeps the first SIGINT or SIGTERM, so that what is being done can be finished and saved.
+    """Keeps the first SIGINT, SIGTERM or SIGHUP, so that what is being done can be finished and saved.
 
     The handlers are then removed, so that a second signal acts at once. Outside the main thread no handler can be
     installed, and signals act as usual.
@@ -42,6 +47,7 @@ def stop_request(on_ask: Callable[[], None]) -> Iterator[StopRequest]:
     def ask(number: int, frame: FrameType | None) -> None:
         request.by = signal.Signals(number)
         restore()
+        _forget_a_closed_terminal(number)
         on_ask()
 
     def restore() -> None:
@@ -49,7 +55,7 @@ def stop_request(on_ask: Callable[[], None]) -> Iterator[StopRequest]:
             signal.signal(*previous.popitem())
 
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, *_heard()):
             previous[number] = signal.signal(number, ask)
     except ValueError:  # Not the main thread.
         pass
@@ -61,17 +67,34 @@ def stop_request(on_ask: Callable[[], None]) -> Iterator[StopRequest]:
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """Raises `Stopped` at SIGTERM (``kill``, a batch system's time limit), as Ctrl-C raises KeyboardInterrupt."""
+    """Raises `Stopped` at the signals that are `TERMINATING`, as Ctrl-C raises KeyboardInterrupt."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        _forget_a_closed_terminal(number)
         raise Stopped(signal.Signals(number))
 
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        before = {number: signal.signal(number, interrupt) for number in _heard()}
     except ValueError:  # Not the main thread.
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _heard() -> list[signal.Signals]:
+    """Those that end the process: ``nohup`` lets it ignore SIGHUP."""
+    return [number for number in TERMINATING if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def _forget_a_closed_terminal(number: int) -> None:
+    """After SIGHUP, writing to the terminal fails, which must not end what is being saved."""
+    if number != signal.SIGHUP:
+        return
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and stream.isatty():
+                os.dup2(nowhere.fileno(), stream.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ def _set_damaged_aside(folder: Path, damaged: dict[Path, str], note: Note) -> No
     for path, found in damaged.items():
         note(f"The checkpoint {path} is damaged ({found}): not used, and renamed to {_renamed(path, DAMAGED).name}")
     for partial in checkpoint.partials(folder):
-        note(f"{partial} is the half of a checkpoint that a killed run was writing: not used")
+        shutil.rmtree(partial)
+        note(f"{partial} was the half of a checkpoint that a killed run was writing: removed")
 
 
 def _check_latest(newest: Path, renamed: set[Path], note: Note) -> None:
