@@ -168,6 +168,6 @@ def test_what_comes_after_a_resumed_run_judges_as_that_run_did() -> None:
     try:
         judging = Command.of({"runtime_params": {"seed": 1, "resume": "auto"}}).without("resume").judging()
         controls = {"evaluation.controls": [{"guidance_scale": 1.0}]}
-            assert judging.parameters == {"seed": 1, "evaluation.max_prompts": 4} | controls
+        assert judging.parameters == {"seed": 1, "evaluation.max_prompts": 4} | controls
     finally:
         takes_over({})
