@@ -12,8 +12,8 @@ from typing import Any
 from visual_grpo.config import flatten
 
 NEVER = (
-    *("resume", "output", "generate", "score", "compare", "promotion", "retrain", "tracking", "starter"),
-    "evaluation.redraw",
+    *("resume", "output", "generate", "score", "compare", "tracking", "starter"),
+    *("promotion", "retrain", "run", "reproduce", "evaluation.redraw"),
 )
 """Where and how results are written, and what other pipelines do. Of the starter its report speaks."""
 NOT_READ = {

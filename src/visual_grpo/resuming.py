@@ -18,8 +18,8 @@ from visual_grpo.secret_values import SECTIONS, revealed
 AUTO, NEVER = "auto", "never"
 MAY_CHANGE = (
     # Not of the training, or how often something is done beside it.
-    *("resume", "output", "adapter", "generate.*", "score.*", "compare.*", "promotion.*", "tracking.*"),
-    *("evaluation.every", "evaluation.redraw"),
+    *("resume", "output", "adapter", "generate.*", "score.*", "compare.*", "tracking.*"),
+    *("promotion.*", "run", "reproduce.*", "evaluation.every", "evaluation.redraw"),
     "grpo.non_finite",
     # Where and in how large parts it is computed, which changes rounding only.
     *("model.device", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),

@@ -22,7 +22,7 @@ _AGAIN = "Train again, or use the adapters of the MLflow run."
 LATEST, NONE = "latest", "none"
 PRESENT_SECTIONS = (
     *("evaluation", "tracking", "resume", "output", "adapter"),
-    *("generate", "score", "compare", "promotion"),
+    *("generate", "score", "compare", "promotion", "run", "reproduce"),
 )
 """Parameters that judging an adapter takes from the present command, not from its training."""
 PRESENT_KEYS = {"model": ("device", "threads"), "policy": ("denoise_batch", "decode_batch", "rollout_batch")}

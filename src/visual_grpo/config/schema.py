@@ -17,6 +17,7 @@ from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.policy import LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_rewards
 from visual_grpo.config.promotion import PromotionConfig
+from visual_grpo.config.reproduce import ReproduceConfig
 from visual_grpo.config.retraining import RetrainConfig
 from visual_grpo.config.small import CompareConfig, GenerateConfig, ScoreConfig
 from visual_grpo.config.training import (
@@ -54,6 +55,12 @@ class Parameters(Strict):
     score: ScoreConfig = ScoreConfig()
     compare: CompareConfig = CompareConfig()
     promotion: PromotionConfig = PromotionConfig()
+    run: AdapterName | None = Field(
+        None,
+        description="which training the pipeline reproduce repeats: the id or name of an MLflow run, the folder of its"
+        " adapters, or latest",
+    )
+    reproduce: ReproduceConfig = ReproduceConfig()
     data: DataConfig
     starter: StarterConfig
     model: ModelConfig

@@ -25,6 +25,7 @@ SHOWN = {
     "generated": "pictures",
     "scores": "scores",
     "promotion_result": "decision",
+    "reproduction": "report",
 }
 """Dataset -> what its path is called at the end."""
 REPORT = "evaluation.html"

@@ -16,7 +16,10 @@ _IN_THE_NAME = {
     *("seed", "train.seed", "resume", "output", "adapter", "data.path"),
     *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
 }
-_NOT_IN_THE_NAME = ("evaluation.", "promotion.", "tracking.", "policy.signal_check.", "model.device", "model.threads")
+_NOT_IN_THE_NAME = (
+    *("evaluation.", "promotion.", "reproduce.", "tracking."),
+    *("policy.signal_check.", "model.device", "model.threads"),
+)
 """Parameters that change nothing of what is trained."""
 _MOST_CHANGES = 3
 

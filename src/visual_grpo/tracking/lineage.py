@@ -94,8 +94,8 @@ def dvc_tags(project_path: Path) -> dict[str, str]:
 
     What has changed since, or is missing, has no tag. Empty where DVC is not used or not installed.
     """
-    recorded = _recorded(project_path)
-    if not recorded:
+    known = recorded(project_path)
+    if not known:
         return {}
     status = _output(project_path, sys.executable, "-m", "dvc", "data", "status", "--json", seconds=_DVC_SECONDS)
     if status is None:
@@ -103,7 +103,7 @@ def dvc_tags(project_path: Path) -> dict[str, str]:
     differing = {Path(path.rstrip("/")) for path in _paths(json.loads(status).get("uncommitted", {}))}
     return {
         f"dvc.{path}": digest
-        for path, digest in recorded.items()
+        for path, digest in known.items()
         if not any(other == Path(path) or Path(path) in other.parents for other in differing)
     }
 
@@ -114,7 +114,7 @@ def version_tags() -> dict[str, str]:
     return versions | {"version.python": platform.python_version()}
 
 
-def _recorded(project_path: Path) -> dict[str, str]:
+def recorded(project_path: Path) -> dict[str, str]:
     """Path -> hash of all outputs in dvc.lock and in the ``*.dvc`` files."""
     stages = _yaml(project_path / "dvc.lock").get("stages", {}).values()
     found = {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", []) if "md5" in out}

@@ -19,6 +19,8 @@ _UNCOMPARED = (
     "score.",
     "compare.",
     "promotion.",
+    "run",
+    "reproduce.",
     "model.device",
     "starter.",
 )

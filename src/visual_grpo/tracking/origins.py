@@ -1,0 +1,105 @@
+"""What MLflow knows of where a training's adapters come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visual_grpo.errors import UserError
+from visual_grpo.tracking.adapters import find_adapters
+from visual_grpo.tracking.lineage import recorded
+from visual_grpo.tracking.store import KEY
+from visual_grpo.trained_adapters import read_facts
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+_HASH = "dvc."
+_ADAPTER_DIGEST = "adapter.digest"
+"""Tag of a registered version."""
+
+
+def training(named: str, latest: Path) -> tuple[Path, dict[str, Any]]:
+    """The folder of the adapters that ``named`` means, as for the parameter ``adapter``, and its facts.
+
+    Raises:
+        UserError: there is no such training; the message begins with the parameter ``run``.
+    """
+    try:
+        folder = find_adapters(named, latest)
+        return folder, read_facts(folder)
+    except UserError as error:
+        raise UserError(f"run: {str(error).removeprefix('adapter: ')}") from error
+
+
+def dvc_hashes(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Path -> DVC hash of what a training read: by its facts, else by the tags of its MLflow run."""
+    run = run_of(facts)
+    return _hashes({} if run is None else run.data.tags) | _hashes(facts)
+
+
+def recorded_hashes(project: Path, *known: Mapping[str, str]) -> dict[str, str]:
+    """Path -> DVC hash by dvc.lock and ``*.dvc`` in ``project``, and by ``known``, which counts more."""
+    both = recorded(project)
+    for hashes in known:
+        both |= hashes
+    return both
+
+
+def run_of(facts: Mapping[str, Any]) -> Run | None:
+    """The MLflow run of a training; None if it had none, it was deleted, or MLflow is away."""
+    named = facts.get("mlflow_run_id")
+    if not named:
+        return None
+    import mlflow
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        runs: list[Run] = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    except (mlflow.exceptions.MlflowException, SQLAlchemyError, OSError):
+        return None
+    return next((run for run in runs if named in (run.info.run_id, run.data.tags.get(KEY))), None)
+
+
+def start_of(named: str, digest: str, latest: Path, digest_of: Callable[[Path], str]) -> Path:
+    """The adapters with ``digest`` that a training started from.
+
+    Args:
+        named: what its parameter ``train.start`` said; an alias or ``latest`` may mean other adapters by now, and then
+            the one among MLflow's registered versions that has the digest is taken.
+        digest_of: of a folder of adapters.
+
+    Raises:
+        UserError: they are nowhere.
+    """
+    try:
+        folder = find_adapters(named, latest)
+        if folder.is_dir() and digest_of(folder) == digest:
+            return folder.resolve()
+    except UserError:
+        pass
+    for location in _versions_with(digest):
+        found = next((file.parent for file in location.rglob("training.json")), None)
+        if found is not None and digest_of(found) == digest:
+            return found
+    raise UserError(
+        f"The adapters that the run started from (train.start={named}, digest {digest[:12]}) are not there any more:"
+        f" {named} has other weights now, and no registered version has these."
+    )
+
+
+def _versions_with(digest: str) -> list[Path]:
+    """The files of the registered versions whose tag says this digest."""
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    try:
+        versions = client.search_model_versions(f"tags.`{_ADAPTER_DIGEST}` = '{digest}'")
+        return [Path(mlflow.artifacts.download_artifacts(f"models:/{v.name}/{v.version}")) for v in versions]
+    except (mlflow.exceptions.MlflowException, OSError):
+        return []
+
+
+def _hashes(tags: Mapping[str, Any]) -> dict[str, str]:
+    return {name.removeprefix(_HASH): str(value) for name, value in tags.items() if name.startswith(_HASH)}
