@@ -49,6 +49,11 @@ def new_draft(final: Path) -> Path:
     return draft
 
 
+def final_of(draft: Path) -> Path:
+    """What a path of `new_draft` will replace."""
+    return draft.with_name(draft.name.removeprefix(".").rpartition(_DRAFT)[0])
+
+
 def replace_folder(fresh: Path, final: Path) -> None:
     """Moves ``fresh`` to ``final``, in the place of what is there; from another disk it is copied first."""
     heal(final)

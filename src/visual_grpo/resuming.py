@@ -15,7 +15,7 @@ from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint_folder import Note, newest_intact, readable_facts
 from visual_grpo.secret_values import SECTIONS, revealed
 
-AUTO, NEVER = "auto", "never"
+AUTO, SAME, NEVER = "auto", "same", "never"
 MAY_CHANGE = (
     # Not of the training, or how often something is done beside it.
     *("resume", "output", "adapter", "generate.*", "score.*", "compare.*", "tracking.*"),
@@ -183,8 +183,9 @@ def _named(resume: str) -> Path:
         return folder
     what = "has no checkpoint in it" if folder.is_dir() else "is no folder"
     raise UserError(
-        f"resume is {resume!r}, which {what}.{nearest_hint(resume, (AUTO, NEVER))} Expected auto (the newest checkpoint"
-        " of this output folder), never, or the folder of a checkpoint or of several."
+        f"resume is {resume!r}, which {what}.{nearest_hint(resume, (AUTO, SAME, NEVER))} Expected auto (the newest"
+        " checkpoint of this output folder), same (that one, if it is of this very training), never, or the folder of a"
+        " checkpoint or of several."
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PACKAGE = "visual_grpo"
 SHOWN_ONLY = (
     "command",
+    "computed_with",
     "console",
     "decisive_parameters",
     "errors",

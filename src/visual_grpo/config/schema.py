@@ -44,7 +44,9 @@ class Parameters(Strict):
         "never",
         min_length=1,
         description="auto: go on from the newest checkpoint of this output folder, with the parameters of its run and"
-        " in its MLflow run; or the folder of a checkpoint, or of several; never: start at step 1",
+        " in its MLflow run; same: go on from it only where it is of this very training, unfinished and with nothing"
+        " changed since that decides the result, else start at step 1; or the folder of a checkpoint, or of several;"
+        " never: start at step 1",
     )
     adapter: AdapterName = Field(
         "latest",

@@ -32,6 +32,13 @@ class OutputHooks:
 
             check_resumable(config, console.note)
 
+    @hook_impl
+    def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        if "adapters" in pipeline.all_outputs():
+            from visual_grpo.same_training import mark_finished
+
+            mark_finished(Path(catalog.load("parameters").tracking.checkpoints))
+
 
 def _locks(config: Parameters, outputs: set[str], catalog: CatalogProtocol) -> Iterator[Path]:
     """The files to lock."""

@@ -23,6 +23,8 @@ from visual_grpo.preflight import settled
 from visual_grpo.secret_values import cover_logs, remember_named
 from visual_grpo.tracking.others import check_packages
 
+SAME = "same"
+"""Of the parameter ``resume`` (`resuming.SAME`, which is imported where it is needed: it brings torch)."""
 _MOST = 12
 """Parameters that are named in one line."""
 
@@ -61,6 +63,8 @@ class ParameterHooks:
         """
         before: Parameters = catalog.load("parameters")
         parameters = settled(before, pipeline.all_outputs(), lambda: catalog.load("records"), Command.of(run_params))
+        if parameters.resume == SAME and "adapters" in pipeline.all_outputs():
+            parameters = _same_or_fresh(parameters, pipeline, catalog)
         put_parameters(parameters, catalog)
         if parameters.reward != before.reward:
             weights = ", ".join(f"{name} (weight {reward.weight:g})" for name, reward in parameters.rewards.items())
@@ -81,6 +85,24 @@ def _refuse_seed_in_globals(loader: AbstractConfigLoader) -> None:
         )
 
 
+def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogProtocol) -> Parameters:
+    """What ``resume=same`` comes to: ``auto`` where the newest checkpoint is of this very training, else ``never``."""
+    from visual_grpo import resuming, same_training
+    from visual_grpo.computed_with import computed_with
+    from visual_grpo.pipelines.train.nodes import identity
+
+    if pipeline.all_outputs() & {"records", "starter_report"}:
+        raise UserError(
+            "resume=same asks whether model and data are those of the checkpoint, but this command makes them. Train"
+            f" alone: {Command.now().of_pipeline('train')}"
+        )
+    known = identity(parameters, catalog.load("starter_report"), catalog.load("records"))
+    why = same_training.why_another(parameters, known, computed_with("train", parameters))
+    if why is not None:
+        console.note(f"Starting at step 1: {why}")
+    return parameters.model_copy(update={"resume": resuming.AUTO if why is None else resuming.NEVER})
+
+
 def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters of the run that ``resume`` names, with those that ``--params`` gives, and which of them differ.
 
@@ -89,6 +111,8 @@ def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[s
     resume, tracking = tree.get("resume"), tree.get("tracking")
     if not isinstance(resume, str) or not isinstance(tracking, dict):
         return tree, {}  # The validation says what is wrong with it.
+    if resume == SAME:
+        return tree, {}  # Its parameters are those of this command.
     from visual_grpo import resuming
 
     run = resuming.origin(resume, Path(tracking["checkpoints"]))

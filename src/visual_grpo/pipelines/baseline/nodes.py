@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo.config import Parameters
+from visual_grpo.folders import final_of
 from visual_grpo.records.table import RecordTable
 
 if TYPE_CHECKING:
@@ -15,8 +16,25 @@ if TYPE_CHECKING:
 def draw_baseline(
     parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, baseline_draft: Path
 ) -> Path:
-    """The folder with pictures and scores of the policy without an adapter, also at each control's settings."""
+    """The folder with pictures and scores of the policy without an adapter, also at each control's settings.
+
+    The one that is there is kept where it is what would be drawn.
+    """
+    from visual_grpo import components, console
+    from visual_grpo.pipelines.baseline import keeping
+
+    components.check_unchanged(starter_report)
+    plan = components.make_plan(parameters, starter_report["model"])
+    made = keeping.making(parameters, starter_report, conditions(parameters, plan, starter_report, records))
+    present = final_of(baseline_draft)
+    why = "evaluation.redraw is true" if parameters.evaluation.redraw else keeping.why_drawn(present, made)
+    if why is None:
+        console.note(f"Kept the baseline in {present}: nothing that it depends on has changed (evaluation.redraw)")
+        return present
+    if present.is_dir():
+        console.note(f"The baseline is drawn again: {why}")
     draw_samples(baseline_draft, parameters, starter_report, records, adapters=None, title="baseline")
+    keeping.sign(baseline_draft, made)
     return baseline_draft
 
 

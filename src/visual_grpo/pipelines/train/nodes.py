@@ -50,8 +50,8 @@ def train(
     start = find_start(parameters)
     if start is not None:
         check_start(parameters, list(plan.modules), start, starter_report["model"])
-    identity = _identity(parameters, starter_report, records, list(plan.modules), start)
-    _check_checkpoint(parameters, identity)
+    known = identity(parameters, starter_report, records)
+    _check_checkpoint(parameters, known)
     _check_baseline(parameters, plan, starter_report, records, baseline)
     scorer = components.build_scorer(parameters, plan.modules)
     train_records, eval_records = records.split("train"), records.split("eval")
@@ -65,7 +65,7 @@ def train(
         components.build_trainer(parameters, plan, model, scorer, start=start),
         train=train_records,
         evaluation=eval_records,
-        identity=identity,
+        identity=known,
         run_id=tracker.run_id,
         advice={module: plan.family.modules[module].advice for module in plan.modules},
         lineage=_lineage(parameters, starter_report, project),
@@ -95,33 +95,34 @@ def train(
 def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path) -> dict[str, str]:
     """Where the adapter comes from, with the commands that it was resumed by."""
     from visual_grpo import resuming
+    from visual_grpo.computed_with import computed_with
     from visual_grpo.tracking import lineage
 
     origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
     content = starter_report.get("content")
     base = {} if content is None else {"model_content": content}
     now = {"command": lineage.command(), **base, **lineage.git_tags(project), **lineage.version_tags()}
+    now |= computed_with("train", config)
     return lineage.resumed({} if origin is None else origin.lineage, now)
 
 
-def _identity(
-    config: Parameters,
-    starter_report: dict[str, Any],
-    records: RecordTable,
-    modules: Sequence[str],
-    start: Path | None,
-) -> dict[str, str]:
+def identity(config: Parameters, starter_report: dict[str, Any], records: RecordTable) -> dict[str, str]:
     """What the run depends on beside the parameters: edits of the user's own functions would change it too."""
+    from visual_grpo import components
     from visual_grpo.importing import code_digests
 
     codes = code_digests({name: reward.function for name, reward in config.rewards.items()})
-    return {
+    found = {
         "model": starter_report["model"],
         "model_digest": starter_report["digest"],
         "data": records.digest,
         **{f"{CODE}{name}": digest for name, digest in codes.items()},
-        **({} if start is None else {"start": start_digest(start, modules)}),
     }
+    start = find_start(config)
+    if start is None:
+        return found
+    modules = components.make_plan(config, starter_report["model"]).modules
+    return found | {"start": start_digest(start, list(modules))}
 
 
 def _check_checkpoint(config: Parameters, identity: dict[str, str]) -> None:

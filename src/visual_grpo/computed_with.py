@@ -1,0 +1,43 @@
+"""What numbers depend on beside parameters and data: the source files, the libraries, the kind of processor."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+from visual_grpo.config import Parameters
+from visual_grpo.sources import source_digest
+
+LIBRARIES = (
+    *("accelerate", "diffusers", "numpy", "onnxruntime", "opencv-python", "pandas", "peft", "pillow"),
+    *("pytorch-msssim", "rapidfuzz", "rapidocr", "safetensors", "scipy", "tokenizers", "torch", "torchvision"),
+    "transformers",
+)
+"""Those whose other versions may give other numbers."""
+SOURCES, NUMERICS = "source.digest", "numerics"
+MEANING = {SOURCES: "source files of this project", NUMERICS: "versions of libraries, or kind of processor"}
+
+
+def computed_with(pipeline: str, config: Parameters) -> dict[str, str]:
+    """``source.digest`` of the files that ``pipeline`` depends on; ``numerics``: libraries and processor."""
+    return {SOURCES: source_digest(pipeline), NUMERICS: _numerics(config.model.device)}
+
+
+def _numerics(device: str) -> str:
+    import torch
+
+    from visual_grpo.hardware.device import resolve_device
+
+    versions = [f"{name} {_version(name)}" for name in LIBRARIES]
+    kind = resolve_device(device).type
+    processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    if kind == "cuda":
+        processor += f" {torch.cuda.get_device_name(resolve_device(device))}"
+    return ", ".join([f"python {platform.python_version()}", *versions, f"{kind} {processor}"])
+
+
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return "none"

@@ -1,0 +1,90 @@
+"""Whether the baseline that is there is the one that would be drawn: then it is kept. Any doubt, and it is drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.computed_with import MEANING, computed_with
+from visual_grpo.config import Parameters
+from visual_grpo.decisive_parameters import decisive
+from visual_grpo.importing import code_digest
+
+STAMP = "made_with.json"
+"""In the baseline's folder: what it depends on, and the digest of each of its files."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def making(config: Parameters, starter_report: Mapping[str, Any], conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a baseline depends on, as JSON.
+
+    Beside the conditions under which two results pair, that is what changes rounding, weights of rewards, code, and
+    files that the options of rewards name.
+    """
+    known = starter_report["content"] is not None or _COMMIT.fullmatch(config.model.revision or "") is not None
+    return {
+        "base model": "known" if known else None,
+        "conditions": dict(conditions),
+        "parameters": decisive("baseline", config.public()),
+        "family": code_digest(config.model.family) if ":" in config.model.family else None,
+        "files": dict(_files_of_options(config)),
+        **computed_with("baseline", config),
+    }
+
+
+def sign(folder: Path, made: Mapping[str, Any]) -> None:
+    """Writes into the folder what it was made with, once everything else is in it."""
+    text = json.dumps({"made": made, "sums": _sums(folder)}, indent=1, ensure_ascii=False)
+    (folder / STAMP).write_text(text, encoding="utf-8")
+
+
+def why_drawn(folder: Path, made: Mapping[str, Any]) -> str | None:
+    """Why the baseline in ``folder`` is not kept; None where it is what would be drawn, file by file."""
+    if not folder.is_dir():
+        return "there is none"
+    try:
+        stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
+        before, sums = dict(stamp["made"]), dict(stamp["sums"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{folder} does not say what it was made with"
+    if made["base model"] is None:
+        return "model.path is on the hub and model.revision names no commit, so that its files may be others now"
+    now = json.loads(json.dumps(made))  # As they were written.
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    if changed:
+        return f"other {', '.join(MEANING.get(name, name) for name in changed)}"
+    return None if sums == _sums(folder) else f"a file in {folder} was changed, added or removed"
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """Path within the folder -> sha256 of every file but the stamp."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file != folder / STAMP)
+    return {file.relative_to(folder).as_posix(): _sha256(file) for file in files}
+
+
+def _files_of_options(config: Parameters) -> Iterator[tuple[str, str]]:
+    """Path -> digest of each file, and of the files in each folder, that an option of a reward names."""
+    for reward in config.rewards.values():
+        for text in _texts(reward.options):
+            path = Path(text).expanduser()
+            if "\0" not in text and len(text) < 1000 and path.exists():
+                sums = _sums(path) if path.is_dir() else _sha256(path)
+                yield text, hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (text for part in value.values() for text in _texts(part))
+    elif isinstance(value, list | tuple):
+        yield from (text for part in value for text in _texts(part))
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

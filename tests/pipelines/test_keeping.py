@@ -1,0 +1,106 @@
+"""A baseline is kept where it is what would be drawn, and drawn where there is any doubt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipelines.painted import BRIGHTNESS, SMALL, Project
+from visual_grpo import computed_with
+from visual_grpo.evaluation.generate import read_scores
+from visual_grpo.pipelines.baseline import create_pipeline
+
+PINNED = {"model": {"revision": "0123456789abcdef0123456789abcdef01234567"}}
+
+
+def draw(project: Project, **changes: Any) -> bool:
+    """Whether a baseline was drawn; without changes the files of its model are known."""
+    before = len(project.policies)
+    project.run(create_pipeline(), **(PINNED | changes))
+    return len(project.policies) > before
+
+
+def test_an_unchanged_baseline_is_kept_as_it_is_and_one_line_says_so(
+    painted: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert draw(painted)
+    before = {file: file.stat().st_mtime_ns for file in (painted.folder / "baseline").rglob("*")}
+    capsys.readouterr()
+    assert not draw(painted)
+    assert {file: file.stat().st_mtime_ns for file in (painted.folder / "baseline").rglob("*")} == before
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Kept the baseline in" in said
+    assert "nothing that it depends on has changed (evaluation.redraw)" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"evaluation": SMALL | {"redraw": True}}, "evaluation.redraw is true"),
+        ({"evaluation": SMALL | {"images_per_prompt": 1}}, "conditions"),
+        ({"evaluation": SMALL | {"batch_size": 2}}, "parameters"),
+        ({"rewards_used": {"brightness": BRIGHTNESS["brightness"] | {"weight": 2.0}}}, "parameters"),
+        ({"model": {"revision": None}}, "model.revision names no commit"),
+        ({"model": {"revision": "main"}}, "model.revision names no commit"),
+    ],
+)
+def test_with_other_parameters_or_an_unknown_model_it_is_drawn(
+    painted: Project, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], why: str
+) -> None:
+    assert draw(painted)
+    assert draw(painted, **changes)
+    assert why in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("changes", [{"seed": 5}, {"grpo": {"steps": 9}}, {"tracking": {"images_every": 7}}])
+def test_what_only_the_training_reads_lets_it_be(painted: Project, changes: dict[str, Any]) -> None:
+    assert draw(painted)
+    assert not draw(painted, **changes)
+
+
+def test_other_code_or_libraries_draw_it_again(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert draw(painted)
+    monkeypatch.setattr(computed_with, "source_digest", lambda pipeline: f"another of {pipeline}")
+    assert draw(painted)
+    assert not draw(painted)
+    monkeypatch.setattr(computed_with, "_version", lambda library: "another")
+    assert draw(painted)
+
+
+def spoil(folder: Path, how: str) -> None:
+    picture = min((folder / "stock").glob("*.png"))
+    if how == "changed":
+        picture.write_bytes(picture.read_bytes()[:-1] + b"x")
+    elif how == "gone":
+        picture.unlink()
+    elif how == "added":
+        (folder / "stock" / "mine.png").write_bytes(b"")
+    else:
+        (folder / "made_with.json").write_text(how)
+
+
+@pytest.mark.parametrize("how", ["changed", "gone", "added", "", "{}", '{"made": 1, "sums": 2}'])
+def test_a_baseline_that_is_not_whole_is_drawn_again(painted: Project, how: str) -> None:
+    assert draw(painted)
+    whole = read_scores(painted.folder / "baseline")
+    spoil(painted.folder / "baseline", how)
+    assert draw(painted)
+    assert read_scores(painted.folder / "baseline").equals(whole)
+    assert not draw(painted)
+
+
+def test_a_file_that_an_option_names_is_part_of_it(painted: Project) -> None:
+    judge = painted.folder / "judge.json"
+    judge.write_text("{}", encoding="utf-8")
+    from tests.evaluation.defaults import parameters
+    from visual_grpo.pipelines.baseline.keeping import _files_of_options
+
+    rewards = {"brightness": {"function": "tests.evaluation.painter:brightness", "options": {"weights": [str(judge)]}}}
+    config = parameters(rewards=rewards)
+    [(name, before)] = _files_of_options(config)
+    judge.write_text(json.dumps({"a": 1}), encoding="utf-8")
+    [(_, after)] = _files_of_options(config)
+    assert (name, before != after) == (str(judge), True)

@@ -1,0 +1,169 @@
+"""DVC's real commands on a small project: what runs again, what comes from the cache, what goes on after a kill."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.small_project import environment, small_project
+from tests.test_kill import adapters
+from visual_grpo.config.outputs import FLOW
+
+pytestmark = pytest.mark.slow
+STAGES = ["check", *FLOW]
+AUTHOR = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
+FIRST_CHECKPOINT = "visual_grpo.grpo.checkpoint:write_latest:0"
+PARAMETERS = "conf/base/parameters.yml"
+
+
+def call(project: Path, line: str, *, fails: bool = False, **variables: str) -> str:
+    """What a command prints; without ``fails`` it must succeed."""
+    own = environment(project) | AUTHOR | variables
+    done = subprocess.run(["bash", "-c", line], cwd=project, env=own, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert (done.returncode != 0) == fails, said[-3000:]
+    return said
+
+
+def repro(project: Path, what: str = "", **options: Any) -> tuple[list[str], str]:
+    """The stages that ran, and everything that was printed."""
+    said = call(project, f".venv/bin/dvc repro {what}", **options)
+    return re.findall(r"^Running stage '(?:\S+:)?(\w+)'", said, re.MULTILINE), said
+
+
+def change(project: Path, value: int) -> None:
+    file = project / PARAMETERS
+    tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    tree["evaluation"]["bootstrap_samples"] = value
+    file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project under git whose baseline has been drawn by DVC."""
+    project = small_project(tmp_path_factory.mktemp("dvc") / "prepared")
+    call(project, "git init -q -b main && git add -A && git commit -qm small")
+    ran, _ = repro(project, "baseline")
+    assert ran == STAGES[1:4]
+    return project
+
+
+@pytest.fixture
+def project(prepared: Path, tmp_path: Path) -> Path:
+    shutil.copytree(prepared, tmp_path / "project", symlinks=True)
+    return tmp_path / "project"
+
+
+def test_only_what_changed_runs_and_a_fresh_clone_trains_nothing(project: Path, tmp_path: Path) -> None:
+    ran, _ = repro(project)
+    assert sorted(ran) == ["check", "evaluate", "train"]
+    assert repro(project)[0] == []
+    assert call(project, "git status --porcelain") == "?? dvc.lock\n"
+    call(project, "git add dvc.lock && git commit -qm built")
+    result = (project / "data/08_reporting/result.json").read_bytes()
+
+    change(project, 200)
+    assert repro(project)[0] == ["evaluate"]
+    assert (project / "data/08_reporting/result.json").read_bytes() != result or json.loads(result)
+    change(project, 100)
+    ran, said = repro(project)
+    assert ran == []
+    assert "Stage 'evaluate' is cached - skipping run, checking out outputs" in said
+    assert (project / "data/08_reporting/result.json").read_bytes() == result
+
+    call(project, f".venv/bin/dvc remote add -d store {tmp_path / 'store'} && .venv/bin/dvc push")
+    call(project, "git commit -qam remote")
+    clone = tmp_path / "clone"
+    call(tmp_path, f"git clone -q {project} {clone}", PYTHONPATH="")
+    (clone / ".venv").symlink_to(sys.prefix)
+    call(clone, ".venv/bin/dvc pull")
+    assert "Data and pipelines are up to date." in call(clone, ".venv/bin/dvc status")
+    assert repro(clone)[0] == []
+    assert adapters(clone) == adapters(project)
+
+
+def test_metrics_and_plots_show_the_result(project: Path) -> None:
+    repro(project)
+    [metrics] = json.loads(call(project, ".venv/bin/dvc metrics show --json"))[""]["data"].values()
+    assert {"baseline", "trained", "difference"} <= metrics["data"]["total"].keys()
+    call(project, ".venv/bin/dvc plots show --out shown")
+    page = (project / "shown/index.html").read_text(encoding="utf-8")
+    for column in ("reward/total", "eval/total", "ar/kl"):
+        assert f'"{column}"' in page
+    assert len(re.findall(r"<img ", page)) == 2
+
+
+def test_a_training_that_was_killed_goes_on_and_ends_with_the_same_adapter(project: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    shutil.copytree(project, whole, symlinks=True)
+    _, said = repro(whole, "train")
+    assert "Starting at step 1: data/06_models/checkpoints has no checkpoint" in said
+    killer = str(Path(__file__).parent / "killer")
+    path = f"{killer}:{environment(project)['PYTHONPATH']}"
+    _, said = repro(project, "train", fails=True, KILL_AT=FIRST_CHECKPOINT, PYTHONPATH=path)
+    assert "Resuming" not in said
+    assert not (project / "data/06_models/adapters").exists()
+    ran, said = repro(project, "train")
+    assert ran == ["train"]
+    assert "Resuming after step 1 of 2 from data/06_models/checkpoints/step-000001" in said
+    assert adapters(project) == adapters(whole)
+    # And a forced one is a new training, as is one with another seed.
+    _, said = repro(project, "--force --single-item train")
+    assert "Starting at step 1: the training of the checkpoints in data/06_models/checkpoints is finished" in said
+    assert adapters(project) == adapters(whole)
+    (project / "conf/base/start.yml").write_text("train_params: seed=7\n", encoding="utf-8")
+    _, said = repro(project, "train", fails=True, KILL_AT=FIRST_CHECKPOINT, PYTHONPATH=path)
+    (project / "conf/base/start.yml").write_text("train_params: seed=8\n", encoding="utf-8")
+    ran, said = repro(project, "train")
+    assert ran == ["train"]
+    assert "are of a training with another seed (was 7, is 8)" in said
+    assert adapters(project) != adapters(whole)
+
+
+def test_an_experiment_with_another_parameter_runs_and_is_shown(project: Path) -> None:
+    repro(project)
+    call(project, "git add -A && git commit -qm built")
+    changed = "evaluation.images_per_prompt=2"
+    said = call(project, f".venv/bin/dvc exp run -n more -S '{PARAMETERS}:{changed}'")
+    assert "Running stage 'baseline'" in said
+    shown = call(project, ".venv/bin/dvc exp show --csv")
+    header, *rows = [line.split(",") for line in shown.splitlines()]
+    [column] = [number for number, name in enumerate(header) if name.endswith("evaluation.images_per_prompt")]
+    assert {row[column] for row in rows} == {"1", "2"}
+    assert any("more" in row for row in rows)
+
+
+def test_another_environment_and_own_data_have_their_own_stages(project: Path) -> None:
+    (project / "photos").mkdir()
+    lines = [json.dumps({"id": f"r{i}", "prompt": f"a {word} thing"}) for i, word in enumerate("abcdefghijkl")]
+    (project / "photos/records.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    call(project, "cp -r conf/sd3_small conf/mine")
+    with (project / "conf/mine/parameters.yml").open("a", encoding="utf-8") as file:
+        file.write("\nrewards: {jpeg_size: {weight: 1.0}}\n")
+    text = (project / "conf/mine/parameters.yml").read_text(encoding="utf-8")
+    tree = yaml.safe_load(text)
+    tree["data"] = {"path": "photos"}
+    (project / "conf/mine/parameters.yml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    call(project, ".venv/bin/dvc add -q photos")
+    call(project, ".venv/bin/python -m visual_grpo.dvc_stages --env=mine")
+    ran, _ = repro(project, "conf/mine/dvc.yaml")
+    assert sorted(ran) == sorted(STAGES)
+    assert repro(project, "conf/mine/dvc.yaml")[0] == []
+    [adapter] = project.glob("data/mine/photos-*/06_models/adapters")
+    assert (adapter / "training.json").is_file()
+    (project / "photos/records.jsonl").write_text("\n".join([*lines, json.dumps({"prompt": "more"})]), encoding="utf-8")
+    ran, _ = repro(project, "conf/mine/dvc.yaml")
+    assert ran[0] == "data_preparation", "DVC sees the data"
+    tree["tracking"] = tree.get("tracking", {}) | {"images_every": 0}
+    tree["seed"] = 3
+    (project / "conf/mine/parameters.yml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    _, said = repro(project, "conf/mine/dvc.yaml", fails=True)
+    assert "Write it again: make dvc-stages ENV=mine" in said
