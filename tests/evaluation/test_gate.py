@@ -291,14 +291,14 @@ def test_a_constant_added_to_the_candidate_moves_every_bound_by_it(constant: flo
 
 
 def test_of_equals_a_share_of_alpha_is_promoted() -> None:
-    """200 gates at level 20%: between 23 and 58 with a probability of 0.999."""
+    """120 gates at level 20%: between 10 and 39 promotions with a probability of 0.999."""
     rng, asked = np.random.default_rng(11), GateRule(error=0.2, gates_per_year=1)
     promoted = 0
-    for _ in range(200):
+    for _ in range(120):
         prompts = rng.normal(1.0, 0.3, size=10).repeat(2)
         before, after = prompts + rng.normal(0, 0.1, size=(2, 20)) + rng.normal(0, 0.1, size=(2, 10)).repeat(2, axis=1)
         promoted += decide(scores(after, images=2), {"base": scores(before, images=2)}, asked).promoted
-    assert 23 <= promoted <= 58
+    assert 10 <= promoted <= 39
 
 
 def test_the_decision_as_json_says_everything() -> None:
