@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo repro dvc-stages test test-slow test-kill lint format docs lock audit sbom ui deliver viz clean
+.PHONY: help setup demo repro retrain dvc-stages test test-slow test-kill lint format docs lock audit sbom ui deliver viz clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ repro: setup  ## Run the pipelines with DVC: only stages that changed since the 
 
 dvc-stages: setup  ## Write dvc.yaml again after a change of pipelines, imports or parameters; ENV=NAME for conf/NAME/dvc.yaml
 	@$(BIN)/python -m visual_grpo.dvc_stages $(if $(ENV),--env=$(ENV))
+
+retrain: setup  ## Retrain if there is a reason to, and promote what is better (ENV=NAME: another environment)
+	@$(BIN)/python -m visual_grpo.retraining $(if $(ENV),--env=$(ENV))
 
 test: setup  ## Run the tests, side by side on the cores that there are
 	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8
