@@ -29,8 +29,9 @@ _ENVIRONMENT = {
 }
 
 
-_SAID_ELSEWHERE = ("mlflow.store.db.utils", "urllib3.connectionpool")
-"""Loggers of failed requests, with tracebacks, of which the exception or tracking's own line tells what matters."""
+_SAID_ELSEWHERE = ("mlflow.store.db.utils", "urllib3.connectionpool", "mlflow.utils.environment")
+"""Loggers of failed requests, with tracebacks, of which the exception or tracking's own line tells what matters, and of
+an environment without pip, which only says that a saved model's list of versions has none for pip."""
 
 
 def silence_libraries() -> None:

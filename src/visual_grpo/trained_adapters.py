@@ -19,6 +19,8 @@ prompts that the training never saw."""
 CODE = "code of reward "
 """Before a reward's name in the facts: the digest of the user's own function."""
 _AGAIN = "Train again, or use the adapters of the MLflow run."
+BEST, LAST = "best", "last"
+"""Folders with the adapters of these steps, of which one is what the folder itself holds."""
 LATEST, NONE = "latest", "none"
 PRESENT_SECTIONS = (
     *("evaluation", "tracking", "resume", "output", "adapter"),
@@ -53,6 +55,12 @@ def weight_sums(folder: Path) -> dict[str, str]:
     """Path within the folder -> sha256 of each file of weights."""
     files = sorted(folder.rglob("*.safetensors"))
     return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def adapter_digest(folder: Path) -> str:
+    """sha256 over the weights of the adapters in ``folder``, 64 hex digits; without those in ``best`` and ``last``."""
+    own = {file: digest for file, digest in weight_sums(folder).items() if file.split("/")[0] not in (BEST, LAST)}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
 def check_weights(folder: Path) -> None:
@@ -101,8 +109,8 @@ def judged_by_other_code(training: Mapping[str, Any], codes: Mapping[str, str]) 
 
 
 def modules_of(folder: Path) -> list[str]:
-    """The modules that were trained: each has a folder in ``best``, as in ``folder`` itself."""
-    return sorted(path.name for path in (folder / "best").iterdir())
+    """The modules that were trained: each has a folder."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in (BEST, LAST))
 
 
 def parameters_to_judge(

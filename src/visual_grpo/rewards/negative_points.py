@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,24 @@ class NegativePointsReward:
         (judgement,) = self._judge(image, query, [sample])
         return draw_answer(image.pixels, query.truth, judgement.answer, judgement.fault, judgement.masks)
 
+    def masks(self, pixels: Tensor, samples: Sequence[TextSample]) -> list[Tensor | None]:
+        """The mask of each answer to queries about an image, as the reward judges it; no truth is needed.
+
+        Args:
+            pixels: uint8 [3, H, W].
+
+        Returns:
+            Bool [H, W] each; None for an answer that cannot be parsed.
+        """
+        size = (pixels.shape[1], pixels.shape[2])
+        parsed = [self._parse(sample, size) for sample in samples]
+        usable = [answer for answer in parsed if isinstance(answer, Answer)]
+        if not usable:
+            return [None] * len(parsed)
+        prompts = [replace(answer.prompt, negatives=self._used_negatives(answer, size)) for answer in usable]
+        masks = iter(self.segmenter.masks(self.segmenter.embed(pixels), prompts))
+        return [next(masks) if isinstance(answer, Answer) else None for answer in parsed]
+
     def _prepare(self, record: PromptRecord) -> tuple[ImageEmbedding, Query]:
         """The record's image, cached by content because records may share it, and the ground truth of its query."""
         content = record.source_images[0].read_bytes()
@@ -177,9 +195,9 @@ class NegativePointsReward:
 
     def _judge(self, image: ImageEmbedding, query: Query, samples: Sequence[TextSample]) -> list[Judgement]:
         """Judges all answers to a query with one batch of segmenter prompts."""
-        parsed = [self._parse(sample, query) for sample in samples]
+        parsed = [self._parse(sample, query.size) for sample in samples]
         usable = [answer for answer in parsed if isinstance(answer, Answer)]
-        used = [self._used_negatives(answer, query) for answer in usable]
+        used = [self._used_negatives(answer, query.size) for answer in usable]
         pairs = zip(usable, used, strict=True)
         prompts = [prompt for answer, negatives in pairs for prompt in _prompts(answer, negatives, query)]
         masks = iter(self.segmenter.masks(image.embedding, prompts).view(len(usable), 3, *query.size))
@@ -191,17 +209,17 @@ class NegativePointsReward:
             for answer in parsed
         ]
 
-    def _parse(self, sample: TextSample, query: Query) -> Answer | AnswerError:
+    def _parse(self, sample: TextSample, size: tuple[int, int]) -> Answer | AnswerError:
         try:
-            answer = parse_answer(sample, query.size)
+            answer = parse_answer(sample, size)
         except AnswerError as error:
             return error
         if self.think and not answer.thought:
             return AnswerError("no_answer", "no <think>...</think> before the answer")
         return answer
 
-    def _used_negatives(self, answer: Answer, query: Query) -> tuple[Point, ...]:
-        return point_terms.spaced(answer.negatives, self.cap, self.spacing * min(query.size))
+    def _used_negatives(self, answer: Answer, size: tuple[int, int]) -> tuple[Point, ...]:
+        return point_terms.spaced(answer.negatives, self.cap, self.spacing * min(size))
 
     def _judgement(self, query: Query, answer: Answer, used: tuple[Point, ...], masks: Tensor) -> Judgement:
         """``masks``: bool [3, H, W] of the answer without and with its negatives, and of the true points with them."""

@@ -1,19 +1,16 @@
-"""Finds the adapters that a parameter names: the latest, a folder, or those of an MLflow run."""
+"""Finds the adapters that a parameter names: the latest, a folder, those of an MLflow run or of a registered model."""
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from visual_grpo.command import Command, again
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.tracking.store import KEY, shown_server
+from visual_grpo.tracking.versions import SCHEME, Registered, downloaded, local_folder, named_version
 from visual_grpo.trained_adapters import FACTS, LATEST, NONE, read_facts
 
 if TYPE_CHECKING:
@@ -28,19 +25,24 @@ def find_adapters(named: str, latest: Path) -> Path:
     """The folder of the adapters.
 
     Args:
-        named: ``latest``, a folder, or the id (at least its first 6 characters) or name of an MLflow run.
+        named: ``latest``, a folder, the id (at least its first 6 characters) or name of an MLflow run, or a version of
+            a registered model: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``.
         latest: the folder that the train pipeline writes.
 
     Raises:
-        UserError: there is no such run, several have the name, or the run has no adapters.
+        UserError: there is no such run or version, several runs have the name, or its adapters are gone.
     """
     if named == LATEST:
         return latest
     if not named.strip():
         raise UserError(
             f"adapter is empty. Expected {LATEST} (what the train pipeline left), a folder that a training left, the id"
-            f" or name of an MLflow run or, for generate and compare, {NONE} (the base model)."
+            f" or name of an MLflow run, {SCHEME}NAME@ALIAS or, for generate and compare, {NONE} (the base model)."
         )
+    if named.startswith(SCHEME):
+        import mlflow
+
+        return _version(named, mlflow.get_tracking_uri()).adapters()
     if (Path(named) / FACTS).is_file():
         return Path(named)
     if Path(named).is_dir():
@@ -83,6 +85,12 @@ def model_of(config: Parameters, adapters: Path | None) -> str:
 
 
 @cache
+def _version(uri: str, tracking_uri: str) -> Registered:
+    """Looked up once in a command: an alias that is moved meanwhile would mix two adapters."""
+    return named_version(uri, tracking_uri)
+
+
+@cache
 def _of_run(named: str, tracking_uri: str) -> Path:
     """Looked up, and downloaded where the artifacts are remote, once in a command, though several places ask for it."""
     import mlflow
@@ -105,25 +113,16 @@ def _of_run(named: str, tracking_uri: str) -> Path:
         ids = "\n".join(f"  {run.info.run_id}  {run.info.run_name}" for run in found[:10])
         raise UserError(f"adapter: {len(found)} MLflow runs are named {named!r}; name one by its id:\n{ids}")
     [run] = found
-    here = _local(run.info.artifact_uri)
+    here = local_folder(run.info.artifact_uri)
     if here is not None and (here / ARTIFACTS / FACTS).is_file():
         return here / ARTIFACTS
-    # Removed when the command ends.
-    copy = tempfile.mkdtemp(prefix="visual_grpo_adapters_")
-    atexit.register(shutil.rmtree, copy, ignore_errors=True)
     try:
-        return Path(mlflow.artifacts.download_artifacts(f"runs:/{run.info.run_id}/{ARTIFACTS}", dst_path=copy))
+        return downloaded(f"runs:/{run.info.run_id}/{ARTIFACTS}", tracking_uri)
     except (OSError, mlflow.exceptions.MlflowException) as error:
         raise UserError(
             f"adapter: the MLflow run {run.info.run_id} ({run.info.run_name}) has no adapters: it did not finish"
             " training, or its artifacts were deleted."
         ) from error
-
-
-def _local(artifact_uri: str) -> Path | None:
-    """The folder of a run's artifacts on this machine; None if they are on a server."""
-    parsed = urlsplit(artifact_uri)
-    return Path(unquote(parsed.path)) if parsed.scheme in ("", "file") else None
 
 
 def _those_there_are(named: str, runs: list[Run]) -> str:

@@ -16,6 +16,7 @@ _LOCATIONS = {
     "experiments": "artifact_location",
     "runs": "artifact_uri",
     "logged_models": "artifact_location",
+    "model_versions": "storage_location",
 }
 """Table of MLflow's database -> its column with a location."""
 

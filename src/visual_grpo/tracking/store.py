@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from visual_grpo.secret_values import hidden
 from visual_grpo.tracking.spool import Head
 
 if TYPE_CHECKING:
@@ -122,6 +123,11 @@ def shown_server(tracking_uri: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
+def is_new(tracking_uri: str) -> bool:
+    """Whether it is a database that does not exist yet."""
+    return tracking_uri.startswith(_SQLITE) and not Path(tracking_uri.removeprefix(_SQLITE)).is_file()
+
+
 def _check_writable(tracking_uri: str) -> None:
     """Raises at once what MLflow would try for minutes, with a line for each attempt."""
     from sqlalchemy import NullPool, create_engine
@@ -139,3 +145,11 @@ def is_missing(error: Exception) -> bool:
 def is_refusal(error: Exception) -> bool:
     """Whether MLflow will never accept this, however often it is asked."""
     return getattr(error, "error_code", None) == _MISSING[1]
+
+
+def in_a_line(error: BaseException) -> str:
+    """The cause that a user knows, without the query or the objects around it."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    text = " ".join(hidden(str(error)).split()) or type(error).__name__
+    return text if len(text) <= 160 else f"{text[:157]}..."

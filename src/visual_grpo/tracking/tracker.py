@@ -21,7 +21,7 @@ from visual_grpo.tracking.delivery import CURVES, RESULTS
 from visual_grpo.tracking.description import ended_name
 from visual_grpo.tracking.outbox import Outbox
 from visual_grpo.tracking.spool import FOLDER, Head, Spool
-from visual_grpo.tracking.store import EVALUATION, Store, image_name, shown_server
+from visual_grpo.tracking.store import EVALUATION, Store, image_name, is_new, shown_server
 from visual_grpo.tracking.writer import Writer
 
 if TYPE_CHECKING:
@@ -252,6 +252,4 @@ class Tracker:
 
 def _patience(tracking_uri: str) -> float:
     """Seconds in which MLflow should answer a new run."""
-    database = Path(tracking_uri.removeprefix("sqlite:///"))
-    is_new = tracking_uri.startswith("sqlite:///") and not database.is_file()
-    return _NEW_DATABASE_SECONDS if is_new else background.START
+    return _NEW_DATABASE_SECONDS if is_new(tracking_uri) else background.START

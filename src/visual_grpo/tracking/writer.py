@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from visual_grpo.secret_values import hidden
 from visual_grpo.tracking.delivery import Delivery
 from visual_grpo.tracking.leftovers import deliver_leftovers
 from visual_grpo.tracking.outbox import Outbox
 from visual_grpo.tracking.spool import Spool
-from visual_grpo.tracking.store import Store, shown_server
+from visual_grpo.tracking.store import Store, in_a_line, shown_server
 
 COMMAND = ".venv/bin/python -m visual_grpo.tracking.deliver"
 EVERY = 5.0
@@ -97,7 +96,7 @@ class Writer:
                     self._done.set()
                     break
             except Exception as error:
-                self._is_away(_in_a_line(error))
+                self._is_away(in_a_line(error))
                 if self._closing.is_set():
                     self._given_up.wait(_PAUSES[0])
                 else:
@@ -155,11 +154,3 @@ class Writer:
                 f"MLflow ({shown_server(self._store.tracking_uri)}) is away: {reason}. The run goes on; what it logs"
                 f" waits in {self._spool.folder}"
             )
-
-
-def _in_a_line(error: BaseException) -> str:
-    """The cause that a user knows, without the query or the objects around it."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    text = " ".join(hidden(str(error)).split()) or type(error).__name__
-    return text if len(text) <= 160 else f"{text[:157]}..."

@@ -17,7 +17,7 @@ from visual_grpo.errors import counted
 from visual_grpo.pipelines.train.start import check_start, find_start, start_digest
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import CHANGES, CODE, HELD_OUT, read_facts
+from visual_grpo.trained_adapters import BEST, CHANGES, CODE, HELD_OUT, LAST, read_facts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -86,7 +86,7 @@ def train(
     shown = {"base": facts["model"], "modules": " ".join(plan.modules), "steps": str(facts["steps"])}
     with TemporaryDirectory() as alone:
         # Without the folders `best` and `last`, of which one is what the adapter is.
-        shutil.copytree(adapters_draft, alone, ignore=shutil.ignore_patterns("best", "last"), dirs_exist_ok=True)
+        shutil.copytree(adapters_draft, alone, ignore=shutil.ignore_patterns(BEST, LAST), dirs_exist_ok=True)
         tracker.model(Path(alone), "adapter", shown)
     _show_training(progress, run.trainer.step)
     return adapters_draft, pd.DataFrame(progress.history)
