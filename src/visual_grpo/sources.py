@@ -97,10 +97,10 @@ def _graph() -> grimp.ImportGraph:
 
 def _remove_imports(graph: grimp.ImportGraph, pairs: Iterable[tuple[str, str]]) -> None:
     for importer, imported in pairs:
-        names = {"importer": f"{PACKAGE}.{importer}", "imported": f"{PACKAGE}.{imported}"}
-        if not graph.direct_import_exists(**names):
-            raise ValueError(f"{names['importer']} no longer imports {names['imported']}: take it out of NOT_CALLED")
-        graph.remove_import(**names)
+        a, b = f"{PACKAGE}.{importer}", f"{PACKAGE}.{imported}"
+        if not graph.direct_import_exists(importer=a, imported=b):
+            raise ValueError(f"{a} no longer imports {b}: take it out of NOT_CALLED")
+        graph.remove_import(importer=a, imported=b)
 
 
 def _with_descendants(graph: grimp.ImportGraph, module: str) -> set[str]:

@@ -62,7 +62,7 @@ def test_the_total_s_bound_by_hand() -> None:
     found = condition(decide(scores(BETTER), {"base": scores(REFERENCE)}, rule()), "total")
     # The 95% quantile of Student's t with 5 degrees of freedom is 2.015048.
     assert found.bound == pytest.approx(0.316667 - 2.015048 * 0.0752773 / math.sqrt(6), abs=1e-6)
-    assert (found.units, found.reference, found.candidate) == (6, pytest.approx(1.0), pytest.approx(1.316667))
+    assert (found.units, found.reference, found.candidate) == pytest.approx((6, 1.0, 1.316667))
     assert found.difference == pytest.approx(0.316667, abs=1e-6)
 
 
@@ -105,7 +105,7 @@ def test_one_prompt_cannot_be_judged_and_no_prompt_either() -> None:
 def test_images_of_a_prompt_and_prompts_held_out_together_are_one_unit() -> None:
     before, after = scores([0.0] * 8, images=2), scores([1, 3, 2, 2, 5, 5, 4, 0], images=2)
     apart = condition(decide(after, {"base": before}, rule()), "total")
-    assert (apart.units, apart.bound) == (4, pytest.approx(lower([2, 2, 5, 2], 0.05)))
+    assert (apart.units, apart.bound) == pytest.approx((4, lower([2, 2, 5, 2], 0.05)))
     units = {"p0": "x", "p1": "x", "p2": "y", "p3": "z"}
     tables = [table.assign(unit=table["id"].map(units)) for table in (after, before)]
     decision = decide(tables[0], {"base": tables[1]}, rule())
@@ -149,7 +149,7 @@ def test_a_guard_may_fall_by_a_share_of_the_reference_s_mean(beyond: float, hold
         rule(gates_per_year=52, max_guard_fall=share),
     )
     found = condition(decision, "guard/guard")
-    assert (found.bound, found.limit) == (pytest.approx(bound), pytest.approx(-share * 0.5))
+    assert (found.bound, found.limit) == pytest.approx((bound, -share * 0.5))
     assert bound < 0
     assert found.holds is holds
     assert decision.promoted is holds
@@ -166,7 +166,7 @@ def test_a_reward_with_a_weight_is_no_guard() -> None:
 def test_an_unscored_sample_is_left_out_and_not_counted_as_0() -> None:
     before, after = [*REFERENCE, 5.0, 1.0], [*BETTER, NAN, 1.5]
     found = condition(decide(scores(after), {"base": scores(before)}, rule()), "total")
-    assert (found.units, found.bound) == (7, pytest.approx(lower([*GAINS, 0.5], 0.05)))
+    assert (found.units, found.bound) == pytest.approx((7, lower([*GAINS, 0.5], 0.05)))
     # Of a prompt with two images the scored one remains.
     found = condition(
         decide(scores([1, NAN, 2, 3, 4, 4], images=2), {"base": scores([0] * 6, images=2)}, rule()), "total"
@@ -186,7 +186,7 @@ def test_the_unscored_share_may_rise_to_its_limit(beyond: float, holds: bool) ->
         rule(gates_per_year=52, max_unscored_rise=bound + beyond),
     )
     found = condition(decision, "unscored")
-    assert (found.bound, found.difference) == (pytest.approx(bound), pytest.approx(1 / 6))
+    assert (found.bound, found.difference) == pytest.approx((bound, 1 / 6))
     assert found.holds is holds
     assert condition(decision, "total").holds
     assert decision.promoted is holds
@@ -222,7 +222,7 @@ def test_the_total_of_a_subgroup_may_fall_to_its_limit(beyond: float, holds: boo
     limits = {"half": -bound + beyond}
     decision = decide(scores(after), {"base": scores(REFERENCE)}, rule(subgroups=limits), HALVES)
     found = condition(decision, "subgroup/half=second")
-    assert (found.bound, found.limit, found.units) == (pytest.approx(bound), -limits["half"], 3)
+    assert (found.bound, found.limit, found.units) == pytest.approx((bound, -limits["half"], 3))
     assert found.holds is holds
     assert condition(decision, "subgroup/half=first").bound == pytest.approx(lower([3, 3, 3.1], 0.05))
     assert decision.promoted is (holds and condition(decision, "total").holds)

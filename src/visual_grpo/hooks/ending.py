@@ -52,9 +52,9 @@ class EndingHooks:
         where = {label: _path(catalog, name) for name, label in SHOWN.items() if name in made}
         if "evaluation_report" in made:
             where["report"] = f"{_path(catalog, 'evaluation_report')}/{REPORT}"
-        for name in ("comparison", "promotion"):
-            if name in made and (Path(_path(catalog, name)) / REPORT).is_file():
-                where["report"] = f"{_path(catalog, name)}/{REPORT}"
+        for dataset in ("comparison", "promotion"):
+            if dataset in made and (Path(_path(catalog, dataset)) / REPORT).is_file():
+                where["report"] = f"{_path(catalog, dataset)}/{REPORT}"
         name = Tracker.active().name()
         console.summary("", where | ({"MLflow run": name} if name else {}))
         after = _next(run_params, made, catalog)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
@@ -51,7 +52,7 @@ def read_project(folder: Path, environment: str | None) -> Project:
     name = None if environment in UNNAMED_ENVIRONMENTS else environment
     try:
         with Session.create(project_path=folder, env=name) as session:
-            context = session.load_context()
+            context: Any = session.load_context()  # type: ignore[attr-defined]
             config: Parameters = context.catalog.load("parameters")
             return Project(config, name, context.mlflow.server.mlflow_tracking_uri)
     except UserError:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from visual_grpo.tracking.adapters import local_folder
 from visual_grpo.tracking.asking import Server
 from visual_grpo.tracking.registry import OVER
-from visual_grpo.tracking.versions import versions_of
+from visual_grpo.tracking.versions import local_folder, versions_of
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 RETRAINED = "retrained.for"
 """Tag of a run that the retrain command judged: the registered model."""
@@ -33,7 +37,7 @@ def delete_versions(tracking_uri: str, name: str, alias: str, *, keep: int) -> l
     old = sorted(set(versions) - needed - set(sorted(versions)[-keep:]))
     for number in old:
         model_id = versions[number].model_id
-        server.ask(lambda client, number=number: client.delete_model_version(name, str(number)))
+        server.ask(partial(_delete_version, name=name, number=number))
         if model_id:
             _delete_model(server, model_id)
     return old
@@ -53,9 +57,17 @@ def delete_runs(tracking_uri: str, name: str, *, keep: int) -> list[str]:
     )
     old = [run for run in list(found)[keep:] if run.info.run_id not in needed]
     for run in old:
-        server.ask(lambda client, run=run: client.delete_run(run.info.run_id))
+        server.ask(partial(_delete_run, run_id=run.info.run_id))
         _delete_folder(run.info.artifact_uri)
     return [run.info.run_id for run in old]
+
+
+def _delete_version(client: MlflowClient, *, name: str, number: int) -> None:
+    client.delete_model_version(name, str(number))
+
+
+def _delete_run(client: MlflowClient, *, run_id: str) -> None:
+    client.delete_run(run_id)
 
 
 def _delete_model(server: Server, model_id: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,13 @@ from visual_grpo.errors import UserError
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.lineage import recorded
 from visual_grpo.tracking.store import KEY
-from visual_grpo.trained_adapters import read_facts
+from visual_grpo.tracking.versions import DIGEST
+from visual_grpo.trained_adapters import adapter_digest, read_facts
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 _HASH = "dvc."
-_ADAPTER_DIGEST = "adapter.digest"
 """Tag of a registered version."""
 
 
@@ -62,26 +62,25 @@ def run_of(facts: Mapping[str, Any]) -> Run | None:
     return next((run for run in runs if named in (run.info.run_id, run.data.tags.get(KEY))), None)
 
 
-def start_of(named: str, digest: str, latest: Path, digest_of: Callable[[Path], str]) -> Path:
+def start_of(named: str, digest: str, latest: Path) -> Path:
     """The adapters with ``digest`` that a training started from.
 
     Args:
         named: what its parameter ``train.start`` said; an alias or ``latest`` may mean other adapters by now, and then
             the one among MLflow's registered versions that has the digest is taken.
-        digest_of: of a folder of adapters.
 
     Raises:
         UserError: they are nowhere.
     """
     try:
         folder = find_adapters(named, latest)
-        if folder.is_dir() and digest_of(folder) == digest:
+        if folder.is_dir() and adapter_digest(folder) == digest:
             return folder.resolve()
     except UserError:
         pass
     for location in _versions_with(digest):
         found = next((file.parent for file in location.rglob("training.json")), None)
-        if found is not None and digest_of(found) == digest:
+        if found is not None and adapter_digest(found) == digest:
             return found
     raise UserError(
         f"The adapters that the run started from (train.start={named}, digest {digest[:12]}) are not there any more:"
@@ -95,7 +94,7 @@ def _versions_with(digest: str) -> list[Path]:
 
     client = mlflow.MlflowClient()
     try:
-        versions = client.search_model_versions(f"tags.`{_ADAPTER_DIGEST}` = '{digest}'")
+        versions = client.search_model_versions(f"tags.`{DIGEST}` = '{digest}'")
         return [Path(mlflow.artifacts.download_artifacts(f"models:/{v.name}/{v.version}")) for v in versions]
     except (mlflow.exceptions.MlflowException, OSError):
         return []

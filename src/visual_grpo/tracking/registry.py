@@ -19,15 +19,13 @@ from visual_grpo.model_card import model_card
 from visual_grpo.tracking.asking import Server
 from visual_grpo.tracking.relocation import ARTIFACTS
 from visual_grpo.tracking.store import Store
-from visual_grpo.tracking.versions import Registered, find_version, registered, versions_of
+from visual_grpo.tracking.versions import DIGEST, Registered, find_version, registered, versions_of
 from visual_grpo.trained_adapters import adapter_digest, check_weights, modules_of, read_facts
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-DIGEST = "adapter.digest"
-"""Tag of a version and of its model: `trained_adapters.adapter_digest`."""
 OVER, DATE = "promotion.over", "promotion.date"
 """Tags of a version that was promoted: the version that it replaced, or `NOTHING`; and when."""
 ROLLED_BACK = "promotion.rolled_back"
@@ -76,7 +74,7 @@ def register(
     with _global_server(tracking_uri):
         model_id = _uploaded_model(server, adapters, card, about, run, experiment, base_copy_mb)
         _link(server, run, model_id)
-        _make_registered_model(server, name)
+        make_registered_model(server, name)
         made = server.ask(
             lambda client: client.create_model_version(
                 name,
@@ -240,7 +238,8 @@ def _link(server: Server, run: Run | None, model_id: str) -> None:
         server.ask(lambda client: client.log_outputs(run.info.run_id, outputs))
 
 
-def _make_registered_model(server: Server, name: str) -> None:
+def make_registered_model(server: Server, name: str) -> None:
+    """Makes it unless it is there."""
     if server.get(lambda client: client.get_registered_model(name)) is None:
         about = (
             "LoRA adapters that Visual GRPO trained; a version is one training. The champion is the version that the"

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 SCHEME = "models:/"
+DIGEST = "adapter.digest"
+"""Tag of a version and of its model: `trained_adapters.adapter_digest`."""
 INSIDE = "data/visual_grpo"
 """Where a version's model has what `served_model` loads."""
 ADAPTERS = f"{INSIDE}/adapters"
@@ -39,6 +41,11 @@ class Registered:
     tags: Mapping[str, str]
     location: str
     """Where MLflow keeps the version's files."""
+
+    @property
+    def digest(self) -> str | None:
+        """Of the weights; None of a version that something else registered."""
+        return self.tags.get(DIGEST)
 
     @property
     def uri(self) -> str:

@@ -26,7 +26,7 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
         adapters=adapters,
         facts=facts,
         hashes=origins.dvc_hashes(facts),
-        start=_start(parameters, adapters, facts),
+        start=_start(parameters, facts),
     )
     settings = parameters.reproduce
     report = repeat(
@@ -42,17 +42,13 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
     return report
 
 
-def _start(parameters: Parameters, adapters: Path, facts: dict[str, Any]) -> Path | None:
+def _start(parameters: Parameters, facts: dict[str, Any]) -> Path | None:
     """The adapters that the training started from; None = fresh ones."""
-    from visual_grpo.pipelines.train.start import start_digest
     from visual_grpo.tracking.origins import start_of
-    from visual_grpo.trained_adapters import modules_of
 
     if "start" not in facts:
         return None
-    named, modules = facts["parameters"]["train"]["start"], modules_of(adapters)
-    latest = Path(parameters.adapters_folder)
-    return start_of(named, facts["start"], latest, lambda folder: start_digest(folder, modules))
+    return start_of(facts["parameters"]["train"]["start"], facts["start"], Path(parameters.adapters_folder))
 
 
 def require_match(reproduction: dict[str, Any]) -> None:

@@ -14,10 +14,10 @@ import pandas as pd
 
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.errors import counted
-from visual_grpo.pipelines.train.start import check_start, find_start, start_digest
+from visual_grpo.pipelines.train.start import check_start, find_start
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import BEST, CHANGES, CODE, HELD_OUT, LAST, read_facts
+from visual_grpo.trained_adapters import BEST, CHANGES, CODE, HELD_OUT, LAST, adapter_digest, read_facts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -108,7 +108,6 @@ def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path) 
 
 def identity(config: Parameters, starter_report: dict[str, Any], records: RecordTable) -> dict[str, str]:
     """What the run depends on beside the parameters: edits of the user's own functions would change it too."""
-    from visual_grpo import components
     from visual_grpo.importing import code_digests
 
     codes = code_digests({name: reward.function for name, reward in config.rewards.items()})
@@ -119,10 +118,7 @@ def identity(config: Parameters, starter_report: dict[str, Any], records: Record
         **{f"{CODE}{name}": digest for name, digest in codes.items()},
     }
     start = find_start(config)
-    if start is None:
-        return found
-    modules = components.make_plan(config, starter_report["model"]).modules
-    return found | {"start": start_digest(start, list(modules))}
+    return found if start is None else found | {"start": adapter_digest(start)}
 
 
 def _check_checkpoint(config: Parameters, identity: dict[str, str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.presets import pinned
 from visual_grpo.errors import UserError
 from visual_grpo.saved_model import content_digest
-from visual_grpo.trained_adapters import check_base, check_weights, modules_of, read_facts, weight_sums
+from visual_grpo.trained_adapters import check_base, check_weights, modules_of, read_facts
 
 BASE = "base"
 
@@ -40,9 +38,3 @@ def check_start(config: Parameters, modules: Sequence[str], start: Path, model: 
                 f"train.start: the LoRA of {module} in {start} has {was}, this training has {now}. Give both the same"
                 f" policy.lora (or modules.{module}.lora), or start from the base model: train.start={BASE}"
             )
-
-
-def start_digest(start: Path, modules: Sequence[str]) -> str:
-    """sha256 of the weights of ``modules``: a training depends on these, wherever they come from."""
-    sums = {name: digest for name, digest in weight_sums(start).items() if name.split("/")[0] in modules}
-    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
