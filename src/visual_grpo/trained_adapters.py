@@ -16,6 +16,8 @@ from visual_grpo.secret_values import revealed
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
 """How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did; the
 prompts that the training never saw."""
+DATA_PROFILE = "data_profile.json"
+"""What the data of the training were like, to compare later ones with (`records.profile`)."""
 CODE = "code of reward "
 """Before a reward's name in the facts: the digest of the user's own function."""
 _AGAIN = "Train again, or use the adapters of the MLflow run."

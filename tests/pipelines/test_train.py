@@ -30,6 +30,8 @@ from visual_grpo.evaluation.pictures import GAP, WIDTH
 from visual_grpo.pipelines.baseline.nodes import conditions
 from visual_grpo.pipelines.train import create_pipeline
 from visual_grpo.pipelines.train.nodes import _grid
+from visual_grpo.records.profile import profile_of, read_profile
+from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import RunToLog, Tracker
 
@@ -115,6 +117,9 @@ def test_no_held_out_or_sealed_prompt_is_seen_in_training_and_the_adapters_say_s
     assert {prompt.rpartition(" ")[0] for prompt in seen} == {"a thing"}
     never_seen = json.loads((project.folder / "adapters" / "held_out.json").read_text())
     assert never_seen == ["held_out 0", "held_out 1", "sealed 0", "sealed 1"]
+    profile = read_profile(project.folder / "adapters")
+    assert profile == profile_of(RecordTable(project.folder / "records.parquet"))
+    assert profile.splits == {"train": 6, "eval": 3, "held_out": 2, "sealed": 2}
 
 
 def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(

@@ -63,7 +63,7 @@ class RecordTable(Sequence[PromptRecord]):
     def digest(self) -> str:
         """sha256 of ids, prompts, splits, metadata and image checksums, in the table's order."""
         digest = hashlib.sha256()
-        for row in self._iterate():
+        for row in self.rows():
             content = [row[name] for name in _DIGESTED]
             digest.update(json.dumps(content, ensure_ascii=True).encode() + b"\n")
         return digest.hexdigest()
@@ -81,7 +81,7 @@ class RecordTable(Sequence[PromptRecord]):
         return self._record(self._row(int(self._rows[index])))
 
     def __iter__(self) -> Iterator[PromptRecord]:
-        return map(self._record, self._iterate())
+        return map(self._record, self.rows())
 
     def __repr__(self) -> str:
         return f"RecordTable({str(self.path)!r}, {len(self)} records)"
@@ -110,7 +110,8 @@ class RecordTable(Sequence[PromptRecord]):
         """Decoded row groups, the most recently used last (an LRU cache)."""
         return OrderedDict()
 
-    def _iterate(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The manifest's rows as mappings, with paths relative to its folder; columns: `manifest.schema`."""
         return (self._row(int(row)) for row in self._rows)
 
     def _row(self, row: int) -> dict[str, Any]:

@@ -39,6 +39,7 @@ def train(
     """
     from visual_grpo import components
     from visual_grpo.model_card import CARD, model_card
+    from visual_grpo.records.profile import profile_of, write_profile
     from visual_grpo.tracking import Tracker, lineage
     from visual_grpo.tracking.description import training_name
     from visual_grpo.tracking.others import open_logs
@@ -57,6 +58,7 @@ def train(
     train_records, eval_records = records.split("train"), records.split("eval")
     scorer.check_records(train_records)
     scorer.check_records(eval_records)
+    profile = profile_of(records)  # Before the training, which a missing picture must not end.
     model = components.build_model(parameters, starter_report["model"])
     run = TrainingRun(
         parameters,
@@ -80,6 +82,7 @@ def train(
         (adapters_draft / CHANGES).write_text(changes, encoding="utf-8")
     never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
     (adapters_draft / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
+    write_profile(profile, adapters_draft)
     facts = read_facts(adapters_draft)
     (adapters_draft / CARD).write_text(model_card(facts, plan.modules), encoding="utf-8")
     tracker.folder(adapters_draft, "adapters")

@@ -1,0 +1,211 @@
+"""A small description of prepared records, by which later data can be compared with those of a training.
+
+It holds counts, distributions and hashes, and no prompt: enough to tell that data have changed, and in what.
+All splits are described together, so that it does not depend on the shares. A prompt or image that several records
+share counts as often as they do, but what chance does depends on how many different ones there are.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from visual_grpo.config import Strict
+from visual_grpo.errors import UserError
+from visual_grpo.records.hash_sample import HashSample
+from visual_grpo.records.image_features import image_features
+from visual_grpo.records.ordered_map import ordered_map
+from visual_grpo.records.split import SPLITS, prompt_key
+from visual_grpo.records.table import RecordTable
+from visual_grpo.trained_adapters import DATA_PROFILE
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PROMPTS, IMAGES = 1000, 500
+"""Most distinct prompts, and images of each role, that are looked at."""
+QUANTILES = 201
+BUCKETS = 128
+"""Pairs of characters are counted by hash: whatever the script, and so that no word can be read back."""
+_MOST_THREADS = 8
+
+
+class Sized(Strict):
+    """A distribution, and of how many it is."""
+
+    records: int
+    """Records that have a prompt or image of the sample."""
+    n: float
+    """How many different ones of equal weight would tell as much: records^2 / sum of squared records of each (Kish)."""
+
+
+class Values(Sized):
+    """The distribution of a number."""
+
+    quantiles: tuple[float, ...]
+    """`QUANTILES` values, rising, evenly spaced in probability from the minimum to the maximum."""
+
+
+class Shares(Sized):
+    """How something is divided among categories."""
+
+    shares: dict[str, float]
+    """They add up to 1; a category that does not occur is left out."""
+    spread: float
+    """How far a single one is from the mean: the mean of ``sum((own - share)^2 / share)``. So for whole items it is the
+    number of categories less one, and less for prompts, which have a part of each."""
+
+
+class Prompts(Strict):
+    """Hashes of the distinct prompts with the lowest hashes."""
+
+    hashes: tuple[str, ...]
+    complete: bool
+    """Whether these are all prompts."""
+
+
+class Profile(Strict):
+    """What `profile_of` finds."""
+
+    format: Literal[1] = 1
+    accepted: int
+    rejected: int
+    splits: dict[str, int]
+    """Records of each split."""
+    prompts: Prompts
+    values: dict[str, Values]
+    """Names as ``prompt_characters``, ``target_brightness``; those that there is nothing of are left out."""
+    shares: dict[str, Shares]
+    """``kinds`` (of records) and ``prompt_text`` (pairs of characters, by bucket)."""
+
+
+def profile_of(records: RecordTable) -> Profile:
+    """Describes all records of a manifest; the order of the records does not matter.
+
+    Raises:
+        ImageError: a prepared image of the sample is gone or damaged.
+    """
+    splits: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    prompts: HashSample[str] = HashSample(PROMPTS)
+    images = {role: HashSample[dict[str, Any]](IMAGES) for role in ("target", "source")}
+    for row in records.rows():
+        splits[row["split"]] += 1
+        kinds[_kind(row)] += 1
+        normalised = prompt_key(row["prompt"])
+        prompts.add(normalised, normalised)
+        _add_images(images, row, records.path.parent)
+    hashes, texts, counts = zip(*prompts.items(), strict=True)
+    values = {
+        "prompt_characters": _values([len(text) for text in texts], counts),
+        "prompt_words": _values([len(text.split()) for text in texts], counts),
+    }
+    for role, sample in images.items():
+        values |= _image_values(role, list(sample.items()))
+    return Profile(
+        accepted=splits.total(),
+        rejected=records.report.get("rejected", {}).get("total", 0),
+        splits={split: splits[split] for split in SPLITS},
+        prompts=Prompts(hashes=hashes, complete=prompts.complete),
+        values=values,
+        shares={"kinds": _kinds(kinds), "prompt_text": _text(texts, counts)},
+    )
+
+
+def write_profile(profile: Profile, folder: Path) -> None:
+    """Writes it beside the adapters that were trained on these records."""
+    (folder / DATA_PROFILE).write_text(profile.model_dump_json() + "\n", encoding="utf-8")
+
+
+def read_profile(folder: Path) -> Profile | None:
+    """The profile of the data that a folder's adapters were trained on; None for a training of an older version.
+
+    Raises:
+        UserError: the file is damaged, or of a version that cannot be compared.
+    """
+    file = folder / DATA_PROFILE
+    if not file.is_file():
+        return None
+    try:
+        return Profile.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        raise UserError(
+            f"{file} is damaged, or was written by another version: expected the profile of a training's data, got"
+            f" {error.error_count()} wrong entries. Take the file from the training's MLflow run (artifacts"
+            " `adapters`), or remove it, and the data are not compared with those of that training."
+        ) from error
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    sources = len(row["source_images"] or ())
+    images = "no source" if not sources else "one source" if sources == 1 else "several sources"
+    return f"{images}, {'no target' if row['target_image'] is None else 'with a target'}"
+
+
+def _add_images(samples: Mapping[str, HashSample[dict[str, Any]]], row: Mapping[str, Any], folder: Path) -> None:
+    if row["target_image"] is not None:
+        size = row["original_width"], row["original_height"]
+        key = f"{row['target_sha256'] or row['target_image']} {size}"
+        samples["target"].add(key, {"path": folder / row["target_image"], "size": size})
+    sources = row["source_images"] or ()
+    for name, sha256 in zip(sources, row["source_sha256"] or sources, strict=True):
+        samples["source"].add(sha256, {"path": folder / name, "size": (None, None)})
+
+
+def _image_values(role: str, images: Sequence[tuple[str, Mapping[str, Any], int]]) -> dict[str, Values]:
+    """Of the pixels as they were prepared; sizes are those of the originals, which a manifest has of targets only."""
+    found: dict[str, list[tuple[float, int]]] = {}
+    threads = min(_MOST_THREADS, os.cpu_count() or 1)
+    paths = (image["path"] for _, image, _ in images)
+    for (_, image, count), features in zip(images, ordered_map(image_features, paths, threads), strict=True):
+        width, height = image["size"]
+        if width and height:
+            features |= {"width": width, "height": height, "aspect": width / height}
+        for name, value in features.items():
+            found.setdefault(f"{role}_{name}", []).append((value, count))
+    return {name: _values(*zip(*pairs, strict=True)) for name, pairs in found.items()}
+
+
+def _values(values: Sequence[float], counts: Sequence[int]) -> Values:
+    import numpy as np
+
+    # Only values that occur, so that whole numbers stay whole.
+    levels = np.linspace(0, 1, QUANTILES)
+    quantiles = np.quantile(np.asarray(values, dtype=np.float64), levels, weights=counts, method="inverted_cdf")
+    return Values(**_sizes(counts), quantiles=tuple(float(f"{value:.6g}") for value in quantiles))
+
+
+def _sizes(counts: Sequence[int]) -> dict[str, Any]:
+    return {"records": sum(counts), "n": round(sum(counts) ** 2 / sum(count**2 for count in counts), 3)}
+
+
+def _kinds(counts: Counter[str]) -> Shares:
+    shares = {kind: counts[kind] / counts.total() for kind in sorted(counts)}
+    return Shares(records=counts.total(), n=counts.total(), shares=shares, spread=len(shares) - 1)
+
+
+def _text(texts: Sequence[str], counts: Sequence[int]) -> Shares:
+    """Pairs of characters, of which every record's prompt has the same weight whatever its length."""
+    import numpy as np
+
+    rows, weights = np.array([_pairs(text) for text in texts]), np.array(counts) / sum(counts)
+    mean = weights @ rows
+    there = mean > 0
+    spread = ((weights @ (rows - mean) ** 2)[there] / mean[there]).sum()
+    shares = {str(bucket): round(float(mean[bucket]), 8) for bucket in np.flatnonzero(there)}
+    return Shares(**_sizes(counts), shares=shares, spread=round(float(spread), 6))
+
+
+def _pairs(text: str) -> np.ndarray:
+    """float64 [BUCKETS]: shares of the pairs of neighbouring characters, with a space before and after the text."""
+    import numpy as np
+
+    padded = f" {text} "
+    pairs = [zlib.crc32(padded[start : start + 2].encode()) % BUCKETS for start in range(len(padded) - 1)]
+    return np.bincount(pairs, minlength=BUCKETS) / len(pairs)
