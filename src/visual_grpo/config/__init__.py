@@ -2,6 +2,7 @@
 
 from visual_grpo.config.base import Dtype, Strict, Task, World
 from visual_grpo.config.data import DataConfig, StarterConfig
+from visual_grpo.config.data_checks import DataChecks
 from visual_grpo.config.policy import (
     FlowConfig,
     LoraParams,
@@ -26,6 +27,7 @@ from visual_grpo.config.training import (
 
 __all__ = [
     "ControlConfig",
+    "DataChecks",
     "DataConfig",
     "Dtype",
     "EvaluationConfig",
