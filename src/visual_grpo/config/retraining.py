@@ -7,8 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from visual_grpo.config.base import Strict
-
-PER_HOUR = 3600
+from visual_grpo.config.data_checks import DataChecks
 
 
 class MonitorConfig(Strict):
@@ -35,6 +34,7 @@ class RetrainConfig(Strict):
     update: bool = Field(
         True, description="first fetch newer versions of what was brought in by dvc import or dvc import-url"
     )
+    data: DataChecks = DataChecks()
     hours: float | None = Field(
         None,
         gt=0,
