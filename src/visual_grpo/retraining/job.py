@@ -41,6 +41,8 @@ class Retraining:
     start: TrainingStart
     commands: Commands
     seconds: dict[str, float] = field(default_factory=dict)
+    reason: str | None = None
+    """Why something is to be done, as far as that is known."""
 
     def run(self) -> Outcome:
         """Retrains if there is a reason to, and judges what was trained.
@@ -52,10 +54,10 @@ class Retraining:
         if self.config.retrain.update:
             with self._stage("update"):
                 self.stages.update_imports()
-        reason = self._reason()
-        if reason is None:
+        self.reason = self._reason()
+        if self.reason is None:
             return self.outcome(Code.DONE, "nothing to do: data, code and parameters are those of the last training")
-        console.note(f"Reason: {reason}")
+        console.note(f"Reason: {self.reason}")
         with self._stage("data"):
             self.stages.repeat(PREPARE)
             data_checks.check(self.config, self._champion())
@@ -64,7 +66,7 @@ class Retraining:
             self.stages.repeat()
         with self._stage("gate"):
             result = self._judge()
-        return self._finish(reason, result)
+        return self._finish(result)
 
     def _check(self) -> None:
         """Before anything is done: what would end the retraining after hours."""
@@ -79,6 +81,8 @@ class Retraining:
         """Why something is to be done; gives a training that only the schedule or the monitor asks for its seed."""
         with self._stage("status"):
             changed = self.stages.changed()
+        if changed and not self.stages.has_run():
+            return "nothing was trained yet"
         if changed:
             return "; ".join(changed[:2]) + (f"; and {len(changed) - 2} more" if len(changed) > 2 else "")
         if not self._is_judged():
@@ -115,7 +119,7 @@ class Retraining:
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return result
 
-    def _finish(self, reason: str, result: dict[str, Any]) -> Outcome:
+    def _finish(self, result: dict[str, Any]) -> Outcome:
         settings = self.config.retrain
         run_id = read_facts(Path(self.config.adapters_folder)).get("mlflow_run_id")
         with self._stage("retention"):
@@ -133,7 +137,7 @@ class Retraining:
             made = branch.commit(
                 self.commands.project, settings.commit, files, MESSAGE.format(sentence=result["sentence"])
             )
-        outcome = self.outcome(Code.DONE if result["promoted"] else Code.NOT_PROMOTED, result["sentence"], reason)
+        outcome = self.outcome(Code.DONE if result["promoted"] else Code.NOT_PROMOTED, result["sentence"])
         outcome.version, outcome.removed, outcome.commit = result["version"], removed, made
         outcome.run_id = run_id
         return outcome
@@ -149,9 +153,9 @@ class Retraining:
     def _model(self) -> str:
         return self.config.registered_model
 
-    def outcome(self, code: int, sentence: str, reason: str | None = None) -> Outcome:
+    def outcome(self, code: int, sentence: str) -> Outcome:
         """An outcome with what is known of this retraining."""
-        return Outcome(code=code, sentence=sentence, reason=reason, model=self._model, seconds=self.seconds)
+        return Outcome(code=code, sentence=sentence, reason=self.reason, model=self._model, seconds=self.seconds)
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:

@@ -46,6 +46,10 @@ class Stages:
             self.commands.run(*dvc("update", *names))
         return names
 
+    def has_run(self) -> bool:
+        """Whether a stage has ever been run here."""
+        return (self.commands.project / self.file).with_name("dvc.lock").is_file()
+
     def changed(self, stage: str | None = None) -> list[str]:
         """What is another than at the last time, in words; empty if ``stage`` and all before it need not run."""
         target = str(self.file) if stage is None else f"{self.file}:{stage}"
