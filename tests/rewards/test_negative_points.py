@@ -14,6 +14,7 @@ from PIL import Image
 
 from tests.segmentation.small_sam2 import save_sam2
 from visual_grpo.errors import UserError
+from visual_grpo.images import read_image, read_mask, to_tensor
 from visual_grpo.rewards.negative_points import NegativePointsReward
 from visual_grpo.segmentation.sam2 import Sam2Segmenter
 from visual_grpo.types import PromptRecord, RewardOutput, TextSample
@@ -62,6 +63,19 @@ def test_masks_with_and_without_negatives(record: PromptRecord) -> None:
     assert got.parts["gIoU_without"].tolist() == [0.5] * 5
     assert got.parts["contrast"].tolist() == [0.5, 0, 0, -0.5, 0]
     assert got.parts["placement"].tolist() == [1, 0, 0, -1, 0]
+
+
+def test_masks_of_answers_need_no_truth_and_are_those_that_are_judged(record: PromptRecord) -> None:
+    reward, many = NegativePointsReward(cap=1), said([RIGHT, GROUND])
+    pixels, truth = to_tensor(read_image(record.source_images[0])), read_mask(record.target_image or "")
+    without, none, with_ = reward.masks(pixels, [said(), NONSENSE, many])
+    assert none is None
+    judged = judge(record, said(), many, cap=1).parts["gIoU"].tolist()
+    for mask, iou in zip((without, with_), judged, strict=True):
+        assert mask is not None
+        assert float((mask & truth).sum() / (mask | truth).sum()) == pytest.approx(iou)
+    assert judged[1] > judged[0]
+    assert reward.masks(pixels, [CUT]) == [None]
 
 
 def test_a_policy_cannot_earn_contrast_by_confusing_the_segmenter_first(record: PromptRecord) -> None:

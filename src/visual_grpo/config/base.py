@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 AdapterName = Annotated[str, BeforeValidator(lambda name: str(name) if isinstance(name, int) else name)]
-"""Of digits only, the beginning of a run's id is a number on the command line."""
+"""latest, a folder, an MLflow run, a version of a registered model, or none. The beginning of a run's id that has only
+digits is a number on the command line."""
 Side = Annotated[int, Field(ge=32, le=4096, multiple_of=32, description="pixels, a multiple of 32")]
 Share = Annotated[float, Field(ge=0, lt=1)]
 World = Literal["shapes", "words", "scenes"]

@@ -51,7 +51,8 @@ class Parameters(Strict):
     adapter: AdapterName = Field(
         "latest",
         description="which adapter evaluate judges and generate draws with: latest (the one trained last), the folder"
-        " of another, or the id or name of an MLflow run; generate also takes none, the base model",
+        " of another, the id or name of an MLflow run, or a version of a registered model: models:/NAME@ALIAS (such as"
+        " models:/visual_grpo@champion) or models:/NAME/VERSION; generate also takes none, the base model",
     )
     generate: GenerateConfig = GenerateConfig()
     score: ScoreConfig = ScoreConfig()

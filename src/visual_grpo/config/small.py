@@ -26,7 +26,8 @@ class ScoreConfig(Strict):
 
 
 class CompareConfig(Strict):
-    """Each as the parameter ``adapter``: latest, a folder, an MLflow run's id or name; none = the base model."""
+    """Each as the parameter ``adapter``: latest, a folder, an MLflow run's id or name, models:/NAME@ALIAS; none = the
+    base model."""
 
     first: AdapterName = Field("none", description="what is compared with")
     second: AdapterName = Field("latest", description="what is judged")

@@ -11,6 +11,7 @@ pipeline. So the model is a thin pyfunc: `served_model` is loaded by name (nothi
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.model_card import CARD
 from visual_grpo.saved_model import content_digest, may_be_hub_id
+from visual_grpo.tracking.served_image import png
 from visual_grpo.tracking.versions import INSIDE
 from visual_grpo.trained_adapters import BEST, HELD_OUT, LAST, check_base, read_facts
 
@@ -69,7 +71,7 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
             loader_module=LOADER,
             data_path=str(inside),
             signature=signature(config, facts["model"]),
-            input_example=_example(adapters) if config.data.task == "t2i" else None,
+            input_example=_example(adapters, config),
             pip_requirements=_requirements(),  # Found by loading the model otherwise, which takes ten times as long.
             model_config={DEVICE: "auto"},
             metadata=dict(about),
@@ -116,11 +118,17 @@ def _base(adapters: Path, model: str, config: Parameters, base_copy_mb: float) -
     return {"base": str(folder.resolve()), "content": content, "copied": size <= base_copy_mb * 1e6, "bytes": size}
 
 
-def _example(adapters: Path) -> list[str]:
-    """A prompt that the training never saw, where it says which these are."""
+def _example(adapters: Path, config: Parameters) -> list[Any]:
+    """A prompt that the training never saw, where it says which these are; with a grey image, if one is needed."""
     file = adapters / HELD_OUT
-    prompts: list[str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    return prompts[:1] or ["a small red circle on the left"]
+    held_out: list[str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    prompt = (held_out or ["a small red circle on the left"])[0]
+    if config.data.task == "t2i":
+        return [prompt]
+    from PIL import Image
+
+    grey = png(Image.new("RGB", (config.data.width, config.data.height), "grey"))
+    return [{"prompt": prompt, "image": base64.b64encode(grey).decode()}]
 
 
 def _requirements() -> list[str]:

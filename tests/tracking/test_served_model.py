@@ -1,0 +1,271 @@
+"""A version as MLflow loads it: small models of the real classes, from a folder with nothing of the project in it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import SIZE, stir
+from tests.evaluation.defaults import parameters
+from tests.policies.sd3 import tiny
+from tests.tracking.conftest import EXPERIMENT, Project
+from tests.tracking.toy_adapters import with_facts
+from visual_grpo.components import load_model, make_plan
+from visual_grpo.config import Parameters, SamplerConfig
+from visual_grpo.errors import UserError
+from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.images import read_size
+from visual_grpo.tracking import registry
+from visual_grpo.tracking.served_image import read
+from visual_grpo.tracking.served_model import ServedModel, _load_pyfunc
+from visual_grpo.types import PromptRecord, TextSample
+
+NAME = "served"
+MOST = 10**6
+LOAD = """
+import json, sys
+import mlflow
+import pandas as pd
+uri, request, params, result = sys.argv[1:]
+mlflow.set_tracking_uri(uri)
+model = mlflow.pyfunc.load_model("models:/served@champion", model_config={"device": "cpu"})
+asked = json.loads(request)
+model.predict(asked, params=json.loads(params)).to_pickle(result)
+from fastapi.testclient import TestClient
+from mlflow.pyfunc import scoring_server
+data = {"inputs": asked} if isinstance(asked[0], str) else {"dataframe_records": asked}
+answer = TestClient(scoring_server.init(model)).post("/invocations", json={**data, "params": json.loads(params)})
+assert answer.status_code == 200, answer.text
+pd.DataFrame(answer.json()["predictions"]).to_pickle(result + ".served")
+"""
+"""A user's program, and a scoring server that gets the same request."""
+
+
+def trained(folder: Path, base: Path, modules: Sequence[str], config: Parameters) -> tuple[Path, Any]:
+    """Adapters that have an effect, as a training would leave them, and the model with them on it."""
+    model = load_model(
+        str(base),
+        size=(config.data.height, config.data.width),
+        train=modules,
+        policy=config.policy,
+        options=dict(config.model.options),
+        device="cpu",
+    )
+    for module in modules:
+        stir(model.policy(module, rollout=config.sampling.rollout, stock=config.sampling.stock))
+    for step in ("", "best", "last"):
+        (folder / step).mkdir(parents=True, exist_ok=True)
+        model.adapters.save(folder / step)
+    return with_facts(folder, base, config), model
+
+
+def promoted(project: Project, adapters: Path) -> Path:
+    made = registry.register(project.uri, NAME, adapters, experiment=EXPERIMENT)
+    registry.promote(project.uri, NAME, made.version)
+    return Path(made.location.removeprefix("file://")) / "data/visual_grpo"
+
+
+def loaded_elsewhere(
+    project: Project, empty: Path, asked: Any, params: Mapping[str, Any]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What another process in an empty folder predicts, and what a scoring server in it answers."""
+    empty.mkdir()
+    arguments = [project.uri, json.dumps(asked), json.dumps(params), str(empty / "result")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_TRACKING")}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, *arguments], cwd=empty, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return pd.read_pickle(empty / "result"), pd.read_pickle(empty / "result.served")
+
+
+def pixels(content: bytes) -> torch.Tensor:
+    """uint8 [3, height, width]."""
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(content)))).permute(2, 0, 1)
+
+
+def served_as_base64(table: pd.DataFrame, column: str) -> list[bytes | None]:
+    return [None if text is None else base64.b64decode(text) for text in table[column]]
+
+
+def check_images(project: Project, tmp_path: Path, base: Path, modules: Sequence[str], config: Parameters) -> None:
+    """Of a model of images: the pixels are those of the model itself, also without the base model's own folder."""
+    own = Path(base).rename(tmp_path / "own base") if base.is_relative_to(tmp_path) else base
+    adapters, model = trained(tmp_path / "adapters", own, modules, config)
+    files = promoted(project, adapters)
+    if own != base:
+        own.rename(tmp_path / "away")
+    prompts = ["a small red circle", "a blue square"]
+    got, served = loaded_elsewhere(project, tmp_path / "empty", prompts, {"seed": 3, "samples": 2, "steps": 2})
+    assert got.prompt.tolist() == [prompts[0]] * 2 + [prompts[1]] * 2
+    seeds = [image_seed(3, "prompt", index) for index in range(2)] * 2
+    assert got.seed.tolist() == seeds
+    records = [PromptRecord(id=str(row // 2), prompt=prompts[row // 2]) for row in range(4)]
+    sampler = config.sampling.stock.model_copy(update={"steps": 2})
+    for content, expected in zip(got.image, model.generate(records, seeds, sampler), strict=True):
+        torch.testing.assert_close(pixels(content), expected, rtol=0, atol=1)
+    assert served_as_base64(served, "image") == got.image.tolist()
+    assert (files / "base/model_index.json").is_file()
+
+
+@pytest.mark.slow
+def test_both_adapters_of_glm_image_are_served(project: Project, pipeline_folder: Path, tmp_path: Path) -> None:
+    config = parameters(data={"path": "d", "height": SIZE[0], "width": SIZE[1]})
+    check_images(project, tmp_path, pipeline_folder, ["ar", "dit"], config)
+
+
+@pytest.mark.slow
+def test_an_adapter_of_stable_diffusion_is_served_without_the_base_models_folder(
+    project: Project, tmp_path: Path
+) -> None:
+    tiny.pipeline().save_pretrained(tmp_path / "sd3")
+    config = parameters(data={"path": "d", "height": 64, "width": 96}, modules={"dit": None})
+    check_images(project, tmp_path, tmp_path / "sd3", ["dit"], config)
+
+
+@pytest.mark.slow
+def test_answers_to_queries_about_images_are_served(
+    project: Project, tmp_path: Path, source_images: list[Path]
+) -> None:
+    from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
+
+    processor = build_processor(*SIZE)
+    network = build_model(processor, seed=1)
+    network.save_pretrained(tmp_path / "qwen")
+    processor.save_pretrained(tmp_path / "qwen")
+    no_steps = {"steps": None, "guidance_scale": None}
+    config = parameters(
+        data={"path": "d", "task": "segmentation", "height": SIZE[0], "width": SIZE[1]},
+        starter={"world": "scenes"},
+        model={"options": {"max_tokens": 12, "instruction": "Find: {query}"}},
+        reward="negative_points",
+        modules={"dit": None},
+        sampling={"rollout": {**no_steps, "temperature": 1.0}, "stock": no_steps},
+        evaluation={"controls": []},
+    )
+    make_plan(config, str(tmp_path / "qwen"))
+    adapters, model = trained(tmp_path / "adapters", tmp_path / "qwen", ["vl"], config)
+    promoted(project, adapters)
+    asked = [
+        {"prompt": f"part {row}", "image": base64.b64encode(path.read_bytes()).decode()}
+        for row, path in enumerate(source_images[:2])
+    ]
+    got, served = loaded_elsewhere(project, tmp_path / "empty", asked, {"temperature": 1.0, "top_k": 0})
+    records = [
+        PromptRecord(id=str(row), prompt=f"part {row}", source_images=(path,))
+        for row, path in enumerate(source_images[:2])
+    ]
+    sampler = SamplerConfig(**{**config.sampling.stock.model_dump(), "temperature": 1.0, "top_k": 0})
+    expected = model.generate(records, [image_seed(0, "prompt", 0)] * 2, sampler)
+    assert got.answer.tolist() == served.answer.tolist() == [sample.text for sample in expected]
+    assert got.answer.nunique() == 2
+    assert got["mask"].isna().all(), "random weights answer nothing that can be parsed"
+
+
+class SaysWhere:
+    """A policy that finds the left half of every image."""
+
+    def generate(
+        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
+    ) -> list[TextSample]:
+        answer = '<answer>{"bbox":[0,0,15,31],"points":[[8,16]],"negative_points":[[24,16]]}</answer>'
+        assert all(read_size(record.source_images[0]) == (32, 32) for record in records), "as in training"
+        texts = {"left": answer, "nonsense": "there"}
+        return [TextSample(text=texts[record.prompt], finished=True, frame=(32, 32)) for record in records]
+
+
+@pytest.fixture
+def halves(tmp_path: Path) -> Path:
+    """A picture of 64 x 128 pixels, the left half dark and the right half light."""
+    picture = np.full((64, 128, 3), 30, np.uint8)
+    picture[:, 64:] = 220
+    Image.fromarray(picture).save(tmp_path / "halves.png")
+    return tmp_path / "halves.png"
+
+
+def segmenting() -> ServedModel:
+    model: Any = SaysWhere()
+    config = parameters(
+        data={"path": "d", "task": "segmentation", "height": 32, "width": 32},
+        starter={"world": "scenes"},
+        reward="negative_points",
+    )
+    return ServedModel(config, model)
+
+
+def test_a_mask_has_the_size_of_its_image(halves: Path) -> None:
+    table = pd.DataFrame({"prompt": ["left", "nonsense"], "image": [halves, halves.read_bytes()]})
+    got = segmenting().predict(table, {"samples": 2})
+    assert got.prompt.tolist() == ["left", "left", "nonsense", "nonsense"]
+    assert got["mask"].isna().tolist() == [False, False, True, True]
+    mask = np.array(Image.open(io.BytesIO(got["mask"][0])))
+    assert mask.shape == (64, 128)
+    assert (mask[:, :56] == 255).all()
+    assert (mask[:, 72:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [({"samples": 0}, "samples of at least 1"), ({"seed": -1}, "got 1 and -1"), ({"temperature": -1.0}, "temperature")],
+)
+def test_a_request_that_cannot_be_drawn_is_explained(halves: Path, params: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        segmenting().predict(pd.DataFrame({"prompt": ["left"], "image": [halves]}), params)
+
+
+def test_a_query_needs_an_image() -> None:
+    with pytest.raises(UserError, match="row 0 has no image, and this model was trained for segmentation"):
+        segmenting().predict(pd.DataFrame({"prompt": ["left"]}))
+
+
+def test_an_image_may_be_bytes_base64_a_path_or_a_picture(halves: Path) -> None:
+    content = halves.read_bytes()
+    text = base64.encodebytes(content).decode()
+    for source in (halves, content, text, f"data:image/png;base64,{text}", Image.open(halves)):
+        assert np.array_equal(read(source, 0, MOST), np.array(Image.open(halves)))
+
+
+def test_text_is_never_a_path_of_the_server(halves: Path) -> None:
+    with pytest.raises(UserError, match=r"row 7: image is a text that is no base64: .*pathlib\.Path"):
+        read(str(halves), 7, MOST)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [(5, "image is int"), (b"no image", "row 0: "), (Path("missing.png"), "there is no such file")],
+)
+def test_what_is_no_image_is_explained(source: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read(source, 0, MOST)
+
+
+def test_an_image_with_too_many_pixels_is_not_decoded(halves: Path) -> None:
+    with pytest.raises(UserError, match=r"row 0: 128 x 64 pixels are more than data\.max_pixels \(8000\)"):
+        read(halves, 0, 8000)
+
+
+def test_a_base_model_that_is_gone_or_changed_is_told(project: Project, tmp_path: Path) -> None:
+    tiny.pipeline().save_pretrained(tmp_path / "sd3")
+    config = parameters(data={"path": "d", "height": 64, "width": 96}, modules={"dit": None})
+    adapters, _ = trained(tmp_path / "adapters", tmp_path / "sd3", ["dit"], config)
+    made = registry.register(project.uri, NAME, adapters, experiment=EXPERIMENT, base_copy_mb=0)
+    files = Path(made.location.removeprefix("file://")) / "data/visual_grpo"
+    (tmp_path / "sd3/vae/config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"The base model .*sd3 is not the one that the adapters were trained on"):
+        _load_pyfunc(str(files))
+    (tmp_path / "sd3").rename(tmp_path / "away")
+    with pytest.raises(UserError, match=r"The base model .*sd3 is gone\. It has \d+ MB, .*promotion\.base_copy_mb"):
+        _load_pyfunc(str(files))
