@@ -235,7 +235,7 @@ def test_an_image_may_be_bytes_base64_a_path_or_a_picture(halves: Path) -> None:
     content = halves.read_bytes()
     text = base64.encodebytes(content).decode()
     for source in (halves, content, text, f"data:image/png;base64,{text}", Image.open(halves)):
-        assert np.array_equal(read(source, 0, MOST), np.array(Image.open(halves)))
+        assert np.array_equal(np.array(read(source, 0, MOST)), np.array(Image.open(halves)))
 
 
 def test_text_is_never_a_path_of_the_server(halves: Path) -> None:

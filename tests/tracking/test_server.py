@@ -15,6 +15,9 @@ import pytest
 from PIL import Image
 
 from tests.tracking.conftest import EXPERIMENT, Project
+from tests.tracking.toy_adapters import MODULE_FILES, adapters, base_model
+from visual_grpo.errors import UserError
+from visual_grpo.tracking import asking, registry
 
 SECONDS = 120
 
@@ -94,3 +97,36 @@ def test_a_server_that_is_killed_for_half_of_a_run_has_all_of_it_once(project: P
     assert len(run.outputs.model_outputs) == 1
     assert client.get_experiment_by_name(EXPERIMENT) is not None
     assert not training.spools.exists()
+
+
+@pytest.mark.slow
+def test_versions_on_a_server_are_made_promoted_and_brought_here(project: Project, server: Server, tmp_path: Path):
+    server.start()
+    training = Project(project.folder, server.uri)
+    training.artifact_root = None
+    tracker = training.start()
+    tracker.finished()
+    first, second = (
+        registry.register(server.uri, "served", folder, experiment=EXPERIMENT)
+        for folder in (
+            adapters(tmp_path / seed, base_model(tmp_path / f"base {seed}"), weights=seed, mlflow_run_id=tracker.run_id)
+            for seed in ("seed 0", "seed 1")
+        )
+    )
+    assert (first.version, second.version, second.run_id) == (1, 2, tracker.run_id)
+    assert registry.register(server.uri, "served", tmp_path / "seed 1", experiment=EXPERIMENT) == second
+    registry.promote(server.uri, "served", 1)
+    registry.promote(server.uri, "served", 2)
+    found = registry.champion(server.uri, "served")
+    assert found is not None
+    here = found.adapters()
+    assert (here / "ar" / MODULE_FILES["ar"]).read_text() == "seed 1 ar best"
+    assert "visual_grpo_adapters_" in str(here), "a temporary copy"
+    assert registry.rollback(server.uri, "served") == (2, 1)
+    with pytest.raises(UserError, match="shapes@champion"):
+        registry.rollback(server.uri, "shapes")
+    server.kill()
+    began = time.monotonic()
+    with pytest.raises(UserError, match="does not answer"):
+        registry.promote(server.uri, "served", 2)
+    assert time.monotonic() - began < asking.WAIT + 5
