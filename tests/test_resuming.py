@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,18 @@ def test_what_decides_the_result_may_not(tmp_path: Path, name: str) -> None:
         UserError, match=rf"made with other values of {name}.*\(was .*, is .*going on would mix two runs"
     ):
         check_resumable(parameters(tmp_path, resume="auto", **{name: DECISIVE[name]}), print)
+
+
+@pytest.mark.parametrize(("share", "refused"), [(0.0, False), (0.1, True)])
+def test_a_parameter_that_is_newer_than_the_checkpoint_had_its_default(
+    tmp_path: Path, share: float, refused: bool
+) -> None:
+    config = parameters(tmp_path, data={"sealed_share": share})
+    tree = parameters(tmp_path).public()
+    del tree["data"]["sealed_share"]
+    facts = {"format": resuming.FORMAT, "parameters": tree}
+    with pytest.raises(UserError, match=r"data\.sealed_share \(was 0\.0, is 0\.1\)") if refused else nullcontext():
+        resuming.refuse_changes(tmp_path, facts, config)
 
 
 def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(tmp_path: Path) -> None:

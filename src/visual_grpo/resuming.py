@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.config import Parameters, TrainConfig, flatten, merged, presets
+from visual_grpo.config import Parameters, flatten, merged, presets
 from visual_grpo.config.validation import validate
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.grpo import checkpoint
@@ -118,9 +118,8 @@ def unrepeated(run: Origin, configured: Mapping[str, Any], used: Mapping[str, An
 
 def refuse_changes(path: Path, facts: Mapping[str, Any], config: Parameters) -> None:
     """Raises UserError with each parameter that differs from the checkpoint's and may not."""
-    before = _of_this_version(path, facts)["parameters"]
-    # Checkpoints of older versions lack the section.
-    before = {"train": TrainConfig().model_dump(), **before}
+    # Typed, so that a parameter that is newer than the checkpoint has its default there.
+    before = validate(presets.pinned(_of_this_version(path, facts)["parameters"])).public()
     was, now = (_decisive(tree) for tree in (before, config.public()))
     extended = was.get(STEPS) != now.get(STEPS)
     if extended and config.grpo.schedule == "constant":
