@@ -15,7 +15,7 @@ FALSE_ALARM = 1e-4
 """With what probability chance alone brings a feature of equal data above `Drift.chance`."""
 _SPREAD_ALLOWED = 4.0
 """The divergence that chance brings hardly ever exceeds this many times its mean; measured on halves of prompts, it
-reached 1.4 to 3.4 times in 200 halvings of 40 to 2,000 prompts."""
+reached 1.4 to 3.4 times in 200 halvings of 80 to 2,000 prompts."""
 
 _WORDS = {
     "kinds": "kinds of records",
