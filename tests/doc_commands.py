@@ -108,7 +108,7 @@ CHECKERS: dict[str, Callable[[list[str], Path], None]] = {
     "cp": _cp,
     "jupyter": _tool("lab"),
     "mlflow": _tool("ui"),
-    "dvc": _tool("repro"),
+    "dvc": _tool("repro", "exp", "metrics", "plots"),
     "pytest": lambda words, project: _exist([w.partition("::")[0] for w in words[1:] if not w.startswith("-")]),
     "pre-commit": _tool("install", "run"),
     "git": _tool("clone", "status", "switch"),

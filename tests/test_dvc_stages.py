@@ -143,7 +143,7 @@ def test_another_environment_has_a_file_of_its_own(project, capsys):
     assert outputs(train) == {"data/text/06_models/adapters", "data/text/08_reporting/training.csv"}
     assert "conf/local" not in train["deps"]
     by_file = {file: keys for entry in train["params"] for file, keys in entry.items()}
-    assert by_file["conf/text/parameters.yml"] == ["data", "policy", "grpo", "evaluation.every", "evaluation.prompts"]
+    assert by_file["conf/text/parameters.yml"] == ["data", "evaluation.every", "evaluation.prompts", "grpo", "policy"]
     assert written["stages"]["check"]["deps"] == ["conf/text/parameters.yml"], "a new section makes the file stale"
     assert (project / "dvc.yaml").read_text() == (ROOT / "dvc.yaml").read_text(), "the default's is as it was"
     shutil.copytree(project / "conf/text", project / "conf/mine")

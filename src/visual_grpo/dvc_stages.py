@@ -202,7 +202,7 @@ def _parameters(environment: Environment, pipeline: Pipeline, name: str) -> Iter
         tree = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         keys = decisive_keys(name, tree) if "parameters" in inputs else [key for key in tree if key in sections]
         if keys:
-            yield {file.as_posix(): keys}
+            yield {file.as_posix(): sorted(keys)}
 
 
 def _sources(pipeline: str) -> list[str]:

@@ -93,7 +93,7 @@ FAULTS = (
     Fault(
         what="The disk of the pictures is full while the baseline is drawn",
         edit=moved_to_a_disk("data/07_model_output", 8),
-        run="--pipeline=baseline",
+        run="--pipeline=baseline --params=evaluation.redraw=true",
         needs_disk=True,
     ),
     Fault(

@@ -60,7 +60,7 @@ FAULTS = (
     Fault(what="Ctrl-C twice", run=TRAIN, moment=(after_a_checkpoint, twice), says="Go on with: ", then=RESUME),
     Fault(
         what="Ctrl-C while the baseline is drawn",
-        run="--pipeline=baseline",
+        run="--pipeline=baseline --params=evaluation.redraw=true",
         moment=(once("draw_baseline"), gets(signal.SIGINT)),
         says="Stopped.",
     ),
