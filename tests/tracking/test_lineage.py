@@ -89,6 +89,21 @@ def test_a_dvc_hash_is_a_tag_only_while_the_file_is_as_recorded(project: Path) -
     assert lineage.dvc_tags(project) == {"dvc.data/b": tags["dvc.data/b"]}
 
 
+def test_own_data_and_the_stages_of_an_environment_have_tags_too(project: Path) -> None:
+    def dvc(*arguments: str) -> None:
+        subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=project, check=True, capture_output=True)
+
+    (project / "photos").mkdir()
+    (project / "photos/file").write_text("1")
+    (project / "conf/mine").mkdir(parents=True)
+    stage = "{wdir: ../.., cmd: mkdir -p data/mine && cp photos/file data/mine/file, outs: [data/mine/file]}"
+    (project / "conf/mine/dvc.yaml").write_text(f"stages: {{make: {stage}}}")
+    dvc("init", "-q")
+    dvc("add", "-q", "photos")
+    dvc("repro", "conf/mine/dvc.yaml")
+    assert lineage.dvc_tags(project).keys() == {"dvc.photos", "dvc.data/mine/file"}
+
+
 def test_mlflow_shows_who_ran_which_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)

@@ -115,10 +115,11 @@ def version_tags() -> dict[str, str]:
 
 
 def recorded(project_path: Path) -> dict[str, str]:
-    """Path -> hash of all outputs in dvc.lock and in the ``*.dvc`` files."""
-    stages = _yaml(project_path / "dvc.lock").get("stages", {}).values()
+    """Path -> hash of all outputs in dvc.lock, also those of environments, and in the ``*.dvc`` files."""
+    locks = [project_path / "dvc.lock", *sorted(project_path.glob("conf/*/dvc.lock"))]
+    stages = [stage for lock in locks for stage in _yaml(lock).get("stages", {}).values()]
     found = {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", []) if "md5" in out}
-    for file in sorted((project_path / "data").rglob("*.dvc")):
+    for file in sorted([*project_path.glob("*.dvc"), *(project_path / "data").rglob("*.dvc")]):
         for out in _yaml(file).get("outs", []):
             if "md5" in out:
                 found[(file.parent / out["path"]).relative_to(project_path).as_posix()] = out["md5"]
