@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
-from visual_grpo.config import flatten
+from visual_grpo.computed_with import SOURCES
+from visual_grpo.decisive_parameters import decisive
 from visual_grpo.grpo.metrics import is_timing
 from visual_grpo.trained_adapters import CODE, HISTORY, weight_sums
 
 Result = Literal["equal", "differs", "noted", "within tolerance"]
 FINAL = ("reward/total", "eval/total")
 """Metrics of the last step that has them, compared where bits cannot be."""
-_ELSEWHERE = (
-    "output",
-    "resume",
-    "adapter",
-    "run",
-    "reproduce.*",
-    "tracking.*",
-    "generate.*",
-    "score.*",
-    "compare.*",
-    "promotion.*",
-)
 _PATHS = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")
 """Where things are; what they are is compared by digests."""
 
@@ -61,6 +49,8 @@ def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any], origins: Mapp
         yield Row.of("base model's files", run["model_content"], here.get("model_content"))
     if "start" in run:
         yield Row.of("adapters at the start", run["start"], here.get("start"))
+    if SOURCES in run and SOURCES in here:
+        yield Row.of("source files", run[SOURCES], here[SOURCES])
     yield Row.of("seed", run.get("seed"), here.get("seed"))
     yield from _parameter_rows(run["parameters"], here.get("parameters", {}))
     for name in sorted(key for key in run if key.startswith(CODE)):
@@ -77,11 +67,9 @@ def _parameter_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator
 
 
 def _decisive(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in flatten(tree).items()
-        if value is not None and name not in _PATHS and not any(fnmatchcase(name, p) for p in _ELSEWHERE)
-    }
+    """A parameter that is null may be of a later version."""
+    found = decisive("train", tree)
+    return {name: value for name, value in found.items() if value is not None and name not in _PATHS}
 
 
 def adapter_rows(sums: Mapping[str, str], run: Path, here: Path) -> Iterator[Row]:

@@ -22,11 +22,18 @@ _ASK = """
 import json, platform, sys
 from importlib import metadata
 import torch, visual_grpo
+
+def version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
+
 print(json.dumps({
     "file": visual_grpo.__file__,
-    "versions": {name: metadata.version(name) for name in sys.argv[1:]},
+    "versions": {name: version(name) for name in sys.argv[1:]},
     "python": platform.python_version(),
-    "cpu": torch.backends.cpu.get_cpu_capability(),
+    "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
     "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
 }))
 """
@@ -53,8 +60,8 @@ class Environment:
         }
 
     def facts(self, libraries: list[str]) -> dict[str, Any]:
-        """What the environment has: ``versions`` of ``libraries``, ``python``, ``cpu`` (the instruction set that torch
-        computes with) and ``gpu``.
+        """What the environment has: ``versions`` of ``libraries``, ``python``, ``processor`` (its kind and the
+        instruction set that torch computes with) and ``gpu`` (None without one).
 
         Raises:
             UserError: it does not import the worktree's code.

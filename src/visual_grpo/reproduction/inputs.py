@@ -16,7 +16,9 @@ from visual_grpo.reproduction.dvc_cache import restore
 from visual_grpo.saved_model import content_digest, may_be_hub_id
 
 RECORDS, IMAGES = "05_model_input/records.parquet", "05_model_input/images"
-REPORT = "06_models/starter.json"
+REPORT, BASELINE = "06_models/starter.json", "07_model_output/baseline"
+KEEPS_BASELINE = "src/visual_grpo/pipelines/baseline/keeping.py"
+"""Not in the code of older commits, which would only replace what is there."""
 AS_IT_IS, FROM_DVC, AGAIN = "the present one", "from DVC by its hash", "made again"
 
 
@@ -48,6 +50,7 @@ class Inputs:
         starter = base == AGAIN or (data == AGAIN and self._is_drawn())
         if not starter:
             self._write_report()
+        self._offer_baseline()
         pipelines = [*(["starter"] if starter else []), *(["data_preparation"] if data == AGAIN else [])]
         return {"data": data, "base model": base}, pipelines
 
@@ -145,6 +148,12 @@ class Inputs:
         file = self.code / self.tree["output"] / REPORT
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(report), encoding="utf-8")
+
+    def _offer_baseline(self) -> None:
+        """The present baseline: the pipeline keeps it where it is the one that it would draw."""
+        present = self.project / self.facts["parameters"]["output"] / BASELINE
+        if (self.code / KEEPS_BASELINE).is_file() and present.is_dir():
+            shutil.copytree(present, self.code / self.tree["output"] / BASELINE, dirs_exist_ok=True)
 
     def _is_drawn(self) -> bool:
         return bool(self.tree["data"]["path"] == self.tree["starter"]["dataset"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.computed_with import NUMERICS
 from visual_grpo.errors import UserError
 from visual_grpo.reproduction import comparison
 from visual_grpo.reproduction.comparison import Row
@@ -22,6 +23,7 @@ from visual_grpo.trained_adapters import CHANGES, read_facts
 
 ADAPTERS = "06_models/adapters"
 LOG = "output.log"
+GPU = "cuda"
 _VERSION = "version."
 _SHOWN = ("== ", "Signal check")
 """Beginnings of the lines that are shown of a training, beside those of its progress bars."""
@@ -98,8 +100,8 @@ class _Attempt:
             self.facts.get(f"{_VERSION}python"),
             self.note,
         )
-        present = environment.facts(_libraries(self.facts))
-        rows = [*self._code_rows(environment), *_environment_rows(self.facts, present)]
+        present = environment.facts([name for name in _versions(self.facts) if name != "python"])
+        rows = [*self._code_rows(environment), *self._environment_rows(present)]
         inputs = Inputs(
             self.training.project,
             self.place.code,
@@ -174,9 +176,20 @@ class _Attempt:
 
     def _is_of_gpu(self, present: Mapping[str, Any]) -> bool:
         """Whether one of the two trainings computed on a GPU, which does not give the same bits twice."""
+        return GPU in (_processor(self.facts).split()[0], self._processor_here(present).split()[0])
+
+    def _processor_here(self, present: Mapping[str, Any]) -> str:
+        """As `computed_with` writes it."""
         device = str(self.tree["model"].get("device", "auto"))
-        here = device.startswith("cuda") or (device == "auto" and present["gpu"] is not None)
-        return here or self.facts.get("machine.device", "cpu") != "cpu"
+        on_gpu = device.startswith(GPU) or (device == "auto" and present["gpu"] is not None)
+        return f"{GPU} {present['processor']} {present['gpu']}" if on_gpu else f"cpu {present['processor']}"
+
+    def _environment_rows(self, present: Mapping[str, Any]) -> Iterator[Row]:
+        """Versions and the machine: what is another may change bits, and is then found in the adapters."""
+        for name, version in _versions(self.facts).items():
+            here = present["python"] if name == "python" else present["versions"][name]
+            yield Row.of(name, version, here, "noted")
+        yield Row.of("processor", _processor(self.facts), self._processor_here(present), "noted")
 
 
 def _check(training: Training) -> None:
@@ -206,17 +219,16 @@ def _changes(training: Training) -> str:
     return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
-def _libraries(facts: Mapping[str, Any]) -> list[str]:
-    return [name.removeprefix(_VERSION) for name in facts if name.startswith(_VERSION) and name != f"{_VERSION}python"]
+def _versions(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Python and the libraries that the training computed with."""
+    found = {name.removeprefix(_VERSION): str(facts[name]) for name in facts if name.startswith(_VERSION)}
+    listed = [part.split() for part in str(facts.get(NUMERICS, "")).split(", ")[:-1]]
+    return {**found, **{words[0]: words[1] for words in listed if len(words) == 2}}
 
 
-def _environment_rows(facts: Mapping[str, Any], present: Mapping[str, Any]) -> Iterator[Row]:
-    """Versions and the machine: what is another may change bits, and is then found in the adapters."""
-    for name in _libraries(facts):
-        yield Row.of(name, facts[f"{_VERSION}{name}"], present["versions"][name], "noted")
-    if f"{_VERSION}python" in facts:
-        yield Row.of("python", facts[f"{_VERSION}python"], present["python"], "noted")
-    yield Row.of("cpu", facts.get("machine.cpu", "not recorded"), present["cpu"], "noted")
+def _processor(facts: Mapping[str, Any]) -> str:
+    """Kind, instruction set and GPU; runs of older versions did not note it."""
+    return str(facts[NUMERICS]).rpartition(", ")[2] if NUMERICS in facts else "not recorded"
 
 
 def _is_progress(line: str) -> bool:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from visual_grpo.errors import UserError
 from visual_grpo.tracking.adapters import find_adapters
+from visual_grpo.tracking.asking import Server
 from visual_grpo.tracking.lineage import recorded
 from visual_grpo.tracking.store import KEY
-from visual_grpo.tracking.versions import DIGEST
+from visual_grpo.tracking.versions import DIGEST, Registered, registered
 from visual_grpo.trained_adapters import adapter_digest, read_facts
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 _HASH = "dvc."
-"""Tag of a registered version."""
 
 
 def training(named: str, latest: Path) -> tuple[Path, dict[str, Any]]:
@@ -78,26 +78,25 @@ def start_of(named: str, digest: str, latest: Path) -> Path:
             return folder.resolve()
     except UserError:
         pass
-    for location in _versions_with(digest):
-        found = next((file.parent for file in location.rglob("training.json")), None)
-        if found is not None and adapter_digest(found) == digest:
-            return found
+    for version in _versions_with(digest):
+        folder = version.adapters()
+        if adapter_digest(folder) == digest:
+            return folder.resolve()
     raise UserError(
         f"The adapters that the run started from (train.start={named}, digest {digest[:12]}) are not there any more:"
         f" {named} has other weights now, and no registered version has these."
     )
 
 
-def _versions_with(digest: str) -> list[Path]:
-    """The files of the registered versions whose tag says this digest."""
+def _versions_with(digest: str) -> list[Registered]:
+    """The registered versions whose tag says this digest."""
     import mlflow
 
-    client = mlflow.MlflowClient()
-    try:
-        versions = client.search_model_versions(f"tags.`{DIGEST}` = '{digest}'")
-        return [Path(mlflow.artifacts.download_artifacts(f"models:/{v.name}/{v.version}")) for v in versions]
-    except (mlflow.exceptions.MlflowException, OSError):
+    server = Server(mlflow.get_tracking_uri())
+    if server.is_empty:
         return []
+    found = server.ask(lambda client: client.search_model_versions(f"tags.`{DIGEST}` = '{digest}'"))
+    return [registered(server, version) for version in found]
 
 
 def _hashes(tags: Mapping[str, Any]) -> dict[str, str]:
