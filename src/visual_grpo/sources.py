@@ -27,6 +27,7 @@ SHOWN_ONLY = (
     "evaluation.pictures",
     "faults",
     "model_card",
+    "sbom",
     "secret_values",
     "sources",
     "stopping",

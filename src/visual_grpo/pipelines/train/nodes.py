@@ -19,6 +19,9 @@ from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import BEST, CHANGES, CODE, HELD_OUT, LAST, adapter_digest, read_facts
 
+READ = ("05_model_input", "06_models/starter.json", "07_model_output/baseline")
+"""Outputs of other pipelines that the training depends on."""
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -40,6 +43,7 @@ def train(
     from visual_grpo import components
     from visual_grpo.model_card import CARD, model_card
     from visual_grpo.records.profile import profile_of, write_profile
+    from visual_grpo.sbom import SBOM, environment_sbom
     from visual_grpo.tracking import Tracker, lineage
     from visual_grpo.tracking.description import training_name
     from visual_grpo.tracking.others import open_logs
@@ -84,6 +88,7 @@ def train(
     (adapters_draft / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
     write_profile(profile, adapters_draft)
     facts = read_facts(adapters_draft)
+    (adapters_draft / SBOM).write_text(environment_sbom(), encoding="utf-8")
     (adapters_draft / CARD).write_text(model_card(facts, plan.modules), encoding="utf-8")
     tracker.folder(adapters_draft, "adapters")
     shown = {"base": facts["model"], "modules": " ".join(plan.modules), "steps": str(facts["steps"])}
@@ -100,12 +105,14 @@ def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path) 
     from visual_grpo import resuming
     from visual_grpo.computed_with import computed_with
     from visual_grpo.tracking import lineage
+    from visual_grpo.tracking.read_inputs import input_tags
 
     origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
     content = starter_report.get("content")
     base = {} if content is None else {"model_content": content}
     now = {"command": lineage.command(), **base, **lineage.git_tags(project), **lineage.version_tags()}
-    now |= computed_with("train", config)
+    inputs = [config.data.path, starter_report["model"], *(f"{config.output}/{name}" for name in READ)]
+    now |= computed_with("train", config) | input_tags(inputs, project)
     return lineage.resumed({} if origin is None else origin.lineage, now)
 
 
