@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo repro retrain dvc-stages test test-slow test-kill lint format docs lock audit sbom ui deliver viz clean
+.PHONY: help setup demo repro retrain dvc-stages test test-slow test-kill lint format docs lock audit sbom sign verify ui deliver viz clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -78,6 +78,12 @@ audit: setup  ## Look up known vulnerabilities of the locked packages (needs the
 sbom: setup  ## Write sbom.json, the list of the locked packages in CycloneDX's format
 	@$(TOOLS)/bin/uv tool run --quiet --from cyclonedx-bom cyclonedx-py requirements --outfile sbom.json requirements.lock
 	@echo "Wrote sbom.json"
+
+sign: setup  ## Sign adapters with your own key: make sign FOLDER=data/06_models/adapters KEY=key.pem
+	@$(BIN)/python -m visual_grpo.signing sign $(FOLDER) $(KEY)
+
+verify: setup  ## Verify signed adapters: make verify FOLDER=data/06_models/adapters KEY=public.pem
+	@$(BIN)/python -m visual_grpo.signing verify $(FOLDER) $(KEY)
 
 ui: setup  ## Show the runs in MLflow's web interface, best result first
 	@$(BIN)/python -m visual_grpo.tracking.runs_table
