@@ -1,0 +1,64 @@
+"""``python -m visual_grpo.lineage NAME``: where adapters come from, and whether that still holds.
+
+NAME is a registered version (``visual_grpo@champion``, ``visual_grpo/3``), an MLflow run's id or name, a folder of
+adapters, or ``latest``. Exits with 1 if something is not as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from visual_grpo.errors import UserError
+from visual_grpo.third_party_output import silence_libraries
+
+LATEST_ADAPTERS = Path("data/06_models/adapters")
+
+
+def tracking_uri(project: Path) -> str:
+    """MLflow's address by the project's configuration."""
+    from kedro.config import OmegaConfigLoader
+
+    from visual_grpo.settings import CONFIG_LOADER_ARGS
+
+    loader = OmegaConfigLoader(str(project / "conf"), **CONFIG_LOADER_ARGS)
+    return str(loader["mlflow"]["server"]["mlflow_tracking_uri"])
+
+
+def show(named: str, public_key: Path | None, project: Path) -> bool:
+    """Prints the lineage; returns whether nothing differs.
+
+    Raises:
+        UserError: there is nothing of this name.
+    """
+    from visual_grpo import console
+    from visual_grpo.reproduction.checks import DIFFERS, lines
+    from visual_grpo.tracking.relocation import use_server
+    from visual_grpo.tracking.subjects import find_subject
+
+    use_server(tracking_uri(project), project)
+    subject = find_subject(named, LATEST_ADAPTERS)
+    found = lines(subject, project, public_key)
+    rows = [[line.what, line.value, line.state, line.why] for line in found]
+    console.table(f"Lineage of {subject.title}", ["", "", "", ""], rows)
+    differing = [line.what for line in found if line.state == DIFFERS]
+    console.note(f"Differs: {', '.join(differing)}." if differing else "Nothing differs.")
+    return not differing
+
+
+def main() -> None:
+    silence_libraries()
+    parser = argparse.ArgumentParser(prog="python -m visual_grpo.lineage", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("name", help="NAME@ALIAS, NAME/VERSION, a run's id or name, a folder of adapters, or latest")
+    parser.add_argument("--public-key", type=Path, help="PEM file of whoever signed the adapters")
+    given = parser.parse_args()
+    try:
+        same = show(given.name, given.public_key, Path.cwd())
+    except UserError as error:
+        sys.exit(f"Error: {str(error).removeprefix('adapter: ')}")
+    sys.exit(0 if same else 1)
+
+
+if __name__ == "__main__":
+    main()
