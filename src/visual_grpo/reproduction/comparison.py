@@ -115,7 +115,7 @@ def metric_rows(run: Path, here: Path) -> Iterator[Row]:
 
 def tolerance_rows(run: Path, here: Path, tolerance: float) -> Iterator[Row]:
     """The final metrics, which may differ by ``tolerance`` x the run's value (x 1, where that is smaller)."""
-    before, now = (pd.read_csv(folder / HISTORY, float_precision="round_trip") for folder in (run, here))
+    before, now = (pd.read_csv(folder / HISTORY) for folder in (run, here))
     for name in FINAL:
         if name not in before:
             continue

@@ -51,8 +51,8 @@ def run(words: Sequence[str], at: Path, environment: Mapping[str, str] | None, e
         )
     except OSError as error:
         raise ProgramError(f"{words[0]} cannot be run: {error}") from error
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         for line in process.stdout:
             last = [*last[1 - _SHOWN_LINES :], line]
             each(line)
@@ -62,5 +62,6 @@ def run(words: Sequence[str], at: Path, environment: Mapping[str, str] | None, e
         with suppress(ProcessLookupError, PermissionError):  # All have ended.
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
+        process.stdout.close()
     if code:
         raise ProgramError("".join(last).strip() or f"it ended with the exit code {code}")

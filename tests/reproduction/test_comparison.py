@@ -1,0 +1,138 @@
+"""What two trainings have in common, row by row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.evaluation.defaults import parameters
+from visual_grpo.reproduction.comparison import (
+    adapter_rows,
+    first_difference,
+    identity_rows,
+    metric_rows,
+    tolerance_rows,
+)
+from visual_grpo.trained_adapters import weight_sums
+
+ORIGINS = {"data": "here", "base model": "there"}
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    tree = parameters().model_dump(mode="json")
+    return {"data": "d", "model_digest": "m", "model_content": "c", "seed": 0, "parameters": tree} | changes
+
+
+def differing(here: dict[str, Any], run: dict[str, Any] | None = None) -> list[str]:
+    return [row.what for row in identity_rows(run or facts(), here, ORIGINS) if row.result == "differs"]
+
+
+def test_equal_facts_are_equal_and_each_difference_is_named() -> None:
+    assert differing(facts()) == []
+    assert differing(facts(data="x")) == ["data"]
+    assert differing(facts(model_digest="x")) == ["base model"]
+    assert differing(facts(model_content="x")) == ["base model's files"]
+    assert differing(facts(seed=1)) == ["seed"]
+    coded = {"code of reward warm": "1"}
+    assert differing(facts(**coded) | {"code of reward warm": "2"}, facts(**coded)) == ["code of reward warm"]
+    assert differing(facts(start="2"), facts(start="1")) == ["adapters at the start"]
+
+
+def test_only_parameters_that_decide_count() -> None:
+    other = parameters(seed=3, grpo={"steps": 9}, output="elsewhere", tracking={"images_every": 7})
+    assert differing(facts(parameters=other.model_dump(mode="json"))) == ["parameter grpo.steps", "parameter seed"]
+
+
+def test_causes_come_before_what_follows_from_them() -> None:
+    rows = list(identity_rows(facts(), facts(data="x", seed=1), ORIGINS))
+    first = first_difference(rows)
+    assert first is not None
+    assert first.what == "data"
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    history = pd.DataFrame(
+        {"step": [1.0, 2.0], "reward/total": [0.1, 0.2], "eval/total": [None, 0.5], "seconds/step": [1.0, 2.0]}
+    )
+    for name in ("run", "here"):
+        (tmp_path / name / "ar").mkdir(parents=True)
+        (tmp_path / name / "ar/adapter.safetensors").write_bytes(b"weights")
+        history.to_csv(tmp_path / name / "training.csv", index=False)
+    return tmp_path / "run", tmp_path / "here"
+
+
+def test_adapters_are_compared_bit_for_bit(folders: tuple[Path, Path]) -> None:
+    run, here = folders
+    sums = weight_sums(run)
+    assert [row.result for row in adapter_rows(sums, run, here)] == ["equal"]
+    (here / "ar/adapter.safetensors").write_bytes(b"weighty")
+    [row] = adapter_rows(sums, run, here)
+    assert (row.what, row.result) == ("adapter ar/adapter.safetensors", "differs")
+    assert "not what the training left" not in row.run
+
+
+def test_an_edited_adapter_and_one_that_is_gone_are_told(folders: tuple[Path, Path]) -> None:
+    run, here = folders
+    sums = weight_sums(run)
+    (run / "ar/adapter.safetensors").write_bytes(b"edited!")
+    [row] = adapter_rows(sums, run, here)
+    assert row.result == "differs"
+    assert "not what the training left" in row.run
+    (run / "ar/adapter.safetensors").unlink()
+    assert [row.result for row in adapter_rows(sums, run, here)] == ["equal"]
+    (here / "ar/adapter.safetensors").unlink()
+    assert [row.result for row in adapter_rows(sums, run, here)] == ["differs"]
+
+
+def edit(folder: Path, column: str, step: int, value: float) -> None:
+    table = pd.read_csv(folder / "training.csv")
+    table.loc[step - 1, column] = value
+    table.to_csv(folder / "training.csv", index=False)
+
+
+def test_every_digit_of_every_step_counts_but_those_of_time(folders: tuple[Path, Path]) -> None:
+    run, here = folders
+    edit(here, "seconds/step", 2, 99.0)
+    assert [row.result for row in metric_rows(run, here)] == ["equal"]
+    edit(here, "reward/total", 2, 0.20000000000000004)
+    [row] = metric_rows(run, here)
+    assert (row.what, row.run, row.here) == ("metric reward/total at step 2", "0.2", "0.20000000000000004")
+
+
+def test_another_number_of_steps_or_other_metrics_are_told(folders: tuple[Path, Path]) -> None:
+    run, here = folders
+    pd.read_csv(here / "training.csv").head(1).to_csv(here / "training.csv", index=False)
+    assert [(row.what, row.run, row.here) for row in metric_rows(run, here)] == [("steps", "2", "1")]
+    pd.read_csv(run / "training.csv").rename(columns={"reward/total": "x"}).to_csv(here / "training.csv", index=False)
+    assert [(row.run, row.here) for row in metric_rows(run, here)] == [("reward/total", "x")]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "results"),
+    [
+        ("eval/total", 0.5, ["equal", "equal"]),
+        ("eval/total", 0.5499, ["equal", "within tolerance"]),
+        ("eval/total", 0.5501, ["equal", "differs"]),
+        ("eval/total", 0.4501, ["equal", "within tolerance"]),
+        ("reward/total", 0.2501, ["differs", "equal"]),
+        ("eval/total", float("nan"), ["equal", "differs"]),
+    ],
+)
+def test_final_metrics_may_differ_by_the_tolerance(
+    folders: tuple[Path, Path], column: str, value: float, results: list[str]
+) -> None:
+    run, here = folders
+    edit(here, column, 2, value)
+    assert [row.result for row in tolerance_rows(run, here, 0.05)] == results
+
+
+def test_of_large_values_the_tolerance_is_a_share(folders: tuple[Path, Path]) -> None:
+    for folder, value in zip(folders, (100.0, 104.9), strict=True):
+        edit(folder, "eval/total", 2, value)
+    assert [row.result for row in tolerance_rows(*folders, 0.05)] == ["equal", "within tolerance"]
+    edit(folders[1], "eval/total", 2, 105.1)
+    assert [row.result for row in tolerance_rows(*folders, 0.05)] == ["equal", "differs"]

@@ -1,0 +1,180 @@
+"""Data and base model of a run: those that are there, those that DVC has, or made again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evaluation.defaults import parameters
+from visual_grpo.errors import UserError
+from visual_grpo.records.manifest import write_manifest
+from visual_grpo.records.table import RecordTable
+from visual_grpo.reproduction.configuration import parameters_to_repeat
+from visual_grpo.reproduction.inputs import AGAIN, AS_IT_IS, FROM_DVC, Inputs
+from visual_grpo.saved_model import content_digest
+
+OUTPUT = "data"
+DRAWN = {"output": OUTPUT, "data": {"path": "data/01_raw/shapes"}}
+STARTER = {"dataset": "data/01_raw/shapes", "model": "data/06_models/base"}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """With one prepared record and a base model."""
+    folder = tmp_path / "project"
+    (folder / "data/05_model_input/images").mkdir(parents=True)
+    image = folder / "data/05_model_input/images/1.png"
+    image.write_bytes(b"picture")
+    row = {
+        "id": "1",
+        "prompt": "a cat",
+        "split": "train",
+        "target_image": "images/1.png",
+        "target_sha256": hashlib.sha256(b"picture").hexdigest(),
+    }
+    write_manifest(folder / "data/05_model_input/records.parquet", [row])
+    (folder / "data/06_models/base").mkdir(parents=True)
+    (folder / "data/06_models/base/model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def inputs(project: Path, hashes: dict[str, str] | None = None, **changes: Any) -> Inputs:
+    """Of a run with what the project has now."""
+    tree = parameters(**({**DRAWN, "starter": STARTER} | changes)).model_dump(mode="json")
+    facts = {
+        "data": RecordTable(project / "data/05_model_input/records.parquet").digest,
+        "model": tree["model"]["path"] or STARTER["model"],
+        "model_digest": "m",
+        "model_content": content_digest(project / "data/06_models/base"),
+        "parameters": tree,
+    }
+    code = project.parent / "code"
+    code.mkdir(exist_ok=True)
+    repeated = parameters_to_repeat(tree, tree)
+    return Inputs(project, code, project.parent, facts, repeated, hashes or {}, lambda _: None)
+
+
+def test_what_is_there_is_used_and_nothing_has_to_run(project: Path) -> None:
+    origins, pipelines = inputs(project).bring()
+    assert origins == {"data": AS_IT_IS, "base model": AS_IT_IS}
+    assert pipelines == []
+    code = project.parent / "code/data"
+    assert RecordTable(code / "05_model_input/records.parquet")[0].target_image == code / "05_model_input/images/1.png"
+    assert (code / "05_model_input/images/1.png").read_bytes() == b"picture"
+    report = json.loads((code / "06_models/starter.json").read_text())
+    assert report == {
+        "dataset": "data/01_raw/shapes",
+        "model": "data/06_models/base",
+        "digest": "m",
+        "content": content_digest(code / "06_models/base"),
+    }
+
+
+def test_removing_the_worktree_leaves_the_data(project: Path) -> None:
+    inputs(project).bring()
+    (project.parent / "code/data/06_models/base/model.safetensors").write_bytes(b"changed")
+    shutil.rmtree(project.parent / "code")
+    assert (project / "data/05_model_input/images/1.png").read_bytes() == b"picture"
+    assert (project / "data/06_models/base/model.safetensors").read_bytes() == b"weights"
+
+
+@pytest.mark.parametrize("damage", ["image", "record", "gone"])
+def test_other_data_are_prepared_again(project: Path, damage: str) -> None:
+    wanted = inputs(project)
+    prepared = project / "data/05_model_input"
+    if damage == "image":
+        (prepared / "images/1.png").write_bytes(b"another")
+    elif damage == "record":
+        write_manifest(prepared / "records.parquet", [{"id": "1", "prompt": "a dog", "split": "train"}])
+    else:
+        shutil.rmtree(prepared)
+    origins, pipelines = wanted.bring()
+    assert origins == {"data": AGAIN, "base model": AS_IT_IS}
+    assert pipelines == ["starter", "data_preparation"]
+    assert not (project.parent / "code/data/05_model_input").exists()
+    assert (project.parent / "code/data/06_models/base/model.safetensors").read_bytes() == b"weights"
+
+
+def test_another_base_of_the_starter_is_pretrained_again(project: Path) -> None:
+    wanted = inputs(project)
+    (project / "data/06_models/base/model.safetensors").write_bytes(b"others")
+    origins, pipelines = wanted.bring()
+    assert origins == {"data": AS_IT_IS, "base model": AGAIN}
+    assert pipelines == ["starter"]
+
+
+def test_a_given_model_is_only_read_and_its_change_is_refused(project: Path) -> None:
+    shutil.copytree(project / "data/06_models/base", project / "models/mine")
+    wanted = inputs(project, model={"path": "models/mine"})
+    assert wanted.bring()[0]["base model"] == AS_IT_IS
+    assert (project.parent / "code/models/mine").is_symlink()
+    (project / "models/mine/model.safetensors").write_bytes(b"others")
+    shutil.rmtree(project.parent / "code")
+    with pytest.raises(UserError, match=r"models/mine, has other files now(?s:.)*dvc pull"):
+        inputs_with(wanted, project).bring()
+
+
+def inputs_with(before: Inputs, project: Path) -> Inputs:
+    again = inputs(project, model={"path": "models/mine"})
+    again.facts = before.facts
+    return again
+
+
+def test_ones_own_raw_data_are_read_and_told_where_they_are_gone(project: Path) -> None:
+    own = {"data": {"path": "data/01_raw/mine"}}
+    wanted = inputs(project, **own)
+    shutil.rmtree(project / "data/05_model_input")
+    with pytest.raises(UserError, match=r"data/01_raw/mine does not exist(?s:.)*no prepared records(?s:.)*dvc pull"):
+        wanted.bring()
+    (project / "data/01_raw/mine").mkdir(parents=True)
+    (project / "data/01_raw/mine/prompts.txt").write_text("a cat\n")
+    origins, pipelines = wanted.bring()
+    assert (origins["data"], pipelines) == (AGAIN, ["data_preparation"])
+    assert (project.parent / "code/data/01_raw/mine/prompts.txt").read_text() == "a cat\n"
+
+
+def dvc(project: Path, *words: str) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", *words], cwd=project, check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_data_that_were_replaced_come_from_dvc_and_its_remote(project: Path) -> None:
+    prepared = project / "data/05_model_input"
+    dvc(project, "init", "-q", "--no-scm")
+    dvc(project, "remote", "add", "-q", "-d", "store", "../store")  # Relative to the project's .dvc folder.
+    dvc(project, "add", "-q", "data/05_model_input/records.parquet", "data/05_model_input/images")
+    dvc(project, "push", "-q")
+    hashes = {f"data/05_model_input/{name}": _md5(prepared / f"{name}.dvc") for name in ("records.parquet", "images")}
+    wanted = inputs(project, hashes)
+    shutil.rmtree(project / ".dvc/cache")
+    (prepared / "images/1.png").unlink()
+    (prepared / "images/1.png").write_bytes(b"another")
+    assert wanted.bring() == ({"data": FROM_DVC, "base model": AS_IT_IS}, [])
+    assert (project.parent / "code/data/05_model_input/images/1.png").read_bytes() == b"picture"
+    assert (prepared / "images/1.png").read_bytes() == b"another"
+
+    shutil.rmtree(project.parent / "code")
+    shutil.rmtree(project / ".dvc/cache")
+    shutil.rmtree(project.parent / "store")
+    said: list[str] = []
+    for folder in project.parent.glob("dvc-*"):
+        shutil.rmtree(folder)
+    gone = inputs(project, hashes)
+    gone.facts, gone.note = wanted.facts, said.append
+    assert gone.bring()[0]["data"] == AGAIN
+    assert hashes["data/05_model_input/images"] in said[1]
+    assert "neither in DVC's cache nor in its remote" in said[1]
+    assert "`dvc pull` here" in said[1]
+
+
+def _md5(file: Path) -> str:
+    import yaml
+
+    return str(yaml.safe_load(file.read_text())["outs"][0]["md5"])
