@@ -14,9 +14,12 @@ ON_DEMAND = {"compare", "generate", "labels", "promote", "reproduce", "rollback"
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """Each pipeline by name, and all but those on demand, ordered by their data, as ``__default__``."""
+    """Each pipeline by name, and all but those on demand, ordered by their data, as ``__default__``.
+
+    There every node has its pipeline's name as a tag, by which other tools can group them.
+    """
     names = [module.name for module in iter_modules(pipelines.__path__)]
     found = find_pipelines(raise_errors=True, pipelines_to_find=names)
-    flow = (pipeline for name, pipeline in found.items() if name not in ON_DEMAND)
+    flow = (Pipeline(pipeline, tags=name) for name, pipeline in found.items() if name not in ON_DEMAND)
     found["__default__"] = sum(flow, start=Pipeline([]))
     return found
