@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from visual_grpo.pipelines.compare.nodes import compare_adapters
 from visual_grpo.pipelines.compare.sides import Side
 from visual_grpo.pipelines.generate.nodes import draw_prompts
 from visual_grpo.pipelines.score.nodes import score_folder, summary
+from visual_grpo.records.seen import FILE, SeenPrompts
 from visual_grpo.records.table import RecordTable
 
 SIZE = {"height": 64, "width": 96}
@@ -203,6 +205,19 @@ class Trainings:
 @pytest.fixture
 def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainings:
     return Trainings(tmp_path, monkeypatch)
+
+
+def test_new_held_out_prompts_count_where_no_training_has_seen_them(trainings: Trainings) -> None:
+    """Data that have grown: what is held out now was held out before, or was not there."""
+    held_out = [record.prompt for record in trainings.records.split("held_out")]
+    first = trainings.add("first", 0.1, data="before they grew", held_out=held_out[:1])
+    SeenPrompts.of(["something else", held_out[3]]).write(Path(first))
+    second = trainings.add("second", 0.3)
+    found = trainings.compare(first=first, second=second)
+    assert found["headline"]["prompts"] == len(held_out) - 1
+    (Path(first) / FILE).unlink()
+    shutil.rmtree(trainings.folder / "out")
+    assert trainings.compare(first=first, second=second)["headline"]["prompts"] == 1
 
 
 def test_two_adapters_are_compared_on_the_same_prompts_and_seeds(trainings: Trainings) -> None:

@@ -31,9 +31,11 @@ from visual_grpo.pipelines.baseline.nodes import conditions
 from visual_grpo.pipelines.train import create_pipeline
 from visual_grpo.pipelines.train.nodes import _grid
 from visual_grpo.records.profile import profile_of, read_profile
+from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import RunToLog, Tracker
+from visual_grpo.trained_adapters import adapter_digest
 
 
 class Project:
@@ -191,7 +193,10 @@ def test_a_training_starts_from_other_adapters_and_their_reference_stays_the_bas
     assert started["ratio/first_max_abs_log"][0] < 1e-4
     facts = json.loads((project.folder / "adapters" / "training.json").read_text())
     assert facts["seed"] == 8
-    assert facts["start"] != json.loads((adapters / "training.json").read_text()).get("start")
+    assert facts["start"] == adapter_digest(adapters)
+    seen = SeenPrompts.read(project.folder / "adapters")
+    assert seen is not None
+    assert [f"a thing {i}" in seen for i in range(10)] == [True] * 9 + [False]
     fresh = project.run(grpo=on_policy, train={"seed": 8})
     assert "start" not in json.loads((project.folder / "adapters" / "training.json").read_text())
     assert not fresh.load("training_history").equals(started)

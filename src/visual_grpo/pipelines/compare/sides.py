@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
+from visual_grpo.records.seen import FILE as SEEN
+from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import HELD_OUT, NONE, modules_of, read_facts
 
@@ -60,28 +62,32 @@ def unseen(records: RecordTable, sides: Sequence[Side], task: str, split: str = 
     there = list(records.split(split))
     found = there
     for side in sides:
-        if side.facts and side.facts["data"] != records.digest:
-            known = _held_out_of(side, task)
-            found = [record for record in found if record.prompt in known]
+        if side.folder is not None and (side.facts["data"] != records.digest or "start" in side.facts):
+            found = _not_seen_by(side, side.folder, found, task)
+    what = split.replace("_", "-")
     if not found:
         raise UserError(
-            f"{task}: none of the {len(there)} held-out prompts of these data is held out in both trainings, so nothing"
-            " can be compared that neither has seen. Compare where one of them was trained: the same --env and"
+            f"{task}: each of the {len(there)} {what} prompts of these data was seen by one of the trainings, so there"
+            " is nothing to compare that neither has seen. Compare where one of them was trained: the same --env and"
             " data.path."
         )
     if len(found) < len(there):
-        console.note(f"Other data: compared on the {len(found)} of {len(there)} held-out prompts that both share.")
+        console.note(f"Other data: compared on the {len(found)} of {len(there)} {what} prompts that neither has seen.")
     return found
 
 
-def _held_out_of(side: Side, task: str) -> set[str]:
-    file = (side.folder or Path()) / HELD_OUT
+def _not_seen_by(side: Side, folder: Path, records: Sequence[PromptRecord], task: str) -> list[PromptRecord]:
+    seen = SeenPrompts.read(folder)
+    if seen is not None:
+        return [record for record in records if record.prompt not in seen]
+    file = folder / HELD_OUT
     if not file.is_file():
         raise UserError(
             f"{task}: {side.name} was trained on other data, and its folder does not say on which prompts: it is of an"
-            f" older version, without {HELD_OUT}."
+            f" older version, without {SEEN}."
         )
-    return set(json.loads(file.read_text(encoding="utf-8")))
+    held_out = set(json.loads(file.read_text(encoding="utf-8")))
+    return [record for record in records if record.prompt in held_out]
 
 
 def shared_scorer(parameters: Parameters, facts: dict[str, Any], records: Sequence[PromptRecord]) -> RewardSet:

@@ -15,6 +15,7 @@ import pandas as pd
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.errors import counted
 from visual_grpo.pipelines.train.start import check_start, find_start
+from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import BEST, CHANGES, CODE, HELD_OUT, LAST, adapter_digest, read_facts
@@ -86,6 +87,7 @@ def train(
         (adapters_draft / CHANGES).write_text(changes, encoding="utf-8")
     never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
     (adapters_draft / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
+    _seen(records, start).write(adapters_draft)
     write_profile(profile, adapters_draft)
     facts = read_facts(adapters_draft)
     (adapters_draft / SBOM).write_text(environment_sbom(), encoding="utf-8")
@@ -114,6 +116,12 @@ def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path) 
     inputs = [config.data.path, starter_report["model"], *(f"{config.output}/{name}" for name in READ)]
     now |= computed_with("train", config) | input_tags(inputs, project)
     return lineage.resumed({} if origin is None else origin.lineage, now)
+
+
+def _seen(records: RecordTable, start: Path | None) -> SeenPrompts:
+    """The prompts of this training, and of those that its adapters started from."""
+    earlier = None if start is None else SeenPrompts.read(start)
+    return SeenPrompts.of(record.prompt for record in records.split("train", "eval")) | (earlier or SeenPrompts())
 
 
 def identity(config: Parameters, starter_report: dict[str, Any], records: RecordTable) -> dict[str, str]:
