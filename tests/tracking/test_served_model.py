@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from mlflow.exceptions import MlflowException
 from PIL import Image
 
 from tests.conftest import SIZE, stir
@@ -49,6 +50,9 @@ from mlflow.pyfunc import scoring_server
 data = {"inputs": asked} if isinstance(asked[0], str) else {"dataframe_records": asked}
 answer = TestClient(scoring_server.init(model)).post("/invocations", json={**data, "params": json.loads(params)})
 assert answer.status_code == 200, answer.text
+wrong = TestClient(scoring_server.init(model)).post("/invocations", json={**data, "params": {"samples": 0}})
+assert (wrong.status_code, "expected samples of at least 1" in wrong.text) == (400, True), wrong.text
+assert "Traceback" not in wrong.text, wrong.text
 pd.DataFrame(answer.json()["predictions"]).to_pickle(result + ".served")
 """
 """A user's program, and a scoring server that gets the same request."""
@@ -222,12 +226,12 @@ def test_a_mask_has_the_size_of_its_image(halves: Path) -> None:
     [({"samples": 0}, "samples of at least 1"), ({"seed": -1}, "got 1 and -1"), ({"temperature": -1.0}, "temperature")],
 )
 def test_a_request_that_cannot_be_drawn_is_explained(halves: Path, params: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(MlflowException, match=said):
         segmenting().predict(pd.DataFrame({"prompt": ["left"], "image": [halves]}), params)
 
 
 def test_a_query_needs_an_image() -> None:
-    with pytest.raises(UserError, match="row 0 has no image, and this model was trained for segmentation"):
+    with pytest.raises(MlflowException, match="row 0 has no image, and this model was trained for segmentation"):
         segmenting().predict(pd.DataFrame({"prompt": ["left"]}))
 
 

@@ -77,9 +77,17 @@ class ServedModel:
             files as bytes.
 
         Raises:
-            UserError: a parameter or an image that cannot be used.
+            MlflowException: a parameter or an image that cannot be used. A scoring server answers with its message; of
+                any other error it would show the traceback to whoever asks.
         """
-        given = dict(params or {})
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._predict(model_input, dict(params or {}))
+        except UserError as error:
+            raise MlflowException.invalid_parameter_value(str(error)) from error
+
+    def _predict(self, model_input: pd.DataFrame, given: dict[str, Any]) -> pd.DataFrame:
         seed, samples = given.pop("seed", 0), given.pop("samples", 1)
         if samples < 1 or seed < 0:
             raise UserError(f"expected samples of at least 1 and a seed of at least 0, got {samples} and {seed}")
