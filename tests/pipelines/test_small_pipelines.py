@@ -167,7 +167,7 @@ class Trainings:
         **own: Any,
     ) -> str:
         folder = self.folder / name
-        (folder / "best" / module).mkdir(parents=True)
+        (folder / module).mkdir(parents=True)
         self.gains[folder] = gain
         config = parameters(rewards=BRIGHTNESS, policy={"train": module}, model={"family": "glm_image"}, **own)
         facts = {"steps": 2, "seed": 0, "model": "base", "model_digest": "digest"} | {
@@ -253,12 +253,12 @@ def test_trainings_on_other_data_are_compared_on_shared_prompts(
     other = trainings.add("other", 0.1, data="other", held_out=["held_out prompt 1", "held_out prompt 2", "else"])
     found = trainings.compare(first=other, second=trainings.add("second", 0.3))
     assert found["headline"]["prompts"] == 2
-    assert "compared on the 2 of 4 held-out prompts that both share" in capsys.readouterr().out
+    assert "compared on the 2 of 4 held-out prompts that neither has seen" in capsys.readouterr().out
     assert found["differences"]["data"] == ["other", trainings.records.digest]
 
 
 @pytest.mark.parametrize(
-    ("held_out", "said"), [(["else"], "none of the 4 held-out prompts"), (None, r"without held_out\.json")]
+    ("held_out", "said"), [(["else"], "each of the 4 held-out prompts"), (None, r"without seen_prompts\.json")]
 )
 def test_nothing_in_common_is_refused(trainings: Trainings, held_out: list[str] | None, said: str) -> None:
     other = trainings.add("other", 0.1, data="other", held_out=held_out)
@@ -277,7 +277,7 @@ def test_differences_of_the_base_model_are_none() -> None:
 
 def side(folder: Path, trained: tuple[str, ...], **own: Any) -> Side:
     for module in trained:
-        (folder / "best" / module).mkdir(parents=True)
+        (folder / module).mkdir(parents=True)
     return Side(folder.name, folder, {"parameters": parameters(**own).model_dump(mode="json")})
 
 
