@@ -10,11 +10,14 @@ import pytest
 import yaml
 from kedro.framework.project import configure_project
 
-from visual_grpo import dvc_stages, sources
+from visual_grpo import sources
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import FLOW
 from visual_grpo.config.training import EvaluationConfig
 from visual_grpo.decisive_parameters import NEVER, NOT_READ, decides, decisive_keys
+from visual_grpo.dvc_stages.__main__ import main
+from visual_grpo.dvc_stages.environment import Environment
+from visual_grpo.dvc_stages.stages import stages_text
 from visual_grpo.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +34,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def text(environment: str | None = None) -> str:
-    return dvc_stages.stages_text(dvc_stages.Environment.read(environment))
+    return stages_text(Environment.read(environment))
 
 
 def stages(environment: str | None = None) -> dict[str, Any]:
@@ -71,11 +74,11 @@ def test_the_committed_file_is_what_the_pipelines_make_it(monkeypatch):
 def test_a_file_that_says_something_else_is_refused_and_written_again(project, capsys, old, new):
     right = (project / "dvc.yaml").read_text(encoding="utf-8")
     (project / "dvc.yaml").write_text(right.replace(old, new, 1), encoding="utf-8")
-    assert dvc_stages.main(["--check"]) == 1
+    assert main(["--check"]) == 1
     assert "dvc.yaml is not what the pipelines and parameters" in capsys.readouterr().err
-    assert dvc_stages.main([]) == 0
+    assert main([]) == 0
     assert (project / "dvc.yaml").read_text(encoding="utf-8") == right
-    assert dvc_stages.main(["--check"]) == 0
+    assert main(["--check"]) == 0
 
 
 def test_a_result_depends_on_what_its_pipeline_imports_be_it_within_a_function_or_by_name():
@@ -133,7 +136,7 @@ def test_what_a_stage_reads_another_one_leaves(project):
 
 
 def test_another_environment_has_a_file_of_its_own(project, capsys):
-    assert dvc_stages.main(["--env=text"]) == 0
+    assert main(["--env=text"]) == 0
     written = yaml.safe_load((project / "conf/text/dvc.yaml").read_text(encoding="utf-8"))
     assert written["vars"] == ["../../conf/text/start.yml"]
     assert (project / "conf/text/start.yml").is_file()
@@ -147,7 +150,7 @@ def test_another_environment_has_a_file_of_its_own(project, capsys):
     assert written["stages"]["check"]["deps"] == ["conf/text/parameters.yml"], "a new section makes the file stale"
     assert (project / "dvc.yaml").read_text() == (ROOT / "dvc.yaml").read_text(), "the default's is as it was"
     shutil.copytree(project / "conf/text", project / "conf/mine")
-    assert dvc_stages.main(["--check", "--env=mine"]) == 1
+    assert main(["--check", "--env=mine"]) == 1
     assert "Write it again: make dvc-stages ENV=mine" in capsys.readouterr().err
 
 
@@ -179,10 +182,10 @@ def test_data_elsewhere_is_named_by_its_whole_path(project):
 
 
 def test_an_environment_that_is_not_there_or_wrong_is_named(project, capsys):
-    assert dvc_stages.main(["--env=txt"]) == 1
+    assert main(["--env=txt"]) == 1
     assert "There is no environment 'txt' in conf. Did you mean 'text'?" in capsys.readouterr().err
     configure(project, "mine", "grpo: {stepps: 3}\n")
-    assert dvc_stages.main(["--env=mine"]) == 1
+    assert main(["--env=mine"]) == 1
     assert "grpo.stepps" in capsys.readouterr().err
     configure(project, "mine", "grpo: {steps: ${nothing}}\n")
     with pytest.raises(UserError, match="conf/mine"):

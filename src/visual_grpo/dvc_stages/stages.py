@@ -1,44 +1,21 @@
-"""``python -m visual_grpo.dvc_stages``: writes the DVC stages of an environment from its pipelines and parameters.
-
-A stage per pipeline of the data flow. What it depends on and leaves is what the pipeline's datasets are in Kedro's
-catalog; the source files follow from imports (`sources`), the parameters from what the pipeline reads
-(`decisive_parameters`).
-"""
+"""The text of dvc.yaml: a stage for each pipeline of the data flow, and what is plotted."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from kedro.config import MissingConfigException, OmegaConfigLoader
-from kedro.framework.project import configure_project
 from kedro.pipeline import Pipeline
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from visual_grpo import sources
-from visual_grpo.config import Parameters
-from visual_grpo.config.outputs import FLOW, UNNAMED_ENVIRONMENTS, with_output_folders
-from visual_grpo.config.validation import validate
+from visual_grpo.config.outputs import FLOW
 from visual_grpo.decisive_parameters import decisive_keys
-from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.dvc_stages.environment import BASE, CONF, Environment
+from visual_grpo.errors import UserError
 from visual_grpo.importing import code_files
-from visual_grpo.third_party_output import silence_libraries
 
-BASE, DEFAULT = "base", "local"
-CONF = Path("conf")
-START = "start.yml"
-"""In the environment's folder: further parameters of the training."""
-START_TEXT = """\
-# For DVC's stage train alone: parameters that it is given beside those of parameters.yml, as --params has them, for
-# example train_params: grpo.steps=100,seed=3. Kedro does not read this file.
-train_params: ""
-"""
 HEADER = """\
 # Made by `{command}`, which writes it again after a change: do not edit.
 # One stage per pipeline. Kedro owns the data flow inside a stage, DVC the caching between stages.
@@ -51,61 +28,6 @@ IMAGES = "05_model_input/images"
 """The prepared images, beside the table of records."""
 MOSTLY = 0.8
 """A folder stands for its modules where at least this share of them is needed: it is read at a glance."""
-_SKIPPED = ("dvc.yaml", "dvc.lock", START, "logging.yml", "mlflow.yml", "credentials.yml", ".gitignore", ".gitkeep")
-"""Files of an environment on which no result depends."""
-
-
-@dataclass(frozen=True)
-class Environment:
-    """A Kedro environment as its stages see it."""
-
-    name: str | None
-    """None = the default."""
-    config: Parameters
-    catalog: Mapping[str, Mapping[str, Any]]
-
-    @classmethod
-    def read(cls, name: str | None) -> Environment:
-        """Raises UserError for an unknown environment or one that is not valid."""
-        from visual_grpo.settings import CONFIG_LOADER_ARGS
-
-        name = None if name in UNNAMED_ENVIRONMENTS else name
-        if name is not None and not (CONF / name).is_dir():
-            known = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
-            raise UserError(
-                f"There is no environment {name!r} in {CONF}.{nearest_hint(name, known)} There are: {', '.join(known)}"
-            )
-        loader = OmegaConfigLoader(str(CONF.resolve()), env=name or DEFAULT, **CONFIG_LOADER_ARGS)
-        try:
-            config = validate(with_output_folders(loader["parameters"], name))
-        except (MissingConfigException, OmegaConfBaseException, yaml.YAMLError) as error:
-            raise UserError(f"{CONF / (name or BASE)}: {error}") from error
-        OmegaConf.register_new_resolver("output", lambda: config.output, replace=True)
-        return cls(name, config, loader["catalog"])
-
-    @property
-    def file(self) -> Path:
-        """Where its stages are written."""
-        return Path("dvc.yaml") if self.name is None else CONF / self.name / "dvc.yaml"
-
-    @property
-    def start(self) -> Path:
-        return CONF / (self.name or BASE) / START
-
-    @property
-    def option(self) -> str:
-        return "" if self.name is None else f" --env={self.name}"
-
-    def parameter_files(self) -> list[Path]:
-        own = [] if self.name is None else sorted((CONF / self.name).glob("parameters*.yml"))
-        return [CONF / BASE / "parameters.yml", *own]
-
-    def other_files(self) -> list[str]:
-        """What else its configuration is: of the default its local part, which no two people share."""
-        if self.name is None:
-            return [f"{CONF / DEFAULT}"]
-        files = [file for file in sorted((CONF / self.name).rglob("*")) if file.is_file()]
-        return [f.as_posix() for f in files if f.name not in _SKIPPED and f not in self.parameter_files()]
 
 
 def stages_text(environment: Environment) -> str:
@@ -290,43 +212,3 @@ class _Indented(yaml.SafeDumper):
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         return super().increase_indent(flow, False)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Writes or checks the file; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m visual_grpo.dvc_stages", description=__doc__)
-    parser.add_argument("--env", help="the Kedro environment; without it the default")
-    parser.add_argument("--check", action="store_true", help="only say whether the file is as it would be written")
-    given = parser.parse_args(arguments)
-    try:
-        return _main(given.env, check=given.check)
-    except UserError as error:
-        sys.stderr.write(f"Error: {error}\n")
-        return 1
-
-
-def _main(name: str | None, *, check: bool) -> int:
-    if not (CONF / BASE).is_dir():
-        raise UserError(f"Run this in the project's folder: there is no {CONF / BASE} in {Path.cwd()}")
-    silence_libraries()
-    configure_project(sources.PACKAGE)
-    environment = Environment.read(name)
-    text = stages_text(environment)
-    written = environment.file.read_text(encoding="utf-8") if environment.file.is_file() else None
-    if check:
-        if text != written:
-            raise UserError(
-                f"{environment.file} is not what the pipelines and parameters of this environment make it. Write it"
-                f" again: make dvc-stages{'' if environment.name is None else f' ENV={environment.name}'}"
-            )
-        return 0
-    if not environment.start.is_file():
-        environment.start.write_text(START_TEXT, encoding="utf-8")
-    if text != written:
-        environment.file.write_text(text, encoding="utf-8")
-    sys.stdout.write(f"{environment.file} {'is up to date' if text == written else 'was written'}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
