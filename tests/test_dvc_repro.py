@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -134,36 +135,31 @@ def test_an_experiment_with_another_parameter_runs_and_is_shown(project: Path) -
     changed = "evaluation.images_per_prompt=2"
     said = call(project, f".venv/bin/dvc exp run -n more -S '{PARAMETERS}:{changed}'")
     assert "Running stage 'baseline'" in said
-    shown = call(project, ".venv/bin/dvc exp show --csv")
-    header, *rows = [line.split(",") for line in shown.splitlines()]
-    [column] = [number for number, name in enumerate(header) if name.endswith("evaluation.images_per_prompt")]
-    assert {row[column] for row in rows} == {"1", "2"}
-    assert any("more" in row for row in rows)
+    rows = list(csv.DictReader(call(project, ".venv/bin/dvc exp show --csv").splitlines()))
+    images = {row["Experiment"] or row["rev"]: row["evaluation.images_per_prompt"] for row in rows}
+    assert images == {"workspace": "2", "main": "1", "more": "2"}
+    assert all(float(row["total.trained"]) for row in rows)
 
 
 def test_another_environment_and_own_data_have_their_own_stages(project: Path) -> None:
     (project / "photos").mkdir()
     lines = [json.dumps({"id": f"r{i}", "prompt": f"a {word} thing"}) for i, word in enumerate("abcdefghijkl")]
-    (project / "photos/records.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    call(project, "cp -r conf/sd3_small conf/mine")
-    with (project / "conf/mine/parameters.yml").open("a", encoding="utf-8") as file:
-        file.write("\nrewards: {jpeg_size: {weight: 1.0}}\n")
-    text = (project / "conf/mine/parameters.yml").read_text(encoding="utf-8")
-    tree = yaml.safe_load(text)
-    tree["data"] = {"path": "photos"}
-    (project / "conf/mine/parameters.yml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-    call(project, ".venv/bin/dvc add -q photos")
+    records = project / "photos/records.jsonl"
+    records.write_text("\n".join(lines), encoding="utf-8")
+    call(project, "cp -r conf/sd3_small conf/mine && .venv/bin/dvc add -q photos")
+    file = project / "conf/mine/parameters.yml"
+    tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    tree |= {"data": {"path": "photos"}, "rewards": {"jpeg_size": {"weight": 1.0}}}
+    file.write_text(yaml.safe_dump(tree), encoding="utf-8")
     call(project, ".venv/bin/python -m visual_grpo.dvc_stages --env=mine")
-    ran, _ = repro(project, "conf/mine/dvc.yaml")
-    assert sorted(ran) == sorted(STAGES)
-    assert repro(project, "conf/mine/dvc.yaml")[0] == []
-    [adapter] = project.glob("data/mine/photos-*/06_models/adapters")
-    assert (adapter / "training.json").is_file()
-    (project / "photos/records.jsonl").write_text("\n".join([*lines, json.dumps({"prompt": "more"})]), encoding="utf-8")
-    ran, _ = repro(project, "conf/mine/dvc.yaml")
-    assert ran[0] == "data_preparation", "DVC sees the data"
-    tree["tracking"] = tree.get("tracking", {}) | {"images_every": 0}
-    tree["seed"] = 3
-    (project / "conf/mine/parameters.yml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-    _, said = repro(project, "conf/mine/dvc.yaml", fails=True)
+    stages = "conf/mine/dvc.yaml:check conf/mine/dvc.yaml:data_preparation"
+    assert sorted(repro(project, stages)[0]) == ["check", "data_preparation", "starter"]
+    [table] = project.glob("data/mine/photos-*/05_model_input/records.parquet")
+    assert f"path: {table.relative_to(project)}" in (project / "conf/mine/dvc.lock").read_text(encoding="utf-8")
+    assert repro(project, stages)[0] == []
+    records.write_text("\n".join([*lines, json.dumps({"prompt": "more"})]), encoding="utf-8")
+    assert repro(project, stages)[0] == ["data_preparation"], "DVC sees the data"
+    file.write_text(yaml.safe_dump(tree | {"seed": 3}), encoding="utf-8")
+    _, said = repro(project, stages, fails=True)
     assert "Write it again: make dvc-stages ENV=mine" in said
+    assert repro(project, "dvc.yaml:baseline")[0] == [], "the default's stages are as they were"

@@ -51,9 +51,11 @@ def _stage(environment: Environment, name: str) -> dict[str, Any]:
     kept = [out for out, dataset in outputs.items() if dataset not in METRICS]
     metrics = [out for out, dataset in outputs.items() if dataset in METRICS]
     params = "" if name != "train" else " --params=resume=same,${train_params}"
+    # Records of prompts alone have no images, but DVC wants every output.
+    then = f" && mkdir -p {environment.config.output}/{IMAGES}" if "records" in pipeline.all_outputs() else ""
     return {
         **_working_folder(environment),
-        "cmd": f".venv/bin/kedro run --pipeline={name}{environment.option}{params}",
+        "cmd": f".venv/bin/kedro run --pipeline={name}{environment.option}{params}{then}",
         "deps": sorted({*deps, *extra}),
         "params": list(_parameters(environment, pipeline, name)),
         "outs": [{out: {"persist": True}} if outputs[out] in KEPT else out for out in sorted(kept)],
