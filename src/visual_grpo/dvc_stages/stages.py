@@ -26,7 +26,7 @@ KEPT = {"starter_report", "baseline"}
 METRICS = {"result"}
 IMAGES = "05_model_input/images"
 """The prepared images, beside the table of records."""
-MOSTLY = 0.8
+MOSTLY = 0.7
 """A folder stands for its modules where at least this share of them is needed: it is read at a glance."""
 
 
