@@ -24,16 +24,17 @@ def environment_sbom() -> str:
     from packageurl import PackageURL
 
     # One folder of the path may hide another's; the first is the one that is imported.
-    installed: dict[str, metadata.Distribution] = {}
-    for found in metadata.distributions():
-        installed.setdefault(_normal(found.metadata["Name"]), found)
+    installed: dict[str, metadata.PackageMetadata] = {}
+    for distribution in metadata.distributions():
+        found = distribution.metadata  # Read from its file each time.
+        installed.setdefault(_normal(found["Name"]), found)
     components = [
         Component(
             name=name,
-            version=found.version,
+            version=found["Version"],
             type=ComponentType.LIBRARY,
-            purl=PackageURL("pypi", name=name, version=found.version),
-            bom_ref=f"{name}@{found.version}",
+            purl=PackageURL("pypi", name=name, version=found["Version"]),
+            bom_ref=f"{name}@{found['Version']}",
             licenses=_licences(found),
         )
         for name, found in sorted(installed.items())
@@ -44,11 +45,11 @@ def environment_sbom() -> str:
     return str(JsonV1Dot6(document).output_as_string(indent=1))
 
 
-def _licences(found: metadata.Distribution) -> list[LicenseExpression]:
+def _licences(found: metadata.PackageMetadata) -> list[LicenseExpression]:
     """Only an SPDX expression: the older field is free text of any length."""
     from cyclonedx.model.license import LicenseExpression
 
-    return [LicenseExpression(text) for text in found.metadata.get_all("License-Expression") or []]
+    return [LicenseExpression(text) for text in found.get_all("License-Expression") or []]
 
 
 def _normal(name: str) -> str:

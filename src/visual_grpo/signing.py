@@ -86,15 +86,20 @@ def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
     if uv is None:
         raise UserError("uv, which runs model-signing in an environment of its own, is not there: make setup")
     try:
-        done = subprocess.run([uv, *_TOOL, "--version"], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise UserError(
-                f"model-signing cannot be installed: {_said(done)}\nThe first call needs the package index; later ones"
-                " use uv's cache."
-            )
-        return subprocess.run([uv, *_TOOL, *words], capture_output=True, text=True, check=False)
+        done = subprocess.run([uv, *_TOOL, *words], capture_output=True, text=True, check=False)
+        installed = (
+            done
+            if done.returncode == 0
+            else subprocess.run([uv, *_TOOL, "--version"], capture_output=True, text=True, check=False)
+        )
     except OSError as error:
         raise UserError(f"{uv} cannot be run: {error}") from error
+    if installed.returncode:
+        raise UserError(
+            f"model-signing cannot be installed: {_said(installed)}\nThe first call needs the package index; later ones"
+            " use uv's cache."
+        )
+    return done
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:

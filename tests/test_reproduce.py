@@ -1,0 +1,147 @@
+"""A small training repeated from its commit with a user's commands: bit for bit, and what differs is named."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reproduction.repositories import commit, git
+from tests.small_project import environment, paste, small_project
+
+REPRODUCE = ".venv/bin/kedro run --pipeline=reproduce --params=run=latest"
+TRAIN = ".venv/bin/kedro run --pipelines=starter,data_preparation,baseline,train --params=seed=3,policy.train=ar"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained project in a repository whose code has gone on since; the training had an uncommitted change."""
+    folder = small_project(tmp_path_factory.mktemp("reproduce") / "project")
+    (folder / ".git/info").mkdir(parents=True)
+    git(folder, "init", "-q")
+    (folder / ".git/info/exclude").write_text(".venv\n")
+    training = folder / "src/visual_grpo/training.py"
+    text = training.read_text(encoding="utf-8")
+    training.write_text("raise RuntimeError('the change is not applied')\n", encoding="utf-8")
+    commit(folder)
+    training.write_text(text, encoding="utf-8")
+    done = paste(TRAIN, folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+    training.write_text("raise RuntimeError('the code has gone on')\n", encoding="utf-8")
+    commit(folder)
+    return folder
+
+
+def report(project: Path) -> dict[str, Any]:
+    file = project / "data/08_reporting/reproduction.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    file.unlink()
+    return found
+
+
+def temporary() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("visual_grpo_reproduce_*"))
+
+
+@pytest.mark.slow
+def test_a_training_is_made_again_bit_for_bit(project: Path) -> None:
+    before, state = temporary(), git(project, "status", "--porcelain")
+    database = (project / "mlflow.db").read_bytes()
+    done = paste(REPRODUCE, project)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    found = report(project)
+    assert (found["matches"], found["difference"]) == (True, None)
+    results = {row["what"]: row["result"] for row in found["rows"]}
+    assert {results[name] for name in ("commit", "uncommitted changes", "data", "seed", "parameters")} == {"equal"}
+    assert {result for name, result in results.items() if name.startswith("adapter ")} == {"equal"}
+    assert results["metrics"] == "equal"
+    assert "every file of the adapters and every metric is the run's, bit for bit" in done.stdout
+    assert temporary() == before
+    assert git(project, "worktree", "list").count("\n") == 0
+    assert git(project, "status", "--porcelain") == state
+    assert (project / "mlflow.db").read_bytes() == database, "nothing is logged where the user's runs are"
+
+
+def edited(project: Path, kind: str) -> str:
+    """Changes one thing of the training's folder; returns what must be named."""
+    adapters = project / "data/06_models/adapters"
+    facts = json.loads((adapters / "training.json").read_text(encoding="utf-8"))
+    if kind == "data":
+        facts["data"] = "0" * 64
+        (adapters / "training.json").write_text(json.dumps(facts), encoding="utf-8")
+        return "data"
+    weights = adapters / "ar/adapter_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    return "adapter ar/adapter_model.safetensors"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["data", "weights"])
+def test_what_differs_is_named_and_the_command_fails(project: Path, kind: str) -> None:
+    kept = {path: path.read_bytes() for path in (project / "data/06_models/adapters").rglob("*") if path.is_file()}
+    before = temporary()
+    try:
+        named = edited(project, kind)
+        done = paste(REPRODUCE, project)
+    finally:
+        for path, content in kept.items():
+            path.write_bytes(content)
+    [left] = temporary() - before
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    found = report(project)
+    assert (found["matches"], found["difference"]) == (False, named)
+    assert f"Not reproduced: {named} was" in done.stderr
+    assert f"Kept: {left}" in done.stdout
+    subprocess.run(["rm", "-r", str(left)], check=True)
+    git(project, "worktree", "prune")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_neither_process_nor_worktree(project: Path, number: signal.Signals) -> None:
+    before = temporary()
+    process = subprocess.Popen(
+        REPRODUCE.split(),
+        cwd=project,
+        env=environment(project),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "draw_baseline" in line:
+            break
+    [place] = temporary() - before
+    assert _working_in(place)
+    process.send_signal(number)
+    process.stdout.read()
+    assert process.wait() == 128 + number
+    for _ in range(100):
+        if not _working_in(place):
+            break
+        time.sleep(0.1)
+    assert not _working_in(place)
+    assert temporary() == before
+    assert git(project, "worktree", "list").count("\n") == 0
+
+
+def _working_in(folder: Path) -> list[int]:
+    """Processes whose working folder is below ``folder``."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            if entry.readlink().is_relative_to(folder):
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
