@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -75,7 +77,10 @@ def _make(words: list[str], project: Path) -> None:
 
 
 def _python(words: list[str], project: Path) -> None:
-    """A benchmark takes these arguments: its parser is called, its work is not."""
+    """A benchmark or module takes these arguments: its parser is called, its work is not."""
+    if words[1] == "-m":
+        _module(words[2:])
+        return
     script = ROOT / words[1]
     assert script.parent == ROOT / "benchmarks"
     with pytest.MonkeyPatch.context() as patch:
@@ -84,6 +89,15 @@ def _python(words: list[str], project: Path) -> None:
         parse = runpy.run_path(str(script), run_name="not main").get("_arguments")
         assert parse is not None, f"{words[1]} has no _arguments()"
         parse()
+
+
+def _module(words: list[str]) -> None:
+    assert find_spec(words[0]) is not None, f"there is no module {words[0]}"
+    parse = getattr(import_module(words[0]), "_arguments", None)
+    if parse is not None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", words)
+            parse()
 
 
 def _cp(words: list[str], project: Path) -> None:
@@ -111,8 +125,13 @@ CHECKERS: dict[str, Callable[[list[str], Path], None]] = {
     "dvc": _tool("repro", "exp", "metrics", "plots"),
     "pytest": lambda words, project: _exist([w.partition("::")[0] for w in words[1:] if not w.startswith("-")]),
     "pre-commit": _tool("install", "run"),
+    "openssl": lambda words, project: _is_in(words[1], ("ecparam", "ec")),
     "git": _tool("clone", "status", "switch"),
 }
+
+
+def _is_in(word: str, known: tuple[str, ...]) -> None:
+    assert word in known, word
 
 
 def _exist(paths: list[str]) -> None:

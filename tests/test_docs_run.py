@@ -20,6 +20,7 @@ from tests.small_project import environment, paste, small_project
 
 NOT_RUN = {
     "make": "its targets' commands are checked, and `make setup` would change the environment",
+    ".venv/bin/kedro run --pipeline=reproduce": "needs a git repository; test_reproduce.py runs it",
     ".venv/bin/jupyter": "a server",
     ".venv/bin/dvc": "needs a git repository; run in test_dvc_repro.py",
     ".venv/bin/python benchmarks/": "hours; its arguments are checked in test_docs.py",

@@ -47,12 +47,16 @@ def show(named: str, public_key: Path | None, project: Path) -> bool:
     return not differing
 
 
-def main() -> None:
-    silence_libraries()
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m visual_grpo.lineage", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("name", help="NAME@ALIAS, NAME/VERSION, a run's id or name, a folder of adapters, or latest")
     parser.add_argument("--public-key", type=Path, help="PEM file of whoever signed the adapters")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    silence_libraries()
+    given = _arguments()
     try:
         same = show(given.name, given.public_key, Path.cwd())
     except UserError as error:
