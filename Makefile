@@ -9,8 +9,12 @@ BIN := $(VENV)/bin
 # uv has its own environment: the project's contains exactly the packages of requirements.lock.
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
+# So has Airflow, with a lock of its own.
+AIRFLOW := .venv-airflow
+AIRFLOW_LOCK := schedules/airflow/requirements.lock
 
 .PHONY: help setup demo repro retrain dvc-stages test test-slow test-kill lint format docs lock audit sbom sign verify ui deliver viz clean
+.PHONY: upgrade schedule-systemd airflow airflow-dag airflow-test
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -68,9 +72,17 @@ docs: setup  ## Build the documentation into site/
 	@echo "Open site/index.html"
 
 lock: setup  ## Update requirements.lock after a change in pyproject.toml
-	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group docs --group dvc --group notebooks --group viz --group trackers \
-	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header
+	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group docs --group dvc --group notebooks --group viz --group trackers --group airflow \
+	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header $(UPGRADE)
+	@$(TOOLS)/bin/uv pip compile schedules/airflow/requirements.in --universal --generate-hashes --python-version 3.11 \
+	    --output-file $(AIRFLOW_LOCK) --quiet --no-header $(UPGRADE)
 	@touch $(STAMP)
+
+upgrade: setup  ## Raise the locked versions as far as pyproject.toml allows, install them, and list what changed
+	@$(MAKE) --no-print-directory lock UPGRADE=--upgrade
+	@rm $(STAMP)
+	@$(MAKE) --no-print-directory setup
+	@git show HEAD:requirements.lock | $(BIN)/python .ci/lock_changes.py /dev/stdin requirements.lock
 
 audit: setup  ## Look up known vulnerabilities of the locked packages (needs the network)
 	@$(TOOLS)/bin/uv tool run --quiet pip-audit --requirement requirements.lock --disable-pip --require-hashes
@@ -94,6 +106,25 @@ deliver: setup  ## Bring into MLflow what runs had to leave on disk while it was
 
 viz: setup  ## Show the pipelines in Kedro-Viz
 	@$(BIN)/kedro viz run
+
+schedule-systemd: setup  ## Write systemd units that retrain every week, as your user, into ~/.config/systemd/user
+	@schedules/systemd/install
+
+airflow: $(AIRFLOW)/.installed airflow-dag  ## Start Airflow with a DAG of the pipelines at http://127.0.0.1:8080 (PORT=N: another port)
+	@schedules/airflow/run standalone
+
+airflow-test: $(AIRFLOW)/.installed airflow-dag  ## Run the DAG once, without a server
+	@schedules/airflow/run db migrate
+	@schedules/airflow/run dags test visual_grpo
+
+airflow-dag: setup  ## Write the DAG again after a change of pipelines or of conf/base/airflow.yml (ENV=NAME: another environment)
+	@$(BIN)/kedro airflow create --jinja-file=schedules/airflow/dag.py.j2 --target-dir=schedules/airflow/dags \
+	    $(if $(ENV),--env=$(ENV))
+
+$(AIRFLOW)/.installed: $(AIRFLOW_LOCK) | setup
+	@[ -x $(AIRFLOW)/bin/python ] || $(TOOLS)/bin/uv venv --quiet --python $(BIN)/python $(AIRFLOW)
+	@$(TOOLS)/bin/uv pip sync --quiet --compile-bytecode --require-hashes --python $(AIRFLOW)/bin/python $(AIRFLOW_LOCK)
+	@touch $@
 
 clean:  ## Remove outputs of runs (data, MLflow runs, caches), but not .venv nor your own folders in data/01_raw
 	@rm -rf data/01_raw/shapes data/01_raw/words data/01_raw/scenes

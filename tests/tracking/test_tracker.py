@@ -236,3 +236,17 @@ def test_functions_of_mlflow_that_a_reward_calls_find_the_run(project: Project):
     tracker.finished()
     assert project.curve(tracker.run_id, "own") == [(0, 1.0)]
     assert len(project.runs()) == 1
+
+
+def test_processes_that_are_given_the_same_key_log_into_one_run(project: Project):
+    """As the tasks of an orchestrator do: the first of them makes the run."""
+    key = "843d4d219bf65cf6b26341de467727dc"
+    first = project.start(earlier=key)
+    assert not first.continues
+    first.metrics({"reward/total": 1.0}, step=1)
+    first.finished()
+    second = project.start(earlier=key)
+    assert second.continues
+    second.finished()
+    assert second.run_id == first.run_id != key
+    assert [run.info.run_id for run in project.runs()] == [first.run_id]

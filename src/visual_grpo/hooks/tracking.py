@@ -96,7 +96,9 @@ class TrackingHooks(MlflowHook):
             ),
             console.note,
         )
-        if earlier is not None and not tracker.continues:
+        if run.id is not None and not tracker.continues:
+            log.info("MLflow has no run %s yet: this one is found by that key from now on.", run.id)
+        elif earlier is not None and not tracker.continues:
             log.warning(
                 "MLflow run %s of the %s is gone: logging to a new run.",
                 earlier,

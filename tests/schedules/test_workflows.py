@@ -1,0 +1,163 @@
+"""The workflows' steps on local repositories, and that GitHub would accept the files."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.schedules.workflows import RETRAIN, UPGRADE, read, run, script, steps
+from tests.small_project import ROOT
+from visual_grpo.retraining.outcome import Code
+
+MERGE, CALL, KEEP = (
+    "Go on from the last retraining, with what is new in the main branch",
+    "Retrain",
+    "Keep the results",
+)
+_PYTHON = f"""#!/bin/bash
+if [ "$1" = -m ]; then
+    echo "of $(cat news)" > dvc.lock; exit "$CODE"
+fi
+exec {sys.executable} "$@"
+"""
+
+
+def git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+class Runner:
+    """A runner's checkout of a repository, with stand-ins for the retraining and DVC."""
+
+    def __init__(self, folder: Path) -> None:
+        self.origin, self.work, self.out = folder / "origin", folder / "work", folder / "out"
+        self.origin.mkdir()
+        git(self.origin, "init", "--quiet", "--initial-branch=main")
+        git(self.origin, "config", "user.email", "a@b.c")
+        git(self.origin, "config", "user.name", "a")
+        (self.origin / "conf/base").mkdir(parents=True)
+        (self.origin / "conf/base/start.yml").touch()
+        (self.origin / ".gitignore").write_text(".venv\n")
+        shutil.copytree(ROOT / "schedules", self.origin / "schedules")
+        self.push_news("1")
+        git(folder, "clone", "--quiet", str(self.origin), str(self.work))
+        (self.work / ".venv/bin").mkdir(parents=True)
+        for name, text in {"python": _PYTHON, "dvc": "#!/bin/bash\n"}.items():
+            (self.work / ".venv/bin" / name).write_text(text)
+            (self.work / ".venv/bin" / name).chmod(0o755)
+
+    def push_news(self, text: str) -> None:
+        """A change of the main branch."""
+        (self.origin / "news").write_text(text)
+        git(self.origin, "add", "--all")
+        git(self.origin, "commit", "--quiet", "--message", f"News {text}")
+
+    def retrain(self, code: int) -> int:
+        """The exit code of the step that retrains; what follows is run only if that is 0."""
+        git(self.work, "fetch", "--quiet", "origin")
+        commit = git(self.work, "rev-parse", "origin/main")
+        git(self.work, "checkout", "--quiet", "--force", "--detach", commit)
+        self.out.write_text("")
+        files = {"GITHUB_OUTPUT": str(self.out), "GITHUB_STEP_SUMMARY": str(self.out.with_name("summary"))}
+        variables = read(RETRAIN)["env"] | files | {"GITHUB_SHA": commit, "CODE": str(code)}
+        done = run(script(RETRAIN, MERGE), self.work, variables)
+        assert done.returncode == 0, done.stderr
+        called = run(script(RETRAIN, CALL), self.work, variables)
+        self.said = called.stdout
+        if called.returncode == 0:
+            done = run(script(RETRAIN, KEEP), self.work, variables, code=str(code))
+            assert done.returncode == 0, done.stderr
+        return called.returncode
+
+    def log(self) -> list[str]:
+        return git(self.origin, "log", "--first-parent", "--format=%s", "retrained").splitlines()
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(tmp_path)
+
+
+def test_every_training_is_a_commit_on_the_branch_and_the_main_branch_flows_into_it(runner: Runner) -> None:
+    assert runner.retrain(Code.DONE) == 0
+    assert runner.log() == ["Retrained, exit code 0", "News 1"]
+    runner.push_news("2")
+    assert runner.retrain(Code.NOT_PROMOTED) == 0
+    assert runner.log()[0] == "Retrained, exit code 3"
+    assert git(runner.origin, "show", "retrained:dvc.lock") == "of 2"
+    assert git(runner.origin, "log", "--format=%s", "main").splitlines() == ["News 2", "News 1"]
+    assert runner.retrain(Code.DONE) == 0
+    assert runner.log()[0] == "Retrained, exit code 3", "nothing was to be done, so nothing is committed"
+
+
+def test_not_promoted_is_no_failure_but_told(runner: Runner) -> None:
+    assert runner.retrain(Code.NOT_PROMOTED) == 0
+    assert "::notice title=Not promoted::" in runner.said
+    assert runner.out.read_text() == "code=3\n"
+    assert runner.out.with_name("summary").read_text().startswith("## Trained, not promoted")
+
+
+@pytest.mark.parametrize("code", sorted({*Code} - {Code.DONE, Code.NOT_PROMOTED}))
+def test_a_failure_fails_the_job_and_pushes_nothing(runner: Runner, code: int) -> None:
+    assert runner.retrain(code) == code
+    assert "::error title=Retraining failed::" in runner.said
+    assert git(runner.origin, "branch", "--list", "retrained") == ""
+
+
+@pytest.mark.parametrize("file", [RETRAIN, UPGRADE], ids=lambda file: file.name)
+def test_what_a_workflow_names_is_there(file: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for step in steps(file):
+        text = step.get("run", "")
+        subprocess.run(["bash", "-n", "-c", text], check=True)
+        assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= targets
+        for path in re.findall(r"(?:schedules|\.ci)/[\w./]+", text):
+            assert (ROOT / path).exists(), path
+        if "uses" in step:
+            assert re.search(r"@[0-9a-f]{40}$", step["uses"]), "a tag can be moved to other code"
+    assert (read(file)["concurrency"] or {})["group"]
+
+
+def commented(file: Path) -> Iterator[str]:
+    yield from re.findall(r"uses: \S+@[0-9a-f]{40} (.*)", file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("file", [RETRAIN, UPGRADE], ids=lambda file: file.name)
+def test_every_pinned_action_says_its_version(file: Path) -> None:
+    found = list(commented(file))
+    assert len(found) == sum("uses" in step for step in steps(file))
+    assert all(re.fullmatch(r"# v\d+", version) for version in found)
+
+
+@pytest.mark.skipif(shutil.which("actionlint") is None, reason="needs actionlint")
+@pytest.mark.parametrize("file", [RETRAIN, UPGRADE], ids=lambda file: file.name)
+def test_actionlint_accepts_a_workflow(file: Path) -> None:
+    words = ["actionlint", "-shellcheck=", "-pyflakes=", "-ignore", 'label "gpu" is unknown', str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_upgrade_tells_what_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "before").write_text(
+        "a==1.0 \\\n    --hash=x\nb==2 ; sys_platform == 'linux'\nb==3 ; sys_platform != 'linux'\ngone==1\nsame[x]==1\n"
+    )
+    (tmp_path / "after").write_text("a==1.1 \\\n    --hash=y\nb==2 ; sys_platform == 'linux'\nnew==0.1\nsame[x]==1\n")
+    words = [sys.executable, str(ROOT / ".ci/lock_changes.py"), str(tmp_path / "before"), str(tmp_path / "after")]
+    assert subprocess.run(words, check=True, capture_output=True, text=True).stdout == (
+        "| package | from | to |\n|---|---|---|\n"
+        "| a | 1.0 | 1.1 |\n| b | 2, 3 | 2 |\n| gone | 1 | - |\n| new | - | 0.1 |\n"
+    )
+
+
+def test_the_upgrade_fails_and_tells_where_a_check_fails() -> None:
+    checks = [step["id"] for step in steps(UPGRADE) if step.get("continue-on-error")]
+    assert checks == ["lint", "tests", "audit", "gate"]
+    [request] = [step for step in steps(UPGRADE) if step.get("name") == "Open a pull request"]
+    assert all(f"steps.{check}.outcome" in request["env"]["CHECKS"] for check in checks)
+    assert "failure" in steps(UPGRADE)[-1]["if"]
