@@ -111,7 +111,7 @@ schedule-systemd: setup  ## Write systemd units that retrain every week, as your
 	@schedules/systemd/install
 
 airflow: $(AIRFLOW)/.installed airflow-dag  ## Start Airflow with a DAG of the pipelines at http://127.0.0.1:8080 (PORT=N: another port)
-	@schedules/airflow/run standalone
+	@schedules/airflow/start
 
 airflow-test: $(AIRFLOW)/.installed airflow-dag  ## Run the DAG once, without a server
 	@schedules/airflow/run db migrate

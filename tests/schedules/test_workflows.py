@@ -76,7 +76,7 @@ class Runner:
         return called.returncode
 
     def log(self) -> list[str]:
-        return git(self.origin, "log", "--first-parent", "--format=%s", "retrained").splitlines()
+        return git(self.origin, "log", "--first-parent", "--format=%s", "retraining").splitlines()
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_every_training_is_a_commit_on_the_branch_and_the_main_branch_flows_into
     runner.push_news("2")
     assert runner.retrain(Code.NOT_PROMOTED) == 0
     assert runner.log()[0] == "Retrained, exit code 3"
-    assert git(runner.origin, "show", "retrained:dvc.lock") == "of 2"
+    assert git(runner.origin, "show", "retraining:dvc.lock") == "of 2"
     assert git(runner.origin, "log", "--format=%s", "main").splitlines() == ["News 2", "News 1"]
     assert runner.retrain(Code.DONE) == 0
     assert runner.log()[0] == "Retrained, exit code 3", "nothing was to be done, so nothing is committed"
@@ -107,7 +107,7 @@ def test_not_promoted_is_no_failure_but_told(runner: Runner) -> None:
 def test_a_failure_fails_the_job_and_pushes_nothing(runner: Runner, code: int) -> None:
     assert runner.retrain(code) == code
     assert "::error title=Retraining failed::" in runner.said
-    assert git(runner.origin, "branch", "--list", "retrained") == ""
+    assert git(runner.origin, "branch", "--list", "retraining") == ""
 
 
 @pytest.mark.parametrize("file", [RETRAIN, UPGRADE], ids=lambda file: file.name)
