@@ -76,7 +76,7 @@ def test_airflow_listens_to_this_machine_only_and_tells_nobody(tmp_path: Path) -
     program.parent.mkdir(parents=True)
     program.write_text('#!/bin/sh\nenv\necho "$@"\n')
     program.chmod(0o755)
-    words = [tmp_path / "schedules/airflow/run", "dags", "list"]
+    words = [str(tmp_path / "schedules/airflow/run"), "dags", "list"]
     env = {"PATH": os.environ["PATH"], "PORT": "9090"}
     lines = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
     assert lines[-1] == "dags list"
