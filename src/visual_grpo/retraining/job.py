@@ -56,7 +56,8 @@ class Retraining:
                 self.stages.update_imports()
         self.reason = self._reason()
         if self.reason is None:
-            return self.outcome(Code.DONE, "nothing to do: data, code and parameters are those of the last training")
+            sentence = "nothing to do: data, code and parameters are those of the last training"
+            return self._finished(self.outcome(Code.DONE, sentence))
         console.note(f"Reason: {self.reason}")
         with self._stage("data"):
             self.stages.repeat(PREPARE)
@@ -65,8 +66,16 @@ class Retraining:
         with self._stage("train"):
             self.stages.repeat()
         with self._stage("gate"):
-            result = self._judge()
-        return self._finish(result)
+            decision = self._judge()
+        outcome = self.outcome(Code.DONE if decision["promoted"] else Code.NOT_PROMOTED, decision["sentence"])
+        outcome.version = decision["version"]
+        return self._finished(outcome)
+
+    def _finished(self, outcome: Outcome) -> Outcome:
+        with self._stage("tidy"):
+            outcome.removed, outcome.commit = self._tidy()
+        outcome.run_id = self._run_id()
+        return outcome
 
     def _check(self) -> None:
         """Before anything is done: what would end the retraining after hours."""
@@ -115,32 +124,32 @@ class Retraining:
 
     def _judge(self) -> dict[str, Any]:
         self.commands.run(*kedro("promote", self.environment))
-        file = Path(self.config.output) / "08_reporting" / "promotion.json"
-        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return result
+        return self._decision()
 
-    def _finish(self, result: dict[str, Any]) -> Outcome:
-        settings = self.config.retrain
-        run_id = read_facts(Path(self.config.adapters_folder)).get("mlflow_run_id")
-        with self._stage("retention"):
-            removed = retention.apply(
-                self.tracking_uri,
-                self._model,
-                self.config.promotion.alias,
-                run_id,
-                versions=settings.keep_versions,
-                runs=settings.keep_runs,
-            )
-        made = None
-        if settings.commit is not None:
-            files = [self.stages.file.with_name("dvc.lock").as_posix(), self.start.file.as_posix()]
-            made = branch.commit(
-                self.commands.project, settings.commit, files, MESSAGE.format(sentence=result["sentence"])
-            )
-        outcome = self.outcome(Code.DONE if result["promoted"] else Code.NOT_PROMOTED, result["sentence"])
-        outcome.version, outcome.removed, outcome.commit = result["version"], removed, made
-        outcome.run_id = run_id
-        return outcome
+    def _decision(self) -> dict[str, Any]:
+        file = Path(self.config.output) / "08_reporting" / "promotion.json"
+        decision: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return decision
+
+    def _tidy(self) -> tuple[list[str], str | None]:
+        """What was deleted, and the commit; also where a killed retraining left it to be done."""
+        settings, sentence = self.config.retrain, self._decision()["sentence"]
+        removed = retention.apply(
+            self.tracking_uri,
+            self._model,
+            self.config.promotion.alias,
+            self._run_id(),
+            versions=settings.keep_versions,
+            runs=settings.keep_runs,
+        )
+        if settings.commit is None:
+            return removed, None
+        files = [self.stages.file.with_name("dvc.lock").as_posix(), self.start.file.as_posix()]
+        return removed, branch.commit(self.commands.project, settings.commit, files, MESSAGE.format(sentence=sentence))
+
+    def _run_id(self) -> str | None:
+        run_id: str | None = read_facts(Path(self.config.adapters_folder)).get("mlflow_run_id")
+        return run_id
 
     @property
     def _champions(self) -> Champions:

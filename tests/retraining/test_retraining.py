@@ -1,0 +1,192 @@
+"""The retrain command in a small project: promoted, nothing to do, not promoted, killed at each stage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from tests.small_project import environment, merged, small_project
+from visual_grpo.retraining.outcome import Code
+
+pytestmark = pytest.mark.slow
+
+KILLER = Path(__file__).parents[1] / "killer"
+REWARD = """
+def brightness(prompts, images):
+    return [SIGN * float(image.float().mean()) / 255 for image in images]
+"""
+LEARNS: dict[str, Any] = {
+    "reward": None,
+    "rewards": {"brightness": {"function": "bright:brightness", "weight": 1.0}},
+    "starter": {"vae_steps": 120},
+    "policy": {"train": "dit", "lora": {"rank": 8, "alpha": 512}},
+    "modules": {"dit": {"learning_rate": 0.05}},
+    "grpo": {"steps": 4, "group_size": 4, "prompts_per_step": 4},
+    "evaluation": {"controls": []},
+    "promotion": {"max_guard_fall": 1.0},
+}
+"""Few steps of it make every picture brighter, and the pictures emptier, which the gate is told not to mind."""
+
+
+def configure(project: Path, **changes: Any) -> None:
+    file = project / "conf/local/parameters.yml"
+    before = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    file.write_text(yaml.safe_dump(merged(before, changes)))
+
+
+def git(project: Path, *words: str) -> str:
+    author = ["-c", "user.name=Ada", "-c", "user.email=ada@example.com"]
+    return subprocess.run(
+        ["git", *author, *words], cwd=project, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with data and baseline, in which nothing was trained yet."""
+    project = small_project(tmp_path_factory.mktemp("begun") / "project")
+    (project / "bright.py").write_text(REWARD.replace("SIGN", "1"))
+    configure(project, **LEARNS)
+    git(project, "init", "--quiet", "--initial-branch=main")
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "--message=first")
+    run(project, "dvc_stages")
+    done = subprocess.run(
+        [".venv/bin/dvc", "repro", "baseline"], cwd=project, env=environment(project), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return project
+
+
+@pytest.fixture
+def project(begun: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(begun, tmp_path / "project", symlinks=True))
+
+
+def run(project: Path, module: str, kill_at: str | None = None) -> tuple[int, str]:
+    """Exit code and output of one of the project's commands; killed at ``module:function:seconds``."""
+    own = environment(project)
+    if kill_at is not None:
+        own |= {"KILL_AT": kill_at, "PYTHONPATH": f"{KILLER}:{own['PYTHONPATH']}"}
+    done = subprocess.run(
+        [".venv/bin/python", "-m", f"visual_grpo.{module}"], cwd=project, env=own, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def retrain(project: Path, kill_at: str | None = None) -> tuple[int, str]:
+    return run(project, "retraining", kill_at)
+
+
+def state(project: Path) -> dict[str, Any]:
+    """What a retraining leaves: the champion, its versions, the adapters, the decision."""
+    client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
+    versions = client.search_model_versions("name = 'visual_grpo'")
+    model = client.get_registered_model("visual_grpo")
+    decision = json.loads((project / "data/08_reporting/promotion.json").read_text())
+    files = (project / "data/06_models/adapters").glob("*/*.safetensors")
+    return {
+        "champion": model.aliases,
+        "versions": sorted((v.version, v.tags["adapter.digest"]) for v in versions),
+        "gates": sorted((tag, value.split()[1:]) for tag, value in model.tags.items()),
+        "adapters": {file.name: file.read_bytes() for file in files},
+        "decision": {key: decision[key] for key in ("promoted", "version", "candidate")} | {"run": None},
+    }
+
+
+def test_it_promotes_then_has_nothing_to_do_then_trains_only_what_changed(project: Path) -> None:
+    configure(project, retrain={"commit": "retraining", "notify": "cat >> told.jsonl"})
+    code, printed = retrain(project)
+    assert code == Code.DONE, printed
+    assert "models:/visual_grpo@champion is version 1 now." in printed
+    assert git(project, "log", "-1", "--format=%s", "retraining").startswith("Retrained: Promoted")
+    assert "train:" in git(project, "show", "retraining:dvc.lock")
+    first = state(project)
+
+    code, printed = retrain(project)
+    assert code == Code.DONE
+    assert printed.splitlines()[-1].startswith("Retraining of visual_grpo: nothing to do:")
+    assert state(project) == first
+    told = [json.loads(line) for line in (project / "told.jsonl").read_text().splitlines()]
+    assert [(summary["outcome"], summary["version"]) for summary in told] == [("done", 1)]
+
+    (project / "bright.py").write_text(REWARD.replace("SIGN", "-1"))
+    code, printed = retrain(project)
+    assert code == Code.NOT_PROMOTED, printed
+    assert "Running stage 'data_preparation'" not in printed
+    assert "Running stage 'train'" in printed
+    assert state(project)["champion"] == first["champion"]
+    assert retrain(project)[0] == Code.DONE, "what was judged is not judged again"
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "visual_grpo.retraining.stages:Stages.changed:0",
+        "visual_grpo.retraining.data_checks:check:0",
+        "visual_grpo.training:TrainingRun._train:1.0",
+        "visual_grpo.training:TrainingRun.write_adapters:0.02",
+        "visual_grpo.pipelines.promote.nodes:judge:2.0",
+        "visual_grpo.tracking.registry:register:0.05",
+        "visual_grpo.tracking.registry:promote:0",
+        "visual_grpo.tracking.gates:note_gate:0",
+        "visual_grpo.retraining.retention:apply:0",
+    ],
+)
+def test_killed_at_any_stage_and_called_again_it_ends_in_the_same_state(
+    project: Path, undisturbed: dict[str, Any], moment: str
+) -> None:
+    code, printed = retrain(project, moment)
+    assert code in (-signal.SIGKILL, Code.FAILED), printed
+    code, printed = retrain(project)
+    assert code == Code.DONE, printed
+    ended = state(project)
+    for found in (ended, undisturbed):
+        found["decision"]["candidate"].pop("run_id")
+    assert ended == undisturbed
+
+
+@pytest.fixture
+def undisturbed(begun: Path, tmp_path: Path) -> dict[str, Any]:
+    project = Path(shutil.copytree(begun, tmp_path / "undisturbed", symlinks=True))
+    code, printed = retrain(project)
+    assert code == Code.DONE, printed
+    return state(project)
+
+
+def test_data_that_are_unlike_the_champions_are_refused_before_anything_is_trained(project: Path) -> None:
+    configure(project, retrain={"data": {"min_records": 100_000}})
+    code, printed = retrain(project)
+    assert code == Code.DATA_REFUSED
+    assert "150 usable records, needed are 100000 (retrain.data.min_records)." in printed
+    assert not (project / "data/06_models/adapters").exists()
+
+
+def test_a_second_call_at_the_same_time_ends_at_once(project: Path) -> None:
+    configure(project, retrain={"monitor": {"command": "sleep 30; echo 1"}})
+    (project / "data/08_reporting").mkdir(exist_ok=True)
+    running = subprocess.Popen(
+        [".venv/bin/python", "-m", "visual_grpo.retraining"],
+        cwd=project,
+        env=environment(project),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not (project / "data/.retraining.lock.json").is_file():
+            assert running.poll() is None
+        code, printed = retrain(project)
+    finally:
+        running.send_signal(signal.SIGTERM)
+        ended = running.wait()
+    assert code == Code.BUSY
+    assert f"Another retraining is running: data is in use by process {running.pid}" in printed
+    assert ended == 128 + signal.SIGTERM
