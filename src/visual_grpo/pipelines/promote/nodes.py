@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
 from visual_grpo.pipelines.compare.sides import BASE, Side, draw, find_side, shared_scorer, side_of, unseen
+from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import NONE, adapter_digest
 
 if TYPE_CHECKING:
     from visual_grpo.evaluation.gate import GateRule
+    from visual_grpo.evaluation.gate_decision import GateDecision
+    from visual_grpo.rewards.combine import RewardSet
     from visual_grpo.tracking.champions import Champions
     from visual_grpo.tracking.versions import Registered
+    from visual_grpo.types import PromptRecord
 
-SPLITS = ("held_out", "sealed")
+HELD_OUT_SPLIT = "held_out"
+SPLITS = (HELD_OUT_SPLIT, SEALED)
 """The gate's stages: sealed prompts, if there are any, are drawn only for what holds on the held-out ones."""
 CHAMPION, BASE_MODEL = "champion", "base model"
 
@@ -41,11 +46,11 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
         return promotion_draft, found | {"promoted": True, "already": True, "sentence": sentence, "stages": {}}
     _check_number_of_gates(parameters, registry, digest)
     references = _references(candidate, champion)
+    judged = _judged(parameters, records, [candidate, *references.values()])
+    scorer = shared_scorer(parameters, candidate.facts, [record for found in judged.values() for record in found])
     stages: dict[str, Any] = {}
-    for split in SPLITS:
-        if split == "sealed" and not len(records.split(split)):
-            continue
-        decision = _judge_on(split, parameters, records, candidate, references, promotion_draft)
+    for split, found_there in judged.items():
+        decision = _judge_on(split, parameters, found_there, scorer, candidate, references, promotion_draft)
         stages[split] = decision.as_json()
         if not decision.promoted:
             break
@@ -130,35 +135,34 @@ def _task(facts: Mapping[str, Any]) -> str:
     return str(facts["parameters"]["data"]["task"])
 
 
+def _judged(parameters: Parameters, records: RecordTable, sides: Sequence[Side]) -> dict[str, list[PromptRecord]]:
+    """Split -> the records to draw: those of the sealed split are looked at even if they are not drawn then."""
+    from visual_grpo.evaluation.generate import distinct_prompts
+
+    splits = [split for split in SPLITS if split == HELD_OUT_SPLIT or len(records.split(split))]
+    most = parameters.promotion.max_prompts
+    return {split: distinct_prompts(unseen(records, sides, "promote", split), most) for split in splits}
+
+
 def _judge_on(
     split: str,
     parameters: Parameters,
-    records: RecordTable,
+    records: Sequence[PromptRecord],
+    scorer: RewardSet,
     candidate: Side,
     references: Mapping[str, Side],
     folder: Path,
-) -> Any:
+) -> GateDecision:
     """Draws every side on the same prompts and seeds, and decides."""
     from visual_grpo.evaluation.gate import decide, subgroups_of
     from visual_grpo.evaluation.generate import read_scores
 
-    judged = unseen(records, [candidate, *references.values()], "promote", split)
     rule = _rule(parameters)
-    groups = subgroups_of(judged, rule.subgroups)
-    scorer = shared_scorer(parameters, candidate.facts, judged)
+    groups = subgroups_of(records, rule.subgroups)
     scores = {}
     for name, side in {"candidate": candidate, **references}.items():
         drawn = folder / split / name.replace(" ", "_")
-        draw(
-            parameters,
-            side,
-            side.facts or candidate.facts,
-            judged,
-            scorer,
-            drawn,
-            split=split,
-            most=parameters.promotion.max_prompts,
-        )
+        draw(parameters, side, side.facts or candidate.facts, records, scorer, drawn, split=split, most=None)
         scores[name] = read_scores(drawn)
     return decide(scores.pop("candidate"), scores, rule, groups)
 
