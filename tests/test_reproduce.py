@@ -109,23 +109,23 @@ def test_what_differs_is_named_and_the_command_fails(project: Path, kind: str) -
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_neither_process_nor_worktree(project: Path, number: signal.Signals) -> None:
     before = temporary()
-    process = subprocess.Popen(
+    with subprocess.Popen(
         REPRODUCE.split(),
         cwd=project,
         env=environment(project),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "draw_baseline" in line:
-            break
-    [place] = temporary() - before
-    assert _working_in(place)
-    process.send_signal(number)
-    process.stdout.read()
-    assert process.wait() == 128 + number
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "draw_baseline" in line:
+                break
+        [place] = temporary() - before
+        assert _working_in(place)
+        process.send_signal(number)
+        process.stdout.read()
+    assert process.returncode == 128 + number
     for _ in range(100):
         if not _working_in(place):
             break
