@@ -25,7 +25,7 @@ KINDS = {
     "alternating": ("", "policy.train=all"),
     "joint": ("", "policy.train=all,policy.stages=joint"),
     # Its steps are fast: more of them are done before the killed process is dead.
-    "vl": ("negative_points", "grpo.steps=240"),
+    "vl": ("negative_points", "grpo.steps=100"),
     "sd3": ("sd3_small", ""),
 }
 """Name -> environment and parameters."""
