@@ -12,10 +12,12 @@ from kedro.pipeline import Pipeline
 
 from visual_grpo.command import again
 from visual_grpo.config import Parameters
+from visual_grpo.config.promotion import CHAMPION
 from visual_grpo.config.validation import validate
 from visual_grpo.errors import UserError
 from visual_grpo.hooks.parameters import put_parameters
 from visual_grpo.tracking.adapters import find_adapters
+from visual_grpo.tracking.champions import Champions
 from visual_grpo.trained_adapters import LATEST, NONE, parameters_to_judge, read_facts
 
 
@@ -36,11 +38,29 @@ class AdapterHooks:
                 f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. To judge"
                 f" it without training: {again('evaluate')}"
             )
+        if "adapters" in makes and present.train.start == CHAMPION:
+            put_parameters(_from_the_champion(present), catalog)
         folder = None if "adapters" in makes else _deciding_adapters(present, makes)
         if folder is not None:
             own = read_facts(folder).get("parameters")
             tree = parameters_to_judge(present.model_dump(mode="json"), own, self._given)
             put_parameters(validate(tree), catalog)
+
+
+def _from_the_champion(present: Parameters) -> Parameters:
+    """With the version that is the champion now: the run says which one it started from.
+
+    Raises:
+        UserError: there is none, or MLflow does not answer.
+    """
+    champions = Champions.of(present)
+    found = champions.champion()
+    if found is None:
+        raise UserError(
+            f"train.start is {CHAMPION}, but there is no {champions.name}@{champions.alias} yet: nothing was promoted."
+            " Start from the base model: train.start=base"
+        )
+    return present.model_copy(update={"train": present.train.model_copy(update={"start": found.uri})})
 
 
 def _deciding_adapters(present: Parameters, makes: set[str]) -> Path | None:
