@@ -53,6 +53,11 @@ class PromotionConfig(Strict):
         ge=2,
         description="at most so many held-out prompts are judged, evaluation.images_per_prompt of each; null = all",
     )
+    new_reward: bool = Field(
+        False,
+        description="whether a candidate may have been trained with another reward than the champion (weights,"
+        " functions, options or code); both are then judged by the candidate's",
+    )
     subgroups: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict,
         description="key of the records' metadata: most that the total may fall among records of the same value",

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
 from visual_grpo.pipelines.compare.sides import BASE, Side, draw, find_side, shared_scorer, side_of, unseen
+from visual_grpo.pipelines.promote.same_reward import reward_differences
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import NONE, adapter_digest
@@ -46,6 +48,9 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
         return promotion_draft, found | {"promoted": True, "already": True, "sentence": sentence, "stages": {}}
     _check_number_of_gates(parameters, registry, digest)
     references = _references(candidate, champion)
+    changed = [] if champion is None else reward_differences(references[CHAMPION], candidate)
+    if changed and not parameters.promotion.new_reward:
+        return promotion_draft, found | _aims_at_something_else(candidate, changed)
     judged = _judged(parameters, records, [candidate, *references.values()])
     scorer = shared_scorer(parameters, candidate.facts, [record for found in judged.values() for record in found])
     stages: dict[str, Any] = {}
@@ -179,6 +184,16 @@ def _rule(parameters: Parameters) -> GateRule:
         max_unscored_rise=settings.max_unscored_rise,
         subgroups=settings.subgroups,
     )
+
+
+def _aims_at_something_else(candidate: Side, changed: Sequence[str]) -> dict[str, Any]:
+    """Not promoted: its own reward would call it better, whatever went wrong with that reward."""
+    intended = Command.now().of_pipeline("promote").adding({"promotion.new_reward": True})
+    sentence = (
+        f"Not promoted: {candidate.name} was trained with another reward than the champion ({'; '.join(changed)})."
+        f" If that is intended, judge both by the new reward: {intended}"
+    )
+    return {"promoted": False, "already": False, "sentence": sentence, "stages": {}}
 
 
 def _outcome(stages: Mapping[str, Any]) -> dict[str, Any]:
