@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,11 +72,7 @@ def test_a_node_of_the_whole_flow_has_its_pipelines_name_as_its_tag() -> None:
 
 
 def test_airflow_listens_to_this_machine_only_and_tells_nobody(tmp_path: Path) -> None:
-    shutil.copytree(FOLDER, tmp_path / "schedules/airflow")
-    program = tmp_path / ".venv-airflow/bin/airflow"
-    program.parent.mkdir(parents=True)
-    program.write_text('#!/bin/sh\nenv\necho "$@"\n')
-    program.chmod(0o755)
+    stand_in(tmp_path, 'env\necho "$@"\n')
     words = [str(tmp_path / "schedules/airflow/run"), "dags", "list"]
     env = {"PATH": os.environ["PATH"], "PORT": "9090"}
     lines = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -87,6 +84,29 @@ def test_airflow_listens_to_this_machine_only_and_tells_nobody(tmp_path: Path) -
         f"AIRFLOW_HOME={tmp_path}/.airflow",
         f"AIRFLOW__CORE__DAGS_FOLDER={tmp_path}/schedules/airflow/dags",
     }
+
+
+def test_no_server_of_logs_is_started_and_one_part_that_ends_ends_all(tmp_path: Path) -> None:
+    """The log servers listen to every machine, whatever is configured."""
+    stand_in(
+        tmp_path,
+        'echo "$@" >> calls\ncase $1 in scheduler | dag-processor) exec sleep 60;; api-server) sleep 1;; esac\n',
+    )
+    began = time.monotonic()
+    subprocess.run([tmp_path / "schedules/airflow/start"], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, check=True)
+    assert time.monotonic() - began < 30
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0] == "db migrate"
+    assert sorted(calls[1:]) == ["api-server", "dag-processor", "scheduler --skip-serve-logs"]
+
+
+def stand_in(project: Path, script: str) -> None:
+    """The files of this folder, and a program in Airflow's place."""
+    shutil.copytree(FOLDER, project / "schedules/airflow")
+    program = project / ".venv-airflow/bin/airflow"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{script}")
+    program.chmod(0o755)
 
 
 @pytest.mark.slow
