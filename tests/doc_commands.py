@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import runpy
 import shutil
@@ -115,6 +116,20 @@ def _tool(*allowed: str) -> Callable[[list[str], Path], None]:
     return check
 
 
+def _dvc(words: list[str], project: Path) -> None:
+    verbs = {"repro": (), "exp": ("run", "show"), "metrics": ("show",), "plots": ("show",)}
+    allowed = verbs[words[1]]
+    if not allowed:
+        _tool("repro")(words, project)
+        return
+    assert words[2] in allowed, words[2]
+    for option, value in itertools.pairwise(words):
+        if option == "-S":
+            file, _, setting = value.partition(":")
+            assert (ROOT / file).is_file(), file
+            assert is_parameter(setting.partition("=")[0]), setting
+
+
 CHECKERS: dict[str, Callable[[list[str], Path], None]] = {
     "kedro": _kedro,
     "make": _make,
@@ -122,7 +137,7 @@ CHECKERS: dict[str, Callable[[list[str], Path], None]] = {
     "cp": _cp,
     "jupyter": _tool("lab"),
     "mlflow": _tool("ui"),
-    "dvc": _tool("repro", "exp", "metrics", "plots"),
+    "dvc": _dvc,
     "pytest": lambda words, project: _exist([w.partition("::")[0] for w in words[1:] if not w.startswith("-")]),
     "pre-commit": _tool("install", "run"),
     "openssl": lambda words, project: _is_in(words[1], ("ecparam", "ec")),

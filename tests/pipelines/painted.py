@@ -106,7 +106,7 @@ class Project:
         """Leaves what the train pipeline leaves, as far as evaluation reads it."""
         adapters = self.folder / "adapters"
         for module in ("ar", "dit"):
-            (adapters / "best" / module).mkdir(parents=True)
+            (adapters / module).mkdir(parents=True)
         facts = {"steps": 12, "best_step": 10, "adapter": "best", "model_digest": digest} | facts_too
         (adapters / "training.json").write_text(json.dumps(facts), encoding="utf-8")
         pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]}).to_csv(adapters / "training.csv", index=False)

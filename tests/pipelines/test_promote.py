@@ -1,0 +1,187 @@
+"""The promote and rollback pipelines on adapters that brighten a painter's pictures, with a real MLflow registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+
+from tests.evaluation.defaults import parameters
+from tests.evaluation.painter import Painter, records
+from tests.tracking.toy_adapters import base_model, with_facts
+from visual_grpo import components
+from visual_grpo.config import Parameters
+from visual_grpo.datasets import RecordsDataset
+from visual_grpo.errors import UserError
+from visual_grpo.pipelines.promote.nodes import judge, promote
+from visual_grpo.pipelines.rollback.nodes import roll_back
+from visual_grpo.records.seen import SeenPrompts
+from visual_grpo.records.table import RecordTable
+from visual_grpo.trained_adapters import adapter_digest
+
+REWARDS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
+NAME = "visual_grpo"
+
+
+class Gate:
+    """Adapters that can ask to become champion."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.base = folder, base_model(folder / "base")
+        self.gains: dict[str, float] = {}
+        rows = [
+            {"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": '{"kind": "a"}'}
+            for r in [*records("held_out", 12), *records("sealed", 6), *records("train", 3)]
+        ]
+        RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
+        self.records = RecordTable(folder / "records.parquet")
+        self.drawn: list[str] = []
+        monkeypatch.setattr(components, "build_model", self._model)
+        mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+        self.client = MlflowClient()
+
+    def train(self, name: str, gain: float, *, data: str | None = None, **changes: Any) -> str:
+        """A folder of adapters."""
+        folder = self.folder / name
+        (folder / "ar").mkdir(parents=True)
+        (folder / "ar/adapter_model.safetensors").write_text(name)
+        config = self._config(**changes)
+        with_facts(folder, self.base, config, data=data or self.records.digest)
+        (folder / "training.csv").write_text("step,reward/total\n1,0.5\n")
+        self.gains[adapter_digest(folder)] = gain
+        return str(folder)
+
+    def ask(self, candidate: str, *, judged_by: dict[str, Any] | None = None, **promotion: Any) -> dict[str, Any]:
+        """What the pipeline leaves; the parameters are those of the candidate's training, as the hook makes them."""
+        config = self._config(promotion={"candidate": candidate, **promotion}, **(judged_by or {}))
+        out = self.folder / f"out{len(list(self.folder.glob('out*')))}"
+        out.mkdir()
+        self.drawn.clear()
+        report, judgement = judge(config, self.records, out)
+        return promote(config, report, judgement) | {"report": report}
+
+    def champion(self) -> int | None:
+        alias = self.client.get_registered_model(NAME).aliases.get("champion")
+        return None if alias is None else int(alias)
+
+    def _config(self, **changes: Any) -> Parameters:
+        small: dict[str, Any] = {
+            "rewards": REWARDS,
+            "reward": None,
+            "policy": {"train": "ar"},
+            "model": {"family": "glm_image"},
+            "evaluation": {"images_per_prompt": 2, "bootstrap_samples": 200, "controls": []},
+            "output": str(self.folder),
+            "promotion": {"model": NAME, "max_guard_fall": 10.0},
+        }
+        for section, values in changes.items():
+            small[section] = {**small[section], **values} if isinstance(values, dict) and section in small else values
+        return parameters(**small)
+
+    def _model(self, config: object, model: str, adapters: Path | None = None) -> Painter:
+        self.drawn.append("base" if adapters is None else adapter_digest(adapters))
+        return Painter(gain=0.0 if adapters is None else self.gains[adapter_digest(adapters)])
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(tmp_path, monkeypatch)
+
+
+def test_what_is_better_than_champion_and_base_becomes_champion(gate: Gate) -> None:
+    first, worse, better = (gate.train(name, gain) for name, gain in (("first", 0.1), ("worse", 0.05), ("better", 0.2)))
+    assert gate.ask(first)["version"] == 1
+    assert gate.champion() == 1
+    refused = gate.ask(worse)
+    assert (refused["promoted"], refused["version"], gate.champion()) == (False, None, 1)
+    assert [c["against"] for c in refused["stages"]["held_out"]["conditions"] if not c["holds"]] == ["champion"]
+    assert gate.ask(better)["version"] == 2
+    assert gate.champion() == 2
+    assert (refused["report"] / "evaluation.html").is_file()
+    assert "does not hold" in (refused["report"] / "evaluation.html").read_text()
+
+
+def test_the_sealed_prompts_are_drawn_only_where_the_held_out_ones_hold(gate: Gate) -> None:
+    assert list(gate.ask(gate.train("better", 0.1))["stages"]) == ["held_out", "sealed"]
+    assert len(gate.drawn) == 4
+    assert list(gate.ask(gate.train("worse", 0.0))["stages"]) == ["held_out"]
+    assert len(gate.drawn) == 3
+
+
+def test_the_same_candidate_again_changes_nothing_and_draws_nothing(gate: Gate) -> None:
+    first = gate.train("first", 0.1)
+    gate.ask(first)
+    before = gate.client.get_registered_model(NAME).tags
+    again = gate.ask(first)
+    assert (again["already"], again["version"], gate.drawn) == (True, 1, [])
+    assert gate.client.get_registered_model(NAME).tags == before
+    assert len(gate.client.search_model_versions(f"name = '{NAME}'")) == 1
+
+
+def test_a_rollback_returns_to_the_version_before(gate: Gate) -> None:
+    gate.ask(gate.train("first", 0.1))
+    with pytest.raises(UserError, match="replaced no other"):
+        roll_back(gate._config())
+    gate.ask(gate.train("better", 0.2))
+    assert roll_back(gate._config()) == {"model": NAME, "alias": "champion", "from": 2, "to": 1}
+    assert gate.champion() == 1
+
+
+def test_another_reward_than_the_champions_is_promoted_only_where_that_is_intended(gate: Gate) -> None:
+    """A flipped sign calls the darkest pictures the best."""
+    gate.ask(gate.train("first", 0.1))
+    flipped: dict[str, Any] = {"rewards": {"brightness": {**REWARDS["brightness"], "weight": -1.0}}}
+    dark = gate.train("dark", -0.2, **flipped)
+    refused = gate.ask(dark, judged_by=flipped)
+    assert (refused["promoted"], gate.champion(), gate.drawn) == (False, 1, [])
+    assert "another reward than the champion (weight of brightness: 1, now -1)" in refused["sentence"]
+    assert refused["sentence"].endswith("--pipeline=promote --params=promotion.new_reward=true")
+    assert gate.ask(dark, judged_by=flipped, new_reward=True)["promoted"]
+
+
+def test_more_gates_than_the_years_error_was_divided_by_are_refused(gate: Gate) -> None:
+    for number in range(2):
+        gate.ask(gate.train(f"worse {number}", 0.0), gates_per_year=2)
+    with pytest.raises(UserError, match=r"promotion\.gates_per_year is 2, and 2 adapters asked .* within the last 365"):
+        gate.ask(gate.train("third", 0.1), gates_per_year=2)
+    assert gate.drawn == []
+    assert gate.ask(str(gate.folder / "worse 0"), gates_per_year=2)["promoted"] is False, "asked before: it counts once"
+
+
+@pytest.mark.parametrize(("what", "facts"), [("base model", {"model_content": "x"}), ("task", {})])
+def test_a_champion_of_something_else_is_refused(gate: Gate, what: str, facts: dict[str, str]) -> None:
+    gate.ask(gate.train("first", 0.1))
+    changes: dict[str, Any] = {} if facts else {"data": {"task": "i2i"}}
+    other = gate.train("other", 0.3, **changes)
+    with_facts(Path(other), gate.base, gate._config(**changes), data=gate.records.digest, **facts)
+    (Path(other) / "training.csv").write_text("step,reward/total\n1,0.5\n")
+    with pytest.raises(UserError, match=rf"has another {what} than the candidate: .*promotion\.model=NAME"):
+        gate.ask(other)
+    assert gate.champion() == 1
+
+
+def test_data_that_have_grown_are_judged_on_prompts_that_neither_has_seen(gate: Gate) -> None:
+    seen = SeenPrompts.of([record.prompt for record in gate.records.split("held_out")][:4])
+    grown = gate.train("grown", 0.1, data="before they grew")
+    seen.write(Path(grown))
+    decision = gate.ask(grown)["stages"]["held_out"]
+    assert decision["prompts"] == 8
+
+
+def test_subgroups_and_limits_are_those_of_the_parameters(gate: Gate) -> None:
+    refused = gate.ask(gate.train("first", 0.1), margin=0.5, subgroups={"kind": 0.0}, error=0.1, gates_per_year=10)
+    conditions = {c["name"]: c for c in refused["stages"]["held_out"]["conditions"]}
+    assert conditions["total"]["limit"] == 0.5
+    assert conditions["subgroup/kind=a"]["holds"]
+    assert refused["stages"]["held_out"]["alpha"] == pytest.approx(0.01)
+    assert not refused["promoted"]
+    with pytest.raises(UserError, match="none of the judged records has 'colour' in its metadata"):
+        gate.ask(gate.train("second", 0.1), subgroups={"colour": 0.0})
+
+
+def test_the_base_model_cannot_be_the_candidate(gate: Gate) -> None:
+    with pytest.raises(UserError, match="is none, the base model: name an adapter"):
+        gate.ask("none")
