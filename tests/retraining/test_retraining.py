@@ -163,9 +163,13 @@ def undisturbed(begun: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_data_that_are_unlike_the_champions_are_refused_before_anything_is_trained(project: Path) -> None:
-    configure(project, retrain={"data": {"min_records": 100_000}})
+    before = (project / "dvc.lock").read_bytes()
+    manifest = (project / "data/05_model_input/records.parquet").read_bytes()
+    configure(project, data={"eval_share": 0.2}, retrain={"data": {"min_records": 100_000}})
     code, printed = retrain(project)
-    assert code == Code.DATA_REFUSED
+    assert code == Code.DATA_REFUSED, printed
+    assert (project / "dvc.lock").read_bytes() == before
+    assert (project / "data/05_model_input/records.parquet").read_bytes() == manifest
     assert "150 usable records, needed are 100000 (retrain.data.min_records)." in printed
     assert not (project / "data/06_models/adapters").exists()
 

@@ -21,7 +21,7 @@ from visual_grpo.retraining import branch, data_checks, retention
 from visual_grpo.retraining.commands import Commands, kedro
 from visual_grpo.retraining.monitor import fallen_score
 from visual_grpo.retraining.outcome import Code, Outcome
-from visual_grpo.retraining.stages import PREPARE, TRAIN, Stages
+from visual_grpo.retraining.stages import TRAIN, Stages
 from visual_grpo.retraining.training_start import TrainingStart
 from visual_grpo.tracking.champions import Champions
 from visual_grpo.tracking.versions import Registered
@@ -60,8 +60,7 @@ class Retraining:
             return self._finished(self.outcome(Code.DONE, sentence))
         console.note(f"Reason: {self.reason}")
         with self._stage("data"):
-            self.stages.repeat(PREPARE)
-            data_checks.check(self.config, self._champion())
+            self.stages.prepare(lambda: data_checks.check(self.config, self._champion()))
         self._choose_start()
         with self._stage("train"):
             self.stages.repeat()

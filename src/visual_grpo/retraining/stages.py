@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,28 @@ class Stages:
             self.commands.run(*dvc("update", *names))
         return names
 
+    @property
+    def lock(self) -> Path:
+        """What DVC knows of the last time."""
+        return (self.commands.project / self.file).with_name("dvc.lock")
+
     def has_run(self) -> bool:
         """Whether a stage has ever been run here."""
-        return (self.commands.project / self.file).with_name("dvc.lock").is_file()
+        return self.lock.is_file()
+
+    def prepare(self, check: Callable[[], None]) -> None:
+        """Prepares the data; if ``check`` refuses them, the earlier ones are put back, and what it raised is raised."""
+        before = self.lock.read_bytes() if self.has_run() else None
+        self.repeat(PREPARE)
+        try:
+            check()
+        except Exception:
+            if before is None:
+                self.lock.unlink(missing_ok=True)
+            elif before != self.lock.read_bytes():
+                self.lock.write_bytes(before)
+                self.commands.run(*dvc("checkout", "--quiet", "--force", f"{self.file}:{PREPARE}"))
+            raise
 
     def changed(self, stage: str | None = None) -> list[str]:
         """What is another than at the last time, in words; empty if ``stage`` and all before it need not run."""
