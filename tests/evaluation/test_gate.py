@@ -271,7 +271,7 @@ def test_few_prompts_are_told_with_the_gain_that_they_can_detect(units: int) -> 
         if units == 100
         else [
             f"{units} independent prompts with scores, fewer than 100: a gain is detected with 90% probability only if"
-            f" it is at least {detectable:.3f} over base."
+            f" it is at least {detectable:.2g} over the base."
         ]
     )
 

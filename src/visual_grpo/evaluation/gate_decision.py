@@ -116,7 +116,7 @@ class GateDecision:
         few = f"{counted(self.units, 'independent prompt')} with scores, fewer than {FEW_UNITS}"
         if any(math.isnan(gain) for gain in self.detectable_gain.values()):
             return [f"{few}: too few to detect any gain."]
-        gains = " and ".join(f"{gain:.3f} over {name}" for name, gain in self.detectable_gain.items())
+        gains = " and ".join(f"{gain:.2g} over the {name}" for name, gain in self.detectable_gain.items())
         return [f"{few}: a gain is detected with {POWER:.0%} probability only if it is at least {gains}."]
 
     def as_json(self) -> dict[str, Any]:
