@@ -25,6 +25,10 @@ _NAMES = re.compile(
 )
 _IN_ADDRESS = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 """The password in https://user:password@host."""
+_IN_QUERY = re.compile(
+    r"[?&;](?:access_?|auth_?|api_?)?(?:token|key|sig|signature|secret|password|credential)=([^&;#\s]+)", re.IGNORECASE
+)
+"""The token in https://host/path?token=..."""
 _SHORTEST = 5
 """Characters of a value that is searched for in texts: a shorter one would be found in words."""
 _known: set[str] = set()
@@ -105,8 +109,8 @@ def _remember_named(tree: Mapping[str, Any]) -> None:
         elif _is_secret(key, value):
             remember(value)
         elif isinstance(value, str):
-            for password in _IN_ADDRESS.findall(value):
-                remember(password)
+            for secret in (*_IN_ADDRESS.findall(value), *_IN_QUERY.findall(value)):
+                remember(secret)
 
 
 def _is_secret(key: Any, value: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.datasets import RecordsDataset
 from visual_grpo.errors import UserError
+from visual_grpo.importing import code_digests
 from visual_grpo.pipelines.promote.nodes import judge, promote
 from visual_grpo.pipelines.rollback.nodes import roll_back
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import adapter_digest
+from visual_grpo.trained_adapters import CODE, adapter_digest
 
 REWARDS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
 NAME = "visual_grpo"
@@ -48,11 +51,16 @@ class Gate:
         folder = self.folder / name
         (folder / "ar").mkdir(parents=True)
         (folder / "ar/adapter_model.safetensors").write_text(name)
-        config = self._config(**changes)
-        with_facts(folder, self.base, config, data=data or self.records.digest)
-        (folder / "training.csv").write_text("step,reward/total\n1,0.5\n")
+        self.note(folder, self._config(**changes), data=data or self.records.digest)
         self.gains[adapter_digest(folder)] = gain
         return str(folder)
+
+    def note(self, folder: Path, config: Parameters, **facts: str) -> None:
+        """Writes what a training with these parameters notes."""
+        codes = code_digests({name: reward.function for name, reward in config.rewards.items()})
+        of_code = {f"{CODE}{name}": digest for name, digest in codes.items()}
+        with_facts(folder, self.base, config, **{"data": self.records.digest, **of_code, **facts})
+        (folder / "training.csv").write_text("step,reward/total\n1,0.5\n")
 
     def ask(self, candidate: str, *, judged_by: dict[str, Any] | None = None, **promotion: Any) -> dict[str, Any]:
         """What the pipeline leaves; the parameters are those of the candidate's training, as the hook makes them."""
@@ -121,6 +129,49 @@ def test_the_same_candidate_again_changes_nothing_and_draws_nothing(gate: Gate) 
     assert len(gate.client.search_model_versions(f"name = '{NAME}'")) == 1
 
 
+def test_a_repeated_promotion_keeps_the_report_of_the_first(gate: Gate) -> None:
+    first = gate.train("first", 0.1)
+    reporting = gate.folder / "08_reporting"
+    before = gate.ask(first)
+    reporting.mkdir()
+    shutil.copytree(before["report"], reporting / "promotion")
+    (reporting / "judgement.json").write_text(json.dumps({k: before[k] for k in ("candidate", "stages")}))
+    again = gate.ask(first)
+    assert again["stages"] == before["stages"]
+    assert (again["report"] / "evaluation.html").read_text() == (before["report"] / "evaluation.html").read_text()
+
+
+def test_a_decision_promotes_only_what_was_judged_against_the_champion_that_is_there(gate: Gate) -> None:
+    first, second = gate.train("first", 0.1), gate.train("second", 0.2)
+    out = gate.folder / "out"
+    out.mkdir()
+    of_first = gate._config(promotion={"candidate": first})
+    judgement = judge(of_first, gate.records, out)[1]
+    with pytest.raises(UserError, match="the candidate is not the one that was judged"):
+        promote(gate._config(promotion={"candidate": second}), out, judgement)
+    gate.ask(second)
+    with pytest.raises(UserError, match="the champion is not the one that was judged"):
+        promote(of_first, out, judgement)
+    assert gate.champion() == 1
+
+
+def test_a_candidate_is_judged_by_the_rewards_and_the_code_of_its_training(
+    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flipped: dict[str, Any] = {"rewards": {"brightness": {**REWARDS["brightness"], "weight": -1.0}}}
+    with pytest.raises(UserError, match=r"not those that it was trained with \(weight of brightness: 1, now -1\)"):
+        gate.ask(gate.train("first", 0.1), judged_by=flipped)
+    file = tmp_path / "a_judge_of_the_gate.py"
+    file.write_text("from tests.evaluation.painter import brightness\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own: dict[str, Any] = {"rewards": {"brightness": {"function": "a_judge_of_the_gate:brightness"}}}
+    second = gate.train("second", 0.1, **own)
+    assert gate.ask(second, judged_by=own)["promoted"]
+    file.write_text(file.read_text() + "# edited\n")
+    with pytest.raises(UserError, match=r"not those that it was trained with \(code of reward brightness: "):
+        gate.ask(second, judged_by=own)
+
+
 def test_a_rollback_returns_to_the_version_before(gate: Gate) -> None:
     gate.ask(gate.train("first", 0.1))
     with pytest.raises(UserError, match="replaced no other"):
@@ -149,6 +200,17 @@ def test_more_gates_than_the_years_error_was_divided_by_are_refused(gate: Gate) 
         gate.ask(gate.train("third", 0.1), gates_per_year=2)
     assert gate.drawn == []
     assert gate.ask(str(gate.folder / "worse 0"), gates_per_year=2)["promoted"] is False, "asked before: it counts once"
+    with pytest.raises(UserError, match="2 adapters asked"):  # With other settings it is another gate.
+        gate.ask(str(gate.folder / "worse 0"), gates_per_year=2, margin=0.001)
+
+
+def test_tags_of_others_are_no_gates(gate: Gate) -> None:
+    gate.ask(gate.train("worse", 0.0))
+    gate.client.set_registered_model_tag(NAME, "gate.note", "checked by Anna")
+    assert gate.ask(gate.train("better", 0.1), gates_per_year=2)["promoted"]
+    gate.client.set_model_version_tag(NAME, "1", "promotion.over", "v0")
+    with pytest.raises(UserError, match=r"promotion\.over of version 1 of visual_grpo is 'v0'; expected the number"):
+        roll_back(gate._config())
 
 
 @pytest.mark.parametrize(("what", "facts"), [("base model", {"model_content": "x"}), ("task", {})])
@@ -156,8 +218,7 @@ def test_a_champion_of_something_else_is_refused(gate: Gate, what: str, facts: d
     gate.ask(gate.train("first", 0.1))
     changes: dict[str, Any] = {} if facts else {"data": {"task": "i2i"}}
     other = gate.train("other", 0.3, **changes)
-    with_facts(Path(other), gate.base, gate._config(**changes), data=gate.records.digest, **facts)
-    (Path(other) / "training.csv").write_text("step,reward/total\n1,0.5\n")
+    gate.note(Path(other), gate._config(**changes), **facts)
     with pytest.raises(UserError, match=rf"has another {what} than the candidate: .*promotion\.model=NAME"):
         gate.ask(other)
     assert gate.champion() == 1

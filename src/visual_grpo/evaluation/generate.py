@@ -162,7 +162,7 @@ def draw_and_score(
             for file, record, sample in zip(frames[-1]["file"], records, samples, strict=True):
                 of_sample(record, sample, scorer).save(folder / file)
             if advance is not None:
-                advance(len(batch), reward=float(scores.total.nanmean()))
+                advance(len(batch), reward=float(pd.concat([frame["total"] for frame in frames]).mean()))
     table = _without_unused(pd.concat(frames, ignore_index=True))
     table.attrs = {"facts": dict(facts), "weights": weights}
     table.to_parquet(folder / SCORES, index=False)

@@ -22,7 +22,7 @@ from visual_grpo.errors import user_error
 from visual_grpo.secret_values import hidden
 from visual_grpo.tracking import RunToLog, Tracker, lineage
 from visual_grpo.tracking.adapters import find_adapters
-from visual_grpo.tracking.description import in_words, other_name, resumed_name, training_name
+from visual_grpo.tracking.description import in_words, other_name, training_name
 from visual_grpo.tracking.relocation import absolute, use_server
 from visual_grpo.trained_adapters import read_facts
 
@@ -105,7 +105,7 @@ class TrackingHooks(MlflowHook):
                 "adapter" if _judges_only(pipeline) else "checkpoint",
             )
         if tracker.continues and _trains(pipeline):
-            tracker.rename(resumed_name(tracker.run_name, config.grpo.steps))
+            tracker.goes_on_to(config.grpo.steps)
         return tracker
 
     def _earlier_run(self, config: Parameters, pipeline: Pipeline) -> str | None:

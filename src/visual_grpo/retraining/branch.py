@@ -10,6 +10,16 @@ from pathlib import Path
 
 from visual_grpo.errors import UserError
 
+_NOT_THERE = "0" * 40
+
+
+def check(project: Path, branch: str) -> None:
+    """Raises UserError where nothing can be committed on a branch of this name."""
+    git = _Git(project)
+    git("rev-parse", "HEAD")
+    if git.maybe("check-ref-format", "--branch", branch) is None:
+        raise UserError(f"retrain.commit is {branch!r}, which is no name of a branch for git.")
+
 
 def commit(project: Path, branch: str, files: Sequence[str], message: str) -> str | None:
     """Commits the present contents of ``files`` on ``branch``, which is made from the present commit if it is new.
@@ -25,7 +35,8 @@ def commit(project: Path, branch: str, files: Sequence[str], message: str) -> st
     git = _Git(project)
     there = [file for file in files if (project / file).is_file()]
     reference = f"refs/heads/{branch}"
-    parent = git.maybe("rev-parse", "--verify", "--quiet", reference) or git("rev-parse", "HEAD")
+    before = git.maybe("rev-parse", "--verify", "--quiet", reference)
+    parent = before or git("rev-parse", "HEAD")
     with tempfile.TemporaryDirectory() as folder:
         # An index of its own: the user's may have other things staged.
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
@@ -35,7 +46,7 @@ def commit(project: Path, branch: str, files: Sequence[str], message: str) -> st
     if tree == git("rev-parse", f"{parent}^{{tree}}"):
         return None
     made = git("commit-tree", tree, "-p", parent, "-m", message)
-    git("update-ref", reference, made)
+    git("update-ref", reference, made, before or _NOT_THERE)  # Refused if somebody else was faster.
     if git.maybe("symbolic-ref", "--quiet", "HEAD") == reference:
         git("reset", "--quiet", "--", *there)  # Of the checked out branch the index follows.
     return made

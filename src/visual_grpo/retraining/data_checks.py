@@ -6,7 +6,7 @@ from pathlib import Path
 
 from visual_grpo.config import Parameters
 from visual_grpo.datasets import RecordsDataset
-from visual_grpo.records import drift
+from visual_grpo.records.drift import check as problems_of
 from visual_grpo.records.profile import profile_of, read_profile
 from visual_grpo.retraining.outcome import DataRefusedError
 from visual_grpo.tracking.versions import Registered
@@ -20,7 +20,7 @@ def check(config: Parameters, champion: Registered | None) -> None:
     """
     records = RecordsDataset(filepath=str(Path(config.output) / "05_model_input/records.parquet")).load()
     before = None if champion is None else read_profile(champion.adapters())
-    problems = drift.check(before, profile_of(records), config.retrain.data)
+    problems = problems_of(before, profile_of(records), config.retrain.data)
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise DataRefusedError(

@@ -27,8 +27,6 @@ from visual_grpo.tracking.champions import Champions
 from visual_grpo.tracking.versions import Registered
 from visual_grpo.trained_adapters import FACTS, adapter_digest, read_facts
 
-MESSAGE = "Retrained: {sentence}"
-
 
 @dataclass
 class Retraining:
@@ -71,9 +69,14 @@ class Retraining:
         return self._finished(outcome)
 
     def _finished(self, outcome: Outcome) -> Outcome:
-        with self._stage("tidy"):
-            outcome.removed, outcome.commit = self._tidy()
+        """Tidies up; where that fails, the decision stands."""
         outcome.run_id = self._run_id()
+        try:
+            with self._stage("tidy"):
+                outcome.removed, outcome.commit = self._tidy()
+        except UserError as error:
+            outcome.warning = str(error)
+            console.note(f"Warning: {error}")
         return outcome
 
     def _check(self) -> None:
@@ -82,6 +85,8 @@ class Retraining:
         if limit is not None and steps > limit:
             raise UserError(f"grpo.steps is {steps}, more than retrain.max_steps = {limit} allows.")
         self.stages.check()
+        if self.config.retrain.commit is not None:
+            branch.check(self.commands.project, self.config.retrain.commit)
         with self._stage("registry"):
             self._champion()  # MLflow must answer.
 
@@ -90,7 +95,7 @@ class Retraining:
         with self._stage("status"):
             changed = self.stages.changed()
         if changed and not self.stages.has_run():
-            return "nothing was trained yet"
+            return "nothing was trained by DVC here yet"
         if changed:
             return "; ".join(changed[:2]) + (f"; and {len(changed) - 2} more" if len(changed) > 2 else "")
         if not self._is_judged():
@@ -123,16 +128,16 @@ class Retraining:
 
     def _judge(self) -> dict[str, Any]:
         self.commands.run(*kedro("promote", self.environment))
-        return self._decision()
-
-    def _decision(self) -> dict[str, Any]:
-        file = Path(self.config.output) / "08_reporting" / "promotion.json"
-        decision: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        decision: dict[str, Any] = json.loads(self._decision_file.read_text(encoding="utf-8"))
         return decision
+
+    @property
+    def _decision_file(self) -> Path:
+        return Path(self.config.output) / "08_reporting" / "promotion.json"
 
     def _tidy(self) -> tuple[list[str], str | None]:
         """What was deleted, and the commit; also where a killed retraining left it to be done."""
-        settings, sentence = self.config.retrain, self._decision()["sentence"]
+        settings = self.config.retrain
         removed = retention.apply(
             self.tracking_uri,
             self._model,
@@ -144,7 +149,13 @@ class Retraining:
         if settings.commit is None:
             return removed, None
         files = [self.stages.file.with_name("dvc.lock").as_posix(), self.start.file.as_posix()]
-        return removed, branch.commit(self.commands.project, settings.commit, files, MESSAGE.format(sentence=sentence))
+        return removed, branch.commit(self.commands.project, settings.commit, files, self._message())
+
+    def _message(self) -> str:
+        """Of the commit; the decision is not there on a machine that has pulled the results."""
+        if not self._decision_file.is_file():
+            return "Retrained"
+        return f"Retrained: {json.loads(self._decision_file.read_text(encoding='utf-8'))['sentence']}"
 
     def _run_id(self) -> str | None:
         run_id: str | None = read_facts(Path(self.config.adapters_folder)).get("mlflow_run_id")

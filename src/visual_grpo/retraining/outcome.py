@@ -56,6 +56,8 @@ class Outcome:
     """Versions and runs that were deleted, by ``retrain.keep_versions`` and ``keep_runs``."""
     commit: str | None = None
     """The commit with dvc.lock, where one was made."""
+    warning: str | None = None
+    """What could not be tidied up afterwards; the decision stands."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"outcome": Code(self.code).name.lower() if self.code in set(Code) else "stopped"}

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from visual_grpo.config import Parameters
 from visual_grpo.tracking import gates, registry
+from visual_grpo.tracking.asking import Server
 from visual_grpo.tracking.versions import Registered
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,29 @@ class Champions:
         """Moves the alias back; the version before and after."""
         return registry.rollback(self.tracking_uri, self.name, self.alias)
 
-    def note_gate(self, digest: str, *, promoted: bool) -> None:
-        """Notes what the gate decided on the adapter with this digest."""
-        gates.note_gate(self.tracking_uri, self.name, digest, promoted=promoted)
+    def keep_report(self, run_id: str | None, folder: Path) -> None:
+        """Puts the gate's page and numbers among the artifacts of the candidate's run, if it has one."""
+        files = [file for file in (folder / "evaluation.html", folder / "evaluation.json") if file.is_file()]
+        if run_id is None or not files:
+            return
+        server = Server(self.tracking_uri)
+        run = server.ask(lambda _: server.store.find(run_id, ""))
+        if run is not None:
+            for file in files:
+                server.transfer(partial(_log, run_id=run.info.run_id, file=file))
+
+    def note_gate(self, digest: str, settings: str, *, promoted: bool) -> None:
+        """Notes what the gate decided on the adapter with this digest, with these settings."""
+        gates.note_gate(self.tracking_uri, self.name, digest, settings, promoted=promoted)
 
     def is_judged(self, digest: str) -> bool:
         """Whether the gate has decided on it."""
         return gates.is_judged(self.tracking_uri, self.name, digest)
 
-    def gates_of_a_year(self, *, but: str) -> int:
-        """How many other adapters asked within the last 365 days."""
+    def gates_of_a_year(self, *, but: tuple[str, str]) -> int:
+        """How many gates there were within the last 365 days, beside that of this digest and settings."""
         return gates.gates_of_a_year(self.tracking_uri, self.name, but=but)
+
+
+def _log(client: MlflowClient, *, run_id: str, file: Path) -> None:
+    client.log_artifact(run_id, str(file), "promotion")

@@ -15,6 +15,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visual_grpo.tracking.description import resumed_name
 from visual_grpo.tracking.outbox import Event, Outbox, read_head
 from visual_grpo.tracking.store import Store, image_of, is_missing, is_refusal
 
@@ -200,6 +201,11 @@ class Delivery:
     def _rename(self, event: Event) -> None:
         self._client.update_run(self.run_id, name=event["name"])
 
+    def _extend(self, event: Event) -> None:
+        """Gives the run's name, which only MLflow knows, the number of steps that a resumed training goes on to."""
+        name = self._client.get_run(self.run_id).info.run_name or ""
+        self._client.update_run(self.run_id, name=resumed_name(name, event["steps"]))
+
     def _dataset(self, event: Event) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -228,6 +234,7 @@ _APPLY = {
     "untag": Delivery._untag,
     "params": Delivery._params,
     "name": Delivery._rename,
+    "extend": Delivery._extend,
     "dataset": Delivery._dataset,
     "end": Delivery._end,
 }

@@ -263,6 +263,11 @@ def _global_server(tracking_uri: str) -> Iterator[None]:
 
 def _replaced(version: Registered) -> int | None:
     over = version.tags.get(OVER, NOTHING)
+    if over != NOTHING and not over.isdecimal():
+        raise UserError(
+            f"The tag {OVER} of version {version.version} of {version.name} is {over!r}; expected the number of the"
+            f" version that it replaced, or {NOTHING}. Correct it in MLflow."
+        )
     return None if over == NOTHING else int(over)
 
 

@@ -19,6 +19,8 @@ KEY = "run.key"
 """Tag of a run that was named before MLflow could give it an id, or whose first id is gone from the store."""
 EVALUATION = "evaluate.status"
 """Tag of the evaluation of a run that had ended: running, finished, failed or killed."""
+VERDICT = ("result", EVALUATION)
+"""Tags that an evaluation leaves."""
 _MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 _SQLITE = "sqlite:///"
 _IMAGE = re.compile(r"(.+)\+step\+(\d+)\+timestamp\+\d+\+(.+?)(?:\+compressed)?\.\w+")

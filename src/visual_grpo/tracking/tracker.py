@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from visual_grpo.tracking import writer as background
 from visual_grpo.tracking.delivery import CURVES, RESULTS
-from visual_grpo.tracking.description import ended_name
+from visual_grpo.tracking.description import ended_name, resumed_name
 from visual_grpo.tracking.outbox import Outbox
 from visual_grpo.tracking.spool import FOLDER, Head, Spool
 from visual_grpo.tracking.store import EVALUATION, Store, image_name, is_new, shown_server
@@ -192,6 +192,11 @@ class Tracker:
         if name != self.run_name:
             self.run_name = name
             self._write("name", name=name)
+
+    def goes_on_to(self, steps: int) -> None:
+        """Gives the name of a resumed training its present number of steps; what else the name says stays."""
+        self.run_name = resumed_name(self.run_name, steps)
+        self._write("extend", steps=steps)
 
     def evaluation_begins(self, command: str) -> None:
         """Says that the run, which has ended before, is evaluated now; if that fails, the training is still good."""

@@ -128,7 +128,7 @@ def draw(
     )
     samplers = {SAMPLER: parameters.sampling.stock}
     model = components.build_model(config, facts["model"], side.folder)
-    with console.progress(folder.name, len(requests)) as bar:
+    with console.progress(folder.name.replace("_", " "), len(requests)) as bar:
         generate.draw_and_score(
             model,
             scorer,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +13,7 @@ from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
 from visual_grpo.pipelines.compare.sides import BASE, Side, draw, find_side, shared_scorer, side_of, unseen
-from visual_grpo.pipelines.promote.same_reward import reward_differences
+from visual_grpo.pipelines.promote.same_reward import judge_differences, reward_differences
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import NONE, adapter_digest
@@ -39,13 +42,15 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
     registry = Champions.of(parameters)
     candidate, champion = _candidate(parameters), registry.champion()
     digest = adapter_digest(_folder(candidate))
+    _check_judge(candidate, parameters)
     found: dict[str, Any] = {
         "candidate": {"name": candidate.name, "digest": digest, "run_id": candidate.facts.get("mlflow_run_id")},
         "champion": None if champion is None else {"version": champion.version, "digest": champion.digest},
     }
     if champion is not None and champion.digest == digest:
         sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
-        return promotion_draft, found | {"promoted": True, "already": True, "sentence": sentence, "stages": {}}
+        earlier = _earlier_stages(parameters, digest, promotion_draft)
+        return promotion_draft, found | {"promoted": True, "already": True, "sentence": sentence, "stages": earlier}
     _check_number_of_gates(parameters, registry, digest)
     references = _references(candidate, champion)
     changed = [] if champion is None else reward_differences(references[CHAMPION], candidate)
@@ -69,13 +74,15 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
     from visual_grpo.tracking.champions import Champions
 
     registry = Champions.of(parameters)
+    _check_unchanged(parameters, registry, judgement)
     version = judgement["champion"]["version"] if judgement["already"] else None
     if judgement["promoted"] and not judgement["already"]:
         stages = {"gate.stages": ", ".join(judgement["stages"])}
         version = registry.register(_folder(_candidate(parameters)), _said(judgement), stages)
         registry.promote(version)
     # What is noted need not be judged again, so this comes last.
-    registry.note_gate(judgement["candidate"]["digest"], promoted=judgement["promoted"])
+    registry.keep_report(judgement["candidate"]["run_id"], promotion)
+    registry.note_gate(judgement["candidate"]["digest"], _settings(parameters), promoted=judgement["promoted"])
     for line in _said(judgement):
         console.note(line)
     if version is not None:
@@ -87,6 +94,53 @@ def _said(judgement: Mapping[str, Any]) -> list[str]:
     """The decision, and what must be known of it."""
     notes = [f"Note: {note}" for stage in judgement["stages"].values() for note in stage["notes"]]
     return [judgement["sentence"], *notes]
+
+
+def _check_judge(candidate: Side, parameters: Parameters) -> None:
+    """Raises UserError where the candidate would be judged by something else than it was trained with."""
+    changed = judge_differences(candidate, parameters)
+    if changed:
+        raise UserError(
+            f"promote: the rewards that would judge {candidate.name} are not those that it was trained with"
+            f" ({'; '.join(changed)}). Put the code back as it was and leave such parameters out, or train again."
+        )
+
+
+def _check_unchanged(parameters: Parameters, registry: Champions, judgement: Mapping[str, Any]) -> None:
+    """Raises UserError where the decision is of another adapter, or against another champion, than there are now."""
+    champion = registry.champion()
+    now = None if champion is None else champion.digest
+    before = None if judgement["champion"] is None else judgement["champion"]["digest"]
+    candidate = adapter_digest(_folder(_candidate(parameters)))
+    # After a crash, the candidate may be champion already.
+    if candidate != judgement["candidate"]["digest"] or now not in (before, candidate):
+        what = "candidate" if candidate != judgement["candidate"]["digest"] else "champion"
+        raise UserError(
+            f"promote: the {what} is not the one that was judged. Judge it again:"
+            f" {Command.now().of_pipeline('promote')}"
+        )
+
+
+def _earlier_stages(parameters: Parameters, digest: str, draft: Path) -> dict[str, Any]:
+    """The decision that made the candidate champion, if its report is still there; the report stays."""
+    folder = Path(parameters.output) / "08_reporting"
+    try:
+        judgement: dict[str, Any] = json.loads((folder / "judgement.json").read_text(encoding="utf-8"))
+        same = judgement["candidate"]["digest"] == digest
+    except (OSError, ValueError, KeyError):
+        return {}
+    if not same or not (folder / "promotion").is_dir():
+        return {}
+    shutil.copytree(folder / "promotion", draft, dirs_exist_ok=True)
+    stages: dict[str, Any] = judgement["stages"]
+    return stages
+
+
+def _settings(parameters: Parameters) -> str:
+    """What else decides than the adapters: asked again with other settings, it is another gate."""
+    promotion = parameters.promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
+    drawn = parameters.evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
+    return hashlib.sha256(json.dumps([promotion, drawn], sort_keys=True).encode()).hexdigest()
 
 
 def _candidate(parameters: Parameters) -> Side:
@@ -102,7 +156,7 @@ def _folder(side: Side) -> Path:
 
 def _check_number_of_gates(parameters: Parameters, registry: Champions, digest: str) -> None:
     """The error of a year is divided among so many gates, and holds for no more of them."""
-    asked, limit = registry.gates_of_a_year(but=digest), parameters.promotion.gates_per_year
+    asked, limit = registry.gates_of_a_year(but=(digest, _settings(parameters))), parameters.promotion.gates_per_year
     if asked >= limit:
         raise UserError(
             f"promotion.gates_per_year is {limit}, and {counted(asked, 'adapter')} asked to become"

@@ -1,33 +1,52 @@
-"""Whether two trainings aimed at the same thing."""
+"""Whether two trainings aimed at the same thing, and whether the gate judges by what the candidate aimed at."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import pinned
+from visual_grpo.importing import code_digests
 from visual_grpo.pipelines.compare.sides import Side
 from visual_grpo.trained_adapters import CODE, modules_of
 
 
 def reward_differences(champion: Side, candidate: Side) -> list[str]:
     """In what the rewards of two trainings differ, such as ``weight of ocr: 1, now -1``; empty if they are the same."""
-    before, now = _rewards(champion), _rewards(candidate)
-    return [
-        f"{name}: {_shown(before.get(name))}, now {_shown(now.get(name))}"
-        for name in sorted(before | now)
-        if before.get(name) != now.get(name)
-    ]
+    return _differences(_of_training(champion), _of_training(candidate))
 
 
-def _rewards(side: Side) -> dict[str, Any]:
-    """What each reward's value and share in the total depend on."""
-    assert side.folder is not None
+def judge_differences(candidate: Side, present: Parameters) -> list[str]:
+    """In what the rewards that judge now differ from those of the candidate's training: parameters or edited code."""
+    codes = code_digests({name: reward.function for name, reward in present.rewards.items()})
+    now = _rewards(present, _modules(candidate)) | {f"{CODE}{name}": digest for name, digest in codes.items()}
+    return _differences(_of_training(candidate), now)
+
+
+def _of_training(side: Side) -> dict[str, Any]:
     config = Parameters.model_validate(pinned(side.facts["parameters"]))
-    found: dict[str, Any] = {f"weight of {name}": w for name, w in config.weights(modules_of(side.folder)).items()}
-    for name, reward in config.rewards.items():
-        found |= {f"function of {name}": reward.function, f"options of {name}": reward.options}
-    return found | {name: value for name, value in side.facts.items() if name.startswith(CODE)}
+    codes = {name: value for name, value in side.facts.items() if name.startswith(CODE)}
+    return _rewards(config, _modules(side)) | codes
+
+
+def _modules(side: Side) -> list[str]:
+    assert side.folder is not None
+    return modules_of(side.folder)
+
+
+def _rewards(config: Parameters, modules: Sequence[str]) -> dict[str, Any]:
+    """What each reward's value and its share in the total depend on, beside code."""
+    tree = config.public()["rewards"]
+    found: dict[str, Any] = {f"weight of {name}": weight for name, weight in config.weights(modules).items()}
+    for name, reward in tree.items():
+        found |= {f"function of {name}": reward["function"], f"options of {name}": reward["options"]}
+    return found
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    return [f"{name}: {_shown(before.get(name))}, now {_shown(now.get(name))}" for name in names]
 
 
 def _shown(value: Any) -> str:

@@ -48,6 +48,7 @@ def train(
     from visual_grpo.tracking import Tracker, lineage
     from visual_grpo.tracking.description import training_name
     from visual_grpo.tracking.others import open_logs
+    from visual_grpo.tracking.store import VERDICT
     from visual_grpo.training import TrainingRun
 
     tracker, project = Tracker.active(), Path.cwd()
@@ -93,6 +94,8 @@ def train(
     (adapters_draft / SBOM).write_text(environment_sbom(), encoding="utf-8")
     (adapters_draft / CARD).write_text(model_card(facts, plan.modules), encoding="utf-8")
     tracker.folder(adapters_draft, "adapters")
+    if run.trainer.step > run.checkpoints.completed_steps():
+        tracker.remove_tags(VERDICT)  # Of the adapters before it was resumed.
     shown = {"base": facts["model"], "modules": " ".join(plan.modules), "steps": str(facts["steps"])}
     with TemporaryDirectory() as alone:
         # Without the folders `best` and `last`, of which one is what the adapter is.
