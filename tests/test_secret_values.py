@@ -76,6 +76,14 @@ def test_the_password_of_an_address_is_hidden_wherever_it_stands() -> None:
     assert hidden("http://a:80/b@c") == "http://a:80/b@c"
 
 
+@pytest.mark.parametrize("name", ["token", "access_token", "apikey", "api_key", "sig", "password"])
+def test_the_token_in_an_addresss_query_is_hidden_wherever_it_stands(name: str) -> None:
+    remember_named({"rewards": {"judge": {"options": {"url": f"https://there/x?size=1024&{name}=swordfish-7&n=2"}}}})
+    assert (
+        hidden(f"https://there/x?size=1024&{name}=swordfish-7&n=2") == f"https://there/x?size=1024&{name}={HIDDEN}&n=2"
+    )
+
+
 def test_the_name_of_a_run_is_no_secret_but_a_trackers_option_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEEN", "circles")
     monkeypatch.setenv("UNSEEN", "pa55word")

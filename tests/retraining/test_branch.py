@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from visual_grpo.errors import UserError
-from visual_grpo.retraining.branch import commit
+from visual_grpo.retraining.branch import check, commit
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -76,3 +76,12 @@ def test_the_same_contents_make_no_second_commit(repository: Path) -> None:
 def test_without_a_repository_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"retrain\.commit: git rev-parse failed: .*not a git repository"):
         commit(tmp_path, "retraining", [], "Retrained")
+
+
+def test_a_name_that_git_refuses_is_noticed_before_anything_is_done(repository: Path, tmp_path: Path) -> None:
+    check(repository, "retraining")
+    with pytest.raises(UserError, match=r"'re training\.\.x', which is no name of a branch"):
+        check(repository, "re training..x")
+    git(repository, "checkout", "--quiet", "--orphan", "empty")
+    with pytest.raises(UserError, match=r"retrain\.commit: git rev-parse failed"):
+        check(repository, "retraining")

@@ -223,3 +223,16 @@ def test_what_an_earlier_run_cannot_deliver_does_not_hold_up_another_run(project
     [run] = [run for run in project.runs() if run.info.run_name == "earlier"]
     assert (run.info.experiment_id, run.info.status) == (first, "FINISHED")
     assert project.artifacts(run.info.run_id) == {"evaluation/page": b"x"}
+
+
+def test_a_resumed_run_gets_its_number_of_steps_though_mlflow_was_away_then(project: Project, quick, tmp_path: Path):
+    first = project.start(name="mine, 4 steps")
+    first.finished()
+    database = project.database.rename(tmp_path / "aside")
+    project.database.mkdir()
+    resumed = project.start(name="as the parameters say 6 steps", earlier=first.run_id)
+    resumed.goes_on_to(6)
+    project.database.rmdir()
+    database.rename(project.database)
+    resumed.finished()
+    assert project.run(first.run_id).info.run_name == "mine, 6 steps"
