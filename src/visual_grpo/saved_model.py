@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+from visual_grpo.file_digest import file_digest
+
 _LOADED = {".jinja", ".json", ".model", ".safetensors", ".txt"}
 """Endings of the files that a model is loaded from."""
 _RECORD = "content.json"
@@ -69,5 +71,4 @@ def sha256_of(file: Path) -> str:
 
 @cache
 def _sum(file: Path, size: int, changed: int) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return file_digest(file)

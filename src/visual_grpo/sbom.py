@@ -19,7 +19,7 @@ def environment_sbom() -> str:
     The same environment gives the same text: its serial number is made of its content, and it has no date.
     """
     from cyclonedx.model.bom import Bom
-    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.model.component import Component
     from cyclonedx.output.json import JsonV1Dot6
     from packageurl import PackageURL
 
@@ -32,7 +32,6 @@ def environment_sbom() -> str:
         Component(
             name=name,
             version=found["Version"],
-            type=ComponentType.LIBRARY,
             purl=PackageURL("pypi", name=name, version=found["Version"]),
             bom_ref=f"{name}@{found['Version']}",
             licenses=_licences(found),

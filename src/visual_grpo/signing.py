@@ -84,7 +84,7 @@ def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
     own = Path(".venv-tools/bin/uv")
     uv = str(own) if own.is_file() else shutil.which("uv")
     if uv is None:
-        raise UserError("uv, which runs model-signing in an environment of its own, is not there: make setup")
+        raise UserError("uv, which runs model-signing in a separate environment, is not there: make setup")
     try:
         done = subprocess.run([uv, *_TOOL, *words], capture_output=True, text=True, check=False)
         installed = (

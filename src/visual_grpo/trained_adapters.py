@@ -11,6 +11,7 @@ from typing import Any
 from visual_grpo.config import merged
 from visual_grpo.config.presets import pinned
 from visual_grpo.errors import UserError
+from visual_grpo.file_digest import file_digest
 from visual_grpo.secret_values import revealed
 
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
@@ -55,14 +56,18 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 def weight_sums(folder: Path) -> dict[str, str]:
     """Path within the folder -> sha256 of each file of weights."""
-    files = sorted(folder.rglob("*.safetensors"))
-    return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {name: file_digest(folder / name) for name in _weights(folder)}
 
 
 def adapter_digest(folder: Path) -> str:
     """sha256 over the weights of the adapters in ``folder``, 64 hex digits; without those in ``best`` and ``last``."""
-    own = {file: digest for file, digest in weight_sums(folder).items() if file.split("/")[0] not in (BEST, LAST)}
-    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    own = [name for name in _weights(folder) if name.split("/")[0] not in (BEST, LAST)]
+    sums = {name: file_digest(folder / name) for name in own}
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+
+
+def _weights(folder: Path) -> list[str]:
+    return [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*.safetensors"))]
 
 
 def check_weights(folder: Path) -> None:

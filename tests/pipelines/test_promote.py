@@ -23,6 +23,7 @@ from visual_grpo.pipelines.promote.nodes import judge, promote
 from visual_grpo.pipelines.rollback.nodes import roll_back
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
+from visual_grpo.tracking.champions import Champions
 from visual_grpo.trained_adapters import CODE, adapter_digest
 
 REWARDS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
@@ -139,6 +140,22 @@ def test_a_repeated_promotion_keeps_the_report_of_the_first(gate: Gate) -> None:
     again = gate.ask(first)
     assert again["stages"] == before["stages"]
     assert (again["report"] / "evaluation.html").read_text() == (before["report"] / "evaluation.html").read_text()
+
+
+def test_a_report_that_cannot_be_kept_leaves_the_promotion_to_be_repeated(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    better = gate.train("better", 0.2)
+    with monkeypatch.context() as broken:
+        broken.setattr(Champions, "keep_report", _full)
+        with pytest.raises(UserError, match="disk is full"):
+            gate.ask(better)
+    assert gate.ask(better)["promoted"]
+    assert gate.drawn, "it is judged again: no alias was moved"
+
+
+def _full(*_: Any) -> None:
+    raise UserError("the disk is full")
 
 
 def test_a_decision_promotes_only_what_was_judged_against_the_champion_that_is_there(gate: Gate) -> None:

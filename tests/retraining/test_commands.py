@@ -57,7 +57,7 @@ def test_a_command_holds_the_lock_that_it_inherits(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         running = commands(tmp_path, descriptors=(file.fileno(),))
-        process = running._start(["sleep", "60"], None)
+        process = running._start(["sleep", "60"])
     with (tmp_path / "lock").open("w") as file:
         with pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -353,3 +353,10 @@ def test_a_server_that_is_away_or_hangs_is_told_in_seconds(
     monkeypatch.setattr(asking, "WAIT", 20.0)
     with pytest.raises(UserError, match=r"does not answer: .*refused"):
         registry.register(uri, NAME, trained)
+
+
+def test_an_error_that_is_not_mlflows_is_raised_as_it_is(project: Project) -> None:
+    server = asking.Server(project.uri)
+    for request in (server.ask, server.transfer):
+        with pytest.raises(ZeroDivisionError):
+            request(lambda _: 1 / 0)

@@ -62,7 +62,7 @@ def decide(
     Because the base model is a reference too, a guard cannot be worn down a little with every promotion.
 
     Bounds are over what is held out together (`paired`). Unscored samples are left out of means and counted by a
-    condition of their own. What cannot be judged, with fewer than two units, does not hold.
+    separate condition. What cannot be judged, with fewer than two units, does not hold.
 
     Args:
         candidate: scores as of ``generate.read_scores``, of one split at the stock sampler.

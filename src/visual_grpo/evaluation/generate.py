@@ -142,6 +142,7 @@ def draw_and_score(
             "no eval and no held-out prompts to generate samples for: raise data.eval_share or data.held_out_share"
         )
     frames: list[pd.DataFrame] = []
+    summed, scored = 0.0, 0
     weights: dict[str, float] = {}
     for sampler, settings in {**samplers, **controls}.items():
         (folder / sampler).mkdir(parents=True, exist_ok=True)
@@ -161,8 +162,9 @@ def draw_and_score(
             frames.append(_rows(sampler, batch, samples, scores, folder))
             for file, record, sample in zip(frames[-1]["file"], records, samples, strict=True):
                 of_sample(record, sample, scorer).save(folder / file)
+            summed, scored = summed + float(scores.total.nansum()), scored + int((~scores.total.isnan()).sum())
             if advance is not None:
-                advance(len(batch), reward=float(pd.concat([frame["total"] for frame in frames]).mean()))
+                advance(len(batch), reward=summed / scored)
     table = _without_unused(pd.concat(frames, ignore_index=True))
     table.attrs = {"facts": dict(facts), "weights": weights}
     table.to_parquet(folder / SCORES, index=False)

@@ -6,7 +6,6 @@ leaves the previous checkpoint in force. `checkpoint_folder` chooses among those
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
+from visual_grpo.file_digest import file_digest
 from visual_grpo.folders import replace_folder
 
 LATEST = "latest.json"
@@ -185,8 +185,7 @@ def _fill(partial: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 
 
 def _line(file: Path) -> str:
-    with file.open("rb") as content:
-        return f"{hashlib.file_digest(content, 'sha256').hexdigest()}  {file.name}\n"
+    return f"{file_digest(file)}  {file.name}\n"
 
 
 def _flush(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A few numbers that describe an image, to tell whether the images of two datasets are alike."""
+"""Statistics of an image's pixels, by which the images of two datasets are compared."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
 
+from visual_grpo.file_digest import file_digest
 from visual_grpo.images import (
     ImageError,
     TooManyPixelsError,
@@ -192,8 +193,7 @@ def sha256_of(path: Original) -> str:
     if isinstance(path, EmbeddedImage):
         return path.sha256
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(path)
     except OSError as error:
         raise Rejected(
             "corrupt_image", f"{path} cannot be read ({error.strerror})", "Check the file and its permissions"

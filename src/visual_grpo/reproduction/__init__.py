@@ -1,1 +1,1 @@
-"""A training repeated: its commit, environment, data, base model and parameters in a folder of their own."""
+"""A training repeated: its commit, environment, data, base model and parameters in a separate folder."""

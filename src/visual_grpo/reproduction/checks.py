@@ -20,6 +20,7 @@ from visual_grpo.sbom import SBOM
 from visual_grpo.tracking.lineage import recorded
 from visual_grpo.tracking.origins import dvc_hashes
 from visual_grpo.tracking.subjects import Subject
+from visual_grpo.tracking.versions import DIGEST
 from visual_grpo.trained_adapters import CHANGES, adapter_digest, weight_sums
 
 State = Literal["ok", "differs", "cannot be checked"]
@@ -76,9 +77,9 @@ def _version(subject: Subject) -> Iterator[Line]:
     tags = subject.version_tags
     if not tags:
         return
-    digest = tags.get("adapter.digest")
+    digest = tags.get(DIGEST)
     if digest is None:
-        yield Line("version", subject.title, UNKNOWN, "its tags have no adapter.digest")
+        yield Line("version", subject.title, UNKNOWN, f"its tags have no {DIGEST}")
     elif digest != adapter_digest(subject.adapters):
         yield Line("version", subject.title, DIFFERS, "its weights are not those that were registered")
     else:
@@ -150,7 +151,7 @@ def _code(subject: Subject, project: Path) -> Iterator[Line]:
 
 
 def _changes(file: Path, facts: Mapping[str, Any], project: Path, commit: str) -> Line:
-    """Whether the patch applies to the commit, tried in an index of its own."""
+    """Whether the patch applies to the commit, tried in a temporary index."""
     if not file.is_file():
         dirty = facts.get("git.state") == "dirty"
         if dirty:

@@ -62,7 +62,7 @@ def write_configuration(code: Path, folder: Path, tree: Mapping[str, Any], comma
     It is the commit's own but for the parameters, of which ``tree`` is all: nothing is merged with it.
 
     Args:
-        command: of the training, which may name an environment; that one may have a catalog of its own.
+        command: of the training, which may name an environment; that one may have another catalog.
     """
     import yaml
 

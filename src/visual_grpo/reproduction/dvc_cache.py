@@ -14,7 +14,7 @@ from visual_grpo.reproduction.programs import ProgramError, output_of
 def restore(project: Path, digest: str, path: str, folder: Path) -> Path:
     """The file or folder that DVC knows by ``digest``, below ``folder``.
 
-    It is brought there by a DVC repository of its own with the project's cache and remotes, so that neither the
+    It is brought there by a separate DVC repository with the project's cache and remotes, so that neither the
     project's nor the worktree's entries for ``path`` matter.
 
     Raises:

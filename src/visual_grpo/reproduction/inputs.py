@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.errors import UserError
+from visual_grpo.file_digest import file_digest
 from visual_grpo.records.table import RecordTable
 from visual_grpo.reproduction.dvc_cache import restore
 from visual_grpo.saved_model import content_digest, may_be_hub_id
@@ -70,7 +70,7 @@ class Inputs:
                 _link(images, target / IMAGES)
             if self._is_wanted(target / RECORDS):
                 return FROM_DVC
-            _remove(target / RECORDS.partition("/")[0])
+            shutil.rmtree(target / RECORDS.partition("/")[0], ignore_errors=True)
         self._bring_raw()
         return AGAIN
 
@@ -184,15 +184,11 @@ def _changed_images(manifest: Path) -> Iterator[Path]:
         names = [row["target_image"], *(row["source_images"] or [])]
         sums = [row["target_sha256"], *(row["source_sha256"] or [])]
         for name, expected in zip(names, sums, strict=True):
-            if name is not None and _sha256(manifest.parent / name) != expected:
-                yield manifest.parent / name
-
-
-def _sha256(file: Path) -> str | None:
-    if not file.is_file():
-        return None
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+            if name is None:
+                continue
+            image = manifest.parent / name
+            if not image.is_file() or file_digest(image) != expected:
+                yield image
 
 
 def _take(source: Path, target: Path) -> None:
@@ -208,7 +204,3 @@ def _link(source: Path, target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
     target.symlink_to(source.resolve())
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

@@ -30,7 +30,7 @@ def output_of(*words: str | Path, at: Path, environment: Mapping[str, str] | Non
 def run(words: Sequence[str], at: Path, environment: Mapping[str, str] | None, each: Callable[[str], object]) -> None:
     """Runs a program in the folder ``at``; ``each`` gets every line that it prints, errors too.
 
-    It has a process group of its own: Ctrl-C reaches this process alone, which then kills the whole group. What it was
+    It is in a new process group: Ctrl-C reaches this process alone, which then kills the whole group. What it was
     writing is of no use to anybody.
 
     Raises:

@@ -85,7 +85,7 @@ def _ended(retraining: Retraining) -> Outcome:
     except (UserError, StageFailedError) as error:
         return retraining.outcome(Code.FAILED, visible(str(hidden(str(error)))))
     except Exception as error:
-        traceback.print_exc()
+        print(hidden(traceback.format_exc()), file=sys.stderr)  # noqa: T201
         return retraining.outcome(Code.FAILED, f"{type(error).__name__}: {hidden(str(error))}")
 
 

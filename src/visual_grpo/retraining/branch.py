@@ -10,7 +10,8 @@ from pathlib import Path
 
 from visual_grpo.errors import UserError
 
-_NOT_THERE = "0" * 40
+_NOT_THERE = ""
+"""For git: the branch must not exist."""
 
 
 def check(project: Path, branch: str) -> None:
@@ -38,7 +39,7 @@ def commit(project: Path, branch: str, files: Sequence[str], message: str) -> st
     before = git.maybe("rev-parse", "--verify", "--quiet", reference)
     parent = before or git("rev-parse", "HEAD")
     with tempfile.TemporaryDirectory() as folder:
-        # An index of its own: the user's may have other things staged.
+        # A temporary index: the user's may have other things staged.
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
         git("read-tree", parent, **index)
         git("add", "--force", "--", *there, **index)

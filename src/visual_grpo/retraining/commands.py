@@ -19,7 +19,7 @@ PATIENCE = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """Runs commands in the project's folder; each is a process group of its own, so that it can be stopped whole."""
+    """Runs commands in the project's folder; each in a new process group, so that it is stopped with all it started."""
 
     project: Path
     deadline: float | None
@@ -34,7 +34,7 @@ class Commands:
             StageFailedError: it failed.
             OutOfTimeError: there was no time left; it was stopped as by Ctrl-C.
         """
-        code = self._wait(self._start(words, None))
+        code = self._wait(self._start(words))
         if code:
             raise StageFailedError(f"{_shown(words)} ended with exit code {code}")
 
@@ -50,9 +50,9 @@ class Commands:
             raise StageFailedError(f"{_shown(words)} ended with exit code {done.returncode}: {said}")
         return done.stdout
 
-    def _start(self, words: Sequence[str], stdout: int | None) -> subprocess.Popen[bytes]:
+    def _start(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            words, cwd=self.project, stdout=stdout, stdin=subprocess.DEVNULL, pass_fds=self.descriptors, process_group=0
+            words, cwd=self.project, stdin=subprocess.DEVNULL, pass_fds=self.descriptors, process_group=0
         )
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from click import ClickException
+
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
 from visual_grpo.errors import UserError
@@ -55,8 +57,8 @@ def read_project(folder: Path, environment: str | None) -> Project:
             context: Any = session.load_context()  # type: ignore[attr-defined]
             config: Parameters = context.catalog.load("parameters")
             return Project(config, name, context.mlflow.server.mlflow_tracking_uri)
-    except UserError:
-        raise
+    except ClickException as error:  # As of an environment that is not there.
+        raise UserError(error.message) from error
     except Exception as error:
         expected = expected_error(error)
         if expected is None:

@@ -12,6 +12,8 @@ import yaml
 
 from visual_grpo.errors import UserError
 from visual_grpo.retraining.commands import Commands, dvc
+from visual_grpo.retraining.outcome import DataRefusedError, StageFailedError
+from visual_grpo.tracking.lineage import dvc_files
 
 PREPARE, TRAIN = "data_preparation", "train"
 _MOST = 3
@@ -40,8 +42,7 @@ class Stages:
     def update_imports(self) -> list[str]:
         """Fetches newer versions of what ``dvc import`` and ``dvc import-url`` brought; returns these ``*.dvc``."""
         project = self.commands.project
-        found = [file for file in sorted((project / "data").rglob("*.dvc")) if _is_import(file)]
-        names = [file.relative_to(project).as_posix() for file in found]
+        names = [file.relative_to(project).as_posix() for file in dvc_files(project) if _is_import(file)]
         if names:
             self.commands.run(*dvc("update", *names))
         return names
@@ -56,18 +57,25 @@ class Stages:
         return self.lock.is_file()
 
     def prepare(self, check: Callable[[], None]) -> None:
-        """Prepares the data; if ``check`` refuses them, the earlier ones are put back, and what it raised is raised."""
+        """Prepares the data; if ``check`` refuses them (`DataRefusedError`), the earlier ones are put back."""
         before = self.lock.read_bytes() if self.has_run() else None
         self.repeat(PREPARE)
         try:
             check()
-        except Exception:
-            if before is None:
-                self.lock.unlink(missing_ok=True)
-            elif before != self.lock.read_bytes():
-                self.lock.write_bytes(before)
-                self.commands.run(*dvc("checkout", "--quiet", "--force", f"{self.file}:{PREPARE}"))
+        except DataRefusedError as refusal:
+            try:
+                self._put_back(before)
+            except StageFailedError as error:
+                raise DataRefusedError(f"{refusal}\nThe earlier data could not be put back: {error}") from error
             raise
+
+    def _put_back(self, lock: bytes | None) -> None:
+        """The data that ``lock`` knows."""
+        if lock is None:
+            self.lock.unlink(missing_ok=True)
+        elif lock != self.lock.read_bytes():
+            self.lock.write_bytes(lock)
+            self.commands.run(*dvc("checkout", "--quiet", "--force", f"{self.file}:{PREPARE}"))
 
     def changed(self, stage: str | None = None) -> list[str]:
         """What is another than at the last time, in words; empty if ``stage`` and all before it need not run."""

@@ -227,7 +227,7 @@ def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Ten
         if returned.is_complex():
             raise UserError(f"reward {name!r} must return real numbers, got {returned.dtype}")
         return returned.detach().cpu()
-    if isinstance(returned, Mapping | Set):  # Their keys, or an order of their own, would be taken for the scores.
+    if isinstance(returned, Mapping | Set):  # Their keys, or their own order, would be taken for the scores.
         raise _not_scores(name, type(returned).__name__)
     try:
         scores = list(returned)

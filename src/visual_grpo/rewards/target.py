@@ -70,7 +70,7 @@ class SourceSsim(SsimReward):
     needs_target = False
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        # A record of its own for each source, which `against_targets` reads once for all samples.
+        # One record for each source, which `against_targets` reads once for all samples.
         pairs = [
             (row, replace(record, id=str(source), target_image=source))
             for row, record in enumerate(prompts)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from visual_grpo.errors import UserError
-from visual_grpo.tracking.store import Store, in_a_line, is_missing, is_new, shown_server
+from visual_grpo.tracking.store import Store, in_a_line, is_missing, is_new, is_unavailable, shown_server
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -60,7 +60,7 @@ class Server:
         def work() -> None:
             try:
                 answers.append(request(self.store.client))
-            except Exception as error:
+            except Exception as error:  # Raised by the thread that asked.
                 errors.append(error)
 
         wait = WAIT_FOR_TABLES if self.is_empty else WAIT
@@ -69,7 +69,7 @@ class Server:
         thread.start()
         thread.join(wait)
         if errors:
-            raise self._explained(errors[0]) from errors[0]
+            self._raise_explained(errors[0])
         if not answers:
             raise UserError(f"MLflow ({self.shown}) has not answered in {wait:g} s. {_AGAIN}")
         return answers[0]
@@ -85,7 +85,13 @@ class Server:
         try:
             return request(self.store.client)
         except Exception as error:
-            raise self._explained(error) from error
+            self._raise_explained(error)
+
+    def _raise_explained(self, error: Exception) -> NoReturn:
+        """Raises what a user can do about it; an error that is not MLflow's as it is."""
+        if not is_unavailable(error):
+            raise error
+        raise self._explained(error) from error
 
     def _explained(self, error: Exception) -> UserError:
         said = in_a_line(error).rstrip(".")

@@ -119,11 +119,17 @@ def recorded(project_path: Path) -> dict[str, str]:
     locks = [project_path / "dvc.lock", *sorted(project_path.glob("conf/*/dvc.lock"))]
     stages = [stage for lock in locks for stage in _yaml(lock).get("stages", {}).values()]
     found = {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", []) if "md5" in out}
-    for file in sorted([*project_path.glob("*.dvc"), *(project_path / "data").rglob("*.dvc")]):
+    for file in dvc_files(project_path):
         for out in _yaml(file).get("outs", []):
             if "md5" in out:
                 found[(file.parent / out["path"]).relative_to(project_path).as_posix()] = out["md5"]
     return found
+
+
+def dvc_files(project_path: Path) -> list[Path]:
+    """The ``*.dvc`` of what DVC tracks beside its stages, in the project's folder and anywhere in ``data``."""
+    found = [*project_path.glob("*.dvc"), *(project_path / "data").rglob("*.dvc")]
+    return sorted(file for file in found if file.is_file())  # DVC's own folder is called .dvc.
 
 
 def _paths(tree: Any) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from visual_grpo.computed_with import MEANING, computed_with
 from visual_grpo.config import Parameters
 from visual_grpo.decisive_parameters import decisive
+from visual_grpo.file_digest import file_digest
 from visual_grpo.importing import code_digest
 
 STAMP = "made_with.json"
@@ -63,7 +64,7 @@ def why_drawn(folder: Path, made: Mapping[str, Any]) -> str | None:
 def _sums(folder: Path) -> dict[str, str]:
     """Path within the folder -> sha256 of every file but the stamp."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file != folder / STAMP)
-    return {file.relative_to(folder).as_posix(): _sha256(file) for file in files}
+    return {file.relative_to(folder).as_posix(): file_digest(file) for file in files}
 
 
 def _files_of_options(config: Parameters) -> Iterator[tuple[str, str]]:
@@ -72,7 +73,7 @@ def _files_of_options(config: Parameters) -> Iterator[tuple[str, str]]:
         for text in _texts(reward.options):
             path = Path(text).expanduser()
             if "\0" not in text and len(text) < 1000 and path.exists():
-                sums = _sums(path) if path.is_dir() else _sha256(path)
+                sums = _sums(path) if path.is_dir() else file_digest(path)
                 yield text, hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
 
@@ -83,8 +84,3 @@ def _texts(value: object) -> Iterator[str]:
         yield from (text for part in value.values() for text in _texts(part))
     elif isinstance(value, list | tuple):
         yield from (text for part in value for text in _texts(part))
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

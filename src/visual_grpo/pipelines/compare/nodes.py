@@ -21,17 +21,18 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
     """The folder with both sides' samples and the report; the parameters are those of the second's training."""
     from visual_grpo import console
     from visual_grpo.evaluation import compare, report
+    from visual_grpo.evaluation.generate import distinct_prompts
     from visual_grpo.evaluation.headline import headline, lines
 
     first, second = (find_side(named, parameters) for named in (parameters.compare.first, parameters.compare.second))
     if first.folder is None and second.folder is None:
         raise UserError("compare: first and second are both none, the base model; name an adapter")
-    shared = unseen(records, (first, second), "compare")
+    settings = parameters.evaluation
+    shared = distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
     before, after = comparison_draft / "first", comparison_draft / "second"
     scorer = shared_scorer(parameters, second.facts or first.facts, shared)
-    settings = parameters.evaluation
-    draw(parameters, first, first.facts or second.facts, shared, scorer, before, most=settings.max_prompts)
-    draw(parameters, second, second.facts or first.facts, shared, scorer, after, most=settings.max_prompts)
+    draw(parameters, first, first.facts or second.facts, shared, scorer, before)
+    draw(parameters, second, second.facts or first.facts, shared, scorer, after)
     entries = compare.compare(
         _scores(before), _scores(after), bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
     )

@@ -109,9 +109,8 @@ def draw(
     folder: Path,
     *,
     split: str = "held_out",
-    most: int | None,
 ) -> None:
-    """The side's samples and scores on at most so many prompts; None = all.
+    """The side's samples and scores on the records, each of a distinct prompt.
 
     ``facts`` name the base model and the trained modules.
     """
@@ -124,7 +123,7 @@ def draw(
         {split: records},
         seed=settings.seed,
         images_per_prompt=settings.images_per_prompt,
-        max_prompts=most,
+        max_prompts=None,
     )
     samplers = {SAMPLER: parameters.sampling.stock}
     model = components.build_model(config, facts["model"], side.folder)

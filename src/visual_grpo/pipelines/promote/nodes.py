@@ -16,7 +16,7 @@ from visual_grpo.pipelines.compare.sides import BASE, Side, draw, find_side, sha
 from visual_grpo.pipelines.promote.same_reward import judge_differences, reward_differences
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import NONE, adapter_digest
+from visual_grpo.trained_adapters import HISTORY, NONE, adapter_digest
 
 if TYPE_CHECKING:
     from visual_grpo.evaluation.gate import GateRule
@@ -57,7 +57,9 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
     if changed and not parameters.promotion.new_reward:
         return promotion_draft, found | _aims_at_something_else(candidate, changed)
     judged = _judged(parameters, records, [candidate, *references.values()])
-    scorer = shared_scorer(parameters, candidate.facts, [record for found in judged.values() for record in found])
+    scorer = shared_scorer(
+        parameters, candidate.facts, [record for found_there in judged.values() for record in found_there]
+    )
     stages: dict[str, Any] = {}
     for split, found_there in judged.items():
         decision = _judge_on(split, parameters, found_there, scorer, candidate, references, promotion_draft)
@@ -75,13 +77,14 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
 
     registry = Champions.of(parameters)
     _check_unchanged(parameters, registry, judgement)
+    # First, for it may fail: once the alias has moved, the gate is not repeated.
+    registry.keep_report(judgement["candidate"]["run_id"], promotion)
     version = judgement["champion"]["version"] if judgement["already"] else None
     if judgement["promoted"] and not judgement["already"]:
         stages = {"gate.stages": ", ".join(judgement["stages"])}
         version = registry.register(_folder(_candidate(parameters)), _said(judgement), stages)
         registry.promote(version)
     # What is noted need not be judged again, so this comes last.
-    registry.keep_report(judgement["candidate"]["run_id"], promotion)
     registry.note_gate(judgement["candidate"]["digest"], _settings(parameters), promoted=judgement["promoted"])
     for line in _said(judgement):
         console.note(line)
@@ -221,7 +224,7 @@ def _judge_on(
     scores = {}
     for name, side in {"candidate": candidate, **references}.items():
         drawn = folder / split / name.replace(" ", "_")
-        draw(parameters, side, side.facts or candidate.facts, records, scorer, drawn, split=split, most=None)
+        draw(parameters, side, side.facts or candidate.facts, records, scorer, drawn, split=split)
         scores[name] = read_scores(drawn)
     return decide(scores.pop("candidate"), scores, rule, groups)
 
@@ -264,7 +267,6 @@ def _write_report(
 
     from visual_grpo.evaluation import compare, generate, report
     from visual_grpo.evaluation.headline import headline
-    from visual_grpo.trained_adapters import HISTORY
 
     reference = BASE_MODEL if champion is None else CHAMPION
     before, after = (folder / "held_out" / name for name in (reference.replace(" ", "_"), "candidate"))
