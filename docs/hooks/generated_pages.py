@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 from visual_grpo.config import Parameters
 from visual_grpo.importing import load_attribute
 from visual_grpo.rewards.catalogue import BUILT_IN
+from visual_grpo.types import Needs
 
 PARAMETERS = """# Parameters
 
@@ -141,7 +142,7 @@ def _reward(name: str, path: str) -> str:
         for parameter in inspect.signature(made).parameters.values()
         if parameter.default is not parameter.empty
     ]
-    needs = "Every record needs a target image. " if getattr(made, "needs_target", False) else ""
+    needs = "Every record needs a target image. " if getattr(made, "needs", Needs()).target else ""
     return f"\n## `{name}`\n\n{_plain(made.__doc__ or '')}\n\n{needs}Options: {', '.join(options) or 'none'}.\n"
 
 

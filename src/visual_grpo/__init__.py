@@ -33,6 +33,7 @@ _HOMES = {
     "TokenPolicy": "policies.token_policy",
     "FlowConfig": "config",
     "RewardSet": "rewards.combine",
+    "Needs": "types",
     "PromptRecord": "types",
     "RewardOutput": "types",
     "Rollout": "types",

@@ -43,9 +43,13 @@ def make_plan(config: Parameters, model: str | None = None) -> Plan:
     return family_settings.make_plan(family_of(config, model), config)
 
 
-def check(config: Parameters) -> None:
+def check(config: Parameters, *, scores: bool = True) -> None:
     """Raises UserError where a reward, the device, the family or the model's folder does not exist, or where the
-    parameters do not fit the family, with all of these problems; loads no model."""
+    parameters do not fit the family, with all of these problems; loads no model.
+
+    Args:
+        scores: whether anything will be scored, so that what the rewards need must be on this machine.
+    """
     from visual_grpo.hardware.device import resolve_device
 
     problems = Problems()
@@ -53,7 +57,7 @@ def check(config: Parameters) -> None:
     with problems.collect():
         check_model(config)
         modules = make_plan(config).modules
-    _check_rewards(config, modules, problems)
+    _check_rewards(config, modules, problems, scores)
     with problems.collect():
         resolve_device(config.model.device)
     problems.raise_if_any()
@@ -74,14 +78,16 @@ def check_model(config: Parameters) -> None:
         saved_class(config.model.path)
 
 
-def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problems) -> None:
+def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problems, scores: bool) -> None:
     """Notes every reward that cannot be made; for each module there must be one to optimise."""
     from visual_grpo.rewards.catalogue import build_reward
 
     before = len(problems.texts)
     for name, reward in config.rewards.items():
         with problems.collect():
-            build_reward(name, reward)
+            made = build_reward(name, reward)
+            if scores:
+                made.check_machine()
     if config.reward == "auto" or len(problems.texts) > before:
         return
     for module in modules:

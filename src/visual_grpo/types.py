@@ -7,8 +7,9 @@ autoregressive policy, denoising steps of a flow policy).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
@@ -72,12 +73,23 @@ class RewardOutput:
     the sum of their unions: reported, never optimised."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a reward needs of every record; checked before the first rollout."""
+
+    target: bool = False
+    """A ``target_image``."""
+    source: bool = False
+    """At least one of ``source_images``."""
+    whole_groups: bool = False
+    """All samples of a prompt in one call, as neighbours: it compares them with each other."""
+
+
 class RewardFunction(Protocol):
     """Judges samples; knows neither policy nor trainer."""
 
     name: str
-    needs_target: bool
-    """True if every record must have a ``target_image``; checked before the first rollout."""
+    needs: Needs
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput: ...
 
@@ -119,8 +131,19 @@ class Scorer(Protocol):
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores: ...
 
 
+def begin_scoring(scorer: Scorer, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Callable[[], Scores]:
+    """Starts what a scorer can do while other work goes on; what is returned does the rest and gives the scores."""
+    begin: Callable[..., Callable[[], Scores]] | None = getattr(scorer, "begin", None)
+    return partial(scorer, prompts, samples) if begin is None else begin(prompts, samples)
+
+
 class Judge(Scorer, Protocol):
     """A scorer that can also show what it judges."""
+
+    @property
+    def needs_whole_groups(self) -> bool:
+        """Whether all samples of a prompt must come in one call."""
+        ...
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:
         """The sample as a uint8 image [3, h, w]; None for a text that no reward paints."""

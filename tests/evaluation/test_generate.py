@@ -1,3 +1,4 @@
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from visual_grpo.evaluation.generate import (
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.images import read_image, to_tensor
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.types import PromptRecord, RewardOutput
+from visual_grpo.types import Needs, PromptRecord, RewardOutput
 
 SAMPLERS = {"rollout": ROLLOUT, "stock": STOCK}
 
@@ -242,3 +243,60 @@ def test_a_reward_of_ones_own_whose_code_was_edited_does_not_pair(tmp_path, monk
     assert made() == before
     file.write_text("def score(prompts, images): return [5.0] * len(images)")
     assert made()["code"] != before["code"]
+
+
+class Ranking:
+    """A sample's rank among those of its prompt, divided by their number."""
+
+    needs = Needs(whole_groups=True)
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, prompts, samples):
+        self.sizes.append(len(samples))
+        means = [float(sample.float().mean()) for sample in samples]
+        groups = [[mean for mean, other in zip(means, prompts, strict=True) if other.id == own.id] for own in prompts]
+        return [sorted(group).index(mean) / len(group) for group, mean in zip(groups, means, strict=True)]
+
+
+def test_a_reward_that_compares_samples_gets_all_of_a_prompt_whatever_the_batch(tmp_path: Path) -> None:
+    plan = plan_images({"held_out": records("held_out", 3)}, seed=0, images_per_prompt=3, max_prompts=None)
+    tables = []
+    for size in (2, 9):
+        ranking, painter = Ranking(), Painter()
+        judge = RewardSet({"rank": (ranking, 1.0)})
+        drawn = draw_and_score(painter, judge, plan, {"stock": STOCK}, tmp_path / str(size), batch_size=size, facts={})
+        assert all(count % 3 == 0 for count in ranking.sizes)
+        assert painter.batches[0] == size
+        tables.append(drawn)
+    assert tables[0].equals(tables[1])
+    assert sorted(tables[0]["total"][:3]) == pytest.approx([0, 1 / 3, 2 / 3])
+
+
+def test_a_batch_is_judged_elsewhere_while_the_next_is_drawn(tmp_path: Path) -> None:
+    """The judge answers only when the next batch is being drawn: without overlap, it would wait for ever."""
+    drawing = threading.Event()
+
+    class Waiting:
+        waits = True
+
+        def __call__(self, prompts, samples):
+            assert drawing.wait(20), "nothing was drawn meanwhile"
+            return brightness(prompts, samples)
+
+    class Second(Painter):
+        def generate(self, *arguments):
+            if self.batches:
+                drawing.set()
+            return super().generate(*arguments)
+
+    plan = plan_images({"held_out": records("held_out", 4)}, seed=0, images_per_prompt=1, max_prompts=None)
+    waited = draw_and_score(
+        Second(), RewardSet({"b": (Waiting(), 1.0)}), plan, {"stock": STOCK}, tmp_path / "a", batch_size=2, facts={}
+    )
+    plain = draw_and_score(
+        Painter(), RewardSet({"b": (brightness, 1.0)}), plan, {"stock": STOCK}, tmp_path / "b", batch_size=2, facts={}
+    )
+    assert waited.equals(plain)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("reward")]

@@ -182,6 +182,8 @@ def test_the_margin_is_white() -> None:
 class Judge:
     """Returns the given picture, or None."""
 
+    needs_whole_groups = False
+
     def __init__(self, painted: torch.Tensor | None) -> None:
         self.painted = painted
 

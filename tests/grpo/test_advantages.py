@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from visual_grpo.grpo.advantages import Scale, gdpo_advantages, group_advantages, zero_variance_groups
+from visual_grpo.grpo.advantages import Scale, gdpo_advantages, group_advantages, variance_shares, zero_variance_groups
 
 NAN = float("nan")
 
@@ -102,3 +102,26 @@ def test_gdpo_rows_unscored_by_a_weighted_reward_get_zero() -> None:
 def test_a_ragged_batch_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\[N \* 4\] rewards"):
         group_advantages(torch.zeros(6), 4)
+
+
+def test_shares_of_the_variance_are_those_of_the_covariance() -> None:
+    rewards = {"a": torch.tensor([0.0, 2, 5, 5]), "b": torch.tensor([1.0, 0, 0, 4]), "c": torch.randn(4)}
+    weights = {"a": 1.0, "b": 2.0, "c": 0.0}
+    shares = variance_shares(rewards, weights, 2)
+    # Within groups: a is -1, 1, 0, 0, and 2 b is 1, -1, -4, 4; their sum is 0, 0, -4, 4.
+    assert shares == pytest.approx({"a": 0.0, "b": 1.0})
+    shares = variance_shares({"a": rewards["a"], "b": -rewards["b"]}, weights, 2)
+    # Their sum is -2, 2, 4, -4 with the squares' sum 40: a has 2 + 2, b the rest.
+    assert shares == pytest.approx({"a": 0.1, "b": 0.9})
+
+
+def test_shares_of_normalised_rewards_do_not_depend_on_their_scale() -> None:
+    rewards = {"a": torch.tensor([0.0, 2, 5, 5]), "b": 1000 * torch.tensor([0.0, 2, 5, 5])}
+    shares = variance_shares(rewards, {"a": 3.0, "b": 1.0}, 2, normalise=True, epsilon=1e-9)
+    assert shares == pytest.approx({"a": 0.75, "b": 0.25})
+
+
+def test_shares_leave_out_what_a_reward_could_not_score() -> None:
+    rewards = {"a": torch.tensor([0.0, 2, torch.nan]), "b": torch.tensor([0.0, 2, 100])}
+    assert variance_shares(rewards, {"a": 1.0, "b": 1.0}, 3) == pytest.approx({"a": 0.5, "b": 0.5})
+    assert variance_shares({"a": torch.ones(2)}, {"a": 1.0}, 2) == {}

@@ -120,10 +120,64 @@ def test_a_ratio_is_reported_as_the_sum_over_the_sum() -> None:
     policy = ToyTokenPolicy()
     rollout = policy.rollout(records(4), 6, torch.Generator().manual_seed(0))
     scores = Counted()(rollout.prompts, rollout.samples)
-    values = _reward_metrics([scores, scores], 6)
+    values = _reward_metrics([scores, scores], config())
     above, below = scores.ratios["count/share"]
     assert values["part/count/share"] == pytest.approx(float(above.nansum() / below.nansum()))
     assert values["part/count/none"] == 0  # A metric must be a number.
+
+
+class TwoRewards(CountingScorer):
+    """The second is the first with the opposite sign and half the weight."""
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        scores = super().__call__(prompts, samples)
+        rewards = {"up": scores.total, "down": -scores.total, "told": scores.total}
+        return replace(scores, rewards=rewards, weights={"up": 1.0, "down": 0.5, "told": 0.0}, total=scores.total / 2)
+
+
+def test_each_rewards_share_of_the_variance_is_reported() -> None:
+    _, (first, *_) = trained(ToyTokenPolicy(), TwoRewards())
+    shares = {name: value for name, value in first.values.items() if name.startswith("advantage_share/")}
+    assert shares == pytest.approx({"advantage_share/up": 2.0, "advantage_share/down": -1.0})
+    assert not any(name.startswith("advantage_share/") for name in trained(ToyTokenPolicy())[1][0].values)
+
+
+class Elsewhere(CountingScorer):
+    """Says when its work is begun and when it is asked for."""
+
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def begin(self, prompts: Any, samples: Any) -> Any:
+        self.said.append(f"begin {len(samples)}")
+
+        def result() -> Scores:
+            self.said.append("result")
+            return self(prompts, samples)
+
+        return result
+
+
+class Announcing(ToyTokenPolicy):
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def rollout(self, *arguments: Any) -> Any:
+        self.said.append("rollout")
+        return super().rollout(*arguments)
+
+
+def test_a_part_is_judged_while_the_next_is_drawn_and_nothing_else_changes() -> None:
+    said: list[str] = []
+    policy, metrics = trained(Announcing(said), Elsewhere(said), steps=1, rollout_prompts=3)
+    assert said == ["rollout", "begin 18", "rollout", "result", "begin 6", "result"]
+    plain, same = trained(ToyTokenPolicy(), steps=1, rollout_prompts=3)
+    assert torch.equal(policy.table, plain.table)
+    reported = [{k: v for k, v in own[0].values.items() if reproducible(k)} for own in (metrics, same)]
+    assert reported[0] == reported[1]
+    assert reported[0]["samples"] == 24
 
 
 class EveryThirdGroupVaries(CountingScorer):

@@ -9,8 +9,9 @@ from visual_grpo.errors import UserError
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward, build_reward_set
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.compressibility import JpegSizeReward
+from visual_grpo.rewards.counting import Counting
 from visual_grpo.rewards.reward import FunctionReward
-from visual_grpo.types import PromptRecord, RewardOutput, TextSample
+from visual_grpo.types import Needs, PromptRecord, RewardOutput, TextSample
 
 PROMPTS = [PromptRecord(id=i, prompt=i) for i in ("a", "b", "c")]
 SAMPLES = [torch.zeros(3, 32, 32, dtype=torch.uint8)] * 3
@@ -79,7 +80,7 @@ def test_records_without_targets_are_named_before_anything_runs() -> None:
 
 
 def test_a_reward_under_another_name_still_needs_its_target() -> None:
-    rewards = RewardSet({"mine": (FunctionReward("another name", constant(1), needs_target=True), 1.0)})
+    rewards = RewardSet({"mine": (FunctionReward("another name", constant(1), needs=Needs(target=True)), 1.0)})
     with pytest.raises(UserError, match="reward mine compares"):
         rewards.check_records(PROMPTS)
 
@@ -166,3 +167,83 @@ def test_ratios_have_their_rewards_name() -> None:
     scores = rewards(PROMPTS, SAMPLES)
     assert list(scores.ratios) == ["x/half"]
     assert scores.ratios["x/half"][1].tolist() == [2, 2, 2]
+
+
+def test_records_without_a_source_are_named_as_those_without_a_target_are() -> None:
+    class Edits:
+        needs = Needs(source=True)
+
+        def __call__(self, prompts: Any, samples: Any) -> list[float]:
+            return [0.0] * len(samples)
+
+    rewards = RewardSet({"edits": (Edits(), 1.0)})
+    rewards.check_records([PromptRecord(id="e", prompt="", source_images=(Path("x.png"),))])
+    with pytest.raises(UserError, match=r"the reward edits compares with a source image, and 3 records have none: 'a'"):
+        rewards.check_records(PROMPTS)
+
+
+def counting(**rules: Counting) -> RewardSet:
+    return RewardSet({"easy": (constant(-1, 0.5, 3), 2.0), "hard": (constant(0.1, 0.9, None), 1.0)}, rules)
+
+
+def test_scores_beyond_the_range_count_as_its_end_and_are_told_as_they_are() -> None:
+    scores = counting(easy=Counting(clip=(0.0, 1.0)))(PROMPTS, SAMPLES)
+    assert scores.rewards["easy"].tolist() == [0, 0.5, 1]
+    assert scores.parts["easy/raw"].tolist() == [-1, 0.5, 3]
+    assert scores.total[:2].tolist() == pytest.approx([0.1, 1.9])
+    assert "hard/raw" not in scores.parts
+
+
+def test_a_reward_counts_only_where_another_is_had() -> None:
+    rules = {"easy": Counting(clip=(-2.0, None), only_where={"hard": 0.9})}
+    scores = counting(**rules)(PROMPTS, SAMPLES)
+    assert scores.rewards["easy"][:2].tolist() == [-2, 0.5]
+    assert scores.rewards["easy"][2].isnan(), "whether it counts is not known"
+    lower = RewardSet({"size": (constant(1, 2, 3), -1.0), "hard": (constant(0, 1, 1), 1.0)},
+                      {"size": Counting(clip=(None, 9.0), only_where={"hard": 1.0})})  # fmt: skip
+    assert lower(PROMPTS, SAMPLES).rewards["size"].tolist() == [9, 2, 3], "of what is to be low, the worst is high"
+    assert lower.weighted({"size": -2.0, "hard": 1.0})(PROMPTS, SAMPLES).total.tolist() == [-18, -3, -5]
+
+
+@pytest.mark.parametrize(
+    ("rule", "complaint"),
+    [
+        (Counting(clip=(1.0, 0.0)), r"rewards.easy.clip must be \[low, high\] with low < high, got \[1, 0\]"),
+        (
+            Counting(clip=(0.0, None), only_where={"hrad": 0.5}),
+            "'hrad', which is no other .* Did you mean 'hard'",
+        ),
+        (Counting(clip=(0.0, None), only_where={"easy": 0.5}), "names 'easy', which is no other reward"),
+        (Counting(clip=(None, 1.0), only_where={"hard": 0.5}), "rewards.easy.clip has no lower end"),
+    ],
+)
+def test_rules_that_cannot_be_applied_are_refused(rule: Counting, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        counting(easy=rule)
+
+
+def test_rules_come_from_the_configuration() -> None:
+    config = {
+        "jpeg_size": configured(clip=[-1, 0]),
+        "edge_density": configured(clip=[0, 1], only_where={"jpeg_size": 9}),
+    }
+    scores = build_reward_set(config, {"jpeg_size": 1.0, "edge_density": 1.0})(PROMPTS, SAMPLES)
+    assert scores.rewards["edge_density"].tolist() == [0, 0, 0]
+    assert (scores.rewards["jpeg_size"] >= -1).all()
+
+
+def test_all_that_is_missing_on_the_machine_is_told_at_once() -> None:
+    class Lacking:
+        def __init__(self, what: str) -> None:
+            self.what = what
+
+        def check_machine(self) -> None:
+            raise UserError(f"{self.what} is not there")
+
+        def __call__(self, prompts: Any, samples: Any) -> list[float]:
+            return [0.0] * len(samples)
+
+    rewards = RewardSet({"a": (Lacking("the server"), 1.0), "b": (constant(1), 1.0), "c": (Lacking("the file"), 0.0)})
+    with pytest.raises(UserError, match=r"the server is not there[\s\S]*the file is not there"):
+        rewards.check_machine()
+    RewardSet({"b": (constant(1), 1.0)}).check_machine()

@@ -44,7 +44,7 @@ def test_the_target_itself_is_best(tmp_path: Path) -> None:
     assert PsnrReward(max_db=40)(records, own).tolist() == [40, 40]
     assert SsimReward()(records, own).tolist() == pytest.approx([1, 1])
     for reward in (PixelReward(), PsnrReward(), SsimReward()):
-        assert reward.needs_target
+        assert reward.needs.target
         assert (reward(records, swapped) < reward(records, own)).all()
 
 
@@ -141,4 +141,4 @@ def test_source_ssim_is_of_the_nearest_source_and_unscored_without_one(tmp_path:
     assert values[:3].tolist() == pytest.approx([1, 1, 1], abs=1e-5)
     assert values[3] < 0.5
     assert values[4].isnan()
-    assert not SourceSsim.needs_target
+    assert not SourceSsim.needs.target

@@ -8,7 +8,7 @@ import torch
 
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
-from visual_grpo.types import PromptRecord, RewardOutput
+from visual_grpo.types import Needs, PromptRecord, RewardOutput
 
 PROMPTS = [PromptRecord(id=i, prompt=f"prompt {i}") for i in ("a", "b", "c")]
 SAMPLES = [torch.full((3, 4, 4), value, dtype=torch.uint8) for value in (0, 100, 200)]
@@ -166,9 +166,9 @@ def test_what_a_function_says_of_targets_is_kept() -> None:
         def __call__(self, prompts, samples):
             return [0.0] * 3
 
-    assert FunctionReward("mine", Comparing()).needs_target is True
-    assert FunctionReward("mine", Comparing(), needs_target=False).needs_target is False
-    assert FunctionReward("mine", lambda prompts, samples: []).needs_target is False
+    assert FunctionReward("mine", Comparing()).needs == Needs(target=True)
+    assert FunctionReward("mine", Comparing(), needs=Needs()).needs == Needs()
+    assert FunctionReward("mine", lambda prompts, samples: []).needs == Needs()
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_a_plain_function_gets_its_options_and_a_factory_its_own(
 
 
 def test_options_hide_nothing_that_a_function_says_of_itself(module: str) -> None:
-    assert make_reward("mine", f"{module}:above", {"level": 50}).needs_target
+    assert make_reward("mine", f"{module}:above", {"level": 50}).needs.target
 
 
 def test_a_plain_function_that_fails_shows_its_own_lines_only(module: str) -> None:
@@ -392,3 +392,37 @@ def test_a_reward_that_paints_into_its_images_changes_a_copy() -> None:
     before = [sample.clone() for sample in SAMPLES]
     FunctionReward("mine", painting)(PROMPTS, SAMPLES)
     assert all(torch.equal(*pair) for pair in zip(before, SAMPLES, strict=True))
+
+
+def test_a_reward_that_compares_samples_is_asked_again_group_by_group() -> None:
+    sizes: list[int] = []
+
+    class Ranking:
+        needs = Needs(whole_groups=True)
+
+        def __call__(self, prompts, samples):
+            sizes.append(len(samples))
+            if sizes != [4] and any(float(sample.max()) == 200 for sample in samples):
+                raise RuntimeError("too bright")
+            return [float(sample.float().mean()) for sample in samples]
+
+    prompts = [PromptRecord(id=i, prompt="") for i in ("a", "a", "b", "b")]
+    images = [torch.full((3, 4, 4), value, dtype=torch.uint8) for value in (0, 200, 50, 60)]
+    reward = FunctionReward("mine", Ranking(), max_failed_share=0.5)
+    reward(prompts, images)
+    sizes.append(0)
+    values = reward(prompts, images).values
+    assert sizes[2:] == [4, 2, 2]
+    assert values[:2].isnan().all()
+    assert values[2:].tolist() == [50, 60]
+
+
+def test_needs_must_be_needs() -> None:
+    class Wrong:
+        needs = "a target"
+
+        def __call__(self, prompts, samples):
+            return [0.0] * len(samples)
+
+    with pytest.raises(UserError, match=r"reward 'mine': its `needs` must be a visual_grpo.Needs, got 'a target'"):
+        FunctionReward("mine", Wrong())

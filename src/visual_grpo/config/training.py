@@ -16,6 +16,16 @@ class RewardConfig(Strict):
     function: str | None = Field(None, description="package.module:function; null = the built-in of this name")
     weight: float = Field(1.0, description="0 = reported, never optimised")
     options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
+    clip: tuple[float | None, float | None] = Field(
+        (None, None),
+        description="[low, high]: scores beyond count as the end; null = no limit. The scores as they are are the part"
+        " raw",
+    )
+    only_where: dict[str, float] = Field(
+        default_factory=dict,
+        description="other rewards with the least score that each must have, such as {ocr: 0.9}; elsewhere this reward"
+        " counts as the worst end of clip",
+    )
     max_failed_share: float = Field(
         0.05,
         ge=0,
@@ -34,6 +44,12 @@ class GRPOConfig(Strict):
     steps: int = Field(ge=1, description="rollouts; each is followed by updates_per_rollout updates")
     prompts_per_step: int = Field(ge=1, description="prompts of a rollout, a group of samples each")
     group_size: int = Field(ge=1, description="samples of each prompt")
+    rollout_prompts: int | None = Field(
+        None,
+        ge=1,
+        description="prompts whose samples are drawn at a time; rewards that ask a server judge them while the next are"
+        " drawn; null = all at once",
+    )
     updates_per_rollout: int = Field(1, ge=1, description="optimiser updates on the same samples; 1 = on-policy")
     micro_batch_size: int | None = Field(None, ge=1, description="rows per backward pass; null = all at once")
     learning_rate: float = Field(gt=0, description="of AdamW, before warm-up and schedule")

@@ -6,8 +6,8 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.images import described, is_image
 from visual_grpo.importing import code_digest
-from visual_grpo.types import Judge, PromptRecord, Sample, SampleGenerator, Scores, TextSample
+from visual_grpo.types import Judge, PromptRecord, Sample, SampleGenerator, Scores, TextSample, begin_scoring
 
 SCORES = "scores.parquet"
 SPLITS = ("held_out", "eval")
@@ -40,6 +40,10 @@ class Request:
     index: int
     """Which sample of this prompt: 0, 1, ..."""
     seed: int
+
+
+Drawn = tuple[Sequence[Request], Sequence[Sample]]
+"""Requests with the sample of each."""
 
 
 def conditions(
@@ -135,40 +139,89 @@ def draw_and_score(
     and the rewards' weights are stored in ``DataFrame.attrs``, which Parquet preserves. Samplers share the seeds.
     ``controls`` are further samplers that draw the held-out requests only.
     """
-    from visual_grpo.evaluation.pictures import of_sample
-
     if not requests:
         raise UserError(
             "no eval and no held-out prompts to generate samples for: raise data.eval_share or data.held_out_share"
         )
-    frames: list[pd.DataFrame] = []
-    summed, scored = 0.0, 0
-    weights: dict[str, float] = {}
+    sheet = _Sheet(scorer, folder, advance)
     for sampler, settings in {**samplers, **controls}.items():
         (folder / sampler).mkdir(parents=True, exist_ok=True)
         asked = held_out(requests) if sampler in controls else requests
-        for batch in _batches(asked, batch_size):
-            records = [request.record for request in batch]
-            samples = policy.generate(records, [request.seed for request in batch], settings)
-            check_samples(samples, records)
-            scores = scorer(records, samples)
-            if not frames and bool(scores.total.isnan().all()):
-                unscored = [name for name, values in scores.rewards.items() if values.isnan().all()]
-                raise UserError(
-                    f"none of the first {len(batch)} samples could be scored, so that nothing could be compared;"
-                    f" unscored were: {', '.join(unscored)}"
-                )
-            weights = dict(scores.weights)
-            frames.append(_rows(sampler, batch, samples, scores, folder))
-            for file, record, sample in zip(frames[-1]["file"], records, samples, strict=True):
-                of_sample(record, sample, scorer).save(folder / file)
-            summed, scored = summed + float(scores.total.nansum()), scored + int((~scores.total.isnan()).sum())
-            if advance is not None:
-                advance(len(batch), reward=summed / scored)
-    table = _without_unused(pd.concat(frames, ignore_index=True))
-    table.attrs = {"facts": dict(facts), "weights": weights}
+        drawn = _drawn(policy, asked, batch_size, settings)
+        for batch in _whole_groups(drawn) if scorer.needs_whole_groups else drawn:
+            # The batch before is judged by then, as far as another process does it.
+            sheet.finish()
+            sheet.begin(sampler, *batch)
+        sheet.finish()
+    table = _without_unused(pd.concat(sheet.frames, ignore_index=True))
+    table.attrs = {"facts": dict(facts), "weights": sheet.weights}
     table.to_parquet(folder / SCORES, index=False)
     return table
+
+
+def _drawn(
+    policy: SampleGenerator, requests: Sequence[Request], batch_size: int, settings: SamplerConfig
+) -> Iterator[Drawn]:
+    for batch in _batches(requests, batch_size):
+        records = [request.record for request in batch]
+        samples = policy.generate(records, [request.seed for request in batch], settings)
+        check_samples(samples, records)
+        yield batch, samples
+
+
+def _whole_groups(drawn: Iterable[Drawn]) -> Iterator[Drawn]:
+    """The same samples in other portions, which hold all of a record."""
+    held: list[tuple[Request, Sample]] = []
+    for batch, samples in drawn:
+        held += zip(batch, samples, strict=True)
+        last = held[-1][0].record.id
+        whole = [pair for pair in held if pair[0].record.id != last]
+        held = held[len(whole) :]
+        if whole:
+            yield [request for request, _ in whole], [sample for _, sample in whole]
+    yield [request for request, _ in held], [sample for _, sample in held]
+
+
+@dataclass
+class _Sheet:
+    """Rows and pictures of the samples, batch by batch; one batch may still be with the rewards."""
+
+    scorer: Judge
+    folder: Path
+    advance: Advance | None
+    frames: list[pd.DataFrame] = field(default_factory=list)
+    weights: dict[str, float] = field(default_factory=dict)
+    summed: float = 0.0
+    scored: int = 0
+    begun: tuple[str, Drawn, Callable[[], Scores]] | None = None
+
+    def begin(self, sampler: str, batch: Sequence[Request], samples: Sequence[Sample]) -> None:
+        records = [request.record for request in batch]
+        self.begun = sampler, (batch, samples), begin_scoring(self.scorer, records, samples)
+
+    def finish(self) -> None:
+        """Writes the batch that was begun, if there is one."""
+        if self.begun is None:
+            return
+        from visual_grpo.evaluation.pictures import of_sample
+
+        sampler, (batch, samples), result = self.begun
+        self.begun = None
+        scores = result()
+        if not self.frames and bool(scores.total.isnan().all()):
+            unscored = [name for name, values in scores.rewards.items() if values.isnan().all()]
+            raise UserError(
+                f"none of the first {len(batch)} samples could be scored, so that nothing could be compared;"
+                f" unscored were: {', '.join(unscored)}"
+            )
+        self.weights = dict(scores.weights)
+        self.frames.append(_rows(sampler, batch, samples, scores, self.folder))
+        for file, request, sample in zip(self.frames[-1]["file"], batch, samples, strict=True):
+            of_sample(request.record, sample, self.scorer).save(self.folder / file)
+        self.summed += float(scores.total.nansum())
+        self.scored += int((~scores.total.isnan()).sum())
+        if self.advance is not None:
+            self.advance(len(batch), reward=self.summed / self.scored)
 
 
 def check_samples(samples: Sequence[Sample], records: Sequence[PromptRecord]) -> None:

@@ -79,6 +79,40 @@ def gdpo_advantages(
     return group_advantages(total, group_size, scale="batch_centred", epsilon=epsilon, clip=clip)
 
 
+def variance_shares(
+    rewards: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    group_size: int,
+    *,
+    normalise: bool = False,
+    epsilon: float = 1e-4,
+) -> dict[str, float]:
+    """The share of each weighted reward in the variance of the total within groups; they add up to 1.
+
+    It is the covariance of the weighted reward with the total, divided by the total's variance: a reward with a share
+    near 0 is drowned by the others, whatever its weight, and one below 0 is worked against. Rows that a weighted reward
+    leaves unscored do not count. Empty where no total differs within its group.
+
+    Args:
+        rewards: each [B].
+        normalise: whether each reward is normalised in its group before it is weighted, as `gdpo_advantages` does.
+        epsilon: of that normalisation.
+    """
+    used = [name for name, weight in weights.items() if weight]
+    unscored = torch.stack([rewards[name].isnan() for name in used]).any(0)
+    scale: Scale = "group" if normalise else "none"
+    terms = {
+        name: weights[name]
+        * group_advantages(
+            rewards[name].masked_fill(unscored, torch.nan), group_size, scale=scale, epsilon=epsilon, clip=None
+        ).double()
+        for name in used
+    }
+    total = torch.stack(list(terms.values())).sum(0)
+    variance = total.square().sum()
+    return {name: float((term * total).sum() / variance) for name, term in terms.items()} if variance else {}
+
+
 def zero_variance_groups(rewards: Tensor, group_size: int) -> Tensor:
     """[N] bool: True for groups whose scored rewards do not differ and so teach nothing."""
     return _constant(_as_groups(rewards, group_size))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from visual_grpo.config import GRPOConfig
 from visual_grpo.faults import PHASE
-from visual_grpo.grpo.advantages import zero_variance_groups
+from visual_grpo.grpo.advantages import variance_shares, zero_variance_groups
 from visual_grpo.grpo.update import Experience, UpdateStats
 from visual_grpo.types import Rollout, Scores, StepMetrics
 
@@ -54,7 +54,7 @@ def step_metrics(
     config: GRPOConfig,
 ) -> StepMetrics:
     """Rewards of every sample drawn, losses of the last update, ratios of each, speed and memory."""
-    values = _reward_metrics([scores for _, scores in drawn], config.group_size)
+    values = _reward_metrics([scores for _, scores in drawn], config)
     values |= _advantage_metrics(experiences)
     values |= _update_metrics(updates)
     if config.non_finite != "stop":
@@ -71,7 +71,8 @@ def step_metrics(
     )
 
 
-def _reward_metrics(scores: list[Scores], group_size: int) -> dict[str, float]:
+def _reward_metrics(scores: list[Scores], config: GRPOConfig) -> dict[str, float]:
+    group_size = config.group_size
     total = torch.cat([s.total for s in scores])
     values = {
         "reward/total": _mean(total),
@@ -79,10 +80,16 @@ def _reward_metrics(scores: list[Scores], group_size: int) -> dict[str, float]:
         "reward/unscored_share": float(total.isnan().float().mean()),
         "zero_variance_share": float(zero_variance_groups(total, group_size).float().mean()),
     }
-    for name in scores[0].rewards:
-        own = torch.cat([s.rewards[name] for s in scores])
+    rewards = {name: torch.cat([s.rewards[name] for s in scores]) for name in scores[0].rewards}
+    for name, own in rewards.items():
         values[f"reward/{name}"] = _mean(own)
         values[f"reward/{name}_std"] = _mean(_group_std(own, group_size))
+    weights = scores[0].weights
+    if sum(weight != 0 for weight in weights.values()) > 1:
+        shares = variance_shares(
+            rewards, weights, group_size, normalise=config.combine == "gdpo", epsilon=config.advantage_epsilon
+        )
+        values |= {f"advantage_share/{name}": share for name, share in shares.items()}
     for name in scores[0].parts:
         values[f"part/{name}"] = _mean(torch.cat([s.parts[name] for s in scores]))
     for name in scores[0].ratios:

@@ -25,7 +25,7 @@ from visual_grpo.grpo.self_check import check_ratio
 from visual_grpo.grpo.setbacks import NonFiniteLossError, Setbacks, refuse_non_finite
 from visual_grpo.grpo.unfinished import UnfinishedStep, unfinished_of, with_unfinished
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
-from visual_grpo.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics
+from visual_grpo.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, begin_scoring
 
 T = TypeVar("T")
 
@@ -134,8 +134,11 @@ class GRPOTrainer(Generic[T]):
 
     def policy_gradient(self, prompts: Sequence[PromptRecord], generator: torch.Generator) -> Tensor:
         """Flat gradient of the loss on one rollout of ``prompts``, which changes nothing; see `signal_check`."""
-        rollout, scores = self._sample(prompts, metrics.Clock(), generator)
-        experiences = self._experiences([(rollout, scores, torch.arange(len(prompts)))])
+        parts = self._sample(prompts, metrics.Clock(), generator)
+        size = self.config.group_size
+        experiences = self._experiences(
+            [(own, scores, torch.arange(len(own.samples) // size)) for own, scores in parts]
+        )
         self._backward(experiences, Objective.of(self.config, experiences), UpdateStats())
         gradients = [p.grad.flatten().float().cpu() for p in self.parameters if p.grad is not None]
         self.optimizer.zero_grad(set_to_none=True)
@@ -190,15 +193,15 @@ class GRPOTrainer(Generic[T]):
         count = 0
         for _ in range(1 + self.config.max_refills):
             chosen = [prompts[i] for i in order.draw(wanted - count)]
-            rollout, scores = self._sample(chosen, clock, self.generator)
-            drawn.append((rollout, scores))
-            constant = zero_variance_groups(scores.total, size)
-            if not self.config.max_refills:
-                constant = torch.zeros_like(constant)
-            for groups, store in ((~constant, kept), (constant, spare)):
-                if groups.any():
-                    store.append((rollout, scores, groups.nonzero()[:, 0]))
-            count += int((~constant).sum())
+            for rollout, scores in self._sample(chosen, clock, self.generator):
+                drawn.append((rollout, scores))
+                constant = zero_variance_groups(scores.total, size)
+                if not self.config.max_refills:
+                    constant = torch.zeros_like(constant)
+                for groups, store in ((~constant, kept), (constant, spare)):
+                    if groups.any():
+                        store.append((rollout, scores, groups.nonzero()[:, 0]))
+                count += int((~constant).sum())
             if count == wanted:
                 break
         for rollout, scores, groups in spare:
@@ -210,12 +213,22 @@ class GRPOTrainer(Generic[T]):
 
     def _sample(
         self, prompts: Sequence[PromptRecord], clock: metrics.Clock, generator: torch.Generator
-    ) -> tuple[Rollout[T], Scores]:
-        with clock.phase("rollout"), torch.no_grad():
-            rollout = self.policy.rollout(prompts, self.config.group_size, generator)
-        with clock.phase("reward"):
-            scores = self.scorer(rollout.prompts, rollout.samples)
-        return rollout, scores
+    ) -> list[tuple[Rollout[T], Scores]]:
+        """Rollouts of ``rollout_prompts`` prompts each; while one is drawn, the one before may be judged elsewhere."""
+        size = self.config.rollout_prompts or len(prompts)
+        done: list[tuple[Rollout[T], Scores]] = []
+        begun: tuple[Rollout[T], Callable[[], Scores]] | None = None
+        for start in range(0, len(prompts), size):
+            with clock.phase("rollout"), torch.no_grad():
+                rollout = self.policy.rollout(prompts[start : start + size], self.config.group_size, generator)
+            with clock.phase("reward"):
+                if begun is not None:
+                    done.append((begun[0], begun[1]()))
+                begun = rollout, begin_scoring(self.scorer, rollout.prompts, rollout.samples)
+        if begun is not None:
+            with clock.phase("reward"):
+                done.append((begun[0], begun[1]()))
+        return done
 
     def _experiences(self, kept: list[tuple[Rollout[T], Scores, Tensor]]) -> list[Experience[T]]:
         size = self.config.group_size

@@ -50,7 +50,7 @@ def settled(
     chosen = _choose(config, outputs, findings, problems, command)
     if OF_THE_MODEL & outputs:
         with problems.collect():
-            components.check(chosen)
+            components.check(chosen, scores=bool(SCORED & outputs))
     elif DRAWN_WITH_IT & outputs:
         with problems.collect():
             components.check_model(chosen)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from visual_grpo.config import RewardConfig
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.counting import Counting
 from visual_grpo.rewards.failures import FailureBudget
 from visual_grpo.rewards.reward import FunctionReward, make_reward
 
@@ -41,4 +42,7 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
 
 def build_reward_set(rewards: Mapping[str, RewardConfig], weights: Mapping[str, float]) -> RewardSet:
     """Builds all configured rewards with their weights, in the order of the configuration."""
-    return RewardSet({name: (build_reward(name, config), weights[name]) for name, config in rewards.items()})
+    return RewardSet(
+        {name: (build_reward(name, config), weights[name]) for name, config in rewards.items()},
+        {name: Counting(clip=config.clip, only_where=config.only_where) for name, config in rewards.items()},
+    )

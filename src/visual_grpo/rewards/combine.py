@@ -3,47 +3,93 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from types import MappingProxyType
 
 from torch import Tensor
 
 from visual_grpo.errors import Problems, UserError, counted
 from visual_grpo.images import is_image
+from visual_grpo.rewards.counting import Counting
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
-from visual_grpo.types import PromptRecord, RewardFunction, Sample, Scores, weighted_total
+from visual_grpo.types import PromptRecord, RewardFunction, RewardOutput, Sample, Scores, weighted_total
+
+RAW = "raw"
+"""The part with a reward's scores as they are, where not all of them count so."""
 
 
 class RewardSet:
     """Named rewards with their weights, as a ``types.Judge``.
 
     ``rewards`` maps a name to (reward, weight); a reward is a ``types.RewardFunction`` or a plain
-    function. Weight 0 means reported only, a negative weight means that lower is better.
+    function. Weight 0 means reported only, a negative weight means that lower is better. ``counting`` says of which
+    rewards not every score counts as it is; the scores as they are then are the part ``raw``.
     Raises ``UserError`` if no weight differs from 0.
     """
 
-    def __init__(self, rewards: Mapping[str, tuple[RewardFunction | PlainReward, float]]) -> None:
+    def __init__(
+        self,
+        rewards: Mapping[str, tuple[RewardFunction | PlainReward, float]],
+        counting: Mapping[str, Counting] = MappingProxyType({}),
+    ) -> None:
         for name, (_, weight) in rewards.items():
             _check(name, weight)
         if not any(weight for _, weight in rewards.values()):
             raise UserError(f"nothing to optimise: the rewards {sorted(rewards)} all have weight 0; give one a weight")
         self.weights = {name: float(weight) for name, (_, weight) in rewards.items()}
         self.functions = {name: _named(name, function) for name, (function, _) in rewards.items()}
+        self.counting = {name: own for name, own in counting.items() if own.changes}
+        for name, own in self.counting.items():
+            own.check(name, self.weights[name], rewards)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores:
         """Scores B samples; ``total`` is NaN where a reward with a weight is unscored."""
-        outputs = {name: function(prompts, samples) for name, function in self.functions.items()}
-        values = {name: output.values for name, output in outputs.items()}
+        return self.begin(prompts, samples)()
+
+    def begin(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Callable[[], Scores]:
+        """Starts the rewards that wait for other processes; what is returned computes the others and gives the scores.
+
+        Call it before the next batch is begun: a reward judges one batch at a time.
+        """
+        waiting = {name: function for name, function in self.functions.items() if function.waits}
+        pool = ThreadPoolExecutor(len(waiting) or 1, thread_name_prefix="reward")
+        begun = {name: pool.submit(function, prompts, samples) for name, function in waiting.items()}
+        pool.shutdown(wait=False)  # Its threads end with their work.
+        return partial(self._finish, begun, prompts, samples)
+
+    def _finish(
+        self,
+        begun: Mapping[str, Future[RewardOutput]],
+        prompts: Sequence[PromptRecord],
+        samples: Sequence[Sample],
+    ) -> Scores:
+        computed = {name: own(prompts, samples) for name, own in self.functions.items() if name not in begun}
+        waited = {name: future.result() for name, future in begun.items()}
+        return self._scores({name: computed[name] if name in computed else waited[name] for name in self.weights})
+
+    def _scores(self, outputs: Mapping[str, RewardOutput]) -> Scores:
+        scored = {name: output.values for name, output in outputs.items()}
+        values = scored | {
+            name: own.counted(scored[name], self.weights[name], scored) for name, own in self.counting.items()
+        }
+        parts = {f"{name}/{RAW}": scored[name] for name in self.counting}
         return Scores(
             total=weighted_total(values, self.weights),
             rewards=values,
-            parts={
-                f"{name}/{part}": values for name, output in outputs.items() for part, values in output.parts.items()
-            },
+            parts=parts
+            | {f"{name}/{part}": values for name, output in outputs.items() for part, values in output.parts.items()},
             ratios={
                 f"{name}/{ratio}": pair for name, output in outputs.items() for ratio, pair in output.ratios.items()
             },
             weights=self.weights,
         )
+
+    @property
+    def needs_whole_groups(self) -> bool:
+        """Whether a reward compares the samples of a prompt with each other, so that all must come in one call."""
+        return any(function.needs.whole_groups for function in self.functions.values())
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:
         """An image itself (what is kept is what was scored); of a text what the first reward that paints makes of it.
@@ -58,7 +104,15 @@ class RewardSet:
 
     def weighted(self, weights: Mapping[str, float]) -> RewardSet:
         """The same rewards with other weights."""
-        return RewardSet({name: (function, weights[name]) for name, function in self.functions.items()})
+        return RewardSet({name: (own, weights[name]) for name, own in self.functions.items()}, self.counting)
+
+    def check_machine(self) -> None:
+        """Raises UserError with what every reward lacks on this machine: weights, a server, a device."""
+        problems = Problems()
+        for function in self.functions.values():
+            with problems.collect():
+                function.check_machine()
+        problems.raise_if_any()
 
     def check_records(self, records: Iterable[PromptRecord]) -> None:
         """Refuses records that a reward cannot judge, as those without the target it needs; before any rollout.
@@ -66,8 +120,7 @@ class RewardSet:
         Raises UserError with the problems of every reward.
         """
         checking = [function for function in self.functions.values() if function.checks_records]
-        needing = [name for name, function in self.functions.items() if function.needs_target]
-        if not checking and not needing:
+        if not checking and not any(function.needs.target or function.needs.source for function in self._all):
             return
         # Several rewards read them: an iterator would be empty for all but the first.
         records = records if isinstance(records, Sequence) else list(records)
@@ -75,16 +128,28 @@ class RewardSet:
         for function in checking:
             with problems.collect():
                 function.check_records(records)
-        missing = [record.id for record in records if record.target_image is None] if needing else []
-        if missing:
-            without = f"{counted(len(missing), 'record')} {'has' if len(missing) == 1 else 'have'}"
-            problems.texts.append(
-                f"the reward{'s' * (len(needing) > 1)} {', '.join(needing)} compare"
-                f"{'s' * (len(needing) == 1)} with a target image, and {without} none:"
-                f" {', '.join(map(repr, missing[:5]))}{' ...' * (len(missing) > 5)}."
-                " Add target_image to them or remove the reward"
-            )
+        targets = [function.name for function in self._all if function.needs.target]
+        sources = [function.name for function in self._all if function.needs.source]
+        lacking = (
+            (targets, "target", "target_image", [record.id for record in records if record.target_image is None]),
+            (sources, "source", "source_image", [record.id for record in records if not record.source_images]),
+        )
+        problems.texts += [_lacks(*each) for each in lacking if each[0] and each[3]]
         problems.raise_if_any()
+
+    @property
+    def _all(self) -> list[FunctionReward]:
+        return list(self.functions.values())
+
+
+def _lacks(rewards: Sequence[str], kind: str, key: str, missing: Sequence[str]) -> str:
+    """What to say of records without an image that rewards compare with."""
+    without = f"{counted(len(missing), 'record')} {'has' if len(missing) == 1 else 'have'}"
+    return (
+        f"the reward{'s' * (len(rewards) > 1)} {', '.join(rewards)} compare{'s' * (len(rewards) == 1)} with a {kind}"
+        f" image, and {without} none: {', '.join(map(repr, missing[:5]))}{' ...' * (len(missing) > 5)}."
+        f" Add {key} to them or remove the reward"
+    )
 
 
 def _named(name: str, function: RewardFunction | PlainReward) -> FunctionReward:
@@ -93,9 +158,7 @@ def _named(name: str, function: RewardFunction | PlainReward) -> FunctionReward:
     if function.name == name:
         return function
     # Its callable, not itself: what a reward can do beside scoring is asked of the callable.
-    return FunctionReward(
-        name, function.function, needs_target=function.needs_target, max_failed_share=function.budget.share
-    )
+    return FunctionReward(name, function.function, needs=function.needs, max_failed_share=function.budget.share)
 
 
 def _check(name: str, weight: float) -> None:

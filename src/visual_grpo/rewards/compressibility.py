@@ -19,8 +19,6 @@ class JpegSizeReward:
     With a negative weight it rewards detail instead.
     """
 
-    needs_target = False
-
     def __init__(self, quality: int = 95) -> None:
         if not 1 <= quality <= 100:
             raise UserError(f"jpeg_size: quality must be from 1 to 100, got {quality}")

@@ -29,14 +29,22 @@ class FailureBudget:
     """
 
     share: float = 0.0
-    """Of the samples of the run so far, which the failed ones may reach; a single sample may always fail, unless 0."""
+    """Of the samples of the run so far, which the failed ones may reach; a single unit may always fail, unless 0."""
     scored: int = 0
     failed: int = 0
 
     def score(
-        self, name: str, score: Score, prompts: Sequence[PromptRecord], samples: Sequence[Sample]
+        self,
+        name: str,
+        score: Score,
+        prompts: Sequence[PromptRecord],
+        samples: Sequence[Sample],
+        units: Sequence[Sequence[int]],
     ) -> RewardOutput:
-        """``score(prompts, samples)``; where that fails, sample by sample, so that one does not take the others along.
+        """``score(prompts, samples)``; where that fails, unit by unit, so that one does not take the others along.
+
+        Args:
+            units: the rows that can be scored by themselves: single samples or groups, in order.
 
         Raises RewardCodeError, naming the share, where too many failed.
         """
@@ -45,7 +53,7 @@ class FailureBudget:
         except RewardCodeError as error:
             if not self.share or not self.scored:
                 raise
-            return self._one_by_one(name, score, prompts, samples, error)
+            return self._one_by_one(name, score, prompts, samples, units, error)
         self.scored += len(samples)
         return output
 
@@ -55,43 +63,44 @@ class FailureBudget:
         score: Score,
         prompts: Sequence[PromptRecord],
         samples: Sequence[Sample],
+        units: Sequence[Sequence[int]],
         error: RewardCodeError,
     ) -> RewardOutput:
         outputs: list[RewardOutput | None] = []
-        for prompt, sample in zip(prompts, samples, strict=True):
+        for rows in units:
             try:
-                outputs.append(score([prompt], [sample]))
-                self.scored += 1
+                outputs.append(score([prompts[row] for row in rows], [samples[row] for row in rows]))
+                self.scored += len(rows)
             except RewardCodeError as again:
                 error = again
                 outputs.append(None)
-                self.failed += 1
-                self._stop_if_too_many(name, error)
-        lost = [prompt.id for prompt, output in zip(prompts, outputs, strict=True) if output is None]
+                self.failed += len(rows)
+                self._stop_if_too_many(name, error, len(rows))
+        lost = [prompts[rows[0]].id for rows, output in zip(units, outputs, strict=True) if output is None]
         if lost:
             last = str(error).strip().splitlines()[-1]
             log.warning("reward %r failed on %s, left unscored: %s", name, ", ".join(map(repr, lost[:5])), last)
-        return _joined(outputs)
+        return _joined(outputs, [len(rows) for rows in units])
 
-    def _stop_if_too_many(self, name: str, error: RewardCodeError) -> None:
+    def _stop_if_too_many(self, name: str, error: RewardCodeError, at_once: int) -> None:
         asked = self.scored + self.failed
-        if self.failed > max(1.0, self.share * asked):
+        if self.failed > max(float(at_once), self.share * asked):
             raise RewardCodeError(
                 f"reward {name!r} failed on {self.failed} of {asked} samples, more than the share {self.share:g} that"
                 f" rewards.{name}.max_failed_share allows. The last error: {error}"
             ) from error
 
 
-def _joined(outputs: Sequence[RewardOutput | None]) -> RewardOutput:
-    """Outputs of one sample each as one; None is NaN in everything."""
+def _joined(outputs: Sequence[RewardOutput | None], sizes: Sequence[int]) -> RewardOutput:
+    """Outputs of so many samples each as one; None is NaN in everything."""
     return RewardOutput(
-        values=_column(None if output is None else output.values for output in outputs),
+        values=_column((None if output is None else output.values for output in outputs), sizes),
         parts={
-            part: _column(None if output is None else output.parts.get(part) for output in outputs)
+            part: _column((None if output is None else output.parts.get(part) for output in outputs), sizes)
             for part in _names(None if output is None else output.parts for output in outputs)
         },
         ratios={
-            ratio: (_column(tops), _column(bottoms))
+            ratio: (_column(tops, sizes), _column(bottoms, sizes))
             for ratio in _names(None if output is None else output.ratios for output in outputs)
             for tops, bottoms in [
                 zip(
@@ -106,6 +115,8 @@ def _names(mappings: Iterable[Mapping[str, object] | None]) -> list[str]:
     return list(dict.fromkeys(name for mapping in mappings if mapping is not None for name in mapping))
 
 
-def _column(values: Iterable[Tensor | None]) -> Tensor:
-    """[b] float32 of b tensors [1]."""
-    return torch.cat([torch.full((1,), torch.nan) if value is None else value for value in values])
+def _column(values: Iterable[Tensor | None], sizes: Sequence[int]) -> Tensor:
+    """[b] float32 of tensors of these sizes."""
+    return torch.cat(
+        [torch.full((size,), torch.nan) if value is None else value for value, size in zip(values, sizes, strict=True)]
+    )

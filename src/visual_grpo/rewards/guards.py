@@ -21,8 +21,6 @@ LUMA = (0.299, 0.587, 0.114)
 class EdgeDensity:
     """Share of pixels whose luma gradient (luma in 0..1, central differences) exceeds ``threshold`` per pixel."""
 
-    needs_target = False
-
     def __init__(self, threshold: float = 0.1) -> None:
         if not 0 < threshold < 1:
             raise UserError(f"edge_density: threshold must be between 0 and 1, got {threshold}")
@@ -40,8 +38,6 @@ class EdgeDensity:
 
 class ColourEntropy:
     """Shannon entropy in bits of the colour histogram with ``levels`` levels per channel; 0 for a single colour."""
-
-    needs_target = False
 
     def __init__(self, levels: int = 8) -> None:
         if not 2 <= levels <= 256:

@@ -23,7 +23,7 @@ from visual_grpo.segmentation.answer import FAULTS, Answer, AnswerError, parse_a
 from visual_grpo.segmentation.build import DEFAULT, build_segmenter
 from visual_grpo.segmentation.segmenter import Box, Point, PointPrompt
 from visual_grpo.segmentation.truth import true_box_and_points
-from visual_grpo.types import PromptRecord, RewardOutput, TextSample
+from visual_grpo.types import Needs, PromptRecord, RewardOutput, TextSample
 
 TERMS = ("iou", "contrast", "placement", "number", "format", "box", "points")
 
@@ -98,7 +98,7 @@ class NegativePointsReward:
     cache, shared by all records of an image; the segmenter gets all prompts of a record in one batch.
     """
 
-    needs_target = True
+    needs = Needs(target=True)
 
     def __init__(
         self,

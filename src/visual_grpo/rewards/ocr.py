@@ -29,8 +29,6 @@ class OcrReward:
             width. Without it, text is detected in the whole image, which takes much longer.
     """
 
-    needs_target = False
-
     def __init__(self, line: Sequence[float] | None = None) -> None:
         self.line = None if line is None else _checked_line(line)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -17,7 +18,7 @@ from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.images import described, is_image
 from visual_grpo.importing import load_attribute
 from visual_grpo.rewards.failures import FailureBudget, RewardCodeError
-from visual_grpo.types import PromptRecord, Ratio, RewardOutput, Sample
+from visual_grpo.types import Needs, PromptRecord, Ratio, RewardOutput, Sample
 
 PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
 """Returns one score per sample: a sequence of floats (None or NaN = unscored), a tensor or NumPy
@@ -28,31 +29,34 @@ _TOO_LARGE = (
 )
 
 
+_ASKED = ("needs", "needs_target", "waits", "check_records", "check_machine", "picture")
+"""What `FunctionReward` asks of a callable beside scores."""
+
+
 class FunctionReward:
     """Any callable ``(prompts, samples) -> scores`` as a ``types.RewardFunction``.
 
-    ``needs_target`` is the callable's own attribute of that name unless it is given. ``max_failed_share``: see
-    `FailureBudget`.
+    ``needs`` is the callable's own attribute of that name unless it is given; ``needs_target = True`` is short for
+    ``needs = Needs(target=True)``. ``max_failed_share``: see `FailureBudget`.
     Raises ``UserError``, naming the reward and the first offending record, when the callable fails or
     returns anything but one finite or unscored number per sample.
     """
 
     def __init__(
-        self, name: str, function: PlainReward, *, needs_target: bool | None = None, max_failed_share: float = 0.0
+        self, name: str, function: PlainReward, *, needs: Needs | None = None, max_failed_share: float = 0.0
     ) -> None:
         if not callable(function):
             raise UserError(f"reward {name!r} must be callable, got {type(function).__name__}")
         self.name = name
         self.function = function
-        if needs_target is None:
-            needs_target = bool(getattr(function, "needs_target", False))
-        self.needs_target = needs_target
+        self.needs = _needs_of(name, function) if needs is None else needs
         self.budget = FailureBudget(max_failed_share)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         if len(prompts) != len(samples):
             raise UserError(f"reward {self.name!r} was given {len(prompts)} prompts but {len(samples)} samples")
-        return self.budget.score(self.name, self._score, prompts, samples)
+        units = groups_of(prompts) if self.needs.whole_groups else [[row] for row in range(len(prompts))]
+        return self.budget.score(self.name, self._score, prompts, samples, units)
 
     def _score(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         # Copies: what a reward paints into an image must reach neither the next reward nor what is kept.
@@ -70,6 +74,21 @@ class FunctionReward:
         """Lets the callable refuse records before any rollout, if it wants to."""
         if self.checks_records:
             self.function.check_records(records)  # type: ignore[attr-defined]
+
+    def check_machine(self) -> None:
+        """Lets the callable say before any rollout that weights, a server or a device is not there, if it wants to.
+
+        Raises:
+            UserError: of the callable's ``check_machine`` method.
+        """
+        if hasattr(self.function, "check_machine"):
+            with _blaming(f"reward {self.name!r} failed in its check of this machine"):
+                self.function.check_machine()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the callable waits for another process rather than computes: other work goes on meanwhile."""
+        return bool(getattr(self.function, "waits", False))
 
     @property
     def paints(self) -> bool:
@@ -89,6 +108,21 @@ class FunctionReward:
 
     def __repr__(self) -> str:
         return f"FunctionReward({self.name!r}, {self.function!r})"
+
+
+def groups_of(prompts: Sequence[PromptRecord]) -> list[list[int]]:
+    """The rows of each group: neighbours of one record."""
+    ids = [record.id for record in prompts]
+    return [[row for row, _ in rows] for _, rows in itertools.groupby(enumerate(ids), key=lambda pair: pair[1])]
+
+
+def _needs_of(name: str, function: PlainReward) -> Needs:
+    found = getattr(function, "needs", None)
+    if found is None:
+        return Needs(target=bool(getattr(function, "needs_target", False)))
+    if not isinstance(found, Needs):
+        raise UserError(f"reward {name!r}: its `needs` must be a visual_grpo.Needs, got {found!r}")
+    return found
 
 
 def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> RewardOutput:
@@ -183,7 +217,7 @@ def _with_options(function: PlainReward, options: Mapping[str, Any]) -> PlainRew
     if not options:
         return function
     bound = functools.partial(function, **options)
-    for attribute in ("needs_target", "check_records", "picture"):  # What `FunctionReward` asks of a callable.
+    for attribute in _ASKED:
         if hasattr(function, attribute):
             setattr(bound, attribute, getattr(function, attribute))
     return bound

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.images import read_image, to_tensor
-from visual_grpo.types import PromptRecord
+from visual_grpo.types import Needs, PromptRecord
 
 
 class PixelReward:
     """1 - mean squared error of pixels in [0, 1]: 1 for the target itself, 0 for the maximum error."""
 
-    needs_target = True
+    needs = Needs(target=True)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         return 1 - against_targets(mean_squared_error, prompts, samples)
@@ -26,7 +26,7 @@ class PixelReward:
 class PsnrReward:
     """Peak signal-to-noise ratio in decibels, at most ``max_db`` (the target itself would be infinite)."""
 
-    needs_target = True
+    needs = Needs(target=True)
 
     def __init__(self, max_db: float = 60.0) -> None:
         if not max_db > 0:
@@ -44,7 +44,7 @@ class SsimReward:
     Conventions differ between libraries; these are pytorch-msssim's.
     """
 
-    needs_target = True
+    needs = Needs(target=True)
 
     def __init__(self, window: int = 11) -> None:
         if window < 3 or window % 2 == 0:
@@ -67,7 +67,7 @@ class SourceSsim(SsimReward):
     An edit that changes little has a target much like its source, so that `SsimReward` can be raised by copying.
     """
 
-    needs_target = False
+    needs = Needs()
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         # One record for each source, which `against_targets` reads once for all samples.

@@ -96,6 +96,7 @@ def shared_scorer(parameters: Parameters, facts: dict[str, Any], records: Sequen
 
     plan = components.make_plan(_of_side(parameters, facts), facts["model"])
     scorer = components.build_scorer(parameters, plan.modules)
+    scorer.check_machine()
     scorer.check_records(records)
     return scorer
 

@@ -34,6 +34,7 @@ def score_folder(parameters: Parameters, scores_draft: Path) -> Path:
         )
     modules = list(parameters.modules) or [""]
     scorer = build_reward_set(parameters.rewards, parameters.weights(modules))
+    scorer.check_machine()
     with prepared_beside(parameters.score.path, parameters.data, console.note, "score.path") as records:
         without = [record.id for record in records if record.target_image is None]
         if without:

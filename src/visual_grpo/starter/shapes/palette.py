@@ -23,7 +23,6 @@ class PaletteReward:
     """
 
     name = "palette"
-    needs_target = False
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Raises UserError for records that are not drawn shapes, for which the palette is meaningless."""

@@ -36,7 +36,6 @@ class ShapesReward:
     """
 
     name = "shapes"
-    needs_target = False
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Raises UserError for records that are not drawn shapes."""
