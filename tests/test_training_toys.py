@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
 from tests.test_training import RECORDS, STEPS, execute, ignore, parameters
 from tests.toys import CountingScorer, ToyTokenPolicy
 from visual_grpo.errors import UserError
+from visual_grpo.evaluation.alarm import Watch
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.grpo.checkpoint import load_checkpoint
 from visual_grpo.grpo.trainer import GRPOTrainer
@@ -104,7 +106,7 @@ class PartlyScored(CountingScorer):
 def test_the_evaluation_in_a_run_draws_with_the_stock_sampler_and_leaves_the_unscored_out(tmp_path: Path) -> None:
     model = Watched()
     run = token_run(tmp_path, model, PartlyScored(), evaluation={"prompts": 3, "seed": 7})
-    assert run.evaluate() == 2.0
+    assert run.evaluate().mean == 2.0
     seeds = [image_seed(7, record.id, 0) for record in RECORDS[6:]]
     assert model.asked == [(seeds, run.config.sampling.stock)]
     assert run.config.sampling.stock != run.config.sampling.rollout
@@ -223,3 +225,82 @@ def test_a_count_is_noted_at_once_and_then_now_and_then() -> None:
         always(count)
         seldom(count)
     assert notes == ["1/3", "1 of 3", "2/3", "3/3"]
+
+
+class Cheated(CountingScorer):
+    """Rises with every evaluation (of three samples), while the guard falls from the third on."""
+
+    evaluations = 0
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        scores = super().__call__(prompts, samples)
+        if len(samples) != 3:
+            return replace(scores, rewards={**scores.rewards, "guard": scores.total})
+        self.evaluations += 1
+        guard = 1.0 if self.evaluations < 2 else 0.1
+        total = torch.arange(3) * 1e-3 + self.evaluations
+        return replace(scores, total=total, rewards={"guard": torch.full((3,), guard)})
+
+
+def watched_run(tmp_path: Path, action: str, resume: str = "never") -> TrainingRun:
+    rows = [
+        {"sampler": "stock", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": ""}
+        | {"total": 0.0, "reward/guard": 1.0 + 1e-3 * i}
+        for i, record in enumerate(RECORDS[6:])
+    ]
+    table = pd.DataFrame(rows)
+    table.attrs = {"weights": {"count": 1.0, "guard": 0.0}}
+    (tmp_path / "baseline").mkdir(exist_ok=True)
+    table.to_parquet(tmp_path / "baseline/scores.parquet")
+    evaluation = {"every": 1, "prompts": 3, "adapter": "last"}
+    run = token_run(tmp_path, TokenModel(), Cheated(), alarm={"action": action}, evaluation=evaluation, resume=resume)
+    run.watch = Watch(tmp_path / "baseline", run.config.alarm, looks=STEPS)
+    return run
+
+
+@pytest.mark.parametrize(("action", "steps", "best"), [("warn", STEPS, STEPS), ("stop", 2, 1), ("rollback", 2, 1)])
+def test_an_alarm_warns_stops_or_rolls_back(tmp_path: Path, action: str, steps: int, best: int) -> None:
+    run = watched_run(tmp_path, action)
+    tables: dict[int, torch.Tensor] = {}
+    told: list[tuple[int, str, int]] = []
+
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        tables[metrics.step] = run.model.adapters.state()["table"]
+
+    def on_alarm(step: int, sentence: str, shown: Any) -> None:
+        told.append((step, sentence, len(shown.samples)))
+        run.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+        (run.checkpoints.folder / f"alarm-{step:06d}.png").write_bytes(b"picture")
+
+    run.run(Callbacks(on_step=on_step, note=lambda text: None, on_alarm=on_alarm))
+    run.write_adapters(tmp_path / "out")
+    assert [step for step, _, _ in told] == list(range(2, steps + 1))
+    assert told[0][1].startswith("the reward rose by 2, and guard fell by 90% (at least ")
+    assert told[0][2] == 3
+    assert (run.trainer.step, run.progress.best_step) == (steps, best)
+    facts = json.loads((tmp_path / "out/training.json").read_text())
+    assert [alarm["step"] for alarm in facts["alarms"]] == list(range(2, steps + 1))
+    assert (tmp_path / "out/alarm-000002.png").read_bytes() == b"picture"
+    kept = torch.load(tmp_path / "out/vl/table.pt")["table"]
+    assert torch.equal(kept, tables[1 if action == "rollback" else steps])
+    assert run.progress.history[1]["watch/guard"] == pytest.approx(-0.9, abs=1e-2)
+
+
+def test_a_training_that_an_alarm_has_ended_does_not_go_on_when_it_is_resumed(tmp_path: Path) -> None:
+    execute(watched_run(tmp_path, "rollback"), tmp_path / "out")
+    again = watched_run(tmp_path, "rollback", resume="auto")
+    notes = execute(again, tmp_path / "again")
+    assert again.trainer.step == 2
+    assert any("was ended by an alarm: the reward rose by 2" in note for note in notes)
+    assert (tmp_path / "again/vl/table.pt").read_bytes() == (tmp_path / "out/vl/table.pt").read_bytes()
+    on = watched_run(tmp_path, "warn", resume="auto")
+    execute(on, tmp_path / "on")
+    assert on.trainer.step == STEPS
+
+
+def test_a_rollback_with_nothing_to_go_back_to_says_so(tmp_path: Path) -> None:
+    run = watched_run(tmp_path, "rollback")
+    assert isinstance(run.scorer, Cheated)
+    run.scorer.evaluations = 1
+    with pytest.raises(UserError, match=r"at the first evaluation, after step 1: the reward rose.*Evaluate earlier"):
+        execute(run, tmp_path / "out")

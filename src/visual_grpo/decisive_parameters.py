@@ -21,6 +21,7 @@ NOT_READ = {
         "seed",
         "train",
         "grpo",
+        "alarm",
         *(f"evaluation.{name}" for name in ("every", "prompts", "bootstrap_samples", "adapter")),
     ),
     "train": (
@@ -28,7 +29,7 @@ NOT_READ = {
         # Of the baseline, which the training waits for.
         *(f"evaluation.{name}" for name in ("images_per_prompt", "max_prompts", "controls", "bootstrap_samples")),
     ),
-    "evaluate": ("seed", "train", "grpo", *(f"evaluation.{name}" for name in ("every", "prompts", "adapter"))),
+    "evaluate": ("seed", "train", "grpo", "alarm", *(f"evaluation.{name}" for name in ("every", "prompts", "adapter"))),
 }
 """Of the pipelines that take the whole tree: parameters, or whole sections, that change nothing for them."""
 

@@ -20,7 +20,7 @@ MAY_CHANGE = (
     # Not of the training, or how often something is done beside it.
     *("resume", "output", "adapter", "generate.*", "score.*", "compare.*", "tracking.*"),
     *("promotion.*", "run", "reproduce.*", "evaluation.every", "evaluation.redraw"),
-    "grpo.non_finite",
+    *("grpo.non_finite", "alarm.*"),
     # Where and in how large parts it is computed, which changes rounding only.
     *("model.device", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),
     *("policy.rollout_batch", "policy.denoise_batch", "policy.decode_batch", "policy.gradient_checkpointing"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -35,6 +36,8 @@ class Progress:
     """Mean total reward of the best adapter on the eval prompts at the stock sampler."""
     best_step: int = 0
     best_adapter: dict[str, Tensor] = field(default_factory=dict)
+    alarms: list[dict[str, Any]] = field(default_factory=list)
+    """Step and sentence of each evaluation at which the reward was taken to be cheated."""
 
 
 class RunCheckpoints:
@@ -126,6 +129,7 @@ class RunCheckpoints:
                 "trainer": trainer_facts,
                 "random": random_facts,
                 "history": self.progress.history,
+                "alarms": self.progress.alarms,
                 "best_step": self.progress.best_step,
                 "best_score": self.progress.best_score if self.progress.best_step else None,
                 "parameters": self.config.public(),
@@ -170,6 +174,7 @@ class RunCheckpoints:
         if self.progress.best_step:
             self.progress.best_score = facts["best_score"]
         self.progress.history[:] = facts["history"]
+        self.progress.alarms[:] = facts.get("alarms", [])  # Not in checkpoints of older versions.
         own = {k.removeprefix("trainer/"): v for k, v in tensors.items() if k.startswith("trainer/")}
         self.trainer.load_state(own, facts["trainer"])
         checkpoint.restore_random_states(tensors, facts["random"])

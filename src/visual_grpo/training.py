@@ -18,6 +18,7 @@ from torch import Tensor
 from visual_grpo import resuming
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
+from visual_grpo.evaluation.alarm import Watch
 from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.grpo.checkpoint import load_facts
@@ -26,12 +27,31 @@ from visual_grpo.grpo.trainer import Trainer
 from visual_grpo.run_checkpoints import Progress, RunCheckpoints, StoppedWithinStepError
 from visual_grpo.stopping import StopRequest, stop_request
 from visual_grpo.trained_adapters import FACTS, HISTORY, weight_sums
-from visual_grpo.types import AdaptedModel, PromptRecord, Sample, Scorer, StepMetrics
+from visual_grpo.types import AdaptedModel, PromptRecord, Sample, Scorer, Scores, StepMetrics
 
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
+ALARM_PICTURES = "alarm-*.png"
+"""What was judged at the evaluations that raised an alarm; beside the checkpoints, so that a resumed run has them."""
 STOPPING = "Stopping as soon as a checkpoint can be written; press Ctrl-C again to stop at once."
 NOTE_SECONDS = 15.0
 """Between two notes on how far the signal check is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Eval prompts with a sample of each, at the stock sampler and fixed seeds, and what the rewards say."""
+
+    records: Sequence[PromptRecord]
+    samples: Sequence[Sample]
+    total: Tensor
+    """[B]."""
+    rewards: Mapping[str, Tensor]
+    """Each [B]."""
+
+    @property
+    def mean(self) -> float:
+        """Of the totals that could be scored."""
+        return float(self.total[~self.total.isnan()].double().mean())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +61,8 @@ class Callbacks:
     on_step: Callable[[StepMetrics, dict[str, float]], None]
     """A step's metrics, and the row that goes into the history."""
     note: Callable[[str], None]
+    on_alarm: Callable[[int, str, Shown], None] = lambda step, sentence, shown: None
+    """The step, why the reward is taken to be cheated, and what it judged."""
 
 
 class TrainingRun:
@@ -57,12 +79,14 @@ class TrainingRun:
         evaluation: Sequence[PromptRecord],
         identity: dict[str, str],
         run_id: str | None,
+        watch: Watch | None = None,
         advice: Mapping[str, str] = MappingProxyType({}),
         lineage: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """
         Args:
             identity: what the run depends on beside the parameters: model and data digests.
+            watch: compares the evaluations with the base model's samples.
             lineage: where the run comes from (command, commit, versions), for ``training.json`` and checkpoints.
             advice: module -> what to change where the signal check finds nothing to learn for it.
         """
@@ -70,6 +94,7 @@ class TrainingRun:
         self.train_prompts = train
         self.eval_prompts = distinct_prompts(evaluation, config.evaluation.prompts)
         self.identity, self.run_id, self.advice, self.lineage = identity, run_id, advice, lineage
+        self.watch = watch
         self.progress = Progress()
         self.checkpoints = RunCheckpoints(
             config, trainer, self.progress, identity=identity, run_id=run_id, lineage=lineage
@@ -97,15 +122,18 @@ class TrainingRun:
         return self.progress
 
     def _train(self, callbacks: Callbacks, stop: StopRequest) -> None:
+        if self._is_ended_by_alarm():
+            callbacks.note(f"The training was ended by an alarm: {self.progress.alarms[-1]['sentence']}.")
+            return
         for metrics in self.trainer.fit(self.train_prompts):
             # A checkpoint holds the rows before it: the time that it takes is in the next.
             spent = {"seconds/checkpoint": self.checkpoints.clock.take_seconds()}
-            row = {"step": float(metrics.step)} | dict(metrics.values) | spent | self._evaluate_if_due()
+            row = {"step": float(metrics.step)} | dict(metrics.values) | spent | self._evaluate_if_due(callbacks)
             self.progress.history.append(row)
             callbacks.on_step(metrics, row)
             if self.checkpoints.due() or stop.by is not None:
                 self.checkpoints.save()
-            if stop.by is not None:
+            if stop.by is not None or self._is_ended_by_alarm():
                 return
             self.checkpoints.clock.step_begins()
 
@@ -120,13 +148,17 @@ class TrainingRun:
         self.model.adapters.load_state(self.progress.best_adapter or last)
         self.model.adapters.save(folder / "best")
         self.model.adapters.load_state(last)
-        shutil.copytree(folder / self.config.evaluation.adapter, folder, dirs_exist_ok=True)
+        chosen = self._chosen()
+        shutil.copytree(folder / chosen, folder, dirs_exist_ok=True)
+        for picture in sorted(self.checkpoints.folder.glob(ALARM_PICTURES)):
+            shutil.copyfile(picture, folder / picture.name)
         facts = {
             "seed": self.config.training_seed,
             "steps": self.trainer.step,
             "best_step": self.progress.best_step or self.trainer.step,
             "best_eval_total": self.progress.best_score if self.progress.best_step else None,
-            "adapter": self.config.evaluation.adapter,
+            "adapter": chosen,
+            "alarms": self.progress.alarms,
             "samples": int(sum(row["samples"] for row in self.progress.history)),
             "mlflow_run_id": self.run_id,
             **self.identity,
@@ -136,6 +168,19 @@ class TrainingRun:
         }
         (folder / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
         pd.DataFrame(self.progress.history).to_csv(folder / HISTORY, index=False)
+
+    def _chosen(self) -> str:
+        """Which adapters are the run's."""
+        if not self.progress.alarms or self.config.alarm.action != "rollback":
+            return self.config.evaluation.adapter
+        if not self.progress.best_step:
+            first = self.progress.alarms[0]
+            raise UserError(
+                f"The reward was taken to be cheated at the first evaluation, after step {first['step']}:"
+                f" {first['sentence']}. So alarm.action=rollback has nothing to go back to. Evaluate earlier (a smaller"
+                " evaluation.every), or change the reward."
+            )
+        return "best"
 
     def _start(self, callbacks: Callbacks) -> None:
         if self.checkpoints.resume(callbacks.note):
@@ -178,28 +223,51 @@ class TrainingRun:
         callbacks.note(f"Signal check (cosine between policy gradients): {describe(signals, rule)}")
         check_signal(signals, rule, self.advice)
 
-    def _evaluate_if_due(self) -> dict[str, float]:
-        """Mean total reward on fixed seeds at the stock sampler, and the best adapter so far."""
+    def _evaluate_if_due(self, callbacks: Callbacks) -> dict[str, float]:
+        """Mean total reward on fixed seeds at the stock sampler, what the watch says, and the best adapter so far."""
         step, every = self.trainer.step, self.config.evaluation.every
         if not self.eval_prompts or not (step == self.config.grpo.steps or (every and step % every == 0)):
             return {}
-        total = self.evaluate()
-        if total > self.progress.best_score:
-            self.progress.best_score, self.progress.best_step = total, self.trainer.step
+        shown = self.evaluate()
+        row = {"eval/total": shown.mean} | self._look(shown, callbacks)
+        # Of a reward that is cheated, the best score is the worst adapter.
+        is_clean = not self.progress.alarms or self.config.alarm.action == "warn"
+        if shown.mean > self.progress.best_score and is_clean:
+            self.progress.best_score, self.progress.best_step = shown.mean, self.trainer.step
             self.progress.best_adapter = self.model.adapters.state()
-        return {"eval/total": total}
+        return row
 
-    def evaluate(self) -> float:
-        """Mean total reward over one sample of each eval prompt, at the stock sampler and fixed seeds."""
-        totals = []
+    def _look(self, shown: Shown, callbacks: Callbacks) -> dict[str, float]:
+        """Is the reward cheated?"""
+        if self.watch is None:
+            return {}
+        look = self.watch.look(shown.records, shown.samples, shown.total, shown.rewards)
+        if look.alarm is not None:
+            self.progress.alarms.append({"step": self.trainer.step, "sentence": look.alarm})
+            callbacks.on_alarm(self.trainer.step, look.alarm, shown)
+        return look.metrics()
+
+    def _is_ended_by_alarm(self) -> bool:
+        return bool(self.progress.alarms) and self.config.alarm.action != "warn"
+
+    def evaluate(self) -> Shown:
+        """One sample of each eval prompt, at the stock sampler and fixed seeds."""
+        samples: list[Sample] = []
+        found: list[Scores] = []
         size = self.config.evaluation.batch_size
         for start in range(0, len(self.eval_prompts), size):
             records = self.eval_prompts[start : start + size]
             seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in records]
-            samples = self.model.generate(records, seeds, self.config.sampling.stock)
-            totals.append(self.scorer(records, samples).total)
-        scores = torch.cat(totals)
-        return float(scores[~scores.isnan()].double().mean())
+            drawn = self.model.generate(records, seeds, self.config.sampling.stock)
+            samples += drawn
+            found.append(self.scorer(records, drawn))
+        names = found[0].rewards
+        return Shown(
+            records=self.eval_prompts,
+            samples=samples,
+            total=torch.cat([scores.total for scores in found]),
+            rewards={name: torch.cat([scores.rewards[name] for scores in found]) for name in names},
+        )
 
     def shown_samples(self) -> tuple[list[PromptRecord], Sequence[Sample], Tensor]:
         """Records, samples and total rewards [B] of the same few prompts and seeds at every step, for a picture.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -17,7 +18,9 @@ import pandas as pd
 import pytest
 from kedro.io import DataCatalog, DatasetError, MemoryDataset
 from kedro.runner import SequentialRunner
+from PIL import Image
 
+from tests.conftest import SIZE
 from tests.evaluation import answerer
 from tests.evaluation.painter import STOCK
 from tests.pipelines.painted import folders
@@ -70,9 +73,17 @@ class Project:
         return catalog
 
     def _draw_baseline(self, catalog: DataCatalog) -> None:
-        """A table without samples, made under the conditions of this run: training looks at nothing else."""
+        """One black picture of each eval prompt with the total -10, made under the conditions of this run."""
         config, starter = catalog.load("parameters"), catalog.load("starter_report")
-        scores = pd.DataFrame({"total": []})
+        (self.folder / "baseline/stock").mkdir(exist_ok=True)
+        rows = []
+        for record in catalog.load("records").split("eval"):
+            file = f"stock/{record.id}.png"
+            Image.new("RGB", SIZE[::-1]).save(self.folder / "baseline" / file)
+            row = {"sampler": "stock", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": file}
+            rows.append(row | {"total": -10.0, "reward/brightness": -10.0})
+        scores = pd.DataFrame(rows)
+        scores.attrs["weights"] = {"brightness": 1.0}
         scores.attrs["facts"] = self.conditions or conditions(
             config, make_plan(config, starter["model"]), starter, catalog.load("records")
         )
@@ -111,6 +122,35 @@ def test_a_run_leaves_adapters_history_and_a_watched_mlflow_run(
     assert "adapters/training.json" in artifacts
     assert client.list_artifacts(str(tracker.run_id), "images")
     assert f"train {STEPS}/{STEPS}  reward=" in capsys.readouterr().out
+
+
+def test_an_alarm_leaves_a_line_a_tag_and_a_picture_and_may_end_the_training(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunToLog(
+        name="ar",
+        earlier=None,
+        experiment="train",
+        artifacts=str(project.folder / "artifacts"),
+        tracking_uri=f"sqlite:///{project.folder / 'mlflow.db'}",
+        output=project.folder,
+    )
+    tracker = Tracker.start(run, print)
+    project.run(alarm={"max_distance": 0.001, "action": "stop"}, evaluation={"prompts": 3})
+    tracker.finished()
+    client = mlflow.MlflowClient(run.tracking_uri)
+    logged = client.get_run(str(tracker.run_id))
+    assert re.match(r"step 2: the reward rose by 10\.\d, and the pictures are 0\.\d\d away", logged.data.tags["alarm"])
+    line = next(line for line in capsys.readouterr().out.splitlines() if "Alarm" in line)
+    assert line.endswith("Is the reward cheated? The training ends here.")
+    pictures = client.list_artifacts(str(tracker.run_id), "images")
+    assert [Path(file.path).name for file in pictures if Path(file.path).name.startswith("alarm")]
+    facts = json.loads((project.folder / "adapters/training.json").read_text())
+    assert (facts["steps"], [alarm["step"] for alarm in facts["alarms"]]) == (2, [2])
+    with Image.open(project.folder / "adapters/alarm-000002.png") as picture:
+        colours = np.asarray(picture.convert("RGB"))
+    assert colours.shape[1] > 3 * SIZE[1], "three pictures of the base model in a row"
+    assert logged.data.metrics["watch/distance"] > 0.001
 
 
 def test_no_held_out_or_sealed_prompt_is_seen_in_training_and_the_adapters_say_so(project: Project) -> None:

@@ -1,5 +1,6 @@
 """The project's parameters: their sections, the whole tree, and the check that explains what is wrong with them."""
 
+from visual_grpo.config.alarm import AlarmConfig
 from visual_grpo.config.base import Dtype, Strict, Task, World
 from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.data_checks import DataChecks
@@ -26,6 +27,7 @@ from visual_grpo.config.training import (
 )
 
 __all__ = [
+    "AlarmConfig",
     "ControlConfig",
     "DataChecks",
     "DataConfig",

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from visual_grpo.config.alarm import AlarmConfig
 from visual_grpo.config.base import AdapterName, Strict
 from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.outputs import with_output_folders
@@ -82,6 +83,7 @@ class Parameters(Strict):
     )
     train: TrainConfig = TrainConfig()
     grpo: GRPOConfig
+    alarm: AlarmConfig = AlarmConfig()
     evaluation: EvaluationConfig
     tracking: TrackingConfig
     retrain: RetrainConfig = RetrainConfig()

@@ -55,9 +55,15 @@ _LONG = 120
 
 
 def render(
-    evaluation: Mapping[str, Any], baseline: Path, trained: Path, pairs: pd.DataFrame, history: pd.DataFrame
+    evaluation: Mapping[str, Any],
+    baseline: Path,
+    trained: Path,
+    pairs: pd.DataFrame,
+    history: pd.DataFrame,
+    alarms: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The page. ``pairs`` come from `examples.all_pairs`, ``history`` has one row per training step."""
+    """The page. ``pairs`` come from `examples.all_pairs`, ``history`` has one row per training step, ``alarms`` are
+    of `alarms_shown.shown_alarms`."""
     entries, controls = evaluation["rewards"], evaluation.get("controls", ())
     found = evaluation.get("headline") or headline(entries, controls)
     parameters = evaluation.get("parameters") or evaluation.get("training", {}).get("parameters") or {}
@@ -87,6 +93,7 @@ def render(
             pairs=listed,
             total=total,
             gate=evaluation.get("gate", {}),
+            alarms=alarms,
             differences=evaluation.get("differences", {}),
             configuration=configuration(parameters) if parameters else None,
             conditions=evaluation.get("conditions", {}),

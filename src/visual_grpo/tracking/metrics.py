@@ -12,7 +12,7 @@ _MODULE = (
     r"reward/total(_std)?|reward/unscored_share|zero_variance_share|advantage/abs_mean|kl|entropy|approx_kl"
     r"|clip_fraction|ratio/first_max_abs_log|grad_norm|learning_rate|updates_left_out|speed/samples_per_second"
 )
-_RUN = r"eval/.+|samples|seconds/step|memory_gb"
+_RUN = r"eval/.+|watch/.+|samples|seconds/step|memory_gb"
 
 
 def tracked(row: Mapping[str, float], modules: tuple[str, ...], rewards: tuple[str, ...]) -> dict[str, float]:

@@ -50,6 +50,7 @@ def compare_with_baseline(
     """The evaluation (paired differences of every score, the headline, what they were measured on), and only the
     headline's numbers."""
     from visual_grpo.evaluation import compare, generate
+    from visual_grpo.evaluation.alarms_shown import alarm_notes
     from visual_grpo.evaluation.headline import headline, result
 
     before, after = generate.read_scores(baseline), generate.read_scores(trained)
@@ -58,13 +59,15 @@ def compare_with_baseline(
     controls = compare.compare_controls(before, after, **intervals)
     facts = after.attrs["facts"]
     codes = {name: reward["code"] for name, reward in facts["rewards"].items() if "code" in reward}
-    found = headline(entries, controls, notes=judged_by_other_code(read_facts(adapters), codes))
+    training = read_facts(adapters)
+    notes = [*alarm_notes(training), *judged_by_other_code(training, codes)]
+    found = headline(entries, controls, notes=notes)
     evaluation = {
         "headline": found,
         "seed": settings.seed,
         "adapter": ", ".join(_shown(adapters / module) for module in modules_of(adapters)),
         "modules": modules_of(adapters),
-        "training": read_facts(adapters),
+        "training": training,
         "conditions": facts,
         "rewards": entries,
         "controls": controls,
@@ -84,7 +87,8 @@ def write_report(
 
     from visual_grpo.evaluation import report
 
-    report.write_report(evaluation_report_draft, evaluation, baseline, trained, pd.read_csv(adapters / HISTORY))
+    history = pd.read_csv(adapters / HISTORY)
+    report.write_report(evaluation_report_draft, evaluation, baseline, trained, history, adapters)
     return evaluation_report_draft
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import pandas as pd
 
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.errors import counted
+from visual_grpo.pipelines.train.alarms import make_watch, tell_alarm
 from visual_grpo.pipelines.train.start import check_start, find_start
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.split import SEALED
@@ -75,6 +77,7 @@ def train(
         evaluation=eval_records,
         identity=known,
         run_id=tracker.run_id,
+        watch=make_watch(parameters, baseline),
         advice={module: plan.family.modules[module].advice for module in plan.modules},
         lineage=_lineage(parameters, starter_report, project),
     )
@@ -193,7 +196,8 @@ def _run(
     try:
         done = run.checkpoints.completed_steps()
         with console.progress("train", config.grpo.steps, completed=done) as bar:
-            progress = run.run(Callbacks(on_step=on_step, note=bar.note))
+            alarm = partial(tell_alarm, run, judge, tracker, others, bar.note)
+            progress = run.run(Callbacks(on_step=on_step, note=bar.note, on_alarm=alarm))
         if run.stopped_by is not None:
             raise Stopped(run.stopped_by)
     except KeyboardInterrupt:

@@ -1,0 +1,174 @@
+"""Notices a reward that is cheated: it rises, and what it does not judge gets worse, by more than chance explains.
+
+At every evaluation of a training the same eval prompts are drawn with the same seeds as for the baseline. Each *signal*
+(a guard's fall, the rise of the unscored share, the distance to the base model's pictures) has a one-sided t-bound of
+the paired differences. The looks at one training are dependent, and there are several signals: all bounds have the
+level ``error / (looks * signals)``, so that by Bonferroni's inequality a training in which nothing exceeds its limit
+raises an alarm, at any look, with a probability of ``error`` at most. (Group-sequential testing with equal spending:
+Jennison & Turnbull, Group Sequential Methods, 2000, chapter 2.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from visual_grpo.config import AlarmConfig
+from visual_grpo.evaluation.generate import read_scores
+from visual_grpo.evaluation.paired import PairedDifference, paired_difference
+from visual_grpo.images import is_image, read_image, to_tensor
+from visual_grpo.types import PromptRecord, Sample
+
+UNSCORED, DISTANCE = "unscored", "distance"
+SPLIT, SAMPLER = "eval", "stock"
+_SIDE = 64
+"""Pixels to which pictures are reduced before their distance is measured."""
+_RISE = 0.9
+"""Confidence of the two-sided interval of the total: its lower end has an error of 5%. What limits false alarms are the
+bounds of the signals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signal:
+    """What one score has become, compared with the base model on the same prompts and seeds."""
+
+    name: str
+    """A guard, `UNSCORED` or `DISTANCE`."""
+    change: float
+    """Of a guard as a share of the base model's mean (-0.3: it fell by 30%); else a difference of shares or pixels."""
+    low: float
+    high: float
+    """One-sided bounds of ``change``; NaN where fewer than two prompts can be compared."""
+    limit: float | None
+    """Of the change: a guard's may not be below it, others not above; None = it is only followed."""
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether it is beyond its limit by more than chance explains."""
+        if self.limit is None:
+            return False
+        return self.low > self.limit if self.name in (UNSCORED, DISTANCE) else self.high < self.limit
+
+    @property
+    def sentence(self) -> str:
+        """What it says of the pictures."""
+        if self.name == UNSCORED:
+            return f"{self.change:.0%} more of the samples cannot be scored (at least {self.low:.0%})"
+        if self.name == DISTANCE:
+            return f"the pictures are {self.change:.2f} away from the base model's (at least {self.low:.2f})"
+        return f"{self.name} fell by {-self.change:.0%} (at least {-self.high:.0%})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """One evaluation of a training."""
+
+    signals: tuple[Signal, ...]
+    rise: float
+    """Of the total, on the prompts that both could score."""
+    has_risen: bool
+
+    @property
+    def alarm(self) -> str | None:
+        """A sentence that says why the reward is taken to be cheated; None if it is not."""
+        # What can no longer be scored takes its part in the total away with it.
+        worse = [signal for signal in self.signals if signal.is_worse and (self.has_risen or signal.name == UNSCORED)]
+        if not worse:
+            return None
+        risen = f"the reward rose by {self.rise:.3g}, and " if self.has_risen else ""
+        return f"{risen}{', '.join(signal.sentence for signal in worse)}"
+
+    def metrics(self) -> dict[str, float]:
+        """``watch/NAME`` with its bounds, as far as they are numbers."""
+        found: dict[str, float] = {}
+        for signal in self.signals:
+            values = {"watch": signal.change, "watch_low": signal.low, "watch_high": signal.high}
+            found |= {f"{what}/{signal.name}": value for what, value in values.items()}
+        return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+class Watch:
+    """Compares a training with the baseline's samples of the eval prompts."""
+
+    def __init__(self, baseline: Path, rule: AlarmConfig, looks: int) -> None:
+        """
+        Args:
+            baseline: a folder of `draw_and_score`.
+            looks: how many evaluations the training will have.
+        """
+        scores = read_scores(baseline)
+        rows = scores[(scores["split"] == SPLIT) & (scores["sampler"] == SAMPLER) & (scores["index"] == 0)]
+        self.reference = rows.set_index("id")
+        self.guards = [name for name, weight in scores.attrs["weights"].items() if not weight]
+        self.folder, self.rule, self.looks = baseline, rule, max(1, looks)
+        # Each picture is reduced once; a table keeps nothing of an earlier file.
+        self._reduced: Callable[[str], Tensor] = cache(lambda file: _reduced(to_tensor(read_image(baseline / file))))
+
+    def look(
+        self,
+        records: Sequence[PromptRecord],
+        samples: Sequence[Sample],
+        total: Tensor,
+        rewards: Mapping[str, Tensor],
+    ) -> Look:
+        """Compares what was drawn now; records that the baseline does not have are left out.
+
+        Args:
+            samples: [B], of the records at the stock sampler and the seeds of the baseline.
+            total: [B].
+            rewards: each [B].
+        """
+        rows = [row for row, record in enumerate(records) if record.id in self.reference.index]
+        before = self.reference.loc[[records[row].id for row in rows]]
+        compare = partial(_difference, list(before["unit"]))
+        level = 1 - 2 * self._level()
+        signals = []
+        for name in self.guards:
+            found = compare(before[f"reward/{name}"], rewards[name].double().cpu()[rows], level)
+            signals.append(_signal(name, found, -self.rule.max_guard_fall, abs(found.baseline_mean) or math.nan))
+        found = compare(before["total"].isna(), total.isnan().cpu()[rows], level)
+        signals.append(_signal(UNSCORED, found, self.rule.max_unscored_rise))
+        if rows and all(is_image(samples[row]) for row in rows):
+            away = [self._distance(str(file), samples[row]) for file, row in zip(before["file"], rows, strict=True)]
+            found = compare(np.zeros(len(away)), away, level)
+            signals.append(_signal(DISTANCE, found, self.rule.max_distance))
+        risen = compare(before["total"], total.double().cpu()[rows], _RISE)
+        return Look(signals=tuple(signals), rise=risen.difference, has_risen=risen.ci_low > 0)
+
+    def files(self, records: Sequence[PromptRecord]) -> list[Path | None]:
+        """The base model's picture of each record."""
+        known = self.reference["file"]
+        return [self.folder / known[record.id] if record.id in known.index else None for record in records]
+
+    def _level(self) -> float:
+        """Of each one-sided bound."""
+        limited = len(self.guards) + 1 + (self.rule.max_distance is not None)
+        return self.rule.error / (self.looks * limited)
+
+    def _distance(self, file: str, sample: Tensor) -> float:
+        """Root mean square of the differences of pixels in [0, 1], both pictures reduced."""
+        return float((self._reduced(file) - _reduced(sample)).square().mean().sqrt())
+
+
+def _difference(units: Sequence[str], before: ArrayLike, now: ArrayLike, confidence: float) -> PairedDifference:
+    return paired_difference(np.asarray(before, np.float64), np.asarray(now, np.float64), units, confidence)
+
+
+def _signal(name: str, found: PairedDifference, limit: float | None, scale: float = 1.0) -> Signal:
+    change, low, high = (value / scale for value in (found.difference, found.ci_low, found.ci_high))
+    return Signal(name=name, change=change, low=low, high=high, limit=limit)
+
+
+def _reduced(image: Tensor) -> Tensor:
+    """[3, h, w] float32 in [0, 1] of at most `_SIDE` pixels a side, by averaging areas."""
+    pixels = image.cpu().float()[None] / 255
+    size = [min(_SIDE, side) for side in pixels.shape[-2:]]
+    return torch.nn.functional.interpolate(pixels, size=size, mode="area")[0]

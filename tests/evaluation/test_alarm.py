@@ -1,0 +1,152 @@
+"""The comparison of a training with the base model at its evaluations: bounds by hand, limits, false alarms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+
+from visual_grpo.config import AlarmConfig
+from visual_grpo.evaluation.alarm import DISTANCE, UNSCORED, Look, Signal, Watch
+from visual_grpo.types import PromptRecord, TextSample
+
+COUNT = 24
+RECORDS = [PromptRecord(id=f"p{i:02d}", prompt=f"prompt {i}") for i in range(COUNT)]
+BASE = np.linspace(0.2, 0.6, COUNT)
+"""Of the guard, on the base model's pictures."""
+
+
+def baseline(folder: Path, guard: np.ndarray = BASE, **columns: Any) -> Path:
+    """Scores and pictures as `draw_and_score` leaves them, with rows that are not of the eval prompts' first image."""
+    (folder / "stock").mkdir(parents=True)
+    rows = []
+    for i, record in enumerate(RECORDS):
+        Image.new("RGB", (64, 32), (100, 100, 100)).save(folder / f"stock/{record.id}.png")
+        row = {"sampler": "stock", "split": "eval", "id": record.id, "index": 0, "unit": record.id}
+        row |= {"total": 1.0, "reward/guard": guard[i], "file": f"stock/{record.id}.png"}
+        rows += [row, row | {"index": 1, "total": 99.0}, row | {"split": "held_out", "reward/guard": 99.0}]
+        rows += [row | {"sampler": "rollout", "total": 99.0}]
+    table = pd.DataFrame(rows).assign(**columns)
+    table.attrs = {"facts": {}, "weights": {"judge": 1.0, "guard": 0.0}}
+    table.to_parquet(folder / "scores.parquet")
+    return folder
+
+
+def look(watch: Watch, guard: Any = BASE, total: Any = 2.0, pixel: int = 100) -> Look:
+    images = [torch.full((3, 32, 64), pixel, dtype=torch.uint8)] * COUNT
+    totals = torch.as_tensor(np.broadcast_to(total, COUNT).copy(), dtype=torch.float32)
+    return watch.look(RECORDS, images, totals, {"guard": torch.as_tensor(np.asarray(guard), dtype=torch.float32)})
+
+
+def signal(found: Look, name: str) -> Signal:
+    return next(signal for signal in found.signals if signal.name == name)
+
+
+def test_the_bounds_are_of_the_paired_changes_at_the_level_of_all_looks_and_signals(tmp_path: Path) -> None:
+    watch = Watch(baseline(tmp_path), AlarmConfig(error=0.06), looks=4)
+    now = BASE * 0.7 + 0.02 * np.sin(np.arange(COUNT))
+    guard = signal(look(watch, guard=now), "guard")
+    change = now - BASE
+    half = stats.t.ppf(1 - 0.06 / (4 * 2), COUNT - 1) * change.std(ddof=1) / COUNT**0.5
+    expected = [value / BASE.mean() for value in (change.mean(), change.mean() - half, change.mean() + half)]
+    assert [guard.change, guard.low, guard.high] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_limit_of_the_distance_is_one_more_signal(tmp_path: Path) -> None:
+    folder, now = baseline(tmp_path), BASE * 0.7 + 0.02 * np.sin(np.arange(COUNT))
+    narrow, wide = (
+        signal(look(Watch(folder, AlarmConfig(max_distance=limit), looks=4), guard=now), "guard")
+        for limit in (None, 0.5)
+    )
+    assert wide.high > narrow.high
+
+
+@pytest.mark.parametrize(
+    ("guard", "total", "alarm"),
+    [
+        (BASE * 0.6, 2.0, "the reward rose by 1, and guard fell by 40% (at least "),
+        (BASE * 0.6, 1.0, None),  # Nothing is won by it.
+        (BASE * 0.6, 0.5, None),
+        (BASE * 0.8, 2.0, None),  # Within the limit of 25%.
+        (BASE * 1.9, 2.0, None),
+        (BASE, 2.0, None),
+    ],
+)
+def test_an_alarm_needs_a_rise_and_a_guard_beyond_its_limit(
+    tmp_path: Path, guard: np.ndarray, total: float, alarm: str | None
+) -> None:
+    found = look(Watch(baseline(tmp_path), AlarmConfig(), looks=4), guard=guard, total=total).alarm
+    assert found is None if alarm is None else found is not None and found.startswith(alarm)
+
+
+def test_a_fall_that_chance_explains_is_no_alarm(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.5, COUNT)
+    noise += BASE.mean() * -0.4 - noise.mean()
+    found = look(Watch(baseline(tmp_path), AlarmConfig(), looks=4), guard=BASE + noise)
+    assert signal(found, "guard").change == pytest.approx(-0.4, abs=1e-5)
+    assert found.alarm is None
+
+
+def test_samples_that_can_no_longer_be_scored_are_an_alarm_without_a_rise(tmp_path: Path) -> None:
+    watch = Watch(baseline(tmp_path), AlarmConfig(), looks=4)
+    total = np.where(np.arange(COUNT) < 14, np.nan, 1.0)
+    found = look(watch, total=total)
+    assert not found.has_risen
+    assert found.alarm is not None
+    assert found.alarm.startswith("58% more of the samples cannot be scored (at least ")
+    assert look(watch, total=np.where(np.arange(COUNT) < 2, np.nan, 1.0)).alarm is None
+    assert look(Watch(watch.folder, AlarmConfig(max_unscored_rise=0.5), looks=4), total=total).alarm is None
+
+
+def test_the_distance_is_that_of_the_pictures(tmp_path: Path) -> None:
+    folder = baseline(tmp_path)
+    found = look(Watch(folder, AlarmConfig(), looks=4), pixel=151)
+    assert signal(found, DISTANCE).change == pytest.approx(0.2)
+    assert found.alarm is None, "it is only followed"
+    alarm = look(Watch(folder, AlarmConfig(max_distance=0.1), looks=4), pixel=151).alarm
+    assert alarm == "the reward rose by 1, and the pictures are 0.20 away from the base model's (at least 0.20)"
+    assert signal(look(Watch(folder, AlarmConfig(), looks=4)), DISTANCE).change == pytest.approx(0)
+
+
+def test_what_the_baseline_does_not_have_is_left_out_and_texts_have_no_distance(tmp_path: Path) -> None:
+    watch = Watch(baseline(tmp_path), AlarmConfig(), looks=1)
+    records = [*RECORDS[:5], PromptRecord(id="new", prompt="new")]
+    texts = [TextSample(text="", finished=True, frame=(8, 8))] * 6
+    found = watch.look(records, texts, torch.full((6,), 2.0), {"guard": torch.full((6,), 0.1)})
+    assert {own.name for own in found.signals} == {"guard", UNSCORED}
+    assert found.rise == 1.0
+    assert watch.files(records)[4:] == [tmp_path / "stock/p04.png", None]
+    nothing = watch.look(records[5:], texts[5:], torch.ones(1), {"guard": torch.ones(1)})
+    assert nothing.alarm is None
+    assert nothing.metrics() == {}, "a metric is a number"
+
+
+def test_the_metrics_have_every_signal_with_its_bounds(tmp_path: Path) -> None:
+    metrics = look(Watch(baseline(tmp_path), AlarmConfig(), looks=4), guard=BASE * 0.9).metrics()
+    kinds = ("watch", "watch_low", "watch_high")
+    names = [f"{kind}/{name}" for name in ("guard", UNSCORED, DISTANCE) for kind in kinds]
+    assert list(metrics) == names
+    assert metrics["watch/guard"] == pytest.approx(-0.1, abs=1e-6)
+    assert metrics["watch_low/guard"] < -0.1 < metrics["watch_high/guard"] < 0
+
+
+def test_a_guard_at_its_limit_raises_a_false_alarm_no_more_often_than_promised(tmp_path: Path) -> None:
+    """1,000 trainings of three looks, in which the guard's true fall is the limit itself: the worst honest case."""
+    error, looks, runs = 0.2, 3, 1000
+    watch = Watch(baseline(tmp_path, guard=np.full(COUNT, 1.0)), AlarmConfig(error=error), looks=looks)
+    generator = np.random.default_rng(1)
+    texts = [TextSample(text="", finished=True, frame=(8, 8))] * COUNT
+    alarms = 0
+    for _ in range(runs):
+        now = 0.75 + generator.normal(0, 0.3, (looks, COUNT))
+        alarms += any(
+            watch.look(RECORDS, texts, torch.full((COUNT,), 2.0), {"guard": torch.tensor(row)}).alarm for row in now
+        )
+    # Of the two signals, only the guard can exceed its limit here: half of the error, but for the looks' overlap.
+    assert 0.06 < alarms / runs < 0.13
