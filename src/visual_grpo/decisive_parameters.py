@@ -12,7 +12,7 @@ from typing import Any
 from visual_grpo.config import flatten
 
 NEVER = (
-    *("resume", "output", "generate", "score", "compare", "tracking", "starter"),
+    *("resume", "output", "generate", "score", "compare", "reward_report", "tracking", "starter"),
     *("promotion", "retrain", "run", "reproduce", "evaluation.redraw"),
 )
 """Where and how results are written, and what other pipelines do. Of the starter its report speaks."""

@@ -18,7 +18,7 @@ from visual_grpo.secret_values import SECTIONS, revealed
 AUTO, SAME, NEVER = "auto", "same", "never"
 MAY_CHANGE = (
     # Not of the training, or how often something is done beside it.
-    *("resume", "output", "adapter", "generate.*", "score.*", "compare.*", "tracking.*"),
+    *("resume", "output", "adapter", "generate.*", "score.*", "compare.*", "reward_report.*", "tracking.*"),
     *("promotion.*", "run", "reproduce.*", "evaluation.every", "evaluation.redraw"),
     *("grpo.non_finite", "alarm.*"),
     # Where and in how large parts it is computed, which changes rounding only.

@@ -33,6 +33,7 @@ MADE_BY = {
     "adapters": "train",
     "trained": "evaluate",
     "evaluation_report": "evaluate",
+    "reward_report": "reward_report",
 }
 
 
@@ -60,14 +61,18 @@ class Project:
         self.folder = folder
         self.policies: list[tuple[str, Path | None]] = []
         monkeypatch.setattr(components, "build_model", self._build_model)
+        self.prepare(train=1)
+
+    def prepare(self, train: int) -> None:
+        """Writes the records, with so many training prompts."""
         found = [
             *records("held_out", 3),
             *records("eval", 2, per_prompt=2),
-            *records("train", 1),
+            *records("train", train),
             *records("sealed", 2),
         ]
         rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found]
-        RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
+        RecordsDataset(filepath=str(self.folder / "records.parquet")).save(rows)
 
     def run(
         self,

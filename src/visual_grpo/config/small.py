@@ -1,4 +1,4 @@
-"""The pipelines beside the data flow: draw pictures, score a folder of pictures, compare two adapters."""
+"""The pipelines beside the data flow: draw pictures, score a folder of pictures, compare adapters, look at rewards."""
 
 from __future__ import annotations
 
@@ -31,3 +31,11 @@ class CompareConfig(Strict):
 
     first: AdapterName = Field("none", description="what is compared with")
     second: AdapterName = Field("latest", description="what is judged")
+
+
+class RewardReportConfig(Strict):
+    prompts: int = Field(16, ge=2, description="training prompts that the base model draws")
+    samples: int = Field(8, ge=2, description="of each prompt, as a group of a training")
+    sampler: Literal["rollout", "stock"] = Field(
+        "rollout", description="sampling.rollout, as the samples of a training, or sampling.stock"
+    )

@@ -24,6 +24,7 @@ SHOWN = {
     "negative_labels": "labels",
     "generated": "pictures",
     "scores": "scores",
+    "reward_report": "report",
     "promotion_result": "decision",
     "reproduction": "report",
 }

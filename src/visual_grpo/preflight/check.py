@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from visual_grpo.types import PromptRecord
 
 RECORDS = "records"
-SCORED = {"baseline", "adapters", "trained"}
+SCORED = {"baseline", "adapters", "trained", "reward_report"}
 """Datasets that the rewards make."""
 OF_THE_MODEL = SCORED | {"starter_report"}
 DRAWN_WITH_IT = {"generated", "comparison", "promotion"}

@@ -67,9 +67,10 @@ class RewardSet:
     ) -> Scores:
         computed = {name: own(prompts, samples) for name, own in self.functions.items() if name not in begun}
         waited = {name: future.result() for name, future in begun.items()}
-        return self._scores({name: computed[name] if name in computed else waited[name] for name in self.weights})
+        return self.combined({name: computed[name] if name in computed else waited[name] for name in self.weights})
 
-    def _scores(self, outputs: Mapping[str, RewardOutput]) -> Scores:
+    def combined(self, outputs: Mapping[str, RewardOutput]) -> Scores:
+        """What the outputs of every reward, of the same samples, come to together."""
         scored = {name: output.values for name, output in outputs.items()}
         values = scored | {
             name: own.counted(scored[name], self.weights[name], scored) for name, own in self.counting.items()
