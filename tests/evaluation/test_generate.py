@@ -219,6 +219,8 @@ def test_conditions_contain_exactly_what_images_and_scores_depend_on() -> None:
         {"data": {"height": 64}},
         {"sampling": {"stock": {"steps": 3}}},
         {"rewards": {"shapes": {"options": {"strict": True}}}},
+        {"rewards": {"shapes": {"clip": [0.0, 0.5]}}},
+        {"rewards": {"shapes": {"clip": [0.0, None], "only_where": {"palette": 0.5}}}},
         {"policy": {"flow": {"noise": 0.5}}},
         {"evaluation": {"images_per_prompt": 2}},
         {"model": {"dtype": "bfloat16"}},

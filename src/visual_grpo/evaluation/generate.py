@@ -79,6 +79,11 @@ def conditions(
 def _judge(reward: Mapping[str, Any]) -> dict[str, Any]:
     """What a reward's scores depend on; of the user's own function also its code."""
     found = {key: reward[key] for key in ("function", "options")}
+    # As it was before these parameters existed, where they are not used: earlier results still pair.
+    if any(end is not None for end in reward["clip"]):
+        found["clip"] = list(reward["clip"])
+    if reward["only_where"]:
+        found["only_where"] = reward["only_where"]
     return found if reward["function"] is None else found | {"code": code_digest(reward["function"])}
 
 

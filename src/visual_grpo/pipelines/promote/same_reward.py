@@ -11,6 +11,9 @@ from visual_grpo.importing import code_digests
 from visual_grpo.pipelines.compare.sides import Side
 from visual_grpo.trained_adapters import CODE, modules_of
 
+_OTHERWISE = ("weight", "max_failed_share")
+"""Parameters of a reward that change nothing in a score; weights are compared as the modules have them."""
+
 
 def reward_differences(champion: Side, candidate: Side) -> list[str]:
     """In what the rewards of two trainings differ, such as ``weight of ocr: 1, now -1``; empty if they are the same."""
@@ -40,7 +43,7 @@ def _rewards(config: Parameters, modules: Sequence[str]) -> dict[str, Any]:
     tree = config.public()["rewards"]
     found: dict[str, Any] = {f"weight of {name}": weight for name, weight in config.weights(modules).items()}
     for name, reward in tree.items():
-        found |= {f"function of {name}": reward["function"], f"options of {name}": reward["options"]}
+        found |= {f"{key} of {name}": value for key, value in reward.items() if key not in _OTHERWISE}
     return found
 
 
