@@ -179,7 +179,7 @@ def test_a_candidate_is_judged_by_the_rewards_and_the_code_of_its_training(
     with pytest.raises(UserError, match=r"not those that it was trained with \(weight of brightness: 1, now -1\)"):
         gate.ask(gate.train("first", 0.1), judged_by=flipped)
     clipped: dict[str, Any] = {"rewards": {"brightness": {**REWARDS["brightness"], "clip": [0, 0.5]}}}
-    with pytest.raises(UserError, match=r"not those that it was trained with \(clip of brightness: \(None, None\), now"):
+    with pytest.raises(UserError, match=r"was trained with \(clip of brightness: "):
         gate.ask(gate.train("unclipped", 0.1), judged_by=clipped)
     file = tmp_path / "a_judge_of_the_gate.py"
     file.write_text("from tests.evaluation.painter import brightness\n")
