@@ -123,6 +123,8 @@ def test_it_promotes_then_has_nothing_to_do_then_trains_only_what_changed(projec
     assert code == Code.NOT_PROMOTED, printed
     assert "Running stage 'data_preparation'" not in printed
     assert "Running stage 'train'" in printed
+    warned = printed.index("Warning: the champion was trained with another reward (code of reward brightness: ")
+    assert warned < printed.index("Running stage 'train'")
     assert state(project)["champion"] == first["champion"]
     assert retrain(project)[0] == Code.DONE, "what was judged is not judged again"
 

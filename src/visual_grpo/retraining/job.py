@@ -16,7 +16,10 @@ from typing import Any
 
 from visual_grpo import console
 from visual_grpo.config import Parameters
+from visual_grpo.config.presets import AUTO
 from visual_grpo.errors import UserError
+from visual_grpo.pipelines.compare.sides import side_of
+from visual_grpo.pipelines.promote.same_reward import judge_differences
 from visual_grpo.retraining import branch, data_checks, retention
 from visual_grpo.retraining.commands import Commands, kedro
 from visual_grpo.retraining.monitor import fallen_score
@@ -60,6 +63,7 @@ class Retraining:
         with self._stage("data"):
             self.stages.prepare(lambda: data_checks.check(self.config, self._champion()))
         self._choose_start()
+        self._warn_of_another_reward()
         with self._stage("train"):
             self.stages.repeat()
         with self._stage("gate"):
@@ -120,6 +124,18 @@ class Retraining:
             return
         champion = self._champion() if self.config.retrain.start == "champion" else None
         self.start.set_start(None if champion is None else champion.uri)
+
+    def _warn_of_another_reward(self) -> None:
+        """Hours before the gate refuses it."""
+        champion = self._champion()
+        if champion is None or self.config.promotion.new_reward or self.config.reward == AUTO:
+            return
+        changed = judge_differences(side_of("champion", champion.adapters()), self.config)
+        if changed:
+            console.note(
+                f"Warning: the champion was trained with another reward ({'; '.join(changed)}). What is trained now"
+                " will not be promoted; if the change is intended, set promotion.new_reward: true."
+            )
 
     def _is_judged(self) -> bool:
         """Whether the gate has decided on the adapters that are there."""
