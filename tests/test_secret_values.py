@@ -16,9 +16,11 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secret_values, "_known", set())
 
 
-@pytest.mark.parametrize(
-    "name", ["api_key", "apikey", "HF_TOKEN", "password", "db_passwd", "my-secret", "auth.bearer", "auth"]
-)
+NAMES = ["api_key", "apikey", "HF_TOKEN", "password", "db_passwd", "my-secret", "auth.bearer", "auth"]
+NAMES += ["X-Api-Key", "passphrase", "Cookie", "session_id"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_value_is_secret_by_its_name(name: str) -> None:
     assert hidden({"options": {name: "abc", "model": "small"}}) == {"options": {name: HIDDEN, "model": "small"}}
 
@@ -96,3 +98,11 @@ def test_the_name_of_a_run_is_no_secret_but_a_trackers_option_is(monkeypatch: py
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
     assert hidden("circles with pa55word") == "circles with (hidden)"
+
+
+def test_headers_are_secret_by_whatever_name_a_service_calls_them() -> None:
+    headers = {"X-Whatever": "swordfish", "Content-Type": "application/json"}
+    options = {"url": "http://host", "headers": headers}
+    assert hidden(options)["headers"] == {"X-Whatever": HIDDEN, "Content-Type": "application/json"}
+    remember_named({"rewards": {"judge": {"options": options}}})
+    assert hidden("sent swordfish as application/json") == f"sent {HIDDEN} as application/json"

@@ -38,6 +38,7 @@ def new_draft(final: Path) -> Path:
 
     What is not moved away is removed when the process ends; drafts of processes that were killed are removed now.
     """
+    final = linked(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     heal(final)
     for draft in final.parent.glob(f".{glob.escape(final.name)}{_DRAFT}*"):
@@ -56,6 +57,7 @@ def final_of(draft: Path) -> Path:
 
 def replace_folder(fresh: Path, final: Path) -> None:
     """Moves ``fresh`` to ``final``, in the place of what is there; from another disk it is copied first."""
+    final = linked(final)
     heal(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     if fresh.stat().st_dev != final.parent.stat().st_dev:
@@ -73,6 +75,7 @@ def replace_folder(fresh: Path, final: Path) -> None:
 
 def heal(final: Path) -> None:
     """After an interrupted replacement: puts the old folder back, or removes it if the new one is in place."""
+    final = linked(final)
     previous = _previous(final)
     if not previous.exists():
         return
@@ -80,6 +83,11 @@ def heal(final: Path) -> None:
         shutil.rmtree(previous, ignore_errors=True)
     else:
         previous.rename(final)
+
+
+def linked(path: Path) -> Path:
+    """Where a link leads, such as to a bigger disk: what is replaced is the folder, not the link."""
+    return path.resolve() if path.is_symlink() else path
 
 
 def _previous(final: Path) -> Path:

@@ -13,35 +13,25 @@ from pathlib import Path
 from visual_grpo.errors import UserError
 from visual_grpo.third_party_output import silence_libraries
 
-LATEST_ADAPTERS = Path("data/06_models/adapters")
 
-
-def tracking_uri(project: Path) -> str:
-    """MLflow's address by the project's configuration."""
-    from kedro.config import OmegaConfigLoader
-
-    from visual_grpo.settings import CONFIG_LOADER_ARGS
-
-    loader = OmegaConfigLoader(str(project / "conf"), **CONFIG_LOADER_ARGS)
-    return str(loader["mlflow"]["server"]["mlflow_tracking_uri"])
-
-
-def show(named: str, public_key: Path | None, project: Path) -> bool:
+def show(named: str, public_key: Path | None, folder: Path, environment: str | None = None) -> bool:
     """Prints the lineage; returns whether nothing differs.
 
     Raises:
-        UserError: there is nothing of this name.
+        UserError: there is nothing of this name, or ``folder`` is no project.
     """
     from visual_grpo import console
     from visual_grpo.reproduction.checks import DIFFERS, lines
+    from visual_grpo.retraining.project import read_project
     from visual_grpo.tracking.relocation import use_server
     from visual_grpo.tracking.subjects import find_subject
 
-    use_server(tracking_uri(project), project)
-    subject = find_subject(named, LATEST_ADAPTERS)
-    found = lines(subject, project, public_key)
+    project = read_project(folder, environment)
+    use_server(project.tracking_uri, folder)
+    subject = find_subject(named, Path(project.config.adapters_folder))
+    found = lines(subject, folder, public_key)
     rows = [[line.what, line.value, line.state, line.why] for line in found]
-    console.table(f"Lineage of {subject.title}", ["", "", "", ""], rows)
+    console.table(f"Lineage of {subject.title}", ["", "", "state", "by"], rows)
     differing = [line.what for line in found if line.state == DIFFERS]
     console.note(f"Differs: {', '.join(differing)}." if differing else "Nothing differs.")
     return not differing
@@ -50,6 +40,7 @@ def show(named: str, public_key: Path | None, project: Path) -> bool:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m visual_grpo.lineage", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("name", help="NAME@ALIAS, NAME/VERSION, a run's id or name, a folder of adapters, or latest")
+    parser.add_argument("--env", help="Kedro's environment, whose adapters are the latest; without it the default")
     parser.add_argument("--public-key", type=Path, help="PEM file of whoever signed the adapters")
     return parser.parse_args()
 
@@ -58,7 +49,7 @@ def main() -> None:
     silence_libraries()
     given = _arguments()
     try:
-        same = show(given.name, given.public_key, Path.cwd())
+        same = show(given.name, given.public_key, Path.cwd(), given.env)
     except UserError as error:
         sys.exit(f"Error: {str(error).removeprefix('adapter: ')}")
     sys.exit(0 if same else 1)

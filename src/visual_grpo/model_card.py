@@ -87,10 +87,16 @@ def _loading(config: Mapping[str, Any], base: str, modules: Sequence[str]) -> li
         "from visual_grpo.config import SamplerConfig",
         "from visual_grpo.types import PromptRecord",
         "",
-        f"model = load_model({base!r}, size={size}, train={list(modules)}, adapters=Path('.'))  # this folder",
+        *([f"# {base} is relative to the project's folder: run this there."] if _is_relative(base) else []),
+        "folder = Path('FOLDER')  # of this card",
+        f"model = load_model({base!r}, size={size}, train={list(modules)}, adapters=folder)",
         f"sampler = SamplerConfig(**{sampler})",
         "[sample] = model.generate([PromptRecord(id='1', prompt='...')], [0], sampler)  # seed 0",
     ]
+
+
+def _is_relative(base: str) -> bool:
+    return Path(base).is_dir() and not Path(base).is_absolute()
 
 
 def _of_module(config: Parameters, module: str) -> str:

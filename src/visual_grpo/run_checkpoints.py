@@ -14,7 +14,7 @@ from visual_grpo import resuming
 from visual_grpo.checkpoint_clock import CheckpointClock
 from visual_grpo.config import Parameters
 from visual_grpo.errors import counted
-from visual_grpo.folders import replace_folder
+from visual_grpo.folders import linked, replace_folder
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint_folder import set_later_aside
 from visual_grpo.grpo.packing import CannotPackError
@@ -61,7 +61,7 @@ class RunCheckpoints:
         """
         self.config, self.trainer, self.progress = config, trainer, progress
         self.identity, self.run_id, self.lineage = identity, run_id, lineage
-        self.folder = Path(config.tracking.checkpoints)
+        self.folder = linked(Path(config.tracking.checkpoints))
         self.clock = CheckpointClock(config.tracking.checkpoint_minutes)
         self.newest: Path | None = None
         """The last one that was written or gone on from."""

@@ -20,7 +20,8 @@ SECTIONS = ("rewards", "tracking")
 _RUN_OF_MLFLOW = "tracking.run."
 """In mlflow.yml, not in the parameters: the id and the name of a run, which everybody may see."""
 _NAMES = re.compile(
-    r"(^|[_.-])(secret|token|passw(or)?d|api_?key|access_?key|private_?key|credentials?|auth|authorization|bearer)($|[_.-])",
+    r"(^|[_.-])(secret|token|passw(or)?d|passphrase|(api|access|private|auth)[_-]?key|credentials?|auth|authorization"
+    r"|bearer|cookie|session[_-]?id)($|[_.-])",
     re.IGNORECASE,
 )
 _IN_ADDRESS = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
@@ -29,6 +30,8 @@ _IN_QUERY = re.compile(
     r"[?&;](?:access_?|auth_?|api_?)?(?:token|key|sig|signature|secret|password|credential)=([^&;#\s]+)", re.IGNORECASE
 )
 """The token in https://host/path?token=..."""
+_HEADER = "authorization"
+"""A name by which any header's value is hidden."""
 _SHORTEST = 5
 """Characters of a value that is searched for in texts: a shorter one would be found in words."""
 _known: set[str] = set()
@@ -59,7 +62,7 @@ def remember_named(parameters: Mapping[str, Any]) -> None:
 def hidden(value: Any) -> Any:
     """The text or JSON tree without any secret, `HIDDEN` in its place."""
     if isinstance(value, Mapping):
-        return {key: HIDDEN if _is_secret(key, item) else hidden(item) for key, item in value.items()}
+        return {key: _hidden_entry(key, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(hidden(item) for item in value)
     return _without_known(value) if isinstance(value, str) else value
@@ -104,13 +107,32 @@ def cover_logs() -> None:
 
 def _remember_named(tree: Mapping[str, Any]) -> None:
     for key, value in tree.items():
-        if isinstance(value, Mapping):
+        if _are_headers(key, value):
+            for name, item in value.items():
+                if not _is_harmless(name):
+                    remember(item)
+        elif isinstance(value, Mapping):
             _remember_named(value)
         elif _is_secret(key, value):
             remember(value)
         elif isinstance(value, str):
             for secret in (*_IN_ADDRESS.findall(value), *_IN_QUERY.findall(value)):
                 remember(secret)
+
+
+def _hidden_entry(key: Any, value: Any) -> Any:
+    if _are_headers(key, value):
+        return {name: item if _is_harmless(name) else hidden({_HEADER: item})[_HEADER] for name, item in value.items()}
+    return HIDDEN if _is_secret(key, value) else hidden(value)
+
+
+def _are_headers(key: Any, value: Any) -> bool:
+    """Of HTTP: services call the one with the key by any name."""
+    return isinstance(value, Mapping) and str(key).lower() in ("headers", "extra_headers")
+
+
+def _is_harmless(header: Any) -> bool:
+    return str(header).lower() in ("accept", "content-type", "user-agent")
 
 
 def _is_secret(key: Any, value: Any) -> bool:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 
 _ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -38,6 +39,7 @@ def silence_libraries() -> None:
     """Hides the warnings and notices of installed libraries, unless the environment or ``python -W`` says otherwise."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    sys.excepthook = _without_traceback_of_ctrl_c
     for name in _SAID_ELSEWHERE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if not sys.warnoptions:
@@ -60,6 +62,14 @@ def hidden_progress_bars() -> Iterator[None]:
     finally:
         for library in shown:
             library.enable_progress_bar()
+
+
+def _without_traceback_of_ctrl_c(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """While a command starts, nothing else handles Ctrl-C yet."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("Stopped.", file=sys.stderr)  # noqa: T201
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def _is_our_own(record: logging.LogRecord) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,21 @@ def test_a_rollback_returns_to_the_version_before(gate: Gate) -> None:
     gate.ask(gate.train("better", 0.2))
     assert roll_back(gate._config()) == {"model": NAME, "alias": "champion", "from": 2, "to": 1}
     assert gate.champion() == 1
+
+
+def test_what_was_rolled_back_is_promoted_again_only_where_that_is_intended(gate: Gate) -> None:
+    first, better = gate.train("first", 0.1), gate.train("better", 0.2)
+    gate.ask(first)
+    gate.ask(better)
+    roll_back(gate._config())
+    refused = gate.ask(better)
+    assert not refused["promoted"]
+    assert not gate.drawn
+    said = r"is version 2 of visual_grpo, which was rolled back on \d{4}-.*rolled_back=true"
+    assert re.search(said, refused["sentence"])
+    assert gate.champion() == 1
+    assert gate.ask(better, rolled_back=True)["promoted"]
+    assert gate.champion() == 2
 
 
 def test_another_reward_than_the_champions_is_promoted_only_where_that_is_intended(gate: Gate) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from visual_grpo.config import RetrainConfig
+from visual_grpo.config import MonitorConfig, RetrainConfig
+from visual_grpo.retraining.monitor import fallen_score
 from visual_grpo.retraining.notice import ATTEMPTS, is_due, notify
 
 SUMMARY = {"code": 0, "sentence": "promoted", "reason": "data changed"}
@@ -95,3 +96,11 @@ def test_a_command_gets_the_summary_as_its_input(tmp_path: Path) -> None:
 )
 def test_when_somebody_is_told(when: Any, code: int, reason: str | None, due: bool) -> None:
     assert is_due(RetrainConfig(notify_when=when), {"code": code, "reason": reason}) is due
+
+
+def test_a_command_may_print_what_is_no_text(tmp_path: Path) -> None:
+    settings = RetrainConfig(notify="printf '\\377'; exit 3", notify_when="always")
+    problem = notify(settings, SUMMARY, tmp_path)
+    assert problem is not None
+    assert problem.startswith("The command of retrain.notify ended with exit code 3: ")
+    assert fallen_score(MonitorConfig(command="printf '\\377\\n0.5'", floor=0.9), tmp_path) == 0.5

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from visual_grpo.retraining.commands import Commands, dvc
-from visual_grpo.retraining.outcome import DataRefusedError
+from visual_grpo.retraining.outcome import DataRefusedError, StageFailedError
 from visual_grpo.retraining.stages import Stages
 
 STAGES = """
@@ -46,6 +46,32 @@ def test_data_that_are_refused_make_room_for_the_earlier_ones(stages: Stages) ->
     assert stages.lock.read_bytes() == lock
     stages.prepare(lambda: None)
     assert (folder / "prepared.txt").read_text() == "later"
+
+
+def test_a_call_after_one_that_was_killed_before_the_check_puts_the_earlier_ones_back(stages: Stages) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die() -> None:
+        raise Killed
+
+    folder, lock = stages.commands.project, stages.lock.read_bytes()
+    with pytest.raises(Killed):
+        stages.prepare(die)
+    assert stages.lock.read_bytes() != lock
+    with pytest.raises(DataRefusedError):
+        stages.prepare(refuse)
+    assert stages.lock.read_bytes() == lock
+    assert (folder / "prepared.txt").read_text() == "earlier"
+
+
+def test_data_that_cannot_be_prepared_make_room_for_the_earlier_ones(stages: Stages) -> None:
+    folder = stages.commands.project
+    (folder / "raw.txt").unlink()
+    with pytest.raises(StageFailedError, match="dvc repro"):
+        stages.prepare(lambda: None)
+    assert (folder / "prepared.txt").read_text() == "earlier"
+    assert not (folder / ".dvc.lock.earlier").exists()
 
 
 def test_data_that_are_refused_stay_refused_where_the_earlier_ones_are_gone(stages: Stages) -> None:

@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -426,3 +428,41 @@ def test_needs_must_be_needs() -> None:
 
     with pytest.raises(UserError, match=r"reward 'mine': its `needs` must be a visual_grpo.Needs, got 'a target'"):
         FunctionReward("mine", Wrong())
+
+
+def test_what_a_reward_changes_for_the_whole_process_is_put_back(tmp_path: Path) -> None:
+    def careless(prompts, samples):
+        os.chdir(tmp_path)
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        raise RuntimeError("and it fails")
+
+    before = Path.cwd()
+    with pytest.raises(UserError, match="and it fails"):
+        FunctionReward("mine", careless)(PROMPTS, SAMPLES)
+    assert (Path.cwd(), torch.is_grad_enabled(), torch.get_default_dtype()) == (before, True, torch.float32)
+
+
+def test_a_module_that_switches_gradients_off_for_itself_does_so_for_nobody_else(tmp_path, monkeypatch) -> None:
+    (tmp_path / "without_gradients.py").write_text(
+        "import torch\ntorch.set_grad_enabled(False)\ndef score(prompts, samples):\n    return [0.0] * len(samples)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    make_reward("mine", "without_gradients:score", {})
+    assert torch.is_grad_enabled()
+
+
+def test_a_child_that_a_reward_forks_does_not_go_on_beside_its_parent(tmp_path: Path) -> None:
+    script = (
+        "import os\n"
+        "from visual_grpo.rewards.reward import FunctionReward\n"
+        "def forking(prompts, samples):\n"
+        "    child = os.fork()\n"
+        "    if child:\n"
+        "        os.waitpid(child, 0)\n"
+        "    return []\n"
+        "FunctionReward('mine', forking)([], [])\n"
+        "print('went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "went on\n"

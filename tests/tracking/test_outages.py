@@ -6,6 +6,8 @@ import random
 import shutil
 import socket
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from PIL import Image
 
 from tests.tracking.conftest import Project
 from visual_grpo.tracking import Tracker
-from visual_grpo.tracking.deliver import deliver
+from visual_grpo.tracking.deliver import _redirect, deliver
 
 STEP = 4.0
 """Seconds that no step waits for MLflow, however busy the machine is: one that sent its metrics itself would wait for
@@ -119,7 +121,8 @@ def test_a_database_that_is_deleted_during_the_run_is_made_again_by_the_next_one
     assert project.start(earlier=tracker.run_id).run_id == run.info.run_id
 
 
-def test_a_read_only_database_keeps_what_waits(project: Project, quick):
+def test_a_read_only_database_keeps_what_waits(project: Project, quick, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(project.folder)  # SQLAlchemy's form of the address is a relative path to MLflow, which it makes.
     project.uri = f"sqlite:///file:{project.database}?mode=ro&uri=true"
     tracker = project.start()
     train(tracker, range(1, 3))
@@ -172,6 +175,43 @@ def test_the_command_says_what_it_could_not_deliver(project: Project, quick):
     assert not whole
     assert ": waits, MLflow (http://127.0.0.1:9) does not answer: " in lines[0]
     assert deliver([project.folder / "empty"]) == ([f"Nothing waits for MLflow in {project.folder / 'empty'}."], True)
+
+
+def test_what_belongs_to_a_wrong_address_is_sent_to_the_right_one(project: Project, quick):
+    right = project.uri
+    project.uri = "http://127.0.0.1:9"
+    tracker = project.start()
+    train(tracker, range(1, 3))
+    tracker.finished()
+    command = [sys.executable, "-m", "visual_grpo.tracking.deliver", str(project.output), "--to", right]
+    done = subprocess.run(command, cwd=project.folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert ": delivered " in done.stdout
+    [run] = project.runs()
+    assert project.curve(run.info.run_id, "m0") == [(1, 1 / 7), (2, 2 / 7)]
+    assert not list(project.spools.glob("*"))
+
+
+def test_what_another_server_has_in_part_stays_its_own(project: Project, quick):
+    tracker = project.start()
+    train(tracker, range(1, 3))
+    tracker.finished()
+    project.uri = "http://127.0.0.1:9"
+    tracker = project.start()
+    train(tracker, range(3, 4))
+    tracker.finished()
+    [folder] = project.spools.glob("*-*")
+    (folder / "delivered").write_text("1")
+    other = f"sqlite:///{project.folder / 'other.db'}"
+    assert _redirect([project.output], other) == [f"{folder}: waits, its beginning is in http://127.0.0.1:9 already"]
+    assert deliver([project.output], other)[0] == [f"Nothing waits for MLflow in {project.output}."]
+    assert (folder / "journal.jsonl").is_file()
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    command = [sys.executable, "-m", "visual_grpo.tracking.deliver", str(tmp_path / "nowhere")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"Error: there is no folder {tmp_path / 'nowhere'}\n")
 
 
 def test_a_spool_of_another_working_folder_is_delivered(project: Project, quick, monkeypatch: pytest.MonkeyPatch):

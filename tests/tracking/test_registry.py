@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import sqlite3
@@ -20,9 +21,10 @@ from tests.tracking.toy_adapters import MODULE_FILES, adapters, base_model
 from visual_grpo.errors import UserError
 from visual_grpo.tracking import asking, registry
 from visual_grpo.tracking.adapters import find_adapters
+from visual_grpo.tracking.cleaning import delete_versions
 from visual_grpo.tracking.relocation import use_server
 from visual_grpo.tracking.versions import Registered
-from visual_grpo.trained_adapters import adapter_digest, check_weights, modules_of, read_facts
+from visual_grpo.trained_adapters import adapter_digest, check_weights, modules_of, read_facts, weight_sums
 
 NAME = "shapes"
 LATEST = Path("latest/adapters")
@@ -360,3 +362,37 @@ def test_an_error_that_is_not_mlflows_is_raised_as_it_is(project: Project) -> No
     for request in (server.ask, server.transfer):
         with pytest.raises(ZeroDivisionError):
             request(lambda _: 1 / 0)
+
+
+def test_weights_whose_files_are_gone_are_uploaded_again(project: Project, trained: Path) -> None:
+    first = register(project, trained)
+    project.client.delete_model_version(NAME, str(first.version))
+    shutil.rmtree(Path(first.location.removeprefix("file://")))
+    again = register(project, trained)
+    assert adapter_digest(again.adapters()) == adapter_digest(trained)
+
+
+def test_a_version_whose_weights_were_changed_is_not_taken_for_what_was_registered(
+    project: Project, trained: Path
+) -> None:
+    version = register(project, trained)
+    folder = version.adapters()
+    weights = next(folder.rglob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes() + b"x")
+    facts = json.loads((folder / "training.json").read_text())
+    facts["sums"] = weight_sums(folder)
+    (folder / "training.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=r"The weights of models:/shapes/1 in .* are not those that were registered"):
+        version.adapters()
+    assert version.adapters(whatever_they_are=True) == folder
+
+
+def test_what_a_deleted_version_was_made_of_goes_too_unless_another_model_has_it(
+    project: Project, tmp_path: Path, base: Path
+) -> None:
+    folders = [adapters(tmp_path / f"of seed {seed}", base, weights=f"seed {seed}") for seed in range(3)]
+    made = [register(project, folder) for folder in folders]
+    registry.register(project.uri, "another", folders[0], experiment=EXPERIMENT)
+    assert delete_versions(project.uri, NAME, "champion", keep=1) == [1, 2]
+    there = [Path(version.location.removeprefix("file://")).is_dir() for version in made]
+    assert there == [True, False, True], "the first is a version of the other model too"

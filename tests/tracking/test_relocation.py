@@ -11,7 +11,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from visual_grpo.tracking.relocation import follow_project
+from visual_grpo.tracking.relocation import default_artifacts, follow_project
 from visual_grpo.tracking.runs_table import address
 
 
@@ -78,3 +78,18 @@ def test_the_address_sorts_by_the_gain() -> None:
     assert address("7") == (
         "http://127.0.0.1:5000/#/experiments/7/runs?orderByKey=metrics.%60result%2Fgain%60&orderByAsc=false"
     )
+
+
+@pytest.mark.parametrize(
+    ("server", "location", "expected"),
+    [
+        ("sqlite:///mlflow.db", "mlartifacts", "file:///project/mlartifacts"),
+        ("postgresql://host/db", "mlartifacts", "file:///project/mlartifacts"),
+        ("http://host:5000", "mlartifacts", None),
+        ("https://host", "s3://bucket/x", "s3://bucket/x"),
+        ("sqlite:///mlflow.db", None, None),
+    ],
+)
+def test_a_server_keeps_its_artifacts_itself(server: str, location: str | None, expected: str | None) -> None:
+    """In a folder of this machine no other one would find them."""
+    assert default_artifacts(server, location, Path("/project")) == expected

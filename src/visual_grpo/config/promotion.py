@@ -58,6 +58,9 @@ class PromotionConfig(Strict):
         description="whether a candidate may have been trained with another reward than the champion (weights,"
         " functions, options or code); both are then judged by the candidate's",
     )
+    rolled_back: bool = Field(
+        False, description="whether adapters whose promotion was rolled back may be promoted again"
+    )
     subgroups: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict,
         description="key of the records' metadata: most that the total may fall among records of the same value",

@@ -87,6 +87,9 @@ def position(path: Path) -> tuple[int, int]:
 
 def damage(path: Path) -> str | None:
     """What is wrong with the files of a checkpoint, in a few words; None if all are as they were written."""
+    odd = next((name for name in (SUMS, *FILES) if (path / name).exists() and not (path / name).is_file()), None)
+    if odd is not None:  # Opening a FIFO would wait for ever.
+        return f"{odd} is no file"
     try:
         written = (path / SUMS).read_bytes()
         lines = [_line(path / name) for name in FILES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ SHOWN = {
 }
 """Dataset -> what its path is called at the end."""
 REPORT = "evaluation.html"
+_STAGE = "DVC_STAGE"
+"""Set by DVC for the command of a stage."""
 LAST_OUTPUTS = {"starter_report": 0, "records": 1, "baseline": 2, "adapters": 3, "trained": 4}
 """Dataset -> the position of its pipeline in `FLOW`."""
 
@@ -59,7 +62,7 @@ class EndingHooks:
         name = Tracker.active().name()
         console.summary("", where | ({"MLflow run": name} if name else {}))
         after = _next(run_params, made, catalog)
-        if after is not None:
+        if after is not None and _STAGE not in os.environ:  # DVC goes on by itself.
             console.note(f"Next: {after}")  # One line, however long: it is pasted.
 
 

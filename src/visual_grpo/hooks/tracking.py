@@ -23,7 +23,7 @@ from visual_grpo.secret_values import hidden
 from visual_grpo.tracking import RunToLog, Tracker, lineage
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.description import in_words, other_name, training_name
-from visual_grpo.tracking.relocation import absolute, use_server
+from visual_grpo.tracking.relocation import default_artifacts, use_server
 from visual_grpo.trained_adapters import read_facts
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class TrackingHooks(MlflowHook):
                 name=run.name or self._name(config, run_params, pipeline),
                 earlier=earlier,
                 experiment=experiment.name,
-                artifacts=None if location is None else absolute(location, self._project_path),
+                artifacts=default_artifacts(settings.server.mlflow_tracking_uri, location, self._project_path),
                 tracking_uri=settings.server.mlflow_tracking_uri,
                 output=Path(config.output),
                 trains=_trains(pipeline),

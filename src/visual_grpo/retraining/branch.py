@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from visual_grpo.errors import UserError
+from visual_grpo.tracking.lineage import DECISIVE
 
 _NOT_THERE = ""
 """For git: the branch must not exist."""
@@ -51,6 +52,12 @@ def commit(project: Path, branch: str, files: Sequence[str], message: str) -> st
     if git.maybe("symbolic-ref", "--quiet", "HEAD") == reference:
         git("reset", "--quiet", "--", *there)  # Of the checked out branch the index follows.
     return made
+
+
+def uncommitted(project: Path, files: Sequence[str]) -> list[str]:
+    """What results depend on and no commit has, beside ``files``, which were committed on a branch."""
+    status = _Git(project)("status", "--porcelain", "--untracked-files=all", "-z", "--", *DECISIVE)
+    return sorted({entry[3:] for entry in status.split("\0") if entry[2:3] == " "} - set(files))
 
 
 class _Git:

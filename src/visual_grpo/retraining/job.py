@@ -78,6 +78,9 @@ class Retraining:
         try:
             with self._stage("tidy"):
                 outcome.removed, outcome.commit = self._tidy()
+            outcome.warning = self._not_committed(outcome.commit)
+            if outcome.warning is not None:
+                console.note(f"Warning: {outcome.warning}")
         except UserError as error:
             outcome.warning = str(error)
             console.note(f"Warning: {error}")
@@ -164,8 +167,22 @@ class Retraining:
         )
         if settings.commit is None:
             return removed, None
-        files = [self.stages.file.with_name("dvc.lock").as_posix(), self.start.file.as_posix()]
-        return removed, branch.commit(self.commands.project, settings.commit, files, self._message())
+        return removed, branch.commit(self.commands.project, settings.commit, self._committed, self._message())
+
+    @property
+    def _committed(self) -> list[str]:
+        return [self.stages.file.with_name("dvc.lock").as_posix(), self.start.file.as_posix()]
+
+    def _not_committed(self, commit: str | None) -> str | None:
+        """What the branch lacks, without which nobody can repeat what it says."""
+        left = [] if commit is None else branch.uncommitted(self.commands.project, self._committed)
+        if not left:
+            return None
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        return (
+            f"the branch {self.config.retrain.commit} has dvc.lock, but not what it was made with:"
+            f" {', '.join(left[:3])}{more} differ from the commit. Commit them too."
+        )
 
     def _message(self) -> str:
         """Of the commit; the decision is not there on a machine that has pulled the results."""

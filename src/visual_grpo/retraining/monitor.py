@@ -23,7 +23,13 @@ def fallen_score(monitor: MonitorConfig, project: Path) -> float | None:
         return None
     try:
         done = subprocess.run(
-            [*SHELL, monitor.command], cwd=project, capture_output=True, text=True, timeout=SECONDS, check=False
+            [*SHELL, monitor.command],
+            cwd=project,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise UserError(f"retrain.monitor.command did not end within {SECONDS:g} s: {monitor.command}") from None

@@ -31,7 +31,7 @@ def notify(settings: RetrainConfig, summary: Mapping[str, Any], project: Path) -
     if settings.notify is None or not is_due(settings, summary):
         return None
     text = json.dumps(hidden(summary), ensure_ascii=False)
-    if settings.notify.startswith(("http://", "https://")):
+    if settings.notify.lower().startswith(("http://", "https://")):
         return _post(settings.notify, text)
     return _call(settings.notify, text, project)
 
@@ -59,7 +59,14 @@ def _post(address: str, text: str) -> str | None:
 def _call(command: str, text: str, project: Path) -> str | None:
     try:
         done = subprocess.run(
-            [*SHELL, command], cwd=project, input=text, text=True, timeout=SECONDS, check=False, capture_output=True
+            [*SHELL, command],
+            cwd=project,
+            input=text,
+            encoding="utf-8",
+            errors="replace",
+            timeout=SECONDS,
+            check=False,
+            capture_output=True,
         )
     except subprocess.TimeoutExpired:
         return f"The command of retrain.notify did not end within {SECONDS:g} s"

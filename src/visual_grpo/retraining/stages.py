@@ -57,25 +57,34 @@ class Stages:
         return self.lock.is_file()
 
     def prepare(self, check: Callable[[], None]) -> None:
-        """Prepares the data; if ``check`` refuses them (`DataRefusedError`), the earlier ones are put back."""
-        before = self.lock.read_bytes() if self.has_run() else None
-        self.repeat(PREPARE)
+        """Prepares the data; if that fails or ``check`` refuses them (`DataRefusedError`), the earlier ones are put
+        back, also by the call after one that was killed in between."""
+        if not self._earlier.is_file():
+            self._earlier.write_bytes(self.lock.read_bytes() if self.has_run() else b"")
         try:
+            self.repeat(PREPARE)
             check()
-        except DataRefusedError as refusal:
+        except (DataRefusedError, StageFailedError) as refusal:
             try:
-                self._put_back(before)
+                self._put_back()
             except StageFailedError as error:
-                raise DataRefusedError(f"{refusal}\nThe earlier data could not be put back: {error}") from error
+                raise type(refusal)(f"{refusal}\nThe earlier data could not be put back: {error}") from error
             raise
+        self._earlier.unlink()
 
-    def _put_back(self, lock: bytes | None) -> None:
-        """The data that ``lock`` knows."""
-        if lock is None:
+    @property
+    def _earlier(self) -> Path:
+        """What DVC knew before the data were prepared; there while they are not accepted yet."""
+        return self.lock.with_name(".dvc.lock.earlier")
+
+    def _put_back(self) -> None:
+        lock = self._earlier.read_bytes()
+        self._earlier.unlink()
+        if not lock:
             self.lock.unlink(missing_ok=True)
-        elif lock != self.lock.read_bytes():
-            self.lock.write_bytes(lock)
-            self.commands.run(*dvc("checkout", "--quiet", "--force", f"{self.file}:{PREPARE}"))
+            return
+        self.lock.write_bytes(lock)
+        self.commands.run(*dvc("checkout", "--quiet", "--force", f"{self.file}:{PREPARE}"))
 
     def changed(self, stage: str | None = None) -> list[str]:
         """What is another than at the last time, in words; empty if ``stage`` and all before it need not run."""
@@ -96,15 +105,14 @@ def _is_import(file: Path) -> bool:
 def _in_words(status: Mapping[str, Any]) -> Iterator[str]:
     """``{"dvc.yaml:train": [{"changed deps": {"conf/local": "modified"}}]}`` -> ``train: conf/local modified``."""
     for stage, changes in status.items():
-        name = stage.rpartition(":")[2]
+        found: list[str] = []
         for change in changes:
             if isinstance(change, str):  # "always changed", "changed command"
-                yield f"{name}: {change}"
-                continue
-            for entries in change.values():
-                files = [f"{path} {how}" for path, how in _flat(entries)]
-                more = f" and {len(files) - _MOST} more" if len(files) > _MOST else ""
-                yield f"{name}: {', '.join(files[:_MOST])}{more}"
+                found.append(change)
+            else:
+                found += [f"{path} {how}" for entries in change.values() for path, how in _flat(entries)]
+        more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
+        yield f"{stage.rpartition(':')[2]}: {', '.join(found[:_MOST])}{more}"
 
 
 def _flat(entries: Any) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.images import described, is_image
 from visual_grpo.importing import load_attribute
 from visual_grpo.rewards.failures import FailureBudget, RewardCodeError
+from visual_grpo.rewards.surroundings import kept_surroundings
 from visual_grpo.types import Needs, PromptRecord, Ratio, RewardOutput, Sample
 
 PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
@@ -61,7 +62,7 @@ class FunctionReward:
     def _score(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         # Copies: what a reward paints into an image must reach neither the next reward nor what is kept.
         own = [sample.clone() if isinstance(sample, Tensor) else sample for sample in samples]
-        with _blaming(f"reward {self.name!r} failed on the records {_some_ids(prompts)}"):
+        with _blaming(f"reward {self.name!r} failed on the records {_some_ids(prompts)}"), kept_surroundings():
             returned = self.function(prompts, own)
         return checked_output(self.name, returned, prompts)
 
@@ -142,7 +143,8 @@ def load_function(path: str) -> Any:
     Raises ``UserError`` for another spelling, where the module or the name in it does not exist, or
     where it is not callable.
     """
-    found = load_attribute(path, "a function")
+    with kept_surroundings():
+        found = load_attribute(path, "a function")
     if not callable(found):
         raise UserError(f"{path!r} must be a function or class, it is of type {type(found).__name__}")
     return found
@@ -165,7 +167,7 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
     _check_options(f"reward {name!r}: {path!r}", target, options, prompts_and_samples)
     if prompts_and_samples:
         return FunctionReward(name, _with_options(target, options))
-    with _blaming(f"reward {name!r}: {path!r} could not be made"):
+    with _blaming(f"reward {name!r}: {path!r} could not be made"), kept_surroundings():
         try:
             made = target(**options)
         except TypeError as error:

@@ -55,6 +55,10 @@ class Champions:
         """Moves the alias back; the version before and after."""
         return registry.rollback(self.tracking_uri, self.name, self.alias)
 
+    def rolled_back(self, digest: str) -> tuple[int, str] | None:
+        """The version of these weights and when its promotion was undone; None if it was not."""
+        return registry.rolled_back(self.tracking_uri, self.name, digest)
+
     def keep_report(self, run_id: str | None, folder: Path) -> None:
         """Puts the gate's page and numbers among the artifacts of the candidate's run, if it has one."""
         files = [file for file in (folder / "evaluation.html", folder / "evaluation.json") if file.is_file()]

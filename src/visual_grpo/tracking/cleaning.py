@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from visual_grpo.tracking.versions import local_folder, versions_of
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+_SOURCE = re.compile(r"models:/(m-\w+)")
+"""Of a version that is made of a logged model."""
 RETRAINED = "retrained.for"
 """Tag of a run that the retrain command judged: the registered model."""
 
@@ -36,10 +39,9 @@ def delete_versions(tracking_uri: str, name: str, alias: str, *, keep: int) -> l
     needed = {int(version) for version in model.aliases.values()} | {int(v) for v in replaced if v and v.isdigit()}
     old = sorted(set(versions) - needed - set(sorted(versions)[-keep:]))
     for number in old:
-        model_id = versions[number].model_id
+        source = str(versions[number].source)
         server.ask(partial(_delete_version, name=name, number=number))
-        if model_id:
-            _delete_model(server, model_id)
+        _delete_unused_model(server, source)
     return old
 
 
@@ -70,8 +72,12 @@ def _delete_run(client: MlflowClient, *, run_id: str) -> None:
     client.delete_run(run_id)
 
 
-def _delete_model(server: Server, model_id: str) -> None:
-    """What the version was made of, with its files."""
+def _delete_unused_model(server: Server, source: str) -> None:
+    """What a version was made of, with its files, unless a version of another registered model is made of it too."""
+    found = _SOURCE.fullmatch(source)
+    if found is None or len(server.ask(lambda client: client.search_model_versions(f"source_path = '{source}'"))):
+        return
+    model_id = found[1]
     model = server.get(lambda client: client.get_logged_model(model_id))
     if model is not None:
         server.ask(lambda client: client.delete_logged_model(model_id))

@@ -8,6 +8,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,6 +43,15 @@ class Outbox:
         """Remembers that the journal is in MLflow up to ``offset``."""
         write_whole(self.folder / DELIVERED, str(offset))
         self.offset = offset
+
+    def redirect(self, server: str, artifacts: str | None) -> None:
+        """Lets it belong to another server, which has nothing of it.
+
+        Args:
+            artifacts: as `Head.artifacts`.
+        """
+        self.head = replace(self.head, server=server, artifacts=artifacts)
+        write_whole(self.folder / HEAD, json.dumps(asdict(self.head)))
 
     def forget(self, event: Event) -> None:
         """Removes an event's files, which are in MLflow."""

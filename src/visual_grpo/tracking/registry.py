@@ -19,8 +19,16 @@ from visual_grpo.model_card import model_card
 from visual_grpo.tracking.asking import Server
 from visual_grpo.tracking.relocation import ARTIFACTS
 from visual_grpo.tracking.store import Store
-from visual_grpo.tracking.versions import DIGEST, Registered, find_version, registered, versions_of
-from visual_grpo.trained_adapters import adapter_digest, check_weights, modules_of, read_facts
+from visual_grpo.tracking.versions import (
+    ADAPTERS,
+    DIGEST,
+    Registered,
+    find_version,
+    local_folder,
+    registered,
+    versions_of,
+)
+from visual_grpo.trained_adapters import FACTS, adapter_digest, check_weights, modules_of, read_facts
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -150,6 +158,14 @@ def rollback(tracking_uri: str, name: str, alias: str = CHAMPION) -> tuple[int, 
     return present.version, replaced
 
 
+def rolled_back(tracking_uri: str, name: str, digest: str) -> tuple[int, str] | None:
+    """The version of these weights and when its promotion was undone; None if it was not."""
+    found = _with_digest(Server(tracking_uri), name, digest)
+    if found is None or ROLLED_BACK not in found.tags:
+        return None
+    return int(found.version), str(found.tags[ROLLED_BACK])
+
+
 def _with_digest(server: Server, name: str, digest: str) -> Any:
     """MLflow's first version of the model with these weights; None without one."""
     if server.is_empty or server.get(lambda client: client.get_registered_model(name)) is None:
@@ -195,7 +211,7 @@ def _uploaded_model(
     place = server.ask(lambda client: _experiment(client, server, run, experiment))
     begun = server.ask(lambda client: client.search_logged_models([place], f"tags.`{DIGEST}` = '{about[DIGEST]}'"))
     model = next((model for model in begun if model.name == MODEL), None)
-    if model is not None and str(model.status) == "READY":
+    if model is not None and str(model.status) == "READY" and _has_files(model.artifact_location):
         return str(model.model_id)
     run_id = None if run is None else run.info.run_id
     with TemporaryDirectory() as folder:
@@ -212,6 +228,12 @@ def _uploaded_model(
         server.transfer(lambda client: client.log_model_artifacts(model_id, folder))
     server.ask(lambda client: client.finalize_logged_model(model_id, "READY"))
     return model_id
+
+
+def _has_files(location: str) -> bool:
+    """Whether a model's files are still there; what a server keeps is taken to be."""
+    folder = local_folder(location)
+    return folder is None or (folder / ADAPTERS / FACTS).is_file()
 
 
 def _experiment(client: MlflowClient, server: Server, run: Run | None, name: str) -> str:

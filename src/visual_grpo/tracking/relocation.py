@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 ARTIFACTS = "mlartifacts"
 _SQLITE = "sqlite:///"
+_SERVERS = ("http", "https", "databricks")
 _LOCATIONS = {
     "experiments": "artifact_location",
     "runs": "artifact_uri",
@@ -34,6 +35,16 @@ def use_server(tracking_uri: str, project: Path) -> None:
 def absolute(location: str, project: Path) -> str:
     """A place of artifacts; a relative one is in the project."""
     return location if urlsplit(location).scheme else (project / location).as_uri()
+
+
+def default_artifacts(tracking_uri: str, location: str | None, project: Path) -> str | None:
+    """Where an experiment keeps its artifacts.
+
+    A folder of the project is none for a server, which other machines reach too: None = it has a place for them.
+    """
+    if location is None or (not urlsplit(location).scheme and urlsplit(tracking_uri).scheme in _SERVERS):
+        return None
+    return absolute(location, project)
 
 
 def follow_project(tracking_uri: str, project: Path) -> int:

@@ -42,7 +42,8 @@ def find_subject(named: str, latest: Path) -> Subject:
         import mlflow
 
         version = named_version(SCHEME + named.removeprefix(SCHEME), mlflow.get_tracking_uri())
-        adapters, tags, title = version.adapters(), dict(version.tags), f"{version.name}/{version.version}"
+        folder = version.adapters(whatever_they_are=True)  # Which is what is to be found out.
+        adapters, tags, title = folder, dict(version.tags), f"{version.name}/{version.version}"
     else:
         adapters = find_adapters(named, latest)
     facts = read_facts(adapters)

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.tracking.asking import MissingError, Server
-from visual_grpo.trained_adapters import FACTS
+from visual_grpo.trained_adapters import FACTS, adapter_digest
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -52,13 +52,22 @@ class Registered:
         """As MLflow's functions and the parameter ``adapter`` take it."""
         return f"{SCHEME}{self.name}/{self.version}"
 
-    def adapters(self) -> Path:
+    def adapters(self, *, whatever_they_are: bool = False) -> Path:
         """The folder of the adapters on this machine; a temporary copy where MLflow keeps them elsewhere.
 
+        Args:
+            whatever_they_are: also where the weights are not those that were registered.
+
         Raises:
-            UserError: the files are gone, or the server does not give them.
+            UserError: the files are gone, not those that were registered, or the server does not give them.
         """
-        return _adapters_at(self.tracking_uri, self.location, self.uri)
+        folder = _adapters_at(self.tracking_uri, self.location, self.uri)
+        if not whatever_they_are and self.digest is not None and adapter_digest(folder) != self.digest:
+            raise UserError(
+                f"The weights of {self.uri} in {folder} are not those that were registered (its tag {DIGEST} is"
+                " another): they were changed since. Put the files back, or name another version."
+            )
+        return folder
 
 
 def find_version(

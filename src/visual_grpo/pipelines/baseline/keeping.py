@@ -57,8 +57,17 @@ def why_drawn(folder: Path, made: Mapping[str, Any]) -> str | None:
     now = json.loads(json.dumps(made))  # As they were written.
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     if changed:
-        return f"other {', '.join(MEANING.get(name, name) for name in changed)}"
+        return f"other {', '.join(_named(name, before.get(name), now.get(name)) for name in changed)}"
     return None if sums == _sums(folder) else f"a file in {folder} was changed, added or removed"
+
+
+def _named(name: str, before: Any, now: Any) -> str:
+    """What changed, with the parts of it that did."""
+    shown = MEANING.get(name, name)
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return shown
+    parts = sorted(part for part in {*before, *now} if before.get(part) != now.get(part))
+    return f"{shown} ({', '.join(parts)})"
 
 
 def _sums(folder: Path) -> dict[str, str]:

@@ -51,11 +51,14 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
         sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
         earlier = _earlier_stages(parameters, digest, promotion_draft)
         return promotion_draft, found | {"promoted": True, "already": True, "sentence": sentence, "stages": earlier}
+    undone = None if parameters.promotion.rolled_back else registry.rolled_back(digest)
+    if undone is not None:
+        return promotion_draft, found | _not_judged(_was_rolled_back(candidate, registry, *undone))
     _check_number_of_gates(parameters, registry, digest)
     references = _references(candidate, champion)
     changed = [] if champion is None else reward_differences(references[CHAMPION], candidate)
     if changed and not parameters.promotion.new_reward:
-        return promotion_draft, found | _aims_at_something_else(candidate, changed)
+        return promotion_draft, found | _not_judged(_aims_at_something_else(candidate, changed))
     judged = _judged(parameters, records, [candidate, *references.values()])
     scorer = shared_scorer(
         parameters, candidate.facts, [record for found_there in judged.values() for record in found_there]
@@ -85,7 +88,8 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
         version = registry.register(_folder(_candidate(parameters)), _said(judgement), stages)
         registry.promote(version)
     # What is noted need not be judged again, so this comes last.
-    registry.note_gate(judgement["candidate"]["digest"], _settings(parameters), promoted=judgement["promoted"])
+    if not judgement["already"]:
+        registry.note_gate(judgement["candidate"]["digest"], _settings(parameters), promoted=judgement["promoted"])
     for line in _said(judgement):
         console.note(line)
     if version is not None:
@@ -243,13 +247,25 @@ def _rule(parameters: Parameters) -> GateRule:
     )
 
 
-def _aims_at_something_else(candidate: Side, changed: Sequence[str]) -> dict[str, Any]:
-    """Not promoted: its own reward would call it better, whatever went wrong with that reward."""
+def _aims_at_something_else(candidate: Side, changed: Sequence[str]) -> str:
+    """Its own reward would call it better, whatever went wrong with that reward."""
     intended = Command.now().of_pipeline("promote").adding({"promotion.new_reward": True})
-    sentence = (
+    return (
         f"Not promoted: {candidate.name} was trained with another reward than the champion ({'; '.join(changed)})."
         f" If that is intended, judge both by the new reward: {intended}"
     )
+
+
+def _was_rolled_back(candidate: Side, registry: Champions, version: int, date: str) -> str:
+    """Somebody had a reason, which the gate does not know."""
+    again = Command.now().of_pipeline("promote").adding({"promotion.rolled_back": True})
+    return (
+        f"Not promoted: {candidate.name} is version {version} of {registry.name}, which was rolled back on {date}. If"
+        f" it may be champion again: {again}"
+    )
+
+
+def _not_judged(sentence: str) -> dict[str, Any]:
     return {"promoted": False, "already": False, "sentence": sentence, "stages": {}}
 
 

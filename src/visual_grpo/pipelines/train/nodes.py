@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from functools import partial
@@ -221,10 +222,10 @@ def _where_it_stopped(run: TrainingRun, and_now: str = "Go on with") -> str:
     newest, folder = run.checkpoints.newest, run.checkpoints.folder
     if newest is None:
         return f"Stopped before the first checkpoint. Start again with: {command.of_pipeline('train')}"
-    return (
-        f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}; the checkpoint is {newest}\n"
-        f"{and_now}: {command.resuming(run.config.resume, folder)}"
-    )
+    stopped = f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}; the checkpoint is {newest}\n"
+    if "DVC_STAGE" in os.environ:
+        return f"{stopped}{and_now} the command that called DVC: the stage goes on from the checkpoint."
+    return f"{stopped}{and_now}: {command.resuming(run.config.resume, folder)}"
 
 
 def _show_training(progress: Progress, steps: int) -> None:
