@@ -21,6 +21,8 @@ from tests.small_project import environment, paste, small_project
 NOT_RUN = {
     "make": "its targets' commands are checked, and `make setup` would change the environment",
     ".venv/bin/kedro run --pipeline=reproduce": "needs a git repository; test_reproduce.py runs it",
+    ".venv/bin/kedro run --pipeline=rollback": "needs two promotions; test_promote.py runs it",
+    ".venv/bin/python -m visual_grpo.retraining": "needs DVC; run in tests/retraining",
     ".venv/bin/jupyter": "a server",
     ".venv/bin/dvc": "needs a git repository; run in test_dvc_repro.py",
     ".venv/bin/python benchmarks/": "hours; its arguments are checked in test_docs.py",
@@ -65,8 +67,10 @@ def test_a_block_of_commands_runs_alone(block: Block, project: Path) -> None:
         if "FOLDER" in command:
             write_records(project, edits="task=i2i" in command)
         before = time.time()
-        shell(command, project)
+        shown = shell(command, project)
         for made in results_of(command):
+            if made == "scores.parquet" and "Kept the baseline" in shown:
+                continue
             newest = max((file.stat().st_mtime for file in project.glob(f"data/**/{made}")), default=0)
             assert newest > before - 1, f"{command} left no {made}"
 
@@ -94,10 +98,12 @@ def results_of(command: str) -> list[str]:
     return [file for name in named or made for file in made[name]] if named or "--pipeline" not in command else []
 
 
-def shell(command: str, project: Path) -> None:
+def shell(command: str, project: Path) -> str:
+    """What a command shows."""
     done = paste(command, project)
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert "Traceback" not in done.stdout + done.stderr
+    return done.stdout
 
 
 def write_records(project: Path, *, edits: bool) -> None:
