@@ -21,6 +21,8 @@ BUILT_IN = {
     "ocr": "visual_grpo.rewards.ocr:OcrReward",
     "negative_points": "visual_grpo.rewards.negative_points:NegativePointsReward",
     "jpeg_size": "visual_grpo.rewards.compressibility:JpegSizeReward",
+    "clip_score": "visual_grpo.rewards.learned.clip_score:ClipScore",
+    "pick_score": "visual_grpo.rewards.learned.pick_score:PickScore",
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",
     "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",
 }

@@ -1,0 +1,145 @@
+"""Weights that are missing, damaged, another model's or on a hub that cannot be reached: said before the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Dinov2Config, Dinov2Model
+
+from tests.rewards.learned.tiny import picture, record
+from visual_grpo.errors import UserError
+from visual_grpo.rewards.learned.clip_score import ClipScore
+from visual_grpo.rewards.learned.pick_score import PickScore
+
+
+@pytest.fixture
+def copied(clip_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(clip_folder, tmp_path / "clip"))
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model on this machine, and a hub that nobody answers for."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.file_download.constants.ENDPOINT", "http://127.0.0.1:9")
+
+
+def scored(reward: ClipScore | PickScore) -> None:
+    reward([record("a")], [picture(0)])
+
+
+def test_a_whole_folder_passes_the_check_and_scores(copied: Path) -> None:
+    reward = ClipScore(model=str(copied))
+    reward.check_machine()
+    scored(reward)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"clip_score: its model is '.*/no', which is not a folder on this machine"):
+        ClipScore(model=str(tmp_path / "no")).check_machine()
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_files_that_a_folder_lacks_are_named(copied: Path, file: str) -> None:
+    (copied / file).unlink()
+    with pytest.raises(UserError, match=rf"this folder lacks {file}.*Give a folder that holds config.json; model"):
+        ClipScore(model=str(copied)).check_machine()
+
+
+def test_pickled_weights_do_not_count(copied: Path) -> None:
+    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"lacks model.safetensors or model.safetensors.index.json"):
+        scored(ClipScore(model=str(copied)))
+
+
+def test_a_missing_shard_is_named(copied: Path) -> None:
+    (copied / "model.safetensors").rename(copied / "model-1.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (copied / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"this folder lacks model-2.safetensors"):
+        ClipScore(model=str(copied)).check_machine()
+
+
+def test_another_models_folder_is_refused_by_name(copied: Path) -> None:
+    config = Dinov2Config(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=28, patch_size=14)
+    Dinov2Model(config).save_pretrained(copied)
+    with pytest.raises(UserError, match=r"of the type 'clip', and .* of the type 'dinov2' \(Dinov2Model\)"):
+        scored(ClipScore(model=str(copied)))
+
+
+def test_weights_that_are_missing_or_of_other_shapes_are_not_drawn_at_random(copied: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(copied / "model.safetensors")
+    kept = weights.pop("visual_projection.weight")
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks 1 of its weights, for example visual_projection.weight"):
+        scored(ClipScore(model=str(copied)))
+    save_file(weights | {"visual_projection.weight": kept[:4].clone()}, copied / "model.safetensors")
+    with pytest.raises(UserError, match=r"CLIPModel in .* cannot be loaded"):
+        scored(ClipScore(model=str(copied)))
+
+
+def test_a_cut_off_file_is_told(copied: Path) -> None:
+    content = (copied / "model.safetensors").read_bytes()
+    (copied / "model.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=r"CLIPModel in .* cannot be loaded[\s\S]*download it again"):
+        scored(ClipScore(model=str(copied)))
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_without_a_network_the_command_that_fetches_the_files_is_told() -> None:
+    told = r"its model is 'openai/clip-vit-large-patch14', which is not on this machine.*hf download openai/clip-vit"
+    told += r"-large-patch14 --include .*--local-dir FOLDER; then set rewards.clip_score.options.model"
+    for attempt in (ClipScore().check_machine, lambda: scored(ClipScore())):
+        with pytest.raises(UserError, match=told):
+            attempt()
+    with pytest.raises(UserError, match=r"--revision main2 "):
+        ClipScore(revision="main2").check_machine()
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_offline_mode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"cannot be downloaded: HF_HUB_OFFLINE is set"):
+        ClipScore().check_machine()
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_model_in_the_hubs_cache_needs_no_network(clip_folder: Path, tmp_path: Path) -> None:
+    repository, commit = tmp_path / "cache" / "models--someone--clip", "0" * 40
+    shutil.copytree(clip_folder, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    reward = ClipScore(model="someone/clip")
+    reward.check_machine()
+    scored(reward)
+    (repository / "snapshots" / commit / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="cannot be downloaded"):
+        ClipScore(model="someone/clip").check_machine()
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_pick_scores_processor_is_another_repository(clip_folder: Path) -> None:
+    with pytest.raises(UserError, match=r"pick_score: its processor is 'no/such'"):
+        PickScore(model=str(clip_folder), processor="no/such").check_machine()
+    assert PickScore().clip.processing.path == "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    PickScore(model=str(clip_folder), processor=str(clip_folder)).check_machine()
+
+
+def test_impossible_options_are_refused(clip_folder: Path) -> None:
+    for options, told in (
+        ({"dtype": "float8"}, "dtype must be one of float32"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+    ):
+        with pytest.raises(UserError, match=told):
+            ClipScore(model=str(clip_folder), **options)
+    with pytest.raises(UserError, match="neither a folder on this machine nor a hub id"):
+        ClipScore(model="my clip").check_machine()
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="device of the reward clip_score is 'cuda', but torch finds no CUDA"):
+            ClipScore(model=str(clip_folder), device="cuda").check_machine()
