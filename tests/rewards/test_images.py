@@ -12,7 +12,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.images import to_pil
 from visual_grpo.rewards.compressibility import JpegSizeReward
 from visual_grpo.rewards.guards import ColourEntropy, EdgeDensity
-from visual_grpo.rewards.target import PixelReward, PsnrReward, SourceSsim, SsimReward
+from visual_grpo.rewards.target import MsSsimReward, PixelReward, PsnrReward, SourceSsim, SsimReward
 from visual_grpo.types import PromptRecord
 
 
@@ -114,6 +114,7 @@ def test_colour_entropy_in_bits() -> None:
     [
         lambda: PsnrReward(max_db=0),
         lambda: SsimReward(window=10),
+        lambda: MsSsimReward(window=4),
         lambda: JpegSizeReward(quality=0),
         lambda: EdgeDensity(threshold=1),
         lambda: ColourEntropy(levels=1),
@@ -142,3 +143,51 @@ def test_source_ssim_is_of_the_nearest_source_and_unscored_without_one(tmp_path:
     assert values[3] < 0.5
     assert values[4].isnan()
     assert not SourceSsim.needs.target
+
+
+def smoothed(image: Tensor, window: Tensor) -> Tensor:
+    """[3, h, w] filtered with a window [k, k] at every position where it fits whole."""
+    patches = image.unfold(1, len(window), 1).unfold(2, len(window), 1)
+    return (patches * window).sum((-2, -1))
+
+
+def luminance_and_structure(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Per channel, the means of SSIM and of its contrast-structure term (Wang et al. 2004, equations 6 to 13)."""
+    line = torch.exp(-((torch.arange(11, dtype=torch.float64) - 5) ** 2) / (2 * 1.5**2))
+    window = torch.outer(line, line) / line.sum() ** 2
+    mean_one, mean_other = smoothed(one, window), smoothed(other, window)
+    variances = [smoothed(x**2, window) - mean**2 for x, mean in ((one, mean_one), (other, mean_other))]
+    covariance = smoothed(one * other, window) - mean_one * mean_other
+    structure = (2 * covariance + 0.03**2) / (sum(variances) + 0.03**2)
+    luminance = (2 * mean_one * mean_other + 0.01**2) / (mean_one**2 + mean_other**2 + 0.01**2)
+    return (luminance * structure).mean((1, 2)), structure.mean((1, 2))
+
+
+def halved(image: Tensor) -> Tensor:
+    return image.unfold(1, 2, 2).unfold(2, 2, 2).mean((-2, -1))
+
+
+def similar_pair(side: int) -> tuple[Tensor, Tensor]:
+    target = noise(0, side // 16).repeat_interleave(16, 1).repeat_interleave(16, 2)
+    return target, (0.8 * target + 0.2 * noise(1, side)).to(torch.uint8)
+
+
+def test_ssim_and_ms_ssim_follow_their_papers(tmp_path: Path) -> None:
+    target, sample = similar_pair(192)
+    one, other = sample.double() / 255, target.double() / 255
+    expected, whole = torch.ones(3, dtype=torch.float64), luminance_and_structure(one, other)[0]
+    for level, weight in enumerate((0.0448, 0.2856, 0.3001, 0.2363, 0.1333)):  # Wang et al. 2003, section 3.2
+        similarity, structure = luminance_and_structure(one, other)
+        expected *= (similarity if level == 4 else structure) ** weight
+        one, other = halved(one), halved(other)
+    prompts = [record(tmp_path, "x", target)]
+    assert SsimReward()(prompts, [sample]).item() == pytest.approx(whole.mean().item(), abs=1e-4)
+    assert MsSsimReward()(prompts, [sample]).item() == pytest.approx(expected.mean().item(), abs=1e-4)
+    assert abs(whole.mean() - expected.mean()) > 0.1
+
+
+def test_ms_ssim_tells_the_least_size(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"window of 11 pixels the shorter side needs at least 161, got .*\[160, 160\]"):
+        MsSsimReward()([record(tmp_path, "s", noise(0, 160))], [noise(1, 160)])
+    assert MsSsimReward()([record(tmp_path, "l", noise(0, 161))], [noise(0, 161)]).item() == pytest.approx(1)
+    assert MsSsimReward(window=3)([record(tmp_path, "w", noise(0, 33))], [noise(0, 33)]).item() == pytest.approx(1)

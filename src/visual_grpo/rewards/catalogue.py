@@ -17,6 +17,8 @@ BUILT_IN = {
     "pixel": "visual_grpo.rewards.target:PixelReward",
     "psnr": "visual_grpo.rewards.target:PsnrReward",
     "ssim": "visual_grpo.rewards.target:SsimReward",
+    "ms_ssim": "visual_grpo.rewards.target:MsSsimReward",
+    "lpips": "visual_grpo.rewards.learned.lpips_similarity:LpipsReward",
     "source_ssim": "visual_grpo.rewards.target:SourceSsim",
     "ocr": "visual_grpo.rewards.ocr:OcrReward",
     "negative_points": "visual_grpo.rewards.negative_points:NegativePointsReward",

@@ -1,4 +1,4 @@
-"""Similarity to the record's target image: pixel error, PSNR and SSIM; and SSIM to the image that is edited."""
+"""Similarity to the target image: pixel error, PSNR, SSIM and MS-SSIM; and SSIM to the image that is edited."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from pytorch_msssim import ssim
+from pytorch_msssim import ms_ssim, ssim
 from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.images import read_image, to_tensor
 from visual_grpo.types import Needs, PromptRecord
+
+_SCALES = 5
+"""Of MS-SSIM."""
 
 
 class PixelReward:
@@ -58,6 +61,34 @@ class SsimReward:
         if min(sample.shape[-2:]) < self.window:
             raise UserError(f"ssim: window {self.window} does not fit an image of {list(sample.shape[-2:])} pixels")
         similarity: Tensor = ssim(sample[None], target[None], data_range=1.0, win_size=self.window)
+        return similarity
+
+
+class MsSsimReward:
+    """Multi-scale structural similarity in [0, 1] (Wang et al. 2003): SSIM at five scales, each half of the one before.
+
+    It sees coarse structure that `SsimReward` overlooks. Conventions as there; negative terms count as 0. The
+    shorter side must have at least 16 * (window - 1) + 1 pixels: 161 with a window of 11.
+    """
+
+    needs = Needs(target=True)
+
+    def __init__(self, window: int = 11) -> None:
+        if window < 3 or window % 2 == 0:
+            raise UserError(f"ms_ssim: window must be an odd number of pixels, at least 3, got {window}")
+        self.window = window
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        return against_targets(self._similarity, prompts, samples)
+
+    def _similarity(self, sample: Tensor, target: Tensor) -> Tensor:
+        least = (self.window - 1) * 2 ** (_SCALES - 1) + 1
+        if min(sample.shape[-2:]) < least:
+            raise UserError(
+                f"ms_ssim: with a window of {self.window} pixels the shorter side needs at least {least}, got an image"
+                f" of {list(sample.shape[-2:])} pixels; set a smaller window (3 needs 33 pixels) or use ssim"
+            )
+        similarity: Tensor = ms_ssim(sample[None], target[None], data_range=1.0, win_size=self.window)
         return similarity
 
 

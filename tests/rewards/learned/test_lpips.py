@@ -1,0 +1,126 @@
+"""LPIPS against the formula of its paper, with drawn weights that come from a file as real ones do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lpips
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torchvision import models
+
+from tests.rewards.learned.tiny import picture, record
+from visual_grpo.errors import UserError
+from visual_grpo.rewards.learned.lpips_similarity import LpipsReward
+
+SLICES = {
+    "alex": (models.alexnet, (1, 4, 7, 9, 11)),
+    "vgg": (models.vgg16, (3, 8, 15, 22, 29)),
+    "squeeze": (models.squeezenet1_1, (1, 4, 7, 9, 10, 11, 12)),
+}
+"""Each net and its layers of whose outputs the distance is taken."""
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.fixture(scope="module", params=["alex", "squeeze"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    file = tmp_path_factory.mktemp("backbone") / f"{request.param}.pth"
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        net = SLICES[request.param][0]()
+    torch.save({name: value for name, value in net.state_dict().items() if name.startswith("features")}, file)
+    return request.param, file
+
+
+def by_the_formula(net: str, file: Path, one: Tensor, other: Tensor) -> float:
+    """Equation 1: unit-normalised features, squared differences, weighted by channel, averaged over the positions."""
+    build, layers = SLICES[net]
+    features = build().features.eval()
+    features.load_state_dict({name.removeprefix("features."): value for name, value in torch.load(file).items()})
+    heads = torch.load(Path(lpips.__file__).parent / "weights" / "v0.1" / f"{net}.pth", map_location="cpu")
+    shift, scale = (torch.tensor(values)[:, None, None] for values in (MEAN, DEVIATION))
+    first, second = ((image / 255 - shift) / scale for image in (one.float(), other.float()))
+    total = 0.0
+    with torch.no_grad():
+        first, second = first[None], second[None]
+        for number, layer in enumerate(features[: layers[-1] + 1]):
+            first, second = layer(first), layer(second)
+            if number in layers:
+                unit = [x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10) for x in (first, second)]
+                head = heads[f"lin{layers.index(number)}.model.1.weight"]
+                total += float(((unit[0] - unit[1]).square() * head).sum(1).mean())
+    return total
+
+
+def test_one_minus_the_distance_of_the_paper(saved: tuple[str, Path], tmp_path: Path) -> None:
+    net, file = saved
+    reward = LpipsReward(net=net, backbone=str(file))
+    targets = [picture(0, 64, 48), picture(1, 64, 48)]
+    records = [record("a", folder=tmp_path, target=targets[0]), record("b", folder=tmp_path, target=targets[1])]
+    samples = [picture(2, 64, 48), targets[1]]
+    expected = [1 - by_the_formula(net, file, *pair) for pair in zip(samples, targets, strict=True)]
+    assert reward(records, samples).tolist() == pytest.approx(expected, abs=1e-4)
+    assert expected[0] < 0.9
+    assert expected[1] == 1
+    assert reward.needs.target
+
+
+def test_safetensors_serve_too_and_nothing_is_drawn(tmp_path: Path) -> None:
+    features = {f"features.{name}": value for name, value in models.alexnet().features.state_dict().items()}
+    save_file(features, tmp_path / "alex.safetensors")
+    torch.save(features, tmp_path / "alex.pth")
+    records, samples = [record("a", folder=tmp_path, target=picture(0))], [picture(1)]
+    before = torch.get_rng_state()
+    one, other = (LpipsReward(backbone=str(tmp_path / f"alex.{kind}"))(records, samples) for kind in
+                  ("safetensors", "pth"))  # fmt: skip
+    assert torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("net", "least"), [("alex", 31), ("squeeze", 17)])
+def test_the_least_size_is_told(net: str, least: int, tmp_path: Path) -> None:
+    torch.save(SLICES[net][0]().state_dict(), tmp_path / "net.pth")
+    reward = LpipsReward(net=net, backbone=str(tmp_path / "net.pth"))
+    small, enough = picture(0, least - 1, 64), picture(0, least, 64)
+    assert reward([record("a", folder=tmp_path, target=enough)], [enough]).item() == 1
+    with pytest.raises(UserError, match=rf"lpips: images need at least {least} pixels a side .* got \[{least - 1}, 64"):
+        reward([record("b", folder=tmp_path, target=small)], [small])
+
+
+def test_weights_of_another_net_or_of_none_are_refused(tmp_path: Path) -> None:
+    prompts, samples = [record("a", folder=tmp_path, target=picture(0))], [picture(0)]
+    torch.save(models.squeezenet1_1().state_dict(), tmp_path / "other.pth")
+    with pytest.raises(UserError, match=r"is no 'alex' of torchvision: its weight features.0.weight must be \[64, 3"):
+        LpipsReward(backbone=str(tmp_path / "other.pth"))(prompts, samples)
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "none.pth")
+    with pytest.raises(UserError, match=r"holds no weights named features\.\.\."):
+        LpipsReward(backbone=str(tmp_path / "none.pth"))(prompts, samples)
+    torch.save({"net": models.alexnet}, tmp_path / "code.pth")
+    with pytest.raises(UserError, match=r"code.pth cannot be read as weights: Weights only load failed"):
+        LpipsReward(backbone=str(tmp_path / "code.pth"))(prompts, samples)
+    (tmp_path / "cut.safetensors").write_bytes(b"123")
+    with pytest.raises(UserError, match=r"cut.safetensors cannot be read as weights"):
+        LpipsReward(backbone=str(tmp_path / "cut.safetensors"))(prompts, samples)
+
+
+def test_weights_that_are_not_there_are_told_with_their_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    reward = LpipsReward()
+    prompts, samples = [record("a", folder=tmp_path, target=picture(0))], [picture(1)]
+    place = rf"save it as {tmp_path}/hub/checkpoints/alexnet-owt-7be5be79.pth, or set rewards.lpips.options.backbone"
+    for attempt in (reward.check_machine, lambda: reward(prompts, samples)):
+        with pytest.raises(UserError, match=rf"download https://download.pytorch.org/models/alexnet.*{place}"):
+            attempt()
+    with pytest.raises(UserError, match=r"its backbone is 'no.pth', which is not a file"):
+        LpipsReward(backbone="no.pth").check_machine()
+    with pytest.raises(UserError, match="net must be one of alex, vgg, squeeze, got 'alexnet'"):
+        LpipsReward(net="alexnet")
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    torch.save(models.alexnet().state_dict(), tmp_path / "hub" / "checkpoints" / "alexnet-owt-7be5be79.pth")
+    reward.check_machine()
+    assert reward(prompts, samples).item() < 1
