@@ -25,6 +25,8 @@ BUILT_IN = {
     "jpeg_size": "visual_grpo.rewards.compressibility:JpegSizeReward",
     "clip_score": "visual_grpo.rewards.learned.clip_score:ClipScore",
     "pick_score": "visual_grpo.rewards.learned.pick_score:PickScore",
+    "dino_identity": "visual_grpo.rewards.learned.dino_identity:DinoIdentity",
+    "dino_structure": "visual_grpo.rewards.learned.dino_structure:DinoStructure",
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",
     "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",
 }

@@ -83,3 +83,19 @@ def record(name: str, prompt: str = "a cat", folder: Path | None = None, **image
         target_image=paths.get("target"),
         source_images=(paths["source"],) if "source" in paths else (),
     )
+
+
+def saved_dino(folder: Path, seed: int = 0) -> Path:
+    """A ``Dinov2Model`` with its image processor."""
+    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
+
+    config = Dinov2Config(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=SIDE, patch_size=8, mlp_ratio=2
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Dinov2Model(config)
+        loud(model)
+    model.save_pretrained(folder)
+    BitImageProcessor(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
+    return folder
