@@ -27,6 +27,8 @@ BUILT_IN = {
     "pick_score": "visual_grpo.rewards.learned.pick_score:PickScore",
     "dino_identity": "visual_grpo.rewards.learned.dino_identity:DinoIdentity",
     "dino_structure": "visual_grpo.rewards.learned.dino_structure:DinoStructure",
+    "group_diversity": "visual_grpo.rewards.learned.diversity:GroupDiversity",
+    "kept_region": "visual_grpo.rewards.kept_region:KeptRegion",
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",
     "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",
 }

@@ -1,0 +1,93 @@
+"""Do the samples of a prompt differ from each other?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from visual_grpo.errors import UserError
+from visual_grpo.rewards.learned.clip import Clip
+from visual_grpo.rewards.learned.compute import Compute
+from visual_grpo.rewards.learned.dino import Dino
+from visual_grpo.types import Needs, PromptRecord
+
+_DEFAULT = {"clip": "openai/clip-vit-large-patch14", "dino": "facebook/dinov2-base"}
+_FEATURES = ("pixels", *_DEFAULT)
+
+
+class GroupDiversity:
+    """A sample's mean distance to the other samples of its prompt, in [0, 1] of pixels and [0, 2] of a model's
+    features; 0 where all are the same, unscored for a prompt with one sample.
+
+    As a guard it shows a policy that draws the same image again and again; as a reward it works against that.
+
+    Args:
+        features: ``pixels``: the root mean square difference of the images scaled to ``side`` x ``side`` pixels;
+            ``clip`` or ``dino``: 1 - the cosine of their embeddings.
+        side: of the scaled images; small, so that noise is not taken for variety.
+        model: of ``clip`` or ``dino``: a folder or hub id; null is the default of the rewards of that model.
+        revision: branch, tag or commit of a hub id.
+        device: ``auto`` is the accelerator if there is one.
+        dtype: ``float32``, ``bfloat16`` or ``float16``.
+        batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator.
+    """
+
+    needs = Needs(whole_groups=True)
+
+    def __init__(
+        self,
+        features: str = "pixels",
+        side: int = 16,
+        model: str | None = None,
+        revision: str | None = None,
+        device: str = "auto",
+        dtype: str = "float32",
+        batch_size: int | None = None,
+    ) -> None:
+        if features not in _FEATURES:
+            raise UserError(f"group_diversity: features must be one of {', '.join(_FEATURES)}, got {features!r}")
+        if side < 1:
+            raise UserError(f"group_diversity: side must be at least 1 pixel, got {side}")
+        if model is not None and features == "pixels":
+            raise UserError("group_diversity: a model needs features: clip or dino, got pixels")
+        self.side = side
+        self.encoder: Clip | Dino | None = None
+        if features != "pixels":
+            compute = Compute("group_diversity", device, dtype, batch_size)
+            kind: Callable[..., Clip | Dino] = Clip if features == "clip" else Dino
+            self.encoder = kind(compute, model or _DEFAULT[features], revision)
+
+    def check_machine(self) -> None:
+        if self.encoder is not None:
+            self.encoder.check_machine()
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        groups = defaultdict(list)
+        for row, record in enumerate(prompts):
+            groups[record.id].append(row)
+        values = torch.full((len(samples),), torch.nan)
+        for rows in groups.values():
+            if len(rows) > 1:
+                values[rows] = self._distances([samples[row] for row in rows])
+        return values
+
+    def _distances(self, samples: Sequence[Tensor]) -> Tensor:
+        """[G] float32, of one group."""
+        if self.encoder is None:
+            small = torch.stack([self._small(sample) for sample in samples])
+            apart = torch.stack([(small - own).square().mean(1).sqrt() for own in small])
+        else:
+            embedded = self.encoder.images(samples)
+            # Not a matrix product, whose last bits may differ with its size.
+            apart = torch.stack([1 - (embedded * own).sum(1) for own in embedded])
+            apart.fill_diagonal_(0)
+        # Sorted, so that the sum does not depend on the order of the samples.
+        return apart.sort(1).values.sum(1) / (len(samples) - 1)
+
+    def _small(self, sample: Tensor) -> Tensor:
+        scaled = F.interpolate(sample[None].cpu().float() / 255, (self.side, self.side), mode="area")
+        return scaled.flatten()
