@@ -25,6 +25,8 @@ BUILT_IN = {
     "jpeg_size": "visual_grpo.rewards.compressibility:JpegSizeReward",
     "clip_score": "visual_grpo.rewards.learned.clip_score:ClipScore",
     "pick_score": "visual_grpo.rewards.learned.pick_score:PickScore",
+    "aesthetic": "visual_grpo.rewards.learned.aesthetic:Aesthetic",
+    "hps": "visual_grpo.rewards.learned.hps:Hps",
     "dino_identity": "visual_grpo.rewards.learned.dino_identity:DinoIdentity",
     "dino_structure": "visual_grpo.rewards.learned.dino_structure:DinoStructure",
     "group_diversity": "visual_grpo.rewards.learned.diversity:GroupDiversity",

@@ -39,6 +39,8 @@ class Origin:
     """Of a hub id: a branch, tag or commit; None = main."""
     needed: Sequence[Sequence[str]]
     """Of each entry, one file must be there."""
+    patterns: Sequence[str] = _LOADED
+    """Files that are downloaded."""
 
     def check(self) -> None:
         """Raises UserError, with what to do, where the files are neither here nor on a hub that answers."""
@@ -90,7 +92,7 @@ class Origin:
         from huggingface_hub import snapshot_download
 
         try:
-            found = snapshot_download(self.path, revision=self.revision, allow_patterns=list(_LOADED))
+            found = snapshot_download(self.path, revision=self.revision, allow_patterns=list(self.patterns))
         except _unreachable() as error:
             raise self._not_here(_first_line(error)) from error
         if missing := lacking(Path(found), self.needed):
@@ -109,7 +111,7 @@ class Origin:
         files = "; ".join(" or ".join(names) for names in self.needed)
         how = f"Give a folder that holds {files}"
         if may_be_hub_id(self.path):
-            patterns = " ".join(f"--include '{pattern}'" for pattern in _LOADED)
+            patterns = " ".join(f"--include '{pattern}'" for pattern in self.patterns)
             revision = f" --revision {self.revision}" if self.revision else ""
             how = f"Where there is a network: hf download {self.path}{revision} {patterns} --local-dir FOLDER"
         return f"{how}; then set rewards.{self.reward}.options.{self.option} to the folder's path"
