@@ -1,0 +1,167 @@
+"""What holds for every built-in reward: order and neighbours do not matter, nothing is drawn, no image is changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+from torchvision import models
+
+from tests.rewards.learned import tiny
+from visual_grpo.config import RewardConfig
+from visual_grpo.images import to_pil, to_tensor
+from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
+from visual_grpo.rewards.reward import FunctionReward, groups_of
+from visual_grpo.starter.shapes.draw import draw as draw_shape
+from visual_grpo.starter.shapes.world import COMBINATIONS
+from visual_grpo.types import PromptRecord, RewardOutput, TextSample
+
+SIDE = 64
+"""Pixels."""
+GROUPS = (3, 2, 4)
+
+BY_NAME: dict[str, Any] = {
+    "clip_score": {"model": "clip"},
+    "pick_score": {"model": "clip"},
+    "hps": {"model": "clip"},
+    "aesthetic": {"model": "clip", "head": "head"},
+    "dino_identity": {"model": "dino"},
+    "dino_structure": {"model": "dino"},
+    "ms_ssim": {"window": 3},
+    "lpips": {"net": "squeeze", "backbone": "backbone"},
+}
+"""Options of the rewards that need weights, for which ``weights`` has what they name, or larger images."""
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    folder = tmp_path_factory.mktemp("weights")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        sizes = (8, 16, 1)
+        head = {f"layers.{n}.{part}": torch.randn(shape) for n in (0, 1) for part, shape in
+                (("weight", (sizes[n + 1], sizes[n])), ("bias", (sizes[n + 1],)))}  # fmt: skip
+        torch.save(models.squeezenet1_1().state_dict(), folder / "backbone.pth")
+    torch.save(head, folder / "head.pth")
+    return {
+        "clip": str(tiny.saved_clip(folder / "clip")),
+        "dino": str(tiny.saved_dino(folder / "dino")),
+        "head": str(folder / "head.pth"),
+        "backbone": str(folder / "backbone.pth"),
+    }
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[PromptRecord]:
+    """Each with all that any reward reads."""
+    folder = tmp_path_factory.mktemp("records")
+    found = []
+    for number, (color, shape) in enumerate([("red", "circle"), ("blue", "square"), ("green", "triangle")]):
+        paths = {kind: folder / f"{kind}{number}.png" for kind in ("source", "target")}
+        for offset, path in enumerate(paths.values()):
+            to_pil(tiny.picture(100 + 2 * number + offset, SIDE, SIDE)).save(path)
+        found.append(
+            PromptRecord(
+                id=f"r{number}",
+                prompt=f'a {color} {shape} that says "CAT {number}"',
+                target_image=paths["target"],
+                source_images=(paths["source"],),
+                metadata={
+                    "color": color,
+                    "shape": shape,
+                    "position": "center",
+                    "size": "small",
+                    "region": [[0, 0, 0.5, 0.5 + number / 10]],
+                    "box": [10, 10, 60, 60],
+                    "points": [[20, 20]],
+                },
+            )
+        )
+    return found
+
+
+@pytest.fixture(scope="module")
+def rows(records: list[PromptRecord]) -> list[PromptRecord]:
+    return [record for record, size in zip(records, GROUPS, strict=True) for _ in range(size)]
+
+
+def images(count: int) -> list[Tensor]:
+    """Blocks and noise, a drawn shape and a written word by turns: something for every reward to tell apart."""
+    kinds = [lambda n: tiny.picture(n, SIDE, SIDE), _shape, _word]
+    return [kinds[n % 3](n) for n in range(count)]
+
+
+def _shape(number: int) -> Tensor:
+    drawn = draw_shape(COMBINATIONS[7 * number % len(COMBINATIONS)], SIDE, SIDE, random.Random(number))
+    return to_tensor(drawn)
+
+
+def _word(number: int) -> Tensor:
+    canvas = Image.new("RGB", (SIDE, SIDE), (0, 0, 20 * number))
+    ImageDraw.Draw(canvas).text((4, 20), "CAT" if number % 2 else "CAT 0", font=ImageFont.load_default(20))
+    return to_tensor(canvas)
+
+
+def answers(count: int) -> list[TextSample]:
+    """Points that differ, and now and then no answer at all."""
+    text = '<answer>{"bbox":[10,10,%d,60],"points":[[20,20]],"negative_points":[[50,%d]]}</answer>'
+    said = [text % (40 + 3 * n, 20 + n) if n % 4 else "there" for n in range(count)]
+    return [TextSample(text=each, finished=True, frame=(SIDE, SIDE)) for each in said]
+
+
+def whole(reward: FunctionReward, prompts: Sequence[PromptRecord], samples: Sequence[Any]) -> dict[str, Tensor]:
+    output: RewardOutput = reward(prompts, samples)
+    ratios = {f"{name}{n}": pair[n] for name, pair in output.ratios.items() for n in (0, 1)}
+    return {"values": output.values, **output.parts, **ratios}
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], rows: Sequence[int]) -> bool:
+    """Bit for bit, where ``other`` has the rows ``rows`` of ``one``; NaN equals NaN."""
+    return all(torch.equal(one[name][list(rows)].nan_to_num(9e9), other[name].nan_to_num(9e9)) for name in other)
+
+
+def orders(reward: FunctionReward, prompts: Sequence[PromptRecord]) -> list[list[int]]:
+    """Permutations of the rows; of a reward that compares the samples of a prompt, those that keep it together."""
+    generator, found = torch.Generator().manual_seed(0), []
+    for _ in range(2):
+        groups = groups_of(prompts)
+        mixed = [[group[i] for i in torch.randperm(len(group), generator=generator)] for group in groups]
+        shuffled = [row for i in torch.randperm(len(mixed), generator=generator) for row in mixed[i]]
+        free = torch.randperm(len(prompts), generator=generator).tolist()
+        found.append(shuffled if reward.needs.whole_groups else free)
+    return found
+
+
+def parts(reward: FunctionReward, prompts: Sequence[PromptRecord]) -> list[list[int]]:
+    """Rows that must be scored as in the whole batch: single ones and some together."""
+    if reward.needs.whole_groups:
+        return groups_of(prompts)
+    return [*([row] for row in range(len(prompts))), [7, 1], [0, 3, 4, 8, 2]]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_order_and_neighbours_do_not_matter(name: str, rows: list[PromptRecord], weights: Mapping[str, str]) -> None:
+    options = {key: weights.get(value, value) for key, value in BY_NAME.get(name, {}).items()}
+    reward = build_reward(name, RewardConfig(function=None, options=options))
+    make: Callable[[int], list[Any]] = answers if name == "negative_points" else images
+    samples = make(len(rows))
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    all_rows = whole(reward, rows, samples)
+    assert torch.equal(torch.get_rng_state(), state), "it draws from the global generator"
+    assert not all_rows["values"].isnan().any()
+    assert len(all_rows["values"].unique()) > 1, "the test would see nothing"
+    torch.manual_seed(2)
+    for chosen in [*orders(reward, rows), *parts(reward, rows)]:
+        found = whole(reward, [rows[row] for row in chosen], [samples[row] for row in chosen])
+        assert same(all_rows, found, chosen), chosen
+    # The callable itself: what it is given here are not the copies that a run gives it.
+    given = make(len(rows))
+    reward.function(rows, given)
+    assert all(torch.equal(one, other) if isinstance(one, Tensor) else one == other for one, other in
+               zip(given, samples, strict=True)), "it changes its images"  # fmt: skip
