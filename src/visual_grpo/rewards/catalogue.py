@@ -33,6 +33,7 @@ BUILT_IN = {
     "kept_region": "visual_grpo.rewards.kept_region:KeptRegion",
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",
     "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",
+    "fine_noise": "visual_grpo.rewards.fine_noise:FineNoise",
 }
 """Import paths; a reward's libraries are imported only if it is configured."""
 
