@@ -33,6 +33,7 @@ BY_NAME: dict[str, Any] = {
     "dino_identity": {"model": "dino"},
     "dino_structure": {"model": "dino"},
     "ms_ssim": {"window": 3},
+    "object_layout": {"detector": "tests.rewards.test_every_reward:somewhere"},
     "lpips": {"net": "squeeze", "backbone": "backbone"},
 }
 """Options of the rewards that need weights, for which ``weights`` has what they name, or larger images."""
@@ -76,6 +77,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[PromptRecord]:
                     "shape": shape,
                     "position": "center",
                     "size": "small",
+                    "objects": [{"label": "spot", "color": color, "position": "left"}],
                     "region": [[0, 0, 0.5, 0.5 + number / 10]],
                     "box": [10, 10, 60, 60],
                     "points": [[20, 20]],
@@ -105,6 +107,12 @@ def _word(number: int) -> Tensor:
     canvas = Image.new("RGB", (SIDE, SIDE), (0, 0, 20 * number))
     ImageDraw.Draw(canvas).text((4, 20), "CAT" if number % 2 else "CAT 0", font=ImageFont.load_default(20))
     return to_tensor(canvas)
+
+
+def somewhere(image: Tensor) -> list[Any]:
+    """A detector: the image's sum decides in which of its quarters a spot is."""
+    row, column = divmod(int(image.long().sum()) % 4, 2)
+    return [("spot", (row / 2, column / 2, row / 2 + 0.5, column / 2 + 0.5), 1.0)]
 
 
 def answers(count: int) -> list[TextSample]:

@@ -31,6 +31,7 @@ BUILT_IN = {
     "dino_structure": "visual_grpo.rewards.learned.dino_structure:DinoStructure",
     "group_diversity": "visual_grpo.rewards.learned.diversity:GroupDiversity",
     "kept_region": "visual_grpo.rewards.kept_region:KeptRegion",
+    "object_layout": "visual_grpo.rewards.object_layout:ObjectLayout",
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",
     "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",
     "fine_noise": "visual_grpo.rewards.fine_noise:FineNoise",
