@@ -39,16 +39,17 @@ def load_model(origin: Origin, compute: Compute, model_class: str, model_type: s
     return model
 
 
-def load_processor(origin: Origin, processor_class: str) -> Any:
+def load_processor(origin: Origin, name: str) -> Any:
     """An image processor, tokenizer or both, by its name in transformers. Raises UserError."""
     import transformers
 
     folder = origin.folder()
+    processor_class = getattr(transformers, name)
     try:
-        return getattr(transformers, processor_class).from_pretrained(folder, local_files_only=True)
+        return processor_class.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{origin.reward}: the {processor_class} in {folder} cannot be loaded: {error}. Save or download it again"
+            f"{origin.reward}: the {name} in {folder} cannot be loaded: {error}. Save or download it again"
         ) from error
 
 
