@@ -142,8 +142,17 @@ def _reward(name: str, path: str) -> str:
         for parameter in inspect.signature(made).parameters.values()
         if parameter.default is not parameter.empty
     ]
-    needs = "Every record needs a target image. " if getattr(made, "needs", Needs()).target else ""
+    needs = _needs(getattr(made, "needs", Needs()))
     return f"\n## `{name}`\n\n{_plain(made.__doc__ or '')}\n\n{needs}Options: {', '.join(options) or 'none'}.\n"
+
+
+def _needs(needs: Needs) -> str:
+    said = {
+        "Every record needs a target image. ": needs.target,
+        "Every record needs a source image. ": needs.source,
+        "It compares the samples of a prompt with each other. ": needs.whole_groups,
+    }
+    return "".join(text for text, holds in said.items() if holds)
 
 
 def _plain(docstring: str) -> str:

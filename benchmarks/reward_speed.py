@@ -1,0 +1,155 @@
+"""Prints the table of built-in rewards in docs/rewards.md, with the seconds that each takes for 16 images on this CPU.
+
+Seconds are those of one core (CPU time with one thread), which other programs on the machine hardly change. Models have
+their true size and drawn weights: the time does not depend on the weights. The first call, which loads the model, is
+not counted. A reward that takes more than a second an image is timed on 2 images, and the time multiplied.
+
+    python benchmarks/reward_speed.py                   # with the large models: about 10 minutes and 10 GB
+    python benchmarks/reward_speed.py ssim lpips        # these only
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from reward_models import options_of
+
+from visual_grpo import third_party_output
+from visual_grpo.config import RewardConfig
+from visual_grpo.images import to_tensor
+from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
+from visual_grpo.rewards.reward import FunctionReward
+from visual_grpo.starter.shapes.draw import draw
+from visual_grpo.starter.shapes.world import COMBINATIONS
+from visual_grpo.types import PromptRecord, TextSample
+
+SIDES = (256, 1024)
+IMAGES, FEW = 16, 2
+SLOW = 1.0
+"""Seconds an image from which on few are timed."""
+
+CLIP_L = "CLIP ViT-L/14: MIT"
+FACTS = {
+    "pixel": ("1 - mean squared error of the pixels", "0 to 1", "target", "none"),
+    "psnr": ("peak signal-to-noise ratio, dB", "0 to 60", "target", "none"),
+    "ssim": ("structure in a window of 11 pixels", "-1 to 1", "target", "none"),
+    "ms_ssim": ("structure at five scales", "0 to 1", "target, 161 pixels a side", "none"),
+    "lpips": ("1 - perceptual distance (AlexNet)", "about 0 to 1", "target", "heads BSD-2, torchvision BSD-3"),
+    "source_ssim": ("is the source only copied? A guard", "-1 to 1", "source, else unscored", "none"),
+    "kept_region": ("is an edit's surrounding left as it was?", "0 to 1", "source, metadata `region`", "none"),
+    "clip_score": ("does the image fit the prompt?", "-1 to 1, mostly 0.1 to 0.4", "weights", CLIP_L),
+    "pick_score": ("which image would people pick?", "about 0.7 to 1", "weights", "MIT"),
+    "hps": ("which image do people prefer?", "about 0.2 to 0.35", "weights", "Apache-2.0"),
+    "aesthetic": ("do people like the image?", "about 1 to 10", "weights", f"head Apache-2.0, {CLIP_L}"),
+    "dino_identity": ("is it the same subject?", "-1 to 1", "source or target, weights", "Apache-2.0"),
+    "dino_structure": ("is the layout kept?", "-3 to 1, mostly above 0.8", "source or target, weights", "Apache-2.0"),
+    "group_diversity": ("distance to the other samples of the prompt", "0 to 1", "2 samples a prompt", "none"),
+    "object_layout": ("named objects, their number, colour, place", "0 to 1", "a detector, metadata `objects`", "none"),
+    "ocr": ("is the text that was asked for shown?", "0 to 1", "quoted text", "in the wheel, Apache-2.0"),
+    "jpeg_size": ("minus the kilobytes of a JPEG", "below 0", "nothing", "none"),
+    "edge_density": ("share of pixels at an edge: a guard", "0 to 1", "nothing", "none"),
+    "colour_entropy": ("bits of the colour histogram: a guard", "0 to 9", "nothing", "none"),
+    "fine_noise": ("minus the noise in levels of 0..255: a guard", "below 0", "nothing", "none"),
+    "negative_points": (
+        "masks of an answer's points",
+        "sum of weighted terms",
+        "mask, `data.task=segmentation`",
+        "none",
+    ),
+    "shapes": ("drawn shapes as asked for", "0 to 1", "the starter's records", "none"),
+    "palette": ("colours of the starter's shapes", "0 to 1", "the starter's records", "none"),
+}
+"""What it measures, range, what it needs, and the licence of its weights where they are published."""
+
+
+def main() -> None:
+    third_party_output.silence_libraries()
+    torch.set_num_threads(1)
+    names = _arguments().names
+    sides = "".join(f" s, {side} px |" for side in SIDES)
+    print(f"| reward | measures | range | needs | weights' licence |{sides}")
+    print("|---" * (5 + len(SIDES)) + "|")
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = timed(name, Path(folder))
+        print(f"| `{name}` | {' | '.join(FACTS[name])} |{''.join(f' {each:.2g} |' for each in seconds)}", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", default=list(FACTS), metavar="NAME")
+    return parser.parse_args()
+
+
+def timed(name: str, folder: Path) -> list[float]:
+    """Seconds for 16 images of each side."""
+    options = {"detector": "reward_speed:one_box"} if name == "object_layout" else options_of(name, folder)
+    reward = build_reward(name, RewardConfig(function=None, options=options))
+    found = []
+    for side in SIDES:
+        samples: list[Any] = [image(number, side) for number in range(IMAGES)]
+        records = [record(folder, samples[0], side)] * IMAGES
+        if name == "negative_points":
+            samples = [answer(side)] * IMAGES
+        _seconds(reward, records[:1], samples[:1])
+        few = _seconds(reward, records[:FEW], samples[:FEW]) * IMAGES / FEW
+        found.append(few if few > SLOW * IMAGES else _seconds(reward, records, samples))
+    return found
+
+
+def _seconds(reward: FunctionReward, records: Sequence[PromptRecord], samples: Sequence[Any]) -> float:
+    started = time.process_time()
+    reward(records, samples)
+    return time.process_time() - started
+
+
+def image(number: int, side: int) -> torch.Tensor:
+    """A drawn shape with a word and noise on it: what is smooth and empty takes less time than a picture."""
+    drawn = draw(COMBINATIONS[number], side, side, random.Random(number)).convert("RGB")
+    ImageDraw.Draw(drawn).text((side // 8, side // 8), "OPEN", font=ImageFont.load_default(side // 6))
+    noise = torch.randint(-9, 10, (3, side, side), generator=torch.Generator().manual_seed(number))
+    return (to_tensor(drawn) + noise).clamp(0, 255).to(torch.uint8)
+
+
+def record(folder: Path, target: torch.Tensor, side: int) -> PromptRecord:
+    """With all that any reward reads."""
+    path, mask = folder / f"{side}.png", folder / f"{side}_mask.png"
+    Image.fromarray(target.permute(1, 2, 0).numpy()).save(path)
+    truth = Image.new("L", (side, side))
+    ImageDraw.Draw(truth).rectangle((side // 4, side // 4, side // 2, side // 2), fill=255)
+    truth.save(mask)
+    box = [side // 4, side // 4, side // 2, side // 2]
+    objects = [{"label": "circle", "color": "red", "position": "left"}]
+    metadata = {"objects": objects, "region": [[0, 0, 0.5, 0.5]], "box": box, "points": [[side // 3, side // 3]]}
+    return PromptRecord(
+        id=str(side),
+        prompt='a small red circle on the left with the word "OPEN"',
+        target_image=path,
+        source_images=(path,),
+        metadata=metadata | asdict(COMBINATIONS[0]),
+    )
+
+
+def one_box(image: torch.Tensor) -> list[Any]:
+    """A detector that takes no time: that of a true one is to be added."""
+    return [("circle", (0.25, 0.25, 0.5, 0.5), 1.0)]
+
+
+def answer(side: int) -> TextSample:
+    box, point, negative = [side // 4] * 2 + [side // 2] * 2, [side // 3] * 2, [side // 8] * 2
+    text = f'<answer>{{"bbox":{box},"points":[{point}],"negative_points":[{negative}]}}</answer>'
+    return TextSample(text=text, finished=True, frame=(side, side))
+
+
+if __name__ == "__main__":
+    assert set(FACTS) == set(BUILT_IN), set(FACTS) ^ set(BUILT_IN)
+    main()

@@ -1,0 +1,36 @@
+"""The page of rewards lists what is built in, as the command that makes its table says."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from typing import Any
+
+import pytest
+
+from tests.markdown import ROOT
+from visual_grpo.rewards.catalogue import BUILT_IN
+
+
+@pytest.fixture(scope="module")
+def speed() -> dict[str, Any]:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        return runpy.run_path(str(ROOT / "benchmarks" / "reward_speed.py"))
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def test_the_table_is_that_of_the_command_for_every_built_in_reward(speed: dict[str, Any]) -> None:
+    lines = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    listed = {row[0].strip("`"): row[1:5] for row in rows if len(row) == 7}
+    assert listed == {name: [cell.strip() for cell in facts] for name, facts in speed["FACTS"].items()}
+    assert set(listed) == set(BUILT_IN), "add the reward to FACTS in benchmarks/reward_speed.py and its row to the page"
+    for row in rows:
+        assert len(row) != 7 or all(float(cell) >= 0 for cell in row[5:])
+
+
+def test_a_time_is_measured(speed: dict[str, Any], tmp_path: Any) -> None:
+    small, large = speed["timed"]("edge_density", tmp_path)
+    assert 0 < small < large
