@@ -71,6 +71,9 @@ class RewardOutput:
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
     """Named scores whose mean is a ratio of sums, as the cumulative IoU of masks is the sum of their intersections over
     the sum of their unions: reported, never optimised."""
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """Rows that are NaN not because they cannot be judged but because asking for them failed, such as of a server that
+    does not answer, each with the reason: the run stops where they are too many (``max_failed_share``)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -377,6 +377,38 @@ def test_more_than_the_allowed_share_stops_the_run() -> None:
         reward(PROMPTS, SAMPLES)
 
 
+def giving_up(rows: Iterator[list[int]], share: float) -> FunctionReward:
+    """A reward that asks for each sample itself and gives up ``rows``, one list for each of its calls."""
+
+    def score(prompts, samples):
+        lost = next(rows)
+        values = torch.tensor([torch.nan if row in lost else 1.0 for row in range(len(samples))])
+        return RewardOutput(values=values, failed={row: f"no answer for {prompts[row].id}" for row in lost})
+
+    return FunctionReward("mine", score, max_failed_share=share)
+
+
+def test_samples_that_a_reward_gives_up_count_as_failed_and_are_not_asked_again(caplog) -> None:
+    reward = giving_up(iter([[1], [0]]), share=0.2)
+    assert reward(PROMPTS, SAMPLES).values.isnan().tolist() == [False, True, False]
+    assert "'mine' failed on 'b', left unscored: no answer for b" in caplog.text
+    # 2 of 6 > 0.2.
+    with pytest.raises(UserError, match=r"failed on 2 of 6 samples, more than the share 0.2 .*no answer for a"):
+        reward(PROMPTS, SAMPLES)
+
+
+@pytest.mark.parametrize(("lost", "share"), [([0, 1, 2], 0.9), ([1], 0.0)])
+def test_giving_up_every_sample_of_the_first_call_or_without_a_share_stops_at_once(lost: list[int], share: float):
+    with pytest.raises(UserError, match=rf"failed on {len(lost)} of 3 samples: no answer for"):
+        giving_up(iter([lost]), share)(PROMPTS, SAMPLES)
+
+
+@pytest.mark.parametrize("row", [0, 3, -1])
+def test_only_unscored_samples_can_have_failed(row: int) -> None:
+    with pytest.raises(UserError, match=rf"'mine' says that it failed on row {row}, which is scored or not there"):
+        call(RewardOutput(values=torch.ones(3), failed={row: "no answer"}))
+
+
 @pytest.mark.parametrize(("calls", "share"), [([True], 0.5), ([False, True], 0.0)])
 def test_an_error_of_the_first_call_or_without_a_share_stops_at_once(calls: list[bool], share: float) -> None:
     reward = flaky(iter(calls), share)

@@ -54,8 +54,20 @@ class FailureBudget:
             if not self.share or not self.scored:
                 raise
             return self._one_by_one(name, score, prompts, samples, units, error)
-        self.scored += len(samples)
+        self._count(name, output, prompts)
         return output
+
+    def _count(self, name: str, output: RewardOutput, prompts: Sequence[PromptRecord]) -> None:
+        """Counts the samples of an output, of which the reward itself may have given some up."""
+        self.scored += len(prompts) - len(output.failed)
+        if not output.failed:
+            return
+        reason = list(output.failed.values())[-1]
+        if not self.share or not self.scored:
+            raise RewardCodeError(f"reward {name!r} failed on {len(output.failed)} of {len(prompts)} samples: {reason}")
+        self.failed += len(output.failed)
+        self._stop_if_too_many(name, reason, 1)
+        _warn(name, [prompts[row].id for row in output.failed], reason)
 
     def _one_by_one(
         self,
@@ -68,27 +80,34 @@ class FailureBudget:
     ) -> RewardOutput:
         outputs: list[RewardOutput | None] = []
         for rows in units:
+            own = [prompts[row] for row in rows]
             try:
-                outputs.append(score([prompts[row] for row in rows], [samples[row] for row in rows]))
-                self.scored += len(rows)
+                output = score(own, [samples[row] for row in rows])
             except RewardCodeError as again:
                 error = again
                 outputs.append(None)
                 self.failed += len(rows)
-                self._stop_if_too_many(name, error, len(rows))
+                self._stop_if_too_many(name, str(error), len(rows))
+            else:
+                outputs.append(output)
+                self._count(name, output, own)
         lost = [prompts[rows[0]].id for rows, output in zip(units, outputs, strict=True) if output is None]
         if lost:
-            last = str(error).strip().splitlines()[-1]
-            log.warning("reward %r failed on %s, left unscored: %s", name, ", ".join(map(repr, lost[:5])), last)
+            _warn(name, lost, str(error).strip().splitlines()[-1])
         return _joined(outputs, [len(rows) for rows in units])
 
-    def _stop_if_too_many(self, name: str, error: RewardCodeError, at_once: int) -> None:
+    def _stop_if_too_many(self, name: str, error: str, at_once: int) -> None:
         asked = self.scored + self.failed
         if self.failed > max(float(at_once), self.share * asked):
             raise RewardCodeError(
                 f"reward {name!r} failed on {self.failed} of {asked} samples, more than the share {self.share:g} that"
                 f" rewards.{name}.max_failed_share allows. The last error: {error}"
-            ) from error
+            )
+
+
+def _warn(name: str, lost: Sequence[str], reason: str) -> None:
+    more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+    log.warning("reward %r failed on %s%s, left unscored: %s", name, ", ".join(map(repr, lost[:5])), more, reason)
 
 
 def _joined(outputs: Sequence[RewardOutput | None], sizes: Sequence[int]) -> RewardOutput:

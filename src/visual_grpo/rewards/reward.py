@@ -133,7 +133,10 @@ def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) ->
         ratios = {ratio: _ratio(f"{name}/{ratio}", pair, prompts) for ratio, pair in returned.ratios.items()}
         if both := sorted(parts.keys() & ratios.keys()):
             raise UserError(f"reward {name!r} has a part and a ratio of one name: {', '.join(both)}; rename one")
-        return RewardOutput(values=_scores(name, returned.values, prompts), parts=parts, ratios=ratios)
+        values = _scores(name, returned.values, prompts)
+        if scored := [row for row in returned.failed if row not in range(len(prompts)) or not values[row].isnan()]:
+            raise UserError(f"reward {name!r} says that it failed on row {scored[0]}, which is scored or not there")
+        return RewardOutput(values=values, parts=parts, ratios=ratios, failed=dict(returned.failed))
     return RewardOutput(values=_scores(name, returned, prompts))
 
 
