@@ -35,6 +35,7 @@ BUILT_IN = {
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",
     "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",
     "fine_noise": "visual_grpo.rewards.fine_noise:FineNoise",
+    "http": "visual_grpo.rewards.remote.http_reward:HttpReward",
 }
 """Import paths; a reward's libraries are imported only if it is configured."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from types import MappingProxyType
 
@@ -14,6 +14,7 @@ from visual_grpo.errors import Problems, UserError, counted
 from visual_grpo.images import is_image
 from visual_grpo.rewards.counting import Counting
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
+from visual_grpo.rewards.threads import in_thread
 from visual_grpo.types import PromptRecord, RewardFunction, RewardOutput, Sample, Scores, weighted_total
 
 RAW = "raw"
@@ -53,10 +54,11 @@ class RewardSet:
 
         Call it before the next batch is begun: a reward judges one batch at a time.
         """
-        waiting = {name: function for name, function in self.functions.items() if function.waits}
-        pool = ThreadPoolExecutor(len(waiting) or 1, thread_name_prefix="reward")
-        begun = {name: pool.submit(function, prompts, samples) for name, function in waiting.items()}
-        pool.shutdown(wait=False)  # Its threads end with their work.
+        begun = {
+            name: in_thread(partial(function, prompts, samples), f"reward-{name}")
+            for name, function in self.functions.items()
+            if function.waits
+        }
         return partial(self._finish, begun, prompts, samples)
 
     def _finish(

@@ -1,0 +1,1 @@
+"""Rewards that other processes compute, over HTTP: one's own workers, and vision-language models as judges."""

@@ -1,0 +1,63 @@
+"""Servers as processes, and what must not be left of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Running:
+    """A server that runs."""
+
+    process: subprocess.Popen
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """The requests that it got."""
+        with urllib.request.urlopen(f"{self.url}/log", timeout=5) as answer:
+            return json.loads(answer.read())
+
+
+@contextmanager
+def running(plan: str = "ok", *, port: int = 0, script: str = "server.py") -> Iterator[Running]:
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / script), str(port), plan],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield Running(process, int(process.stdout.readline()))
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@contextmanager
+def no_thread_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    end = time.monotonic() + 2
+    while (left := [t for t in threading.enumerate() if t not in before]) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert left == []

@@ -1,0 +1,143 @@
+"""A reward worker with planted faults, run as a process: ``python server.py PORT PLAN``.
+
+PLAN is what it does with its first POST requests, separated by commas; with later ones it does what its last word says.
+A prompt that begins with ``!`` names what to do with a request that has it. An image's score is its mean / 255.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from PIL import Image, ImageStat
+
+PLAN = sys.argv[2].split(",")
+LOCK = threading.Lock()
+LOG: list[dict[str, Any]] = []
+"""What was asked: served at /log."""
+NOT_NUMBERS = {
+    "string": '"0.5"',
+    "nan": "NaN",
+    "inf": "Infinity",
+    "true": "true",
+    "list": "[1]",
+    "big": "1e400",
+    "null": "null",
+}
+STATUSES = {"500": 500, "503": 503, "422": 422, "404": 404, "401": 401, "302": 302, "429": 429, "429later": 429}
+TEXTS = {
+    "rubbish": "\x1b[31m\x00\xff",
+    "html": "<html>Bad gateway</html>",
+    "empty": "",
+    "array": "[1, 2]",
+    "deep": "[" * 9999,
+    "huge": '{"scores": [' + "0.0, " * 2_000_000 + "0.0]}",
+}
+SECONDS = {"hang": 3600, "late": 0.5, "slow": 0.15}
+
+
+def mean(image: str) -> float:
+    return sum(ImageStat.Stat(Image.open(io.BytesIO(base64.b64decode(image)))).mean) / 3 / 255
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path == "/log":
+            return self.send(json.dumps(LOG))
+        return self.send(json.dumps({"status": PLAN[0] if PLAN[0] in ("loading",) else "ok", "model": "mean"}))
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with LOCK:
+            todo = PLAN[min(len(LOG), len(PLAN) - 1)]
+            auth = self.headers.get("Authorization")
+            LOG.append(
+                {"prompts": asked["prompts"], "todo": todo, "at": time.monotonic(), "auth": auth, "asked": list(asked)}
+            )
+        planted = [prompt.split()[0][1:] for prompt in asked["prompts"] if prompt.startswith("!")]
+        self.do(planted[0] if planted else todo, asked)
+
+    def do(self, todo: str, asked: dict[str, Any]) -> None:
+        time.sleep(SECONDS.get(todo, 0))
+        if todo == "die":
+            os._exit(1)
+        if todo in STATUSES:
+            return self.fail(todo)
+        if todo in TEXTS:
+            return self.send(TEXTS[todo])
+        if todo in ("cut", "drip"):
+            return self.break_off(drip=todo == "drip")
+        return self.send(answer(todo, asked))
+
+    def fail(self, todo: str) -> None:
+        headers = {
+            "302": {"Location": "http://elsewhere/"},
+            "429": {"Retry-After": "0"},
+            "429later": {"Retry-After": "3600"},
+        }
+        self.send("a fault", STATUSES[todo], headers.get(todo))
+
+    def send(self, text: str, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        body = text.encode("latin-1")
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def break_off(self, *, drip: bool) -> None:
+        """An answer that never ends; dripping, always a byte before a timeout between bytes."""
+        self.send_response(200)
+        self.send_header("Content-Length", "100000")
+        self.end_headers()
+        self.wfile.write(b'{"scores": [0.5')
+        for _ in range(10_000 if drip else 0):
+            self.wfile.write(b"5")
+            self.wfile.flush()
+            time.sleep(0.05)
+        self.connection.shutdown(socket.SHUT_RDWR)
+        self.close_connection = True
+
+
+def answer(todo: str, asked: dict[str, Any]) -> str:
+    """JSON, or what is nearly so."""
+    scores = [str(mean(image)) for image in asked["images"]]
+    for row, prompt in enumerate(asked["prompts"]):
+        if todo in NOT_NUMBERS and (todo in PLAN or prompt.startswith("!")):
+            scores[row] = NOT_NUMBERS[todo]
+    rest: dict[str, Any] = {"model": "another"} if todo == "another" else {}
+    if todo in ("parts", "parts99"):
+        rest["parts"] = {"double": [0.0] * (99 if todo == "parts99" else len(scores))}
+    if todo == "short":
+        del scores[-1]
+    if todo == "long":
+        scores.append("0")
+    return f'{{"scores": [{", ".join(scores)}], {json.dumps({"parts": None, **rest})[1:]}'
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    server = Server(("127.0.0.1", int(sys.argv[1])), Handler)
+    sys.stdout.write(f"{server.server_port}\n")
+    sys.stdout.flush()
+    server.serve_forever()

@@ -1,0 +1,328 @@
+"""The reward ``http`` against a worker in a process of its own, with every fault planted that a worker can have."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.rewards.remote.processes import Running, no_thread_left, running
+from visual_grpo.errors import UserError
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.failures import RewardCodeError
+from visual_grpo.rewards.remote import asking
+from visual_grpo.rewards.remote.faults import RefusedError
+from visual_grpo.rewards.remote.http_reward import HttpReward
+from visual_grpo.rewards.reward import FunctionReward
+from visual_grpo.types import Needs, PromptRecord, RewardOutput
+
+PLAIN = 7
+"""Images without a planted fault."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(asking, "FIRST_WAIT", 0.01)
+    with no_thread_left():
+        yield
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Running]:
+    with running() as server:
+        yield server
+
+
+def images(count: int) -> list[torch.Tensor]:
+    return [torch.full((3, 6, 4), 10 * row, dtype=torch.uint8) for row in range(count)]
+
+
+def prompts(faults: dict[int, str], count: int = PLAIN + 1) -> list[PromptRecord]:
+    return [PromptRecord(id=f"r{row}", prompt=faults.get(row, f"prompt {row}")) for row in range(count)]
+
+
+def http(server: Running, share: float = 0.5, **options: Any) -> FunctionReward:
+    options = {"timeout": 0.25, "retries": 1, "batch_size": 4, **options}
+    return FunctionReward("judge", HttpReward(server.url, **options), max_failed_share=share)
+
+
+def expected(count: int = PLAIN + 1) -> torch.Tensor:
+    return torch.arange(count) * 10 / 255
+
+
+def check_all_but(output: RewardOutput, lost: int) -> None:
+    others = [row for row in range(len(output.values)) if row != lost]
+    assert torch.allclose(output.values[others], expected(len(output.values))[others], atol=1e-6)
+    assert output.values[lost].isnan()
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 1}, {"batch_size": 3, "concurrency": 1}, {"batch_size": 100}])
+def test_every_image_gets_its_own_score_whatever_the_batches(worker: Running, options: dict) -> None:
+    output = http(worker, **options)(prompts({}, 11), images(11))
+    assert torch.allclose(output.values, expected(11), atol=1e-6)
+    assert output.failed == {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("hang", "did not answer within 0.25 s"),
+        ("late", "did not answer within 0.25 s"),
+        ("drip", "did not answer within 0.25 s"),
+        ("cut", "broke off its answer"),
+        ("500", "answered 500: a fault"),
+        ("422", "answered 422: a fault"),
+        ("rubbish", r"did not answer with JSON: \\x1b\[31m\\x00"),
+        ("html", "did not answer with JSON: <html>Bad gateway</html>"),
+        ("empty", "did not answer with JSON: nothing"),
+        ("deep", "did not answer with JSON"),
+        ("array", r"must answer with a JSON object, got \[1, 2\]"),
+        ("huge", "answered with more than 8 MB"),
+        ("short", "scores are 0 for 1 images"),
+        ("long", "scores are 2 for 1 images"),
+        ("nan", "its score is nan, not a finite number or null"),
+        ("inf", "its score is inf"),
+        ("big", "its score is inf"),
+        ("string", "its score is '0.5'"),
+        ("true", "its score is True"),
+        ("list", r"its score is \[1\]"),
+        ("parts99", "parts.double are 99 for 1 images"),
+    ],
+)
+def test_one_bad_image_is_unscored_with_the_reason_and_takes_no_other_along(
+    worker: Running, fault: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = 6
+    output = http(worker)(prompts({row: f"!{fault}"}), images(PLAIN + 1))
+    check_all_but(output, row)
+    assert re.search(rf"'judge' failed on 'r{row}', left unscored: .*{reason}", caplog.text)
+
+
+def test_null_is_unscored_and_no_failure(worker: Running) -> None:
+    reward = http(worker, share=0.0)
+    check_all_but(reward(prompts({2: "!null"}), images(PLAIN + 1)), 2)
+    assert (reward.budget.scored, reward.budget.failed) == (PLAIN + 1, 0)
+
+
+@pytest.mark.parametrize("plan", ["500,ok", "503,ok", "429,ok", "cut,ok", "late,ok", "hang,ok"])
+def test_what_passes_is_asked_again(plan: str) -> None:
+    with running(plan) as server:
+        reward = http(server, share=0.0)
+        assert torch.allclose(reward(prompts({}), images(8)).values, expected(8), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("plan", "requests"), [("422", 1), ("html", 1), ("nan", 1), ("429later", 1), ("500", 4), ("503", 4), ("429", 4)]
+)
+def test_retries_are_bounded_and_only_of_what_may_pass(plan: str, requests: int) -> None:
+    with running(plan) as server:
+        with pytest.raises(UserError):
+            http(server, retries=3, stop_after=0)(prompts({}, 1), images(1))
+        assert len(server.log) == requests
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ("404", "answered 404: a fault. Every request would be refused: the option url must be"),
+        ("401", "answered 401: a fault. Every request would be refused: set the option api_key"),
+        ("302", r"redirects to http://elsewhere/ \(302\). Redirects are not followed"),
+        ("another", "asks for 'mean', and the worker at http://127.0.0.1:[0-9]+ has 'another'"),
+    ],
+)
+def test_what_every_request_would_be_refused_for_stops_the_run_at_once(plan: str, reason: str) -> None:
+    with running(plan) as server:
+        reward = http(server, share=0.99, retries=3, model="mean", batch_size=1, concurrency=1)
+        with pytest.raises(RefusedError, match=reason):
+            reward(prompts({}), images(PLAIN + 1))
+        assert len(server.log) == 1
+
+
+def test_a_server_that_only_fails_is_left_alone_after_a_while() -> None:
+    with running("ok,503") as server:
+        reward = http(server, share=0.99, retries=0, stop_after=3, batch_size=1, concurrency=1)
+        reward(prompts({}, 1), images(1))
+        with pytest.raises(RefusedError, match=r"3 requests in a row failed for good \(stop_after: 3\).*answered 503"):
+            reward(prompts({}, 20), images(20))
+        assert len(server.log) == 4
+
+
+def test_answers_in_between_keep_the_circuit_closed() -> None:
+    with running(",".join(["ok", "422", "422"] * 3)) as server:
+        reward = http(server, share=0.99, stop_after=3, batch_size=1, concurrency=1)
+        assert reward(prompts({}, 9), images(9)).values.isnan().tolist() == [False, True, True] * 3
+
+
+def test_too_many_failures_stop_the_run_by_max_failed_share(worker: Running) -> None:
+    reward = http(worker, share=0.1)
+    with pytest.raises(RewardCodeError, match=r"failed on 2 of 16 samples, more than the share 0.1.*answered 422"):
+        reward(prompts({3: "!422", 4: "!422"}, 16), images(16))
+
+
+def test_nobody_there_is_said_with_the_address() -> None:
+    with running() as server:
+        pass
+    with pytest.raises(UserError, match=r"failed on 8 of 8 samples: no connection to http://127.0.0.1:[0-9]+/score"):
+        http(server)(prompts({}), images(8))
+
+
+def test_a_worker_that_restarts_in_the_middle_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "FIRST_WAIT", 0.1)
+    with running("ok,die") as first:
+        reward = http(first, share=0.0, retries=6, timeout=5, concurrency=1)
+        result: list[RewardOutput] = []
+        run = threading.Thread(target=lambda: result.append(reward(prompts({}), images(8))))
+        run.start()
+        first.process.wait(timeout=10)
+        with running(port=first.port) as second:
+            run.join(timeout=20)
+            assert torch.allclose(result[0].values, expected(8), atol=1e-6)
+            assert len(second.log) >= 1
+
+
+def test_the_deadline_ends_all_requests_of_a_call_and_is_no_verdict_on_the_server(caplog) -> None:
+    with running("ok,ok,hang") as server:
+        reward = http(server, share=0.9, timeout=60, deadline=0.6, batch_size=1, concurrency=2, stop_after=1)
+        reward(prompts({}, 1), images(1))
+        start = time.monotonic()
+        output = reward(prompts({}, 9), images(9))
+        assert time.monotonic() - start < 2
+    assert int(output.values.isnan().sum()) == 8
+    assert "did not answer within" in caplog.text or "were over" in caplog.text
+
+
+def test_a_server_that_asks_to_wait_too_long_is_not_waited_for() -> None:
+    with running("429later") as server:
+        start = time.monotonic()
+        with pytest.raises(UserError, match=r"answered 429: a fault, and asks to wait 3600 s; no time is left"):
+            http(server, deadline=30)(prompts({}, 1), images(1))
+        assert time.monotonic() - start < 3
+
+
+def test_requests_at_a_time_are_bounded() -> None:
+    with running("slow") as server:
+        http(server, batch_size=1, concurrency=2, timeout=5)(prompts({}, 6), images(6))
+        starts = sorted(each["at"] for each in server.log)
+    # 6 requests of 0.15 s, two at a time: never a third within 0.15 s of the first of its pair.
+    assert all(later - first > 0.14 for first, later in zip(starts, starts[2:], strict=False))
+
+
+def test_an_interrupted_process_does_not_wait_for_answers() -> None:
+    script = (
+        "import sys, torch; from visual_grpo.rewards.combine import RewardSet;"
+        "from visual_grpo.rewards.remote.http_reward import HttpReward; from visual_grpo.types import PromptRecord;"
+        "rewards = RewardSet({'judge': (HttpReward(sys.argv[1], timeout=60), 1.0)});"
+        "rewards.begin([PromptRecord(id='a', prompt='a')], [torch.zeros(3, 4, 4, dtype=torch.uint8)]);"
+        "import time; time.sleep(0.5); print('leaving', flush=True)"
+    )
+    with running("hang") as server:
+        process = subprocess.Popen([sys.executable, "-c", script, server.url], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "leaving\n"
+        process.stdout.close()
+        assert process.wait(timeout=5) == 0
+        assert len(server.log) == 1
+
+
+def test_nothing_random_is_moved_and_no_image_changed(worker: Running) -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state()  # type: ignore[index]
+    shown = images(8)
+    http(worker)(prompts({1: "!500"}), shown)
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state()  # type: ignore[index]
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
+    assert all(torch.equal(*pair) for pair in zip(shown, images(8), strict=True))
+
+
+def test_parts_are_reported_and_can_be_chosen(worker: Running) -> None:
+    asked = prompts({0: "!parts"}, 2)
+    output = http(worker, batch_size=1)(asked, images(2))
+    assert output.parts["double"][0] == 0
+    assert output.parts["double"][1].isnan()
+    assert set(http(worker, batch_size=1, parts=["half"])(asked, images(2)).parts) == {"half"}
+
+
+def test_a_whole_set_of_rewards_waits_for_it_in_the_background(worker: Running) -> None:
+    rewards = RewardSet({"judge": (http(worker), 1.0), "local": (lambda p, s: [1.0] * len(s), 0.0)})
+    asked = prompts({3: "!hang"})
+    scores = rewards.begin(asked, images(8))()
+    assert torch.allclose(scores.total[[0, 7]], expected(8)[[0, 7]], atol=1e-6)
+    assert scores.total.isnan().tolist() == [row == 3 for row in range(8)]
+    assert scores.rewards["local"].tolist() == [1.0] * 8
+
+
+def test_sources_and_key_are_sent_only_if_asked_for(tmp_path: Path) -> None:
+    source = tmp_path / "source.png"
+    Image.new("RGB", (8, 8), "red").save(source)
+    record = [PromptRecord(id="a", prompt="edit", source_images=(source,))]
+    with running() as server:
+        http(server)(record, images(1))
+        reward = http(server, sources=True, api_key="swordfish")
+        assert reward.needs == Needs(source=True)
+        reward(record, images(1))
+        log = server.log
+    assert [each["asked"] for each in log] == [
+        ["images", "prompts", "metadata"],
+        ["images", "prompts", "metadata", "sources"],
+    ]
+    assert [each["auth"] for each in log] == [None, "Bearer swordfish"]
+
+
+def test_the_machine_check_says_what_to_start() -> None:
+    with running() as server:
+        HttpReward(server.url, model="mean").check_machine()
+        with pytest.raises(UserError, match=r"asks for 'hpsv3', and the worker at .* has 'mean'"):
+            HttpReward(server.url, model="hpsv3").check_machine()
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"no connection to .*/health.*make worker NAME="):
+        HttpReward(server.url).check_machine()
+    assert time.monotonic() - start < 5
+    with running("loading") as server, pytest.raises(UserError, match="still loads its weights"):
+        HttpReward(server.url).check_machine()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"url": "127.0.0.1:80"}, "url must be an address such as http://127.0.0.1:8765, got '127.0.0.1:80'"),
+        ({"url": "file:///etc/passwd"}, "url must be an address"),
+        ({"timeout": 0}, "timeout must be a number of seconds above 0, got 0"),
+        ({"deadline": float("inf")}, "deadline must be a number of seconds above 0, got inf"),
+        ({"retries": -1}, "retries must be a whole number of at least 0, got -1"),
+        ({"concurrency": 0}, "concurrency must be a whole number of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
+        ({"stop_after": -1}, "stop_after must be a whole number of at least 0"),
+        ({"image_format": "gif"}, "image_format must be png or jpeg, got 'gif'"),
+        ({"image_size": 0}, "image_size must be a number of pixels of at least 1"),
+        ({"protocol": "unirll"}, r"protocol must be worker.* Did you mean 'unirl'\?"),
+        ({"protocol": "unirl"}, "with protocol unirl, model must name the reward"),
+        ({"api_key": "a\nb"}, "the header 'Authorization' must be printable text"),
+    ],
+)
+def test_impossible_options_are_refused_when_it_is_made(options: dict, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        HttpReward(**options)
+
+
+def test_a_password_in_the_address_is_never_shown() -> None:
+    with running() as server:
+        pass
+    with pytest.raises(UserError) as caught:
+        HttpReward(server.url.replace("http://", "http://me:swordfish@")).check_machine()
+    assert "swordfish" not in str(caught.value)
+
+
+def test_texts_are_refused(worker: Running) -> None:
+    with pytest.raises(UserError, match="a worker scores images, got str"):
+        http(worker)(prompts({}, 1), ["a text"])
