@@ -36,6 +36,7 @@ BUILT_IN = {
     "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",
     "fine_noise": "visual_grpo.rewards.fine_noise:FineNoise",
     "http": "visual_grpo.rewards.remote.http_reward:HttpReward",
+    "vlm_judge": "visual_grpo.rewards.remote.judge:VlmJudge",
 }
 """Import paths; a reward's libraries are imported only if it is configured."""
 

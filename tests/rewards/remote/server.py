@@ -1,7 +1,8 @@
 """A reward worker with planted faults, run as a process: ``python server.py PORT PLAN``.
 
 PLAN is what it does with its first POST requests, separated by commas; with later ones it does what its last word says.
-A prompt that begins with ``!`` names what to do with a request that has it. An image's score is its mean / 255.
+A prompt with ``!`` names what to do with a request that has it. An image's score is its mean / 255. It is a worker and,
+at /v1, a vision-language model: P(yes) is then the score of the last image, and the text states ten times of it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import os
+import re
 import socket
 import sys
 import threading
@@ -55,19 +58,32 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        if self.path.endswith("/models"):
+            return self.send(json.dumps({"data": [{"id": "mean"}, {"id": "other"}][: 2 if PLAN[0] == "two" else 1]}))
         if self.path == "/log":
             return self.send(json.dumps(LOG))
         return self.send(json.dumps({"status": PLAN[0] if PLAN[0] in ("loading",) else "ok", "model": "mean"}))
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        sent = asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path.endswith("/chat/completions"):
+            content = asked["messages"][-1]["content"]
+            urls = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+            asked = {"images": [url.partition(",")[2] for url in urls], "prompts": [content[-1]["text"]], "chat": True}
         with LOCK:
             todo = PLAN[min(len(LOG), len(PLAN) - 1)]
             auth = self.headers.get("Authorization")
             LOG.append(
-                {"prompts": asked["prompts"], "todo": todo, "at": time.monotonic(), "auth": auth, "asked": list(asked)}
+                {
+                    "prompts": asked["prompts"],
+                    "todo": todo,
+                    "at": time.monotonic(),
+                    "auth": auth,
+                    "asked": list(sent),
+                    "sent": sent,
+                }
             )
-        planted = [prompt.split()[0][1:] for prompt in asked["prompts"] if prompt.startswith("!")]
+        planted = [found[1] for prompt in asked["prompts"] if (found := re.search(r"!(\w+)", prompt))]
         self.do(planted[0] if planted else todo, asked)
 
     def do(self, todo: str, asked: dict[str, Any]) -> None:
@@ -114,6 +130,8 @@ class Handler(BaseHTTPRequestHandler):
 
 def answer(todo: str, asked: dict[str, Any]) -> str:
     """JSON, or what is nearly so."""
+    if "chat" in asked:
+        return completion(todo, mean(asked["images"][-1]))
     scores = [str(mean(image)) for image in asked["images"]]
     for row, prompt in enumerate(asked["prompts"]):
         if todo in NOT_NUMBERS and (todo in PLAN or prompt.startswith("!")):
@@ -126,6 +144,19 @@ def answer(todo: str, asked: dict[str, Any]) -> str:
     if todo == "long":
         scores.append("0")
     return f'{{"scores": [{", ".join(scores)}], {json.dumps({"parts": None, **rest})[1:]}'
+
+
+def completion(todo: str, score: float) -> str:
+    """Half of the probability is on other words."""
+    top = [(" Yes", score / 4), ("yes", score / 4), ("No", (1 - score) / 2), ("Perhaps", 0.5)]
+    entries = [{"token": token, "logprob": math.log(p) if p > 0 else -9999.0} for token, p in top]
+    texts = {"prose": "It depends.", "two_scores": "3 or 4", "range": "Score: 11"}
+    if todo == "prose":
+        entries = [{"token": "It", "logprob": -0.1}, {"token": "Yes", "logprob": -5.0}]
+    choice: dict[str, Any] = {"message": {"content": texts.get(todo, f"Fine.\nScore: {10 * score:.4f}")}}
+    if todo != "bare":
+        choice["logprobs"] = {"content": [{**entries[0], "top_logprobs": entries}]}
+    return json.dumps({"choices": [] if todo == "nochoice" else [choice]})
 
 
 class Server(ThreadingHTTPServer):

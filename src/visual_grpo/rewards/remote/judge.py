@@ -1,0 +1,248 @@
+"""A vision-language model as a judge, at any endpoint that speaks OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from visual_grpo.errors import UserError
+from visual_grpo.images import is_image, read_image, to_pil
+from visual_grpo.rewards.remote.answers import Scored
+from visual_grpo.rewards.remote.asking import Patience
+from visual_grpo.rewards.remote.cache import AnswerCache, key_of
+from visual_grpo.rewards.remote.faults import Lost, RefusedError
+from visual_grpo.rewards.remote.http_reward import scores_of
+from visual_grpo.rewards.remote.pictures import Encoder
+from visual_grpo.rewards.remote.replies import Reply, reply_of, score_in, yes_probability
+from visual_grpo.rewards.remote.rubrics import YES_OR_NO, find_rubric
+from visual_grpo.rewards.remote.service import Service
+from visual_grpo.rewards.remote.transport import exchange, shown
+from visual_grpo.types import Needs, PromptRecord, RewardOutput
+from visual_grpo.visible_text import visible
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+log = logging.getLogger(__name__)
+
+COMPLETIONS, MODELS = "/chat/completions", "/models"
+MODES = ("yes_probability", "score")
+_TOP = 20
+"""The most alternatives that OpenAI's API gives for a token."""
+_UNSCORED = Scored(math.nan)
+
+
+class VlmJudge:
+    """What a vision-language model answers to a question about each image. See docs/vlm_judge.md.
+
+    An answer that cannot be parsed is unscored. A sample for which asking failed for good is unscored too, and counts
+    for `max_failed_share`.
+
+    Args:
+        url: the endpoint's base address, with its version.
+        model: null = the only one that the endpoint lists.
+        rubric: ``alignment``, ``instruction``, ``text``, ``identity``, or a question with {prompt} and {text}.
+        mode: ``yes_probability``, P(yes) / (P(yes) + P(no)) of the first word, or ``score``, a number in the reply.
+        score_range: [lowest, highest] of a score.
+        pattern: a regular expression whose group is the score in a reply; null = the number after "Score".
+        source: send the image that was edited before the result; null = as the rubric needs it.
+        system: a system message; null = none.
+        image_size: pixels of the longer side, to which larger images are scaled down; null = as they are.
+        image_format: ``jpeg`` or ``png``.
+        cache: a folder in which answers are kept, found by image, question, model and settings; null = none is kept.
+        max_tokens: of a reply; null = 1 for yes_probability, 512 for a score.
+        temperature: 0 = the most likely words.
+        seed: of a temperature above 0, where the endpoint has one.
+        extra: further entries of the request, such as {max_completion_tokens: 1, max_tokens: null}; null removes one.
+        timeout: seconds for one request.
+        deadline: seconds for all requests about one batch of samples, with their retries.
+        retries: further attempts after a failure that may pass.
+        concurrency: requests at a time.
+        stop_after: requests in a row that may fail for good before the run stops; 0 = any number.
+        headers: of every request.
+        api_key: sent as ``Authorization: Bearer``.
+    """
+
+    waits = True
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000/v1",
+        model: str | None = None,
+        rubric: str = "alignment",
+        mode: str = "yes_probability",
+        score_range: Sequence[float] = (1, 10),
+        pattern: str | None = None,
+        source: bool | None = None,
+        system: str | None = None,
+        image_size: int | None = 512,
+        image_format: str = "jpeg",
+        cache: str | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+        extra: Mapping[str, Any] | None = None,
+        timeout: float = 60.0,
+        deadline: float = 600.0,
+        retries: int = 5,
+        concurrency: int = 8,
+        stop_after: int = 5,
+        headers: Mapping[str, str] | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        if mode not in MODES:
+            raise UserError(f"vlm_judge: mode must be {' or '.join(MODES)}, got {mode!r}")
+        patience = Patience(timeout=timeout, deadline=deadline, retries=retries, concurrency=concurrency)
+        self.service = Service(url, patience, stop_after=stop_after, api_key=api_key, headers=headers)
+        self.model = model
+        self.rubric = find_rubric(rubric, source)
+        self.mode = mode
+        self.low, self.high = _range(score_range)
+        self.pattern = None if pattern is None else _compiled(pattern)
+        self.encoder = Encoder(image_format, image_size)
+        self.cache = None if cache is None else AnswerCache(Path(cache))
+        self.needs = Needs(source=self.rubric.source)
+        self.system = system
+        yes_or_no = mode == "yes_probability"
+        settings = {"temperature": temperature, "seed": seed, "max_tokens": max_tokens or (1 if yes_or_no else 512)}
+        settings |= {"logprobs": True, "top_logprobs": _TOP} if yes_or_no else {}
+        self.settings = {key: value for key, value in {**settings, **(extra or {})}.items() if value is not None}
+
+    def check_records(self, records: Sequence[PromptRecord]) -> None:
+        """Raises UserError if the question is about a text and no record asks for one."""
+        if "text" in self.rubric.fields and records and all(self.rubric.asked(record) is None for record in records):
+            raise UserError(
+                f"vlm_judge: the rubric asks for the text in the image, and none of {len(records)} records has any."
+                " Quote the text in the prompts, or choose another rubric"
+            )
+
+    def check_machine(self) -> None:
+        """Asks the endpoint whether it is there and has the model.
+
+        Raises:
+            UserError: with what to start or to set.
+        """
+        self._checked_model()
+
+    def _checked_model(self) -> str:
+        listed = self.service.get(MODELS, "Start a server there (docs/vlm_judge.md), or set the option url")
+        entries = listed.get("data") if isinstance(listed, dict) else None
+        names = [str(entry.get("id")) for entry in entries or [] if isinstance(entry, dict)]
+        url, has = shown(self.service.server.url), ", ".join(map(repr, names[:10])) or "none"
+        if self.model is None and len(names) != 1:
+            raise RefusedError(f"the option model must name one of the models of {url}, which lists {has}")
+        if self.model is not None and self.model not in names:
+            raise RefusedError(f"the option model asks for {self.model!r}, and {url} has {has}")
+        self.model = self.model or names[0]
+        return self.model
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
+        if wrong := [type(sample).__name__ for sample in samples if not is_image(sample)]:
+            raise UserError(f"vlm_judge: it judges images, got {wrong[0]}")
+        model = self.model or self._checked_model()
+        questions = [self.rubric.asked(record) for record in prompts]
+        bodies = {
+            row: self._body(model, question, prompts[row], samples[row])
+            for row, question in enumerate(questions)
+            if question is not None
+        }
+        replies = self._replies(list(dict.fromkeys(bodies.values())))
+        answers = [self._judged(replies[bodies[row]]) if row in bodies else _UNSCORED for row in range(len(samples))]
+        self._warn(replies.values(), answers)
+        return scores_of(answers, None)
+
+    def _replies(self, bodies: Sequence[bytes]) -> dict[bytes, Reply | Lost]:
+        """What each body is answered; the same is asked once."""
+        known = {body: self._cached(body) for body in bodies}
+        asked = [body for body, reply in known.items() if reply is None]
+
+        async def ask(session: ClientSession, rows: Sequence[int], seconds: float) -> Sequence[Reply | Lost]:
+            server, body = self.service.server, asked[rows[0]]
+            reply = reply_of(await exchange(session, server, "POST", COMPLETIONS, body=body, seconds=seconds))
+            # What could not be parsed may be asked again.
+            if self.cache is not None and not _is_unparsed(self._judged(reply)):
+                self.cache.put(self._key(body), reply.to_json())
+            return [reply]
+
+        found = self.service.ask(len(asked), 1, ask) if asked else []
+        return {body: reply for body, reply in known.items() if reply is not None} | dict(
+            zip(asked, found, strict=True)
+        )
+
+    def _cached(self, body: bytes) -> Reply | None:
+        stored = None if self.cache is None else self.cache.get(self._key(body))
+        try:
+            return None if stored is None else Reply.from_json(stored)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def _key(self, body: bytes) -> str:
+        return key_of(shown(self.service.server.url), body)
+
+    def _body(self, model: str, question: str, record: PromptRecord, sample: Tensor) -> bytes:
+        images = [read_image(path) for path in record.source_images] if self.rubric.source else []
+        urls = [self.encoder.data_url(image) for image in [*images, to_pil(sample)]]
+        hint = YES_OR_NO if self.mode == "yes_probability" else _score_hint(self.low, self.high)
+        content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        messages = [{"role": "user", "content": [*content, {"type": "text", "text": f"{question}\n{hint}"}]}]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": cast(Any, self.system)})
+        return json.dumps({"model": model, "messages": messages, **self.settings}, sort_keys=True).encode()
+
+    def _judged(self, reply: Reply | Lost) -> Scored | Lost:
+        if isinstance(reply, Lost):
+            return reply
+        if self.mode == "score":
+            return Scored(score_in(reply.text, self.low, self.high, self.pattern))
+        value, mass = yes_probability(reply.top)
+        return Scored(value, {"yes_or_no": mass})
+
+    def _warn(self, replies: Iterable[Reply | Lost], answers: Sequence[Scored | Lost]) -> None:
+        odd = [reply for reply in replies if isinstance(reply, Reply) and _is_unparsed(self._judged(reply))]
+        if not odd:
+            return
+        remedy = ""
+        if self.mode == "yes_probability" and not odd[0].top:
+            remedy = ": it has no log-probabilities; the endpoint must support top_logprobs, or set mode to score"
+        log.warning(
+            "vlm_judge: %d of %d answers could not be parsed and are unscored, such as %r%s",
+            sum(map(_is_unparsed, answers)),
+            len(answers),
+            visible(odd[0].text[:200]),
+            remedy,
+        )
+
+
+def _is_unparsed(answer: Scored | Lost) -> bool:
+    return isinstance(answer, Scored) and math.isnan(answer.value)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        found = re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"vlm_judge: pattern is no regular expression: {error}") from error
+    if found.groups != 1:
+        raise UserError(f"vlm_judge: pattern must have one group, which holds the score, got {found.groups}")
+    return found
+
+
+def _range(given: Sequence[float]) -> tuple[float, float]:
+    try:
+        low, high = map(float, given)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not low < high:
+        raise UserError(f"vlm_judge: score_range must be [lowest, highest], got {given!r}")
+    return low, high
+
+
+def _score_hint(low: float, high: float) -> str:
+    return f"Give a score from {low:g} (not at all) to {high:g} (perfectly). End with a line of Score: and the number."

@@ -1,0 +1,294 @@
+"""The reward ``vlm_judge`` against a model's endpoint in a process of its own, and its arithmetic by hand."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.rewards.remote.processes import Running, no_thread_left, running
+from tests.rewards.remote.test_http_reward import expected, images
+from visual_grpo.config import RewardConfig
+from visual_grpo.errors import UserError
+from visual_grpo.rewards.catalogue import build_reward_set
+from visual_grpo.rewards.remote import asking
+from visual_grpo.rewards.remote.faults import RequestError
+from visual_grpo.rewards.remote.judge import VlmJudge
+from visual_grpo.rewards.remote.replies import reply_of, score_in, yes_probability
+from visual_grpo.rewards.reward import FunctionReward
+from visual_grpo.types import Needs, PromptRecord
+
+LOG = math.log
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(asking, "FIRST_WAIT", 0.01)
+    with no_thread_left():
+        yield
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Running]:
+    with running() as server:
+        yield server
+
+
+def judge(server: Running, **options: Any) -> FunctionReward:
+    options = {"timeout": 0.25, "retries": 1, "image_format": "png", **options}
+    return FunctionReward("judge", VlmJudge(f"{server.url}/v1", **options), max_failed_share=0.5)
+
+
+def records(faults: dict[int, str], count: int = 8) -> list[PromptRecord]:
+    return [PromptRecord(id=f"r{row}", prompt=faults.get(row, f"prompt {row}")) for row in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("top", "probability", "mass"),
+    [
+        # 0.6 / (0.6 + 0.2), whatever else there is.
+        ([("Yes", LOG(0.6)), ("No", LOG(0.2)), ("Maybe", LOG(0.2))], 0.75, 0.8),
+        # Spellings are summed: (0.3 + 0.2 + 0.1) / (0.6 + 0.3).
+        (
+            [("Yes", LOG(0.3)), (" yes", LOG(0.2)), ("YES.", LOG(0.1)), ("\u0120no", LOG(0.2)), ("no", LOG(0.1))],
+            2 / 3,
+            0.9,
+        ),
+        ([("No", LOG(0.9)), ("Nobody", LOG(0.1))], 0.0, 0.9),
+        ([("yes", 0.0), ("no", -9999.0)], 1.0, 1.0),
+        ([("yesterday", LOG(0.5)), ("not", LOG(0.5))], math.nan, 0.0),
+        ([("It", LOG(0.93)), ("Yes", LOG(0.05)), ("No", LOG(0.02))], math.nan, 0.07),
+        ([], math.nan, 0.0),
+        ([("yes", math.nan)], math.nan, 0.0),
+    ],
+)
+def test_p_yes_by_hand(top: list[tuple[str, float]], probability: float, mass: float) -> None:
+    found = yes_probability(top)
+    assert found[0] == pytest.approx(probability, nan_ok=True)
+    assert found[1] == pytest.approx(mass, abs=1e-9)
+
+
+def test_the_first_word_counts_not_white_space_before_it() -> None:
+    def position(token: str, *top: tuple[str, float]) -> dict[str, Any]:
+        return {"token": token, "logprob": -1.0, "top_logprobs": [{"token": t, "logprob": p} for t, p in top]}
+
+    content = [
+        position("\n", ("\n", 0.0)),
+        position("No", ("No", LOG(0.75)), ("Yes", LOG(0.25))),
+        position("yes", ("yes", 0.0)),
+    ]
+    completion = {"choices": [{"message": {"content": "\nNo"}, "logprobs": {"content": content}}]}
+    assert yes_probability(reply_of(completion).top)[0] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        {},
+        {"choices": []},
+        {"choices": [{}]},
+        [],
+        None,
+        {"choices": [{"message": {"content": 5}}]},
+        {"choices": {"0": 1}},
+    ],
+)
+def test_what_is_no_chat_completion_is_refused(completion: Any) -> None:
+    with pytest.raises(RequestError, match="the answer is no chat completion"):
+        reply_of(completion)
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("Score: 7", 7.0),
+        ("The cat has 2 heads and 5 legs.\nFinal score: **3.5**", 3.5),
+        ("Score: 4, no: Score: 6", 6.0),
+        ("8/10", 8.0),
+        ("Rating = 9 / 10.", 9.0),
+        ("Score (1-10): 6.25", 6.25),
+        ("7", 7.0),
+        ("I would say 7.", 7.0),
+        ("Score: 11", math.nan),
+        ("Score: 0", math.nan),
+        ("Score: -3", math.nan),
+        ("3 or 4", math.nan),
+        ("4/5", math.nan),
+        ("Score: high", math.nan),
+        ("", math.nan),
+        ("v2", math.nan),
+    ],
+)
+def test_a_score_is_parsed_or_there_is_none(text: str, score: float) -> None:
+    assert score_in(text, 1, 10) == pytest.approx(score, nan_ok=True)
+
+
+def test_a_pattern_finds_one_of_several_scores() -> None:
+    text = "Alignment Score (1-5): 3.62\nCoherence Score (1-5): 4.1\nStyle Score (1-5): 2"
+    pattern = re.compile(r"Alignment Score \(1-5\):\s*([\d.]+)")
+    assert score_in(text, 1, 5, pattern) == 3.62
+    assert math.isnan(score_in(text.replace("3.62", "6"), 1, 5, pattern))
+    assert math.isnan(score_in(text.replace("3.62", "3.6.2"), 1, 5, pattern))
+    assert math.isnan(score_in("Style Score (1-5): 2", 1, 5, pattern))
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "score", "score_range": [0, 10]}])
+def test_every_image_is_judged_by_itself(endpoint: Running, options: dict) -> None:
+    output = judge(endpoint, **options)(records({}), images(8))
+    assert torch.allclose(output.values, expected() * (10 if options else 1), atol=1e-3)
+    if not options:
+        assert torch.allclose(output.parts["yes_or_no"], torch.full((8,), 0.5), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "mode"),
+    [
+        ("prose", "yes_probability"),
+        ("bare", "yes_probability"),
+        ("two_scores", "score"),
+        ("range", "score"),
+        ("prose", "score"),
+    ],
+)
+def test_an_answer_that_cannot_be_parsed_is_unscored_never_0(endpoint: Running, fault: str, mode: str, caplog) -> None:
+    reward = judge(endpoint, score_range=[0, 10], mode=mode)
+    output = reward(records({3: f"!{fault} please"}), images(8))
+    assert output.values.isnan().tolist() == [row == 3 for row in range(8)]
+    assert (reward.budget.failed, output.failed) == (0, {})
+    assert "1 of 8 answers could not be parsed" in caplog.text
+    assert ("must support top_logprobs" in caplog.text) == (fault == "bare")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("hang", "did not answer within 0.25 s"),
+        ("cut", "broke off its answer"),
+        ("500", "answered 500"),
+        ("html", "did not answer with JSON"),
+        ("huge", "answered with more than 8 MB|no chat completion"),
+        ("nochoice", "the answer is no chat completion"),
+        ("array", "the answer is no chat completion"),
+    ],
+)
+def test_a_fault_loses_its_own_sample_only(endpoint: Running, fault: str, reason: str, caplog) -> None:
+    output = judge(endpoint)(records({2: f"!{fault}"}), images(8))
+    assert output.values.isnan().tolist() == [row == 2 for row in range(8)]
+    assert list(output.failed) == [2]
+    assert re.search(reason, output.failed[2])
+
+
+def test_what_is_asked_has_the_rubric_the_model_and_the_scaled_image() -> None:
+    with running() as server:
+        judge(server, system="Be strict.", image_size=8, image_format="jpeg")(
+            [PromptRecord(id="a", prompt="a {red} cat")], [torch.zeros(3, 32, 16, dtype=torch.uint8)]
+        )
+        sent = server.log[0]["sent"]
+    assert {key: sent[key] for key in sent if key != "messages"} == {
+        "model": "mean", "temperature": 0.0, "seed": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20
+    }  # fmt: skip
+    system, user = sent["messages"]
+    assert system == {"role": "system", "content": "Be strict."}
+    assert user["content"][1]["text"].endswith("Description: a {red} cat\nAnswer with one word, Yes or No.")
+    kind, _, data = user["content"][0]["image_url"]["url"].partition(",")
+    assert kind == "data:image/jpeg;base64"
+    assert Image.open(io.BytesIO(base64.b64decode(data))).size == (4, 8)
+
+
+@pytest.mark.parametrize(("rubric", "count"), [("instruction", 2), ("identity", 2), ("alignment", 1)])
+def test_rubrics_about_an_edit_send_the_source_first(rubric: str, count: int, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8), "white").save(tmp_path / "source.png")
+    record = PromptRecord(id="a", prompt="edit", source_images=(tmp_path / "source.png",))
+    with running() as server:
+        reward = judge(server, rubric=rubric)
+        assert reward.needs == Needs(source=count == 2)
+        assert reward([record], [torch.zeros(3, 8, 8, dtype=torch.uint8)]).values.tolist() == [0.0]
+        urls = [part for part in server.log[0]["sent"]["messages"][0]["content"] if part["type"] == "image_url"]
+    assert len(urls) == count
+
+
+def test_the_text_rubric_asks_for_the_quoted_text_and_skips_records_without() -> None:
+    asked = [PromptRecord(id="a", prompt='a sign that says "open"'), PromptRecord(id="b", prompt="a cat")]
+    with running() as server:
+        output = judge(server, rubric="text")(asked, images(2))
+        texts = [each["sent"]["messages"][0]["content"][-1]["text"] for each in server.log]
+    assert len(texts) == 1
+    assert '"open"' in texts[0]
+    assert output.values.isnan().tolist() == [False, True]
+    assert output.failed == {}
+    with pytest.raises(UserError, match="none of 1 records has any"):
+        VlmJudge(rubric="text").check_records(asked[1:])
+
+
+def test_answers_are_cached_by_content_and_the_same_is_asked_once(tmp_path: Path) -> None:
+    options = {"cache": str(tmp_path), "model": "mean"}
+    with running("prose,ok") as server:
+        same = [PromptRecord(id=i, prompt="a") for i in "ab"]
+        first = judge(server, **options)(same, [images(8)[5]] * 2)
+        assert (len(server.log), first.values.isnan().tolist()) == (1, [True, True])
+        # An answer that could not be parsed was not kept.
+        second = judge(server, **options)(same, [images(8)[5]] * 2)
+        again = judge(server, **options)(same, [images(8)[5]] * 2)
+        assert second.values.tolist() == again.values.tolist() == pytest.approx([50 / 255] * 2, abs=1e-3)
+        assert len(server.log) == 2
+        for changed in ({"model": "other"}, {"rubric": "Is it {prompt}?"}, {"image_size": 2}, {"temperature": 1.0}):
+            judge(server, **{**options, **changed})(same, [images(8)[5]] * 2)
+        judge(server, **options)(same, [images(8)[4]] * 2)
+        assert len(server.log) == 7
+    for file in tmp_path.rglob("*.json"):
+        file.write_text(file.read_text()[:10])  # As a full disk leaves it.
+    with running() as other:
+        judge(other, **options)(same, [images(8)[5]] * 2)
+        assert len(other.log) == 1
+
+
+def test_the_machine_check_looks_for_the_model() -> None:
+    with running() as server:
+        VlmJudge(f"{server.url}/v1").check_machine()
+        VlmJudge(f"{server.url}/v1", model="mean").check_machine()
+        with pytest.raises(UserError, match=r"asks for 'qwen', and http://.* has 'mean'"):
+            VlmJudge(f"{server.url}/v1", model="qwen").check_machine()
+    with pytest.raises(UserError, match=r"no connection to .*/models.*Start a server there"):
+        VlmJudge(f"{server.url}/v1").check_machine()
+    with running("two") as server, pytest.raises(UserError, match=r"must name one of the models .* 'mean', 'other'"):
+        VlmJudge(f"{server.url}/v1").check_machine()
+
+
+def test_the_judge_that_evaluates_can_be_another_than_the_one_that_is_optimised(endpoint: Running) -> None:
+    where = "visual_grpo.rewards.remote.judge:VlmJudge"
+    url = {"url": f"{endpoint.url}/v1", "timeout": 5}
+    configs = {
+        "vlm_judge": RewardConfig(options=url),
+        "held_out": RewardConfig(function=where, weight=0.0, options={**url, "mode": "score", "score_range": [0, 10]}),
+    }
+    rewards = build_reward_set(configs, {"vlm_judge": 1.0, "held_out": 0.0})
+    scores = rewards(records({}), images(8))
+    assert torch.allclose(scores.total, expected(), atol=1e-3)
+    assert torch.allclose(scores.rewards["held_out"], 10 * expected(), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"mode": "probability"}, "mode must be yes_probability or score"),
+        ({"rubric": "alignement"}, r"rubric must be alignment.* Did you mean 'alignment'\?"),
+        ({"rubric": "Is it {promt} ?"}, r"a rubric may contain \{prompt\} and \{text\}, got \{promt\}"),
+        ({"rubric": "Is it {prompt ?"}, "braces do not match"),
+        ({"rubric": "Is it {prompt.__class__} ?"}, "a rubric may contain"),
+        ({"score_range": [5, 1]}, r"score_range must be \[lowest, highest\], got \[5, 1\]"),
+        ({"score_range": 5}, "score_range must be"),
+        ({"pattern": "Score ("}, "pattern is no regular expression"),
+        ({"pattern": r"\d+"}, "pattern must have one group"),
+    ],
+)
+def test_impossible_options_are_refused_when_it_is_made(options: dict, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        VlmJudge(**options)
