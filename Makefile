@@ -12,9 +12,13 @@ STAMP := $(VENV)/.installed
 # So has Airflow, with a lock of its own.
 AIRFLOW := .venv-airflow
 AIRFLOW_LOCK := schedules/airflow/requirements.lock
+# So has every reward worker, in workers/NAME with a lock.
+NAME ?= template
+PORT ?= 8765
+WORKER := .venv-workers/$(NAME)
 
 .PHONY: help setup demo repro retrain dvc-stages test test-slow test-kill lint format docs lock audit sbom sign verify ui deliver viz clean
-.PHONY: upgrade schedule-systemd airflow airflow-dag airflow-test
+.PHONY: worker upgrade schedule-systemd airflow airflow-dag airflow-test
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -76,6 +80,8 @@ lock: setup  ## Update requirements.lock after a change in pyproject.toml
 	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header $(UPGRADE)
 	@$(TOOLS)/bin/uv pip compile schedules/airflow/requirements.in --universal --generate-hashes --python-version 3.11 \
 	    --output-file $(AIRFLOW_LOCK) --quiet --no-header $(UPGRADE)
+	@for folder in workers/*/; do $(TOOLS)/bin/uv pip compile $${folder}requirements.in --universal --generate-hashes \
+	    --python-version 3.11 --output-file $${folder}requirements.lock --quiet --no-header $(UPGRADE); done
 	@touch $(STAMP)
 
 upgrade: setup  ## Raise the locked versions as far as pyproject.toml allows, install them, and list what changed
@@ -106,6 +112,14 @@ deliver: setup  ## Bring into MLflow what runs had to leave on disk while it was
 
 viz: setup  ## Show the pipelines in Kedro-Viz
 	@$(BIN)/kedro viz run
+
+worker: $(WORKER)/.installed  ## Start a reward worker in its own environment: NAME=hpsv3, PORT=8765 (docs/reward_workers.md)
+	@PYTHONPATH=workers exec $(WORKER)/bin/python workers/$(NAME)/worker.py --port=$(PORT) $(ARGS)
+
+$(WORKER)/.installed: workers/$(NAME)/requirements.lock | setup
+	@[ -x $(WORKER)/bin/python ] || $(TOOLS)/bin/uv venv --quiet --python $(BIN)/python $(WORKER)
+	@$(TOOLS)/bin/uv pip sync --quiet --require-hashes --python $(WORKER)/bin/python $<
+	@touch $@
 
 schedule-systemd: setup  ## Write systemd units that retrain every week, as your user, into ~/.config/systemd/user
 	@schedules/systemd/install

@@ -1,0 +1,243 @@
+"""The workers' shared server with the template in a process, asked by the reward; and the workers' arithmetic."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.markdown import ROOT
+from tests.rewards.remote.processes import no_thread_left
+from visual_grpo.errors import UserError
+from visual_grpo.rewards.remote.http_reward import HttpReward
+from visual_grpo.rewards.reward import FunctionReward
+from visual_grpo.types import PromptRecord
+
+WORKERS = ROOT / "workers"
+FAILING = """
+import sys
+from serve import serve
+
+def load():
+    if sys.argv[0].endswith("broken.py"):
+        raise FileNotFoundError("no weights")
+    def score(request):
+        if "crash" in request.prompts:
+            raise RuntimeError("out of memory")
+        return [{"nan": float("nan"), "none": None}.get(prompt, 0.5) for prompt in request.prompts]
+    return score
+
+serve("failing-1", load)
+"""
+
+
+@contextmanager
+def started(script: Path, **environment: str) -> Iterator[str]:
+    process = subprocess.Popen(
+        [sys.executable, str(script), "--port=0"],
+        env={**os.environ, "PYTHONPATH": str(WORKERS), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().split()[1].rstrip(",")
+        assert process.stdout.readline().endswith(": ready\n")
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    script = tmp_path_factory.mktemp("worker") / "failing.py"
+    script.write_text(FAILING)
+    with started(script) as url:
+        yield url
+
+
+def post(url: str, body: bytes, path: str = "/score", **headers: str) -> tuple[int, Any]:
+    request = urllib.request.Request(url + path, body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def records(*prompts: str) -> list[PromptRecord]:
+    return [PromptRecord(id=f"r{row}", prompt=prompt) for row, prompt in enumerate(prompts)]
+
+
+def grey(*values: int) -> list[torch.Tensor]:
+    return [torch.full((3, 8, 8), value, dtype=torch.uint8) for value in values]
+
+
+def test_the_template_scores_over_http() -> None:
+    with no_thread_left(), started(WORKERS / "template" / "worker.py") as url:
+        reward = HttpReward(url, model="brightness-1")
+        reward.check_machine()
+        output = FunctionReward("bright", reward)(records("a", "b", "c"), grey(0, 51, 255))
+    assert output.values.tolist() == pytest.approx([0.0, 0.2, 1.0])
+    assert output.parts["contrast"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_template_is_as_short_as_the_page_says() -> None:
+    assert len((WORKERS / "template" / "worker.py").read_text(encoding="utf-8").splitlines()) <= 36
+
+
+def test_null_is_unscored_and_a_crash_or_nan_loses_its_own_image(failing: str) -> None:
+    reward = FunctionReward("judge", HttpReward(failing, retries=0, stop_after=0), max_failed_share=0.5)
+    output = reward(records("a", "none", "crash", "b", "nan", "c"), grey(0, 1, 2, 3, 4, 5))
+    assert output.values.isnan().tolist() == [False, True, True, False, True, False]
+    assert sorted(output.failed) == [2, 4]
+    assert 'answered 500: {"error": "RuntimeError: out of memory"}' in output.failed[2]
+    assert "a score that is not finite" in output.failed[4]
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "status", "reason"),
+    [
+        (b"{", "/score", 400, "must be JSON"),
+        (b"[]", "/score", 400, "must be a JSON object"),
+        (b'{"images": ["AA"], "prompts": []}', "/score", 400, "lists of the same length"),
+        (b'{"images": ["AA"], "prompts": ["a"]}', "/score", 400, "an image cannot be read"),
+        (b'{"images": [5], "prompts": ["a"]}', "/score", 400, "an image cannot be read"),
+        (b'{"images": [], "prompts": [], "metadata": [{}]}', "/score", 400, "as many as the images"),
+        (b"{}", "/other", 404, "GET /health or POST /score"),
+    ],
+)
+def test_bad_requests_are_told_what_is_wrong(failing: str, body: bytes, path: str, status: int, reason: str) -> None:
+    code, answer = post(failing, body, path)
+    assert code == status
+    assert reason in answer["error"]
+
+
+def test_a_key_is_needed_if_there_is_one() -> None:
+    with started(WORKERS / "template" / "worker.py", WORKER_API_KEY="swordfish") as url:
+        assert post(url, b"{}")[0] == post(url, b"{}", Authorization="Bearer other")[0] == 401
+        output = HttpReward(url, api_key="swordfish")(records("a"), grey(255))
+        assert output.values.tolist() == [1.0]
+        with pytest.raises(UserError, match=r"answered 401: .*set the option api_key"):
+            HttpReward(url)(records("a"), grey(255))
+
+
+def test_a_worker_without_weights_ends(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text(FAILING)
+    ended = subprocess.run(
+        [sys.executable, str(script), "--port=0"],
+        env={**os.environ, "PYTHONPATH": str(WORKERS)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "FileNotFoundError: no weights" in ended.stderr
+
+
+def test_every_worker_has_a_lock_with_hashes_and_no_address() -> None:
+    folders = [folder for folder in WORKERS.iterdir() if (folder / "worker.py").is_file()]
+    assert len(folders) >= 4
+    for folder in folders:
+        lock = (folder / "requirements.lock").read_text(encoding="utf-8")
+        assert "--hash=sha256:" in lock, folder
+        assert "://" not in lock, folder
+
+
+@pytest.fixture
+def _workers_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("geneval2", "unifiedreward"):
+        monkeypatch.syspath_prepend(str(WORKERS / folder))
+
+
+@pytest.mark.usefixtures("_workers_modules")
+def test_soft_tifa_by_hand() -> None:
+    soft_tifa = importlib.import_module("soft_tifa")
+
+    # Four questions: (0.9 * 0.8 * 0.5 * 0.1)^(1/4) and (0.9 + 0.8 + 0.5 + 0.1) / 4.
+    found = [0.9, 0.8, 0.5, 0.1]
+    assert soft_tifa.geometric_mean(found) == pytest.approx(0.036**0.25) == pytest.approx(0.43559, abs=1e-5)
+    assert soft_tifa.arithmetic_mean(found) == pytest.approx(0.575)
+    assert soft_tifa.geometric_mean([1.0, 1.0]) == 1.0
+    # sqrt(1 * 1e-10): one question that is lost is nearly nothing, but not the same as two.
+    assert soft_tifa.geometric_mean([1.0, 0.0]) == pytest.approx(1e-5)
+    assert soft_tifa.geometric_mean([0.0, 0.0]) == pytest.approx(1e-10)
+
+
+@pytest.mark.usefixtures("_workers_modules")
+def test_the_spellings_of_an_answer() -> None:
+    soft_tifa = importlib.import_module("soft_tifa")
+
+    assert soft_tifa.spellings("Yes") == ["yes", " yes", "Yes", " Yes"]
+    assert soft_tifa.spellings("four") == ["four", " four", "Four", " Four", "4", " 4"]
+    listed = [["How many cats are in the image?", "four"], ["Are the cats white?", "Yes"]]
+    assert soft_tifa.questions_of({"vqa_list": listed}) == [tuple(pair) for pair in listed]
+    assert soft_tifa.questions_of({}) == []
+    for wrong in ("Yes", [["a question"]], [["a question", ""]], [["a question", 4]], {"a question": "Yes"}):
+        with pytest.raises(ValueError, match="must be a list of"):
+            soft_tifa.questions_of({"vqa_list": wrong})
+
+
+@pytest.mark.usefixtures("_workers_modules")
+def test_what_unifiedreward_says() -> None:
+    scores = importlib.import_module("scores")
+
+    said = "The cat is red.\nAlignment Score (1-5): 3.62\nCoherence Score (1-5): 4\nStyle Score (1-5): 2.5."
+    assert scores.parse(said) == {"Alignment": 3.62, "Coherence": 4.0, "Style": 2.5}
+    assert scores.mean(scores.parse(said)) == pytest.approx((3.62 + 4 + 2.5) / 3)
+    for other in (
+        said.replace("3.62", "6"),
+        said.replace("3.62", "3.6.2"),
+        said.replace("Style", "Tone"),
+        said + said,
+        "",
+    ):
+        assert scores.mean(scores.parse(other)) is None
+    assert scores.parse(said.replace("4", "0"))["Coherence"] is None
+
+
+@pytest.fixture(scope="module")
+def small_vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen2.5-VL's real classes with drawn weights: what it says means nothing."""
+    from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
+
+    folder = tmp_path_factory.mktemp("vlm")
+    processor = build_processor(64, 64)
+    build_model(processor, seed=1).save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_soft_tifa_of_a_small_model_over_http(small_vlm: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = [torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8, generator=generator) for _ in range(3)]
+    listed = [["How many dogs are there?", "2"], ["How many cats are there?", "4"]]  # Its tokens are characters.
+    asked = [
+        PromptRecord(id=str(row), prompt="cats", metadata={} if row == 1 else {"vqa_list": listed}) for row in range(3)
+    ]
+    with no_thread_left(), started(WORKERS / "geneval2" / "worker.py", VLM=str(small_vlm)) as url:
+        reward = FunctionReward("tifa", HttpReward(url, model=f"soft-tifa:{small_vlm}"))
+        output = reward(asked, images)
+        alone = reward(asked[2:], images[2:])
+    assert output.values.isnan().tolist() == [False, True, False]
+    assert 0 < float(output.values[0]) < float(output.parts["arithmetic"][0]) < 1
+    assert output.values[0] != output.values[2]
+    assert output.values[2] == alone.values[0]

@@ -1,0 +1,33 @@
+"""HPSv3 (arXiv 2508.03789): how people would prefer the image for the prompt; without bounds, higher is better.
+
+The package's own model and weights (MizzenAI/HPSv3 on the hub, 7B: a GPU with 24 GB). ``HPSV3_CHECKPOINT`` names a
+local file of the weights instead.
+"""
+
+from __future__ import annotations
+
+import os
+
+from serve import Request, Score, serve
+
+
+def load() -> Score:
+    import torch
+    from hpsv3 import HPSv3RewardInferencer
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = HPSv3RewardInferencer(checkpoint_path=os.environ.get("HPSV3_CHECKPOINT"), device=device)
+
+    @torch.inference_mode()
+    def score(request: Request) -> tuple[list[float], dict[str, list[float]]]:
+        # One at a time: in a batch the padding of the prompts moves the scores.
+        pairs = zip(request.images, request.prompts, strict=True)
+        both = [model.reward([image], [prompt])[0].float().tolist() for image, prompt in pairs]
+        # The model gives the mean and the spread of its preference; the mean is the score.
+        return [own[0] for own in both], {"sigma": [own[1] for own in both]}
+
+    return score
+
+
+if __name__ == "__main__":
+    serve("hpsv3-1.0.0", load)
