@@ -52,7 +52,7 @@ class Service:
         return completed(self._ask(count, batch_size, ask))
 
     async def _ask(self, count: int, batch_size: int, ask: AskIn[T]) -> list[T | Lost]:
-        async with self.server.session(self.patience.concurrency) as session:
+        async with self.server.session() as session:
 
             async def bound(rows: Sequence[int], seconds: float) -> Sequence[T | Lost]:
                 return await ask(session, rows, seconds)
@@ -71,7 +71,7 @@ class Service:
             raise UserError(f"{error.reason}. {remedy}") from error
 
     async def _get(self, path: str) -> Any:
-        async with self.server.session(1) as session:
+        async with self.server.session() as session:
             return await exchange(session, self.server, "GET", path, seconds=min(_CHECK_SECONDS, self.patience.timeout))
 
 

@@ -47,12 +47,12 @@ class Server:
         host = urlsplit(self.url).hostname or ""
         return host == "localhost" or host == "::1" or host.startswith("127.")
 
-    def session(self, connections: int) -> ClientSession:
+    def session(self) -> ClientSession:
         """A session for one event loop; to be closed."""
         from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
         return ClientSession(
-            connector=TCPConnector(limit=connections),
+            connector=TCPConnector(limit=0),  # `asking` limits the requests.
             cookie_jar=DummyCookieJar(),
             headers={"Accept-Encoding": "identity", **self.headers},
             timeout=ClientTimeout(total=None),  # `exchange` has the time of each request.
