@@ -67,8 +67,12 @@ FACTS = {
     ),
     "shapes": ("drawn shapes as asked for", "0 to 1", "the starter's records", "none"),
     "palette": ("colours of the starter's shapes", "0 to 1", "the starter's records", "none"),
+    "http": ("what your worker measures", "the worker's", "a [worker](reward_workers.md)", "the worker's"),
+    "vlm_judge": ("what a rubric asks", "0 to 1", "an [endpoint](vlm_judge.md)", "the model's"),
 }
 """What it measures, range, what it needs, and the licence of its weights where they are published."""
+ELSEWHERE = ("http", "vlm_judge")
+"""Computed by another program, on which the time depends."""
 
 
 def main() -> None:
@@ -80,8 +84,8 @@ def main() -> None:
     print("|---" * (5 + len(SIDES)) + "|")
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            seconds = timed(name, Path(folder))
-        print(f"| `{name}` | {' | '.join(FACTS[name])} |{''.join(f' {each:.2g} |' for each in seconds)}", flush=True)
+            cells = ["-"] * len(SIDES) if name in ELSEWHERE else [f"{each:.2g}" for each in timed(name, Path(folder))]
+        print(f"| {' | '.join([f'`{name}`', *FACTS[name], *cells])} |", flush=True)
 
 
 def _arguments() -> argparse.Namespace:
