@@ -23,6 +23,7 @@ import pandas as pd
 import project
 import torch
 from PIL import Image, ImageDraw
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from visual_grpo import components, third_party_output
@@ -213,10 +214,11 @@ class _Scorer:
 
 def _honest(config: Parameters, records: RecordTable, seed: int, folder: Path) -> dict[int, tuple[Tensor, Tensor]]:
     """Step -> pictures [B, 3, h, w] uint8 and totals [B] of the evaluations of a training with this seed."""
-    file = folder / f"honest-{config.grpo.steps}-{config.evaluation.every}-{seed}.pt"
+    file = folder / f"honest-{config.grpo.steps}-{config.evaluation.every}-{seed}.safetensors"
     if file.is_file():
-        kept: dict[int, tuple[Tensor, Tensor]] = torch.load(file)
-        return kept
+        kept = load_file(file)
+        steps = sorted(int(name.removeprefix("images/")) for name in kept if name.startswith("images/"))
+        return {step: (kept[f"images/{step}"], kept[f"total/{step}"]) for step in steps}
     found: dict[int, tuple[Tensor, Tensor]] = {}
     with tempfile.TemporaryDirectory() as checkpoints:
         own = config.model_copy(
@@ -239,7 +241,8 @@ def _honest(config: Parameters, records: RecordTable, seed: int, folder: Path) -
         run.kept = found
         run.run(Callbacks(on_step=lambda metrics, row: None, note=lambda text: None))
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save(found, file)
+    tensors = {f"images/{step}": images for step, (images, _) in found.items()}
+    save_file(tensors | {f"total/{step}": total for step, (_, total) in found.items()}, file)
     return found
 
 
