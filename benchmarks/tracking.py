@@ -39,7 +39,7 @@ PORT = 18766
 
 
 class Server:
-    """An MLflow server of its own in ``folder``."""
+    """A separate MLflow server in ``folder``."""
 
     uri = f"http://127.0.0.1:{PORT}"
 

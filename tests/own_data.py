@@ -1,4 +1,4 @@
-"""Five folders of data of one's own, as people keep them."""
+"""Five folders of data, as people keep them."""
 
 from __future__ import annotations
 

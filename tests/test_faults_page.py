@@ -25,7 +25,7 @@ FAULTS = {fault.what: fault for faults in THEMES.values() for fault in faults}
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
-    """All faults, planted now; in a process of its own, which forks."""
+    """All faults, planted now; in a separate process, which forks."""
     file = tmp_path_factory.mktemp("faults") / "rows.json"
     done = subprocess.run(
         [sys.executable, "-m", "tests.fault_cases", f"--rows={file}"],
@@ -42,7 +42,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_fault_ends_as_the_page_says(what: str, rows: dict[str, Row]) -> None:
     if what not in rows and FAULTS[what].needs_disk:
-        pytest.skip("this system lets no process mount a disk of its own")
+        pytest.skip("this system lets no process mount a disk")
     assert str(rows[what]) == rows_of_page()[what]
 
 
@@ -59,7 +59,7 @@ def test_whatever_is_missing_after_an_error_is_called_lost() -> None:
 
 
 def test_the_page_has_every_fault_and_at_least_fifty() -> None:
-    assert sum(len(faults) for faults in THEMES.values()) == len(FAULTS) >= 50, "each is described in words of its own"
+    assert sum(len(faults) for faults in THEMES.values()) == len(FAULTS) >= 50, "each has a distinct description"
     assert list(rows_of_page()) == list(FAULTS)
 
 

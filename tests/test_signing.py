@@ -1,4 +1,4 @@
-"""Adapters signed with a key of one's own, by the real tool."""
+"""Adapters signed with a user's key, by the real tool."""
 
 from __future__ import annotations
 

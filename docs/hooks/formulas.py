@@ -22,7 +22,7 @@ def on_config(config: Any) -> Any:
 
 
 def as_mathml(source: str, *ignored: Any, **also_ignored: Any) -> str:
-    """The block as HTML; each paragraph is a formula of its own."""
+    """The block as HTML; each paragraph is one formula."""
     formulas = [part.strip() for part in source.split("\n\n") if part.strip()]
     return "".join(f'<div class="formula">{convert(formula, display="block")}</div>' for formula in formulas)
 

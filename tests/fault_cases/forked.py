@@ -1,4 +1,4 @@
-"""``kedro run`` in a fork of this process: a process of its own, which need not import everything anew."""
+"""``kedro run`` in a fork of this process: a separate process, which need not import everything anew."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def small_disk(kilobytes: int) -> Edit:
 
 
 def moved_to_a_disk(name: str, free: int) -> Edit:
-    """Puts a file or folder on a disk of its own, with so many kilobytes free."""
+    """Puts a file or folder on a separate disk, with so many kilobytes free."""
 
     def edit(project: Path) -> None:
         whole = project / name

@@ -1,4 +1,4 @@
-"""Rewards of one's own that fail, or give what nobody can train on."""
+"""Users' rewards that fail, or give what nobody can train on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code of a run in a folder of its own, on real git repositories."""
+"""The code of a run in a separate folder, on real git repositories."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def is_possible(*programs: str) -> bool:
 
 
 def run_apart(script: str, cgroup: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a Bash script with mounts and process numbers of its own; what it started ends with it.
+    """Runs a Bash script with separate mounts and process numbers; what it started ends with it.
 
     Args:
         cgroup: name of a new control group for the script, below which a systemd makes its own.

@@ -112,7 +112,7 @@ def stand_in(project: Path, script: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not (AIRFLOW / "bin/airflow").exists(), reason="needs Airflow: make airflow-test installs it")
 def test_a_run_of_the_dag_is_one_run_in_mlflow(tmp_path: Path) -> None:
-    """Of six tasks, five track: each is a process of its own."""
+    """Of six tasks, five track: each is a separate process."""
     from mlflow import MlflowClient
 
     project = small_project(tmp_path / "project")

@@ -47,7 +47,7 @@ def test_wandb_offline_gets_curves_pictures_and_parameters(tmp_path: Path, monke
     write(TrackingConfig(wandb="offline"))
     [file] = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     # The client no longer reads its own files; the texts in them are not compressed.
-    # A process of its own writes them, which may take a moment longer than the run.
+    # A separate process writes them, which may take a moment longer than the run.
     deadline = time.monotonic() + 60
     while (written := file.read_bytes()).count(b"reward/total") < 2 and time.monotonic() < deadline:
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""The reward ``http`` against a worker in a process of its own, with every fault planted that a worker can have."""
+"""The reward ``http`` against a worker in a separate process, with every fault planted that a worker can have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reward ``vlm_judge`` against a model's endpoint in a process of its own, and its arithmetic by hand."""
+"""The reward ``vlm_judge`` against a model's endpoint in a separate process, and its arithmetic by hand."""
 
 from __future__ import annotations
 

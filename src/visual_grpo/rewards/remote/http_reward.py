@@ -1,4 +1,4 @@
-"""A reward that another process computes: a worker with an environment and weights of its own, asked over HTTP."""
+"""A reward that another process computes: a worker with a separate environment, asked over HTTP."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ RUBRICS = {
 
 
 def find_rubric(given: str, source: bool | None) -> Rubric:
-    """The rubric of that name, or a question of the user's own.
+    """The rubric of that name, or the user's question.
 
     Args:
         source: whether the edited image is sent too; None = as the rubric has it.
