@@ -22,6 +22,7 @@ BUILT_IN = {
     "source_ssim": "visual_grpo.rewards.target:SourceSsim",
     "ocr": "visual_grpo.rewards.ocr:OcrReward",
     "negative_points": "visual_grpo.rewards.negative_points:NegativePointsReward",
+    "votes": "visual_grpo.rewards.votes.reward:VotesReward",
     "jpeg_size": "visual_grpo.rewards.compressibility:JpegSizeReward",
     "clip_score": "visual_grpo.rewards.learned.clip_score:ClipScore",
     "pick_score": "visual_grpo.rewards.learned.pick_score:PickScore",

@@ -1,0 +1,113 @@
+"""The reward that predicts which picture people would choose."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from visual_grpo.errors import UserError, counted
+from visual_grpo.rewards.votes.choices import read_choices
+from visual_grpo.rewards.votes.features import PIXELS, load_features
+from visual_grpo.rewards.votes.saved_head import FittedHead, check_enough, fitted_head, read_head
+from visual_grpo.types import PromptRecord
+
+log = logging.getLogger(__name__)
+
+LEAST = 50
+"""Decided choices: with 61 features and fewer than this the predictions are hardly better than chance."""
+
+
+class VotesReward:
+    """Log odds that people would choose the picture over the average one that was voted on.
+
+    A linear head on features of the picture, fitted to choices (`head`); two scores differ by the log odds of the one
+    picture against the other.
+
+    Args:
+        choices: the file that the pipeline ``vote`` writes; the head is taken from beside it if it is of these choices,
+            else fitted at the first call.
+        head: instead of it, a head that was fitted before.
+        features: ``pixels``, which needs no weights, or ``package.module:function``; of a head those that it was fitted
+            to.
+        least: decided choices without which nothing is fitted.
+        least_accuracy: share of held-out choices below which the predictions are refused.
+    """
+
+    def __init__(
+        self,
+        choices: str | None = None,
+        head: str | None = None,
+        features: str | None = None,
+        least: int = LEAST,
+        least_accuracy: float = 0.55,
+    ) -> None:
+        if (choices is None) == (head is None):
+            raise UserError(
+                "votes needs one of the options choices (a file of the pipeline vote, such as"
+                " data/01_raw/votes/choices.jsonl) and head (a head fitted to one)"
+            )
+        if not 0 <= least_accuracy < 1:
+            raise UserError(f"votes: least_accuracy must be at least 0 and below 1, got {least_accuracy}")
+        if least < 1:
+            raise UserError(f"votes: least must be at least 1, got {least}")
+        self.choices, self.head, self.features = choices, head, features
+        self.least, self.least_accuracy = least, least_accuracy
+
+    def check_machine(self) -> None:
+        """Raises UserError for a file that is not there, too few choices, or a head that predicts too badly."""
+        load_features(self.features or PIXELS)
+        if self.choices is None:
+            self._checked(read_head(Path(str(self.head))))
+            return
+        file = Path(self.choices)
+        if not file.is_file():
+            raise UserError(f"votes: there is no file of choices {file}. Choose with: kedro run --pipeline=vote")
+        check_enough(read_choices(file).standing, self.least, file)
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        if not samples:
+            return torch.zeros(0)
+        found = self._fitted.head.utility(self._extract(prompts, samples).numpy())
+        return torch.as_tensor(found, dtype=torch.float64)
+
+    @cached_property
+    def _fitted(self) -> FittedHead:
+        self.check_machine()
+        if self.choices is None:
+            return read_head(Path(str(self.head)))
+        damaged = read_choices(Path(self.choices)).damaged
+        if damaged:
+            log.warning("%s of %s cannot be read and are left out: %s", len(damaged), self.choices, damaged[0])
+        found = self._checked(fitted_head(Path(self.choices), self.features or PIXELS))
+        log.info("Reward votes: %s", found)
+        return found
+
+    def _extract(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        found = load_features(self._fitted.features)(prompts, samples)
+        if found.shape[1] != len(self._fitted.head.weights):
+            raise UserError(
+                f"votes: the head is of {len(self._fitted.head.weights)} features, and {self._fitted.features!r} gives"
+                f" {found.shape[1]}: it was changed since. Delete the head; it is fitted again"
+            )
+        return found
+
+    def _checked(self, found: FittedHead) -> FittedHead:
+        if self.head is not None and self.features not in (None, found.features):
+            raise UserError(f"votes: the head {self.head} is of the features {found.features}, not of {self.features}")
+        if found.head.decided < self.least:
+            raise UserError(
+                f"votes: the head is of {counted(found.head.decided, 'decided choice')}; at least {self.least} are"
+                " needed"
+            )
+        if found.head.accuracy < self.least_accuracy:
+            raise UserError(
+                f"votes: of {counted(found.head.decided, 'choice')} that were held out only {found.head.accuracy:.0%}"
+                f" are predicted, less than least_accuracy {self.least_accuracy:.0%} (guessing: 50%). Choose more with:"
+                " kedro run --pipeline=vote; or give other features"
+            )
+        return found

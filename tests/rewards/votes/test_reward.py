@@ -1,0 +1,173 @@
+"""The reward votes: from a file of choices to scores."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.rewards.votes.voters import choice, pair, picture, redness, voted
+from visual_grpo.config import RewardConfig
+from visual_grpo.errors import UserError
+from visual_grpo.images import to_pil
+from visual_grpo.rewards.catalogue import build_reward
+from visual_grpo.rewards.votes.choices import FIRST, append_line, read_choices
+from visual_grpo.rewards.votes.family_scores import family_scores
+from visual_grpo.rewards.votes.features import load_features, pixel_features
+from visual_grpo.rewards.votes.reward import VotesReward
+from visual_grpo.rewards.votes.saved_head import choices_digest, fitted_head, read_head
+from visual_grpo.types import PromptRecord
+
+PROMPTS = [PromptRecord(id=f"r{number}", prompt="x") for number in range(40)]
+NEW = [picture(10_000 + number) for number in range(40)]
+
+
+def mean_colours(prompts: list[PromptRecord], samples: list[Tensor]) -> Tensor:
+    return torch.stack([sample.double().mean((1, 2)) for sample in samples])
+
+
+def no_numbers(prompts: list[PromptRecord], samples: list[Tensor]) -> Tensor:
+    return torch.full((len(samples), 2), torch.nan)
+
+
+@pytest.fixture(scope="module")
+def choices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return voted(tmp_path_factory.mktemp("votes"), 200, noise=0.2)
+
+
+def test_the_reward_has_the_taste_of_the_voters(choices: Path) -> None:
+    reward = VotesReward(choices=str(choices))
+    found = reward(PROMPTS, NEW).numpy()
+    truth = np.array([redness(sample) for sample in NEW])
+    assert np.corrcoef(found, truth)[0, 1] > 0.8
+    # A fifth of the choices was turned round.
+    assert 0.7 < reward._fitted.head.accuracy < 0.9
+
+
+def test_the_head_is_kept_beside_the_choices_and_used_again(choices: Path) -> None:
+    first = VotesReward(choices=str(choices))(PROMPTS, NEW)
+    kept = choices.with_name("head.json")
+    facts = json.loads(kept.read_text())
+    assert facts["digest"] == choices_digest(read_choices(choices).standing)
+    assert facts["head"]["decided"] == 200
+    assert facts["head"]["accuracy"] == fitted_head(choices, "pixels").head.accuracy
+    assert (VotesReward(head=str(kept))(PROMPTS, NEW) == first).all()
+    written = kept.stat().st_mtime_ns
+    assert (VotesReward(choices=str(choices))(PROMPTS, NEW) == first).all()
+    assert kept.stat().st_mtime_ns == written
+
+
+def test_another_choice_or_other_features_make_another_head(tmp_path: Path) -> None:
+    file = voted(tmp_path, 60)
+    before = fitted_head(file, "pixels")
+    own = pair(61)
+    for name in (own.first, own.second):
+        to_pil(picture(3)).save(tmp_path / name)
+    append_line(file, choice(own, FIRST).line())
+    after = fitted_head(file, "pixels")
+    assert after.digest != before.digest
+    assert after.head.choices == 61
+    other = fitted_head(file, "tests.rewards.votes.test_reward:mean_colours")
+    assert len(other.head.weights) == 3
+    assert read_head(tmp_path / "head.json").features == other.features
+
+
+def test_scores_do_not_depend_on_the_batch_and_pictures_of_any_size_are_judged(choices: Path) -> None:
+    reward = VotesReward(choices=str(choices))
+    before = [sample.clone() for sample in NEW]
+    together = reward(PROMPTS, NEW)
+    assert all((a == b).all() for a, b in zip(before, NEW, strict=True))
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist()
+    assert (reward([PROMPTS[i] for i in order], [NEW[i] for i in order]) == together[order]).all()
+    assert all(reward([PROMPTS[i]], [NEW[i]])[0] == together[i] for i in range(10))
+    sizes = [torch.zeros(3, 1, 1, dtype=torch.uint8), torch.zeros(3, 7, 130, dtype=torch.uint8)]
+    assert reward(PROMPTS[:2], sizes).isfinite().all()
+    assert reward([], []).shape == (0,)
+
+
+def test_the_features_see_what_they_say() -> None:
+    flat = torch.tensor([255, 0, 51], dtype=torch.uint8)[:, None, None].expand(3, 20, 30)
+    found = pixel_features([PROMPTS[0]], [flat])[0]
+    luma = 0.299 + 0.114 * 0.2
+    assert len(found) == 61
+    assert found[:16] == pytest.approx(1.0)
+    assert found[32:48] == pytest.approx(0.2)
+    assert found[48:].tolist() == pytest.approx([luma, 1, *[0] * 5, luma, luma, 1, 1, 0, 0], abs=1e-12)
+    striped = torch.zeros(3, 4, 4, dtype=torch.uint8)
+    striped[:, :, ::2] = 255
+    # 12 of 24 neighbours differ by 1, in luma and not in chroma.
+    assert pixel_features([PROMPTS[0]], [striped])[0][-2:].tolist() == pytest.approx([0.5, 0.0])
+
+
+def test_too_few_choices_are_refused_with_their_number(tmp_path: Path) -> None:
+    reward = VotesReward(choices=str(voted(tmp_path, 30)), least=50)
+    for act in (reward.check_machine, lambda: reward(PROMPTS, NEW)):
+        with pytest.raises(UserError, match=r"30 choices, 30 of them decided .*at least 50"):
+            act()
+
+
+def test_choices_that_cannot_be_predicted_are_refused_with_the_accuracy(tmp_path: Path) -> None:
+    file = voted(tmp_path, 80, noise=0.5)
+    with pytest.raises(UserError, match=r"of 80 choices that were held out only \d+% are predicted"):
+        VotesReward(choices=str(file), least_accuracy=0.8)(PROMPTS, NEW)
+    with pytest.raises(UserError, match="are predicted"):
+        VotesReward(head=str(tmp_path / "head.json"), least_accuracy=0.8).check_machine()
+
+
+def test_with_few_prompts_pairs_are_held_out(tmp_path: Path) -> None:
+    file = voted(tmp_path, 80)
+    lines = [json.loads(line) | {"prompt": "one"} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert fitted_head(file, "pixels").head.accuracy > 0.7
+
+
+def test_choices_on_held_out_prompts_teach_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="60 choices, 0 of them decided and for training"):
+        VotesReward(choices=str(voted(tmp_path, 60, source="ab"))).check_machine()
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    wrong = [
+        ({}, "needs one of the options choices"),
+        ({"choices": "a", "head": "b"}, "needs one of the options choices"),
+        ({"choices": "a", "least": 0}, "least must be at least 1"),
+        ({"choices": "a", "least_accuracy": 1.0}, "least_accuracy"),
+        ({"choices": "a", "chioces": "b"}, "no option 'chioces'"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(UserError, match=message):
+            build_reward("votes", RewardConfig(options=options))
+    missing = str(tmp_path / "none")
+    with pytest.raises(UserError, match=r"no file of choices .*--pipeline=vote"):
+        VotesReward(choices=missing).check_machine()
+    with pytest.raises(UserError, match="no head"):
+        VotesReward(head=missing).check_machine()
+    (tmp_path / "head.json").write_text('{"format": 1, "head": {}}')
+    with pytest.raises(UserError, match=r"cannot be read .*Delete it"):
+        VotesReward(head=str(tmp_path / "head.json")).check_machine()
+
+
+def test_features_that_are_no_numbers_are_refused() -> None:
+    for name, message in (("no_numbers", "not finite"), ("PROMPTS", "must be a function"), ("nothing", "has no")):
+        with pytest.raises(UserError, match=message):
+            load_features(f"tests.rewards.votes.test_reward:{name}")(PROMPTS[:1], NEW[:1])
+
+
+def test_a_picture_that_is_gone_is_named(tmp_path: Path) -> None:
+    file = voted(tmp_path, 60)
+    (tmp_path / "pictures/7.png").unlink()
+    with pytest.raises(UserError, match=r"7\.png: there is no such file"):
+        VotesReward(choices=str(file))(PROMPTS, NEW)
+
+
+def test_scores_within_families() -> None:
+    said = [choice(pair(0, "a dog", family="dogs"), FIRST) for _ in range(3)]
+    said += [choice(pair(1, "a cat", family="cats"), "tie"), choice(pair(2, "a cow", family="cows"), "skip")]
+    table = family_scores(said)
+    assert table["family"].tolist() == ["dogs", "dogs", "cats", "cats"]
+    assert table["picture"].tolist()[:2] == ["pictures/0.png", "pictures/1.png"]
+    assert table["choices"].tolist() == [3, 3, 1, 1]
+    assert table["score"][0] == -table["score"][1] > 0
+    assert table["score"][2] == pytest.approx(0)
