@@ -13,7 +13,7 @@ from visual_grpo.config import flatten
 
 NEVER = (
     *("resume", "output", "generate", "score", "compare", "reward_report", "tracking", "starter"),
-    *("promotion", "retrain", "run", "reproduce", "evaluation.redraw"),
+    *("vote", "promotion", "retrain", "run", "reproduce", "evaluation.redraw"),
 )
 """Where and how results are written, and what other pipelines do. Of the starter its report speaks."""
 NOT_READ = {

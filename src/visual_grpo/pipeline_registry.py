@@ -9,7 +9,7 @@ from kedro.pipeline import Pipeline
 
 from visual_grpo import pipelines
 
-ON_DEMAND = {"compare", "generate", "labels", "promote", "reproduce", "reward_report", "rollback", "score"}
+ON_DEMAND = {"compare", "generate", "labels", "promote", "reproduce", "reward_report", "rollback", "score", "vote"}
 """Run by name only: nothing depends on what they leave."""
 
 

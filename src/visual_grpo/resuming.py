@@ -19,7 +19,7 @@ AUTO, SAME, NEVER = "auto", "same", "never"
 MAY_CHANGE = (
     # Not of the training, or how often something is done beside it.
     *("resume", "output", "adapter", "generate.*", "score.*", "compare.*", "reward_report.*", "tracking.*"),
-    *("promotion.*", "run", "reproduce.*", "evaluation.every", "evaluation.redraw"),
+    *("vote.*", "promotion.*", "run", "reproduce.*", "evaluation.every", "evaluation.redraw"),
     *("grpo.non_finite", "alarm.*"),
     # Where and in how large parts it is computed, which changes rounding only.
     *("model.device", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),

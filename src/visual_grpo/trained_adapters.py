@@ -27,7 +27,7 @@ BEST, LAST = "best", "last"
 LATEST, NONE = "latest", "none"
 PRESENT_SECTIONS = (
     *("evaluation", "tracking", "resume", "output", "adapter"),
-    *("generate", "score", "compare", "reward_report", "promotion", "run", "reproduce"),
+    *("generate", "score", "compare", "reward_report", "vote", "promotion", "run", "reproduce"),
 )
 """Parameters that judging an adapter takes from the present command, not from its training."""
 PRESENT_KEYS = {"model": ("device", "threads"), "policy": ("denoise_batch", "decode_batch", "rollout_batch")}

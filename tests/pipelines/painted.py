@@ -34,6 +34,7 @@ MADE_BY = {
     "trained": "evaluate",
     "evaluation_report": "evaluate",
     "reward_report": "reward_report",
+    "votes": "vote",
 }
 
 

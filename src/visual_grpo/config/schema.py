@@ -20,7 +20,7 @@ from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn,
 from visual_grpo.config.promotion import PromotionConfig
 from visual_grpo.config.reproduce import ReproduceConfig
 from visual_grpo.config.retraining import RetrainConfig
-from visual_grpo.config.small import CompareConfig, GenerateConfig, RewardReportConfig, ScoreConfig
+from visual_grpo.config.small import CompareConfig, GenerateConfig, RewardReportConfig, ScoreConfig, VoteConfig
 from visual_grpo.config.training import (
     EvaluationConfig,
     GRPOConfig,
@@ -59,6 +59,7 @@ class Parameters(Strict):
     score: ScoreConfig = ScoreConfig()
     compare: CompareConfig = CompareConfig()
     reward_report: RewardReportConfig = RewardReportConfig()
+    vote: VoteConfig = VoteConfig()
     promotion: PromotionConfig = PromotionConfig()
     run: AdapterName | None = Field(
         None,

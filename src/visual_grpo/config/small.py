@@ -1,4 +1,4 @@
-"""The pipelines beside the data flow: draw pictures, score a folder of pictures, compare adapters, look at rewards."""
+"""The pipelines beside the data flow: draw and score pictures, compare adapters, look at rewards, let people choose."""
 
 from __future__ import annotations
 
@@ -39,3 +39,25 @@ class RewardReportConfig(Strict):
     sampler: Literal["rollout", "stock"] = Field(
         "rollout", description="sampling.rollout, as the samples of a training, or sampling.stock"
     )
+
+
+class VoteConfig(Strict):
+    choices: str | None = Field(
+        None, description="file of all choices; null = 01_raw/votes/choices.jsonl in the folder output"
+    )
+    source: str = Field(
+        "draw",
+        description="what is chosen between: draw (samples of training prompts), ab (blind: the base model's and the"
+        " trained model's samples of held-out prompts), or a folder that generate wrote",
+    )
+    pairs: int = Field(100, ge=1, description="pairs of pictures; those already judged are not shown again")
+    adapter: AdapterName = Field(
+        "none", description="which adapter draws the pairs, as the parameter adapter; none = the base model"
+    )
+    sampler: Literal["rollout", "stock"] = Field(
+        "rollout", description="sampling.rollout, as the samples of a training, or sampling.stock; ab shows stock"
+    )
+    seed: int = Field(0, ge=0, lt=2**31, description="of the pairs, their order and their sides")
+    voter: str = Field("me", min_length=1, max_length=60, description="who chooses; the page can change it")
+    port: int = Field(0, ge=0, le=65535, description="of the page on this machine; 0 = a free one")
+    open_browser: bool = Field(True, description="show the page where there is a screen")

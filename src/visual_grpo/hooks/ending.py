@@ -26,6 +26,7 @@ SHOWN = {
     "generated": "pictures",
     "scores": "scores",
     "reward_report": "report",
+    "votes": "votes",
     "promotion_result": "decision",
     "reproduction": "report",
 }

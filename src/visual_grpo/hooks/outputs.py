@@ -14,7 +14,7 @@ from visual_grpo import console, locks
 from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 
-APART = {"generated", "scores", "comparison", "reward_report", "negative_labels", "reproduction"}
+APART = {"generated", "scores", "comparison", "reward_report", "negative_labels", "reproduction", "votes"}
 """Datasets that no other pipeline reads: they can be made while another command uses the output folder."""
 
 

@@ -20,7 +20,7 @@ RECORDS = "records"
 SCORED = {"baseline", "adapters", "trained", "reward_report"}
 """Datasets that the rewards make."""
 OF_THE_MODEL = SCORED | {"starter_report"}
-DRAWN_WITH_IT = {"generated", "comparison", "promotion"}
+DRAWN_WITH_IT = {"generated", "comparison", "promotion", "votes"}
 """Datasets that need the model, but of the rewards nothing."""
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from visual_grpo.rewards.votes.bradley_terry import logistic
-from visual_grpo.rewards.votes.head import fit_head, wilson
+from visual_grpo.rewards.votes.head import fit_head
 
 D = 8
 
@@ -98,9 +98,9 @@ def test_a_feature_that_never_differs_does_no_harm() -> None:
     assert head.scale[-1] == 1
 
 
-def test_the_interval_of_a_share() -> None:
-    # Wilson's own form: both ends solve |p - share| = z sqrt(p (1 - p) / n).
-    for share, count in ((0.8, 50), (1.0, 10), (0.0, 3)):
-        for end in wilson(share, count):
-            assert (end - share) ** 2 == pytest.approx(1.959963984540054**2 * end * (1 - end) / count, abs=1e-12)
-    assert wilson(0.5, 0) == (0.0, 1.0)
+def test_the_interval_of_the_accuracy() -> None:
+    first, second, preference, _ = planted(300, seed=9, flip=0.2)
+    head = fit_head(first, second, preference, groups(300))
+    # The lower of both solutions of |p - share| = z sqrt(p (1 - p) / n).
+    assert head.low < head.accuracy
+    assert (head.low - head.accuracy) ** 2 == pytest.approx(1.959964**2 * head.low * (1 - head.low) / 300, rel=1e-4)

@@ -41,11 +41,17 @@ class Pair:
     first: str
     """Picture, relative to the folder of the file of choices."""
     second: str
+    sources: tuple[str, ...] = ()
+    """Pictures to edit, as ``first``."""
 
-    def __post_init__(self) -> None:
-        for own in fields(self):
-            if not isinstance(getattr(self, own.name), str):
-                raise TypeError(f"{own.name} must be a text, got {getattr(self, own.name)!r}")
+    @classmethod
+    def of_line(cls, line: Mapping[str, Any]) -> Pair:
+        """Raises KeyError for a value that is missing, TypeError for one that is no text."""
+        texts = {own.name: line[own.name] for own in fields(cls) if own.name != "sources"}
+        for name, value in (*texts.items(), *(("sources", source) for source in line["sources"])):
+            if not isinstance(value, str):
+                raise TypeError(f"{name} must be a text, got {value!r}")
+        return cls(**texts, sources=tuple(line["sources"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +140,7 @@ def _parsed(text: bytes) -> tuple[str, str, Choice | None]:
         return voter, pair, None
     if said not in ANSWERS:
         raise ValueError(f"choice is none of {', '.join(ANSWERS)}, {UNDO}")
-    of = Pair(**{own.name: line[own.name] for own in fields(Pair)})
-    return voter, pair, Choice(of=of, voter=voter, choice=said, shown_left=line["left"], at=line["at"])
+    return voter, pair, Choice(of=Pair.of_line(line), voter=voter, choice=said, shown_left=line["left"], at=line["at"])
 
 
 def _why(error: Exception) -> str:

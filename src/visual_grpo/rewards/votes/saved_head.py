@@ -48,13 +48,18 @@ def usable(choices: Sequence[Choice]) -> list[Choice]:
     return [choice for choice in choices if choice.preference is not None and choice.of.source != AB]
 
 
+def decided(choices: Sequence[Choice]) -> int:
+    """How many of the usable ones are no ties."""
+    return sum(choice.choice != TIE for choice in usable(choices))
+
+
 def check_enough(choices: Sequence[Choice], least: int, file: Path) -> None:
     """Raises UserError where fewer than ``least`` choices between two pictures were decided."""
-    decided = sum(choice.choice != TIE for choice in usable(choices))
-    if decided < least:
+    number = decided(choices)
+    if number < least:
         there = f"{file} holds {counted(len(choices), 'choice')}" if choices else f"{file} holds no choices"
         raise UserError(
-            f"votes: {there}, {decided} of them decided and for training; at least {least} are needed."
+            f"votes: {there}, {number} of them decided and for training; at least {least} are needed."
             " Choose more with: kedro run --pipeline=vote"
         )
 

@@ -1,0 +1,148 @@
+"""What each voter has still to judge, and every choice as soon as it is made."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.rewards.votes.choices import (
+    ANSWERS,
+    FIRST,
+    SECOND,
+    SKIP,
+    TIE,
+    Choice,
+    Pair,
+    append_line,
+    read_choices,
+    undo_line,
+)
+
+LEFT, RIGHT = "left", "right"
+SAID = (LEFT, RIGHT, TIE, SKIP)
+"""What the page sends."""
+LONGEST_NAME = 60
+
+
+class RefusedError(Exception):
+    """What a voter asks for is not possible; the message is shown on the page."""
+
+
+class Ballot:
+    """The pairs, and what was said of them; of any number of threads.
+
+    Order and sides are random, and fixed by ``seed``, the voter and the pair: who goes on later sees the same.
+    """
+
+    def __init__(self, pairs: Sequence[Pair], file: Path, seed: int) -> None:
+        self.file, self.seed = file, seed
+        self.pairs = {pair.pair: pair for pair in pairs}
+        self.finished = threading.Event()
+        self._lock = threading.Lock()
+        self._here: set[str] = set()
+        self._standing: dict[str, dict[str, Choice]] = {}
+        """By voter and pair, in the order in which they were said."""
+        for choice in read_choices(file).standing:
+            if choice.of.pair in self.pairs:
+                self._standing.setdefault(choice.voter, {})[choice.of.pair] = choice
+
+    def state(self, voter: str) -> dict[str, Any]:
+        """What the page shows to ``voter``: the next pair, if there is one, with its sides; and how far they are."""
+        with self._lock:
+            return self._state(voter)
+
+    def choose(self, voter: str, pair: str, said: str) -> dict[str, Any]:
+        """Stores a choice; the state after it.
+
+        Raises:
+            RefusedError: the voter has judged the pair already (a second click), or there is no such pair or choice.
+            OSError: it could not be stored.
+        """
+        _check_name(voter)
+        if said not in SAID:
+            raise RefusedError(f"choice must be one of {', '.join(SAID)}")
+        if pair not in self.pairs:
+            raise RefusedError("there is no such pair")
+        with self._lock:
+            own = self._standing.setdefault(voter, {})
+            if pair in own:
+                raise RefusedError("this pair is judged already")
+            left = self._left(voter, pair)
+            meant = {LEFT: left, RIGHT: FIRST if left == SECOND else SECOND}.get(said, said)
+            assert meant in ANSWERS
+            choice = Choice(of=self.pairs[pair], voter=voter, choice=meant, shown_left=left, at=_now())
+            append_line(self.file, choice.line())
+            own[pair] = choice
+            self._here.add(voter)
+            if not any(self._pending(name) for name in self._here):
+                self.finished.set()
+            return self._state(voter)
+
+    def undo(self, voter: str) -> dict[str, Any]:
+        """Takes the voter's latest choice back; the state after it.
+
+        Raises:
+            RefusedError: there is none.
+            OSError: it could not be stored.
+        """
+        _check_name(voter)
+        with self._lock:
+            own = self._standing.get(voter)
+            if not own:
+                raise RefusedError("there is nothing to take back")
+            pair = next(reversed(own))
+            append_line(self.file, undo_line(voter, pair, _now()))
+            del own[pair]
+            self._here.add(voter)
+            return self._state(voter)
+
+    def pending(self, voter: str) -> int:
+        """How many pairs ``voter`` has still to judge."""
+        with self._lock:
+            return len(self._pending(voter))
+
+    def standing(self) -> list[Choice]:
+        """All choices on these pairs, of every voter."""
+        with self._lock:
+            return [choice for own in self._standing.values() for choice in own.values()]
+
+    def pictures(self) -> set[str]:
+        """Those that may be shown."""
+        return {name for pair in self.pairs.values() for name in (pair.first, pair.second, *pair.sources)}
+
+    def _state(self, voter: str) -> dict[str, Any]:
+        pending, own = self._pending(voter), self._standing.get(voter, {})
+        shown = {"voter": voter, "judged": len(own), "total": len(self.pairs), "pair": None}
+        if not pending:
+            return shown
+        pair = self.pairs[min(pending, key=lambda name: self._hash("order", voter, name))]
+        sides = (pair.first, pair.second) if self._left(voter, pair.pair) == FIRST else (pair.second, pair.first)
+        return shown | {
+            "pair": pair.pair,
+            "prompt": pair.prompt,
+            "sources": [Path(name).name for name in pair.sources],
+            "left": Path(sides[0]).name,
+            "right": Path(sides[1]).name,
+        }
+
+    def _pending(self, voter: str) -> list[str]:
+        return [pair for pair in self.pairs if pair not in self._standing.get(voter, {})]
+
+    def _left(self, voter: str, pair: str) -> str:
+        return FIRST if self._hash("side", voter, pair)[0] % 2 else SECOND
+
+    def _hash(self, *of: str) -> bytes:
+        return hashlib.sha256("\0".join([str(self.seed), *of]).encode()).digest()
+
+
+def _check_name(voter: str) -> None:
+    if not voter or len(voter) > LONGEST_NAME or not voter.isprintable() or voter != voter.strip():
+        raise RefusedError(f"a name has 1 to {LONGEST_NAME} characters that can be printed")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

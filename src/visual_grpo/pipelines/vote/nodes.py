@@ -1,0 +1,164 @@
+"""The node that lets people choose, and says what their choices come to."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import webbrowser
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError, counted
+from visual_grpo.folders import final_of
+from visual_grpo.records.table import RecordTable
+
+if TYPE_CHECKING:
+    from visual_grpo.pipelines.vote.ballot import Ballot
+    from visual_grpo.rewards.votes.choices import Choice, Pair
+
+CHOICES = "01_raw/votes/choices.jsonl"
+"""In the folder ``output``, where ``vote.choices`` names no file."""
+_TICK = 0.3
+"""Seconds between two looks at whether it has ended."""
+
+
+def collect_votes(parameters: Parameters, records: RecordTable, votes_draft: Path) -> Path:
+    """The folder with what the choices come to; each choice is in the file ``vote.choices`` as soon as it is made."""
+    from visual_grpo import console
+    from visual_grpo.pipelines.vote.ballot import Ballot
+    from visual_grpo.rewards.votes.choices import AB, damaged_file, set_damaged_aside
+
+    file = Path(parameters.vote.choices or Path(parameters.output) / CHOICES)
+    if final_of(votes_draft).resolve() in file.resolve().parents:
+        raise UserError(
+            f"vote.choices is {file}, in a folder that each run of this pipeline replaces; keep choices with the data"
+        )
+    for line in set_damaged_aside(file):
+        console.note(f"{file}: a line cannot be read and is moved to {damaged_file(file)}: {line}")
+    ballot = Ballot(_pairs(parameters, records, file), file, parameters.vote.seed)
+    _vote(parameters, ballot)
+    if parameters.vote.source == AB:
+        _report_blind(ballot.standing(), votes_draft)
+    else:
+        _report_head(file)
+    _tables(file, votes_draft)
+    return votes_draft
+
+
+def _pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
+    from visual_grpo.pipelines.vote.drawing import DRAW, drawn_pairs
+    from visual_grpo.pipelines.vote.existing import blind_pairs, folder_pairs
+    from visual_grpo.rewards.votes.choices import AB
+
+    if parameters.vote.source == DRAW:
+        return drawn_pairs(parameters, records, file)
+    if parameters.vote.source == AB:
+        return blind_pairs(parameters, records, file)
+    return folder_pairs(parameters, file)
+
+
+def _vote(parameters: Parameters, ballot: Ballot) -> None:
+    """Until all is judged, the page's button or Ctrl-C."""
+    from visual_grpo import console
+    from visual_grpo.pipelines.vote.server import served
+    from visual_grpo.stopping import stop_request
+
+    settings = parameters.vote
+    left = ballot.pending(settings.voter)
+    if not left:
+        console.note(
+            f"{settings.voter} has judged all {counted(len(ballot.pairs), 'pair')}. For more: vote.pairs; for somebody"
+            " else: vote.voter."
+        )
+        return
+    with (
+        served(ballot, settings.voter, settings.port) as server,
+        stop_request(lambda: console.note("Stopping; every choice is stored.")) as stop,
+    ):
+        console.note(f"{counted(left, 'pair')} to judge by {settings.voter}. Open this page on this machine:")
+        console.note(server.url)
+        console.note("Keys: 1 left, 2 right, 0 equal, s skip, u undo. The button finish or Ctrl-C ends it.")
+        if settings.open_browser and _has_screen():
+            webbrowser.open(server.url)
+        while stop.by is None and not ballot.finished.wait(_TICK):
+            pass
+
+
+def _has_screen() -> bool:
+    """Whether a browser would be a window, not a program that takes the terminal."""
+    return sys.stdout.isatty() and (
+        sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    )
+
+
+def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
+    """Says, and writes, what share prefers the trained model."""
+    from visual_grpo import console
+    from visual_grpo.evaluation.blind import preference
+
+    decided = [choice for choice in choices if choice.preference is not None]
+    if not decided:
+        console.note("Nothing was judged yet.")
+        return
+    chosen = [1 - (choice.preference or 0.0) for choice in decided]  # The base model's picture is the first.
+    found = preference(chosen, [choice.of.unit for choice in decided])
+    voters = Counter(choice.voter for choice in decided)
+    entry = asdict(found) | {"verdict": found.verdict, "voters": dict(voters)}
+    (folder / "ab.json").write_text(json.dumps(entry, indent=2), encoding="utf-8")
+    table = pd.DataFrame([_row(choice) | {"trained": value} for choice, value in zip(decided, chosen, strict=True)])
+    table.to_csv(folder / "ab.csv", index=False)
+    console.note(
+        f"Blind: the trained model's picture is preferred in {found.share:.0%} of {counted(found.choices, 'choice')} by"
+        f" {counted(len(voters), 'voter')} on {counted(found.prompts, 'held-out prompt')}, 95% interval"
+        f" {found.ci_low:.0%} to {found.ci_high:.0%} ({found.interval}; ties count one half): {found.verdict}."
+    )
+
+
+def _report_head(file: Path) -> None:
+    """Fits a head, if there are enough choices, and says how to train with it."""
+    from visual_grpo import console
+    from visual_grpo.rewards.votes.choices import read_choices
+    from visual_grpo.rewards.votes.features import PIXELS
+    from visual_grpo.rewards.votes.reward import LEAST
+    from visual_grpo.rewards.votes.saved_head import FILE, decided, fitted_head
+
+    there = decided(read_choices(file).standing)
+    if there < LEAST:
+        console.note(f"{counted(there, 'decided choice')} for a reward so far; it needs {LEAST}.")
+        return
+    console.note(f"A reward of these choices, with pixels as features: {fitted_head(file, PIXELS)}.")
+    console.note(f"Train with it: rewards.votes.options.head={file.with_name(FILE)}")
+
+
+def _tables(file: Path, folder: Path) -> None:
+    """All choices, and the scores of pictures within their families."""
+    from visual_grpo.rewards.votes.choices import read_choices
+    from visual_grpo.rewards.votes.family_scores import family_scores
+
+    standing = read_choices(file).standing
+    columns = ["voter", "choice", "pair", "source", "prompt", "record", "family", "first", "second", "at"]
+    pd.DataFrame([_row(choice) for choice in standing], columns=columns).to_csv(folder / "choices.csv", index=False)
+    family_scores(standing).to_csv(folder / "scores.csv", index=False)
+
+
+def _row(choice: Choice) -> dict[str, Any]:
+    of = choice.of
+    return {
+        "voter": choice.voter,
+        "choice": choice.choice,
+        "pair": of.pair,
+        "source": of.source,
+        "prompt": of.prompt,
+        "record": of.record,
+        "family": of.family,
+        "first": of.first,
+        "second": of.second,
+        "at": choice.at,
+    }

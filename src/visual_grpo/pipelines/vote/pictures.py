@@ -1,0 +1,28 @@
+"""The pictures of pairs, kept beside the choices for as long as these are used."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from pathlib import Path
+
+from PIL.Image import Image
+
+FOLDER = "pictures"
+
+
+def keep(picture: Image, beside: Path) -> str:
+    """Writes a PNG beside the file of choices and returns its path relative to that; a picture is kept once."""
+    file = io.BytesIO()
+    picture.convert("RGB").save(file, "PNG")
+    content = file.getvalue()
+    # Named by its pixels' file, so that the name says nothing of who drew it.
+    name = f"{FOLDER}/{hashlib.sha256(content).hexdigest()[:24]}.png"
+    final = beside.parent / name
+    if not final.is_file():
+        final.parent.mkdir(parents=True, exist_ok=True)
+        draft = final.with_name(f".{final.name}.{os.getpid()}")
+        draft.write_bytes(content)
+        draft.replace(final)
+    return name

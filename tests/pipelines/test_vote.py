@@ -1,0 +1,203 @@
+"""The vote pipeline with a painter in the place of a model, and voters at its page."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from tests.evaluation.painter import Painter
+from tests.pipelines.painted import STARTER_REPORT, Project
+from tests.pipelines.voting import Browser
+from tests.rewards.votes.voters import picture
+from visual_grpo import console
+from visual_grpo.errors import UserError
+from visual_grpo.images import read_image, to_pil, to_tensor
+from visual_grpo.pipelines.vote import create_pipeline
+from visual_grpo.rewards.votes.choices import read_choices
+from visual_grpo.rewards.votes.features import pixel_features
+from visual_grpo.rewards.votes.saved_head import read_head
+
+
+class Voter(threading.Thread):
+    """Prefers the brighter picture; ends with ``last``."""
+
+    def __init__(self, choices: int, last: Callable[[Browser], Any] | None = None) -> None:
+        super().__init__()
+        self.choices, self.last = choices, last
+        self.browser = Browser("http://127.0.0.1:1/")  # Until the page is there.
+        self.errors: list[BaseException] = []
+
+    def run(self) -> None:
+        try:
+            for _ in range(self.choices):
+                state = self.browser.get("state")
+                light = [self._light(state[side]) for side in ("left", "right")]
+                said = "left" if light[0] > light[1] else "right"
+                self.browser.post("choice", voter="me", pair=state["pair"], choice=said)
+            if self.last is not None:
+                self.last(self.browser)
+        except BaseException as error:  # Of a thread: shown by the test, and the pipeline must not wait for it.
+            self.errors.append(error)
+            self.browser.post("finish")
+
+    def _light(self, name: str) -> float:
+        response, content = self.browser.send("GET", f"picture/{name}")
+        assert response.status == 200
+        return float(to_tensor(read_image(io.BytesIO(content))).float().mean())
+
+
+def finish(browser: Browser) -> None:
+    browser.post("finish")
+
+
+@contextmanager
+def voting(voter: Voter, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Lets ``voter`` begin when the page's address is printed; gives what was printed."""
+    said: list[str] = []
+    note = console.note
+
+    def hear(text: str) -> None:
+        said.append(text)
+        note(text)
+        if re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", text):
+            voter.browser = Browser(text)
+            voter.start()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(console, "note", hear)
+        yield said
+    if voter.ident is not None:
+        voter.join()
+    assert not voter.errors
+
+
+def vote(
+    project: Project, monkeypatch: pytest.MonkeyPatch, voter: Voter | None = None, **settings: Any
+) -> tuple[Path, list[str]]:
+    settings = {"choices": str(project.folder / "raw/choices.jsonl"), "open_browser": False, **settings}
+    (project.folder / "model").mkdir(exist_ok=True)
+    with voting(voter or Voter(0, finish), monkeypatch) as said:
+        catalog = project.run(
+            create_pipeline(),
+            vote=settings,
+            output=str(project.folder),
+            starter_report=STARTER_REPORT,
+            model={"device": "cpu", "path": str(project.folder / "model")},
+        )
+    return catalog.load("votes"), said
+
+
+def test_choices_between_the_models_samples_become_a_reward(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    painted.prepare(train=8)
+    folder, said = vote(painted, monkeypatch, Voter(60), pairs=60)
+    file = painted.folder / "raw/choices.jsonl"
+    standing = read_choices(file).standing
+    assert len(standing) == 60
+    assert len({own.of.record for own in standing}) == 8
+    assert all(own.of.record.startswith("train") for own in standing)
+    assert {own.shown_left for own in standing} == {"first", "second"}
+    head = read_head(file.with_name("head.json")).head
+    assert head.accuracy > 0.8
+    light = to_tensor(to_pil(torch.full((3, 32, 32), 200, dtype=torch.uint8)))
+    pair = pixel_features([], [light // 2, light]).numpy()
+    assert head.utility(pair)[1] > head.utility(pair)[0]
+    assert any("of 60 choices that were held out are predicted" in line for line in said)
+    assert len(pd.read_csv(folder / "choices.csv")) == 60
+    scores = pd.read_csv(folder / "scores.csv")
+    assert scores.groupby("family")["score"].sum().abs().max() < 1e-6
+
+
+def test_an_interrupted_vote_goes_on_where_it_stopped_and_draws_nothing_twice(
+    painted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painted.prepare(train=3)
+    batches: list[int] = []
+    generate = Painter.generate
+
+    def counted(self: Painter, prompts: Any, *rest: Any) -> Any:
+        batches.append(len(prompts))
+        return generate(self, prompts, *rest)
+
+    monkeypatch.setattr(Painter, "generate", counted)
+    _, said = vote(painted, monkeypatch, Voter(2, lambda _: os.kill(os.getpid(), signal.SIGINT)), pairs=5)
+    assert "Stopping; every choice is stored." in said
+    assert sum(batches) == 10
+    file = painted.folder / "raw/choices.jsonl"
+    first = [own.of.pair for own in read_choices(file).standing]
+    with file.open("ab") as stream:
+        stream.write(b'{"voter": "me", "cho')
+    _, said = vote(painted, monkeypatch, Voter(3), pairs=5)
+    assert any("a line cannot be read and is moved to" in line for line in said)
+    assert any("3 pairs to judge" in line for line in said)
+    assert sum(batches) == 10
+    standing = [own.of.pair for own in read_choices(file).standing]
+    assert standing[:2] == first
+    assert len(set(standing)) == 5
+    _, said = vote(painted, monkeypatch, pairs=5)
+    assert any("me has judged all 5 pairs" in line for line in said)
+    vote(painted, monkeypatch, Voter(1, finish), pairs=7)
+    assert sum(batches) == 14
+    vote(painted, monkeypatch, pairs=5, seed=1)
+    assert sum(batches) == 24
+
+
+def test_choices_are_not_kept_where_they_would_be_replaced(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="keep choices with the data"):
+        vote(painted, monkeypatch, choices=str(painted.folder / "votes/choices.jsonl"))
+
+
+def test_a_folder_of_generate_can_be_judged(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = painted.folder / "generated"
+    folder.mkdir()
+    rows = []
+    for number in range(7):
+        to_pil(picture(number)).save(folder / f"{number}.png")
+        rows.append({"file_name": f"{number}.png", "text": "cat" if number < 4 else "dog"})
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    vote(painted, monkeypatch, Voter(3), source=str(folder))
+    standing = read_choices(painted.folder / "raw/choices.jsonl").standing
+    assert sorted(own.of.prompt for own in standing) == ["cat", "cat", "dog"]
+    with pytest.raises(UserError, match="must be draw, ab, or a folder that generate wrote"):
+        vote(painted, monkeypatch, source=str(painted.folder / "none"))
+    (folder / "metadata.jsonl").write_text('{"file_name": "0.png", "text": "cat"}\n')
+    with pytest.raises(UserError, match="no prompt with two pictures"):
+        vote(painted, monkeypatch, source=str(folder))
+
+
+def test_the_trained_model_is_judged_blind(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    from visual_grpo.pipelines import baseline, evaluate
+
+    with pytest.raises(UserError, match=r"vote\.source=ab compares .*baseline"):
+        vote(painted, monkeypatch, source="ab")
+    painted.run(baseline.create_pipeline())
+    painted.train()
+    painted.run(evaluate.create_pipeline())
+    for name in ("baseline", "trained"):
+        (painted.folder / "07_model_output").mkdir(exist_ok=True)
+        (painted.folder / name).rename(painted.folder / "07_model_output" / name)
+    folder, said = vote(painted, monkeypatch, Voter(6), source="ab")
+    found = json.loads((folder / "ab.json").read_text())
+    # The trained painter's pictures are the brighter ones, of three held-out prompts with two samples each.
+    assert (found["share"], found["choices"], found["prompts"], found["verdict"]) == (1.0, 6, 3, "not shown")
+    assert found["ci_low"] == pytest.approx(3 / (3 + 1.959964**2), abs=1e-6)
+    assert any("the trained model's picture is preferred in 100% of 6 choices" in line for line in said)
+    table = pd.read_csv(folder / "ab.csv")
+    assert (table["trained"] == 1).all()
+    # They stay when the samples are drawn again, and teach no reward.
+    standing = read_choices(painted.folder / "raw/choices.jsonl").standing
+    assert {own.choice for own in standing} == {"second"}
+    assert all((painted.folder / "raw" / own.of.first).is_file() for own in standing)
+    assert any("0 decided choices" in line for line in vote(painted, monkeypatch, Voter(0, finish))[1])
+    assert table["record"].str.startswith("held_out").all()
