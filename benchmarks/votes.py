@@ -8,8 +8,8 @@ is compared with the base model's on held-out prompts and the same seeds.
 The true reward is one that features of pixels can capture: ``palette``, how near the colour of the drawn object is to a
 named one. Choices by what such features do not see (whether the right object was drawn) need other features.
 
-Needs a folder in which starter and data_preparation have run (`make demo` leaves one); a seed takes about two minutes of
-CPU time.
+Needs a folder in which starter and data_preparation have run (`make demo` leaves one); a seed takes about two minutes
+of CPU time.
 
     python benchmarks/votes.py --folder CLONE --seeds 0 1 2
 """
@@ -55,8 +55,8 @@ def main() -> None:
     arguments = _arguments()
     config, records = project.load(arguments)
     print(
-        f"{arguments.choices} choices by {arguments.truth}, {arguments.noise:.0%} of them turned round; {arguments.steps}"
-        f" steps of {arguments.module}; {len(_held_out(records))} held-out prompts, {arguments.samples} samples each.\n"
+        f"{arguments.choices} choices by {arguments.truth}, {arguments.noise:.0%} of them turned round;"
+        f" {arguments.steps} steps of {arguments.module}; {len(_held_out(records))} held-out prompts, {arguments.samples} samples each.\n"
     )
     print(f"| {' | '.join(HEADER)} |\n{'|---' * len(HEADER)}|")
     for seed in arguments.seeds:

@@ -200,6 +200,16 @@ def test_conditions_of_a_language_model_contain_its_options() -> None:
     assert conditions_of(language | {"policy": {"flow": {"noise": 0.5}}}) == base
 
 
+def test_conditions_contain_the_files_that_a_reward_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "head.json"
+    changes = {"rewards": {"shapes": {"options": {"head": str(file)}}}}
+    absent = conditions_of(changes)
+    file.write_text("1")
+    first = conditions_of(changes)
+    file.write_text("2")
+    assert absent != first != conditions_of(changes)
+
+
 def test_conditions_contain_exactly_what_images_and_scores_depend_on() -> None:
     base = conditions_of({})
     for unchanged in (

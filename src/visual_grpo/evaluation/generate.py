@@ -18,7 +18,7 @@ from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.images import described, is_image
-from visual_grpo.importing import code_digest
+from visual_grpo.importing import code_digest, option_files
 from visual_grpo.types import Judge, PromptRecord, Sample, SampleGenerator, Scores, TextSample, begin_scoring
 
 SCORES = "scores.parquet"
@@ -77,13 +77,15 @@ def conditions(
 
 
 def _judge(reward: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reward's scores depend on; of the user's own function also its code."""
+    """What a reward's scores depend on, with the files in its options; of the user's own function also its code."""
     found = {key: reward[key] for key in ("function", "options")}
     # As it was before these parameters existed, where they are not used: earlier results still pair.
     if any(end is not None for end in reward["clip"]):
         found["clip"] = list(reward["clip"])
     if reward["only_where"]:
         found["only_where"] = reward["only_where"]
+    files = option_files(reward["options"])
+    found |= {"files": files} if files else {}
     return found if reward["function"] is None else found | {"code": code_digest(reward["function"])}
 
 

@@ -132,15 +132,22 @@ def _seen(records: RecordTable, start: Path | None) -> SeenPrompts:
 
 
 def identity(config: Parameters, starter_report: dict[str, Any], records: RecordTable) -> dict[str, str]:
-    """What the run depends on beside the parameters: edits of the user's own functions would change it too."""
-    from visual_grpo.importing import code_digests
+    """What the run depends on beside the parameters: edits of the user's own functions, or of a file
+    that a reward reads, would change it too."""
+    from visual_grpo.importing import code_digests, option_files
 
     codes = code_digests({name: reward.function for name, reward in config.rewards.items()})
+    files = {
+        f"file of reward {name}: {option}": digest
+        for name, reward in config.rewards.items()
+        for option, digest in option_files(reward.options).items()
+    }
     found = {
         "model": starter_report["model"],
         "model_digest": starter_report["digest"],
         "data": records.digest,
         **{f"{CODE}{name}": digest for name, digest in codes.items()},
+        **files,
     }
     start = find_start(config)
     return found if start is None else found | {"start": adapter_digest(start)}
