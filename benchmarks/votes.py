@@ -54,10 +54,9 @@ def main() -> None:
     third_party_output.silence_libraries()
     arguments = _arguments()
     config, records = project.load(arguments)
-    print(
-        f"{arguments.choices} choices by {arguments.truth}, {arguments.noise:.0%} of them turned round;"
-        f" {arguments.steps} steps of {arguments.module}; {len(_held_out(records))} held-out prompts, {arguments.samples} samples each.\n"
-    )
+    choices = f"{arguments.choices} choices by {arguments.truth}, {arguments.noise:.0%} of them turned round"
+    judged = f"{len(_held_out(records))} held-out prompts, {arguments.samples} samples each"
+    print(f"{choices}; {arguments.steps} steps of {arguments.module}; {judged}.\n")
     print(f"| {' | '.join(HEADER)} |\n{'|---' * len(HEADER)}|")
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +68,12 @@ def _row(config: Parameters, records: RecordTable, seed: int, folder: Path, argu
     agreed = _vote(_changed(config, seed, folder, arguments), records, seed, file, arguments)
     head = fitted_head(file, "pixels").head
     reward = {"votes": RewardConfig(weight=1.0, options={"choices": str(file)})}
-    own = _changed(config, seed, folder, arguments).model_copy(update={"rewards": reward, "modules": {}})
+    own = _changed(config, seed, folder, arguments).model_copy(
+        update={
+            "rewards": reward,
+            "modules": {name: m.model_copy(update={"rewards": {}}) for name, m in config.modules.items()},
+        }
+    )
     path = own.model.path or own.starter.model
     plan = components.make_plan(own, path)
     before = _judged(components.build_model(own, path), plan, own, records, arguments)
