@@ -134,7 +134,7 @@ def _report_head(file: Path) -> None:
         console.note(f"{counted(there, 'decided choice')} for a reward so far; it needs {LEAST}.")
         return
     console.note(f"A reward of these choices, with pixels as features: {fitted_head(file, PIXELS)}.")
-    console.note(f"Train with it: rewards.votes.options.head={file.with_name(FILE)}")
+    console.note(f"Train with it: --params=reward=null,rewards.votes.options.head={file.with_name(FILE)}")
 
 
 def _tables(file: Path, folder: Path) -> None:
