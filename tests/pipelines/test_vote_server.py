@@ -52,8 +52,14 @@ def test_the_page_needs_nothing_else_and_lets_only_its_own_script_run(browser: B
     assert response.headers["Cache-Control"] == "no-store"
 
 
-def test_a_choice_is_stored_at_once_with_the_picture_that_was_meant(server: Server, browser: Browser) -> None:
-    for said in ("left", "right", "tie"):
+def test_a_choice_is_stored_at_once_with_the_picture_that_was_meant(tmp_path: Path) -> None:
+    with served(ballot(tmp_path, 12), "ann") as server:
+        _choose_and_look(server, Browser(server.url))
+
+
+def _choose_and_look(server: Server, browser: Browser) -> None:
+    sides = set()
+    for said in ("left", "right", "tie", *["left"] * 4, *["right"] * 4):
         state = browser.get("state")
         own = server.ballot.pairs[state["pair"]]
         assert {state["left"], state["right"]} == {Path(own.first).name, Path(own.second).name}
@@ -64,7 +70,9 @@ def test_a_choice_is_stored_at_once_with_the_picture_that_was_meant(server: Serv
         if said != "tie" and not first_is_left:
             meant = "second" if meant == "first" else "first"
         assert stored(server)[-1] == ("ann", own.pair, meant)
-    assert after["judged"] == 3
+        sides.add((said, first_is_left))
+    assert after["judged"] == 11
+    assert sides >= {(said, side) for said in ("left", "right") for side in (True, False)}
 
 
 def test_pictures_are_those_of_the_pairs_and_no_other_file(server: Server, browser: Browser, tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ LEAST = 50
 
 
 class VotesReward:
-    """Log odds that people would choose the picture over the average one that was voted on.
+    """Probability, 0..1, that people would choose the picture over the average one that was voted on.
 
-    A linear head on features of the picture, fitted to choices (`head`); two scores differ by the log odds of the one
-    picture against the other.
+    By a linear head on features of the picture, fitted to choices (`head`): two utilities differ by the log odds of the
+    one picture against the other. The utility itself grows without limit where a feature goes far beyond what anybody
+    has seen, which a policy finds; the probability levels off there.
 
     Args:
         choices: the file that the pipeline ``vote`` writes; the head is taken from beside it if it is of these choices,
@@ -72,8 +73,8 @@ class VotesReward:
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         if not samples:
             return torch.zeros(0)
-        found = self._fitted.head.utility(self._extract(prompts, samples).numpy())
-        return torch.as_tensor(found, dtype=torch.float64)
+        utility = self._fitted.head.utility(self._extract(prompts, samples).numpy())
+        return torch.as_tensor(utility, dtype=torch.float64).sigmoid()
 
     @cached_property
     def _fitted(self) -> FittedHead:
