@@ -67,12 +67,13 @@ FACTS = {
     ),
     "shapes": ("drawn shapes as asked for", "0 to 1", "the starter's records", "none"),
     "palette": ("colours of the starter's shapes", "0 to 1", "the starter's records", "none"),
+    "votes": ("what people chose", "0 to 1", "[choices](votes.md)", "none"),
     "http": ("what your worker measures", "the worker's", "a [worker](reward_workers.md)", "the worker's"),
     "vlm_judge": ("what a rubric asks", "0 to 1", "an [endpoint](vlm_judge.md)", "the model's"),
 }
 """What it measures, range, what it needs, and the licence of its weights where they are published."""
-ELSEWHERE = ("http", "vlm_judge")
-"""Computed by another program, on which the time depends."""
+ELSEWHERE = ("votes", "http", "vlm_judge")
+"""Computed from people's choices or by another program, on which the time depends."""
 
 
 def main() -> None:

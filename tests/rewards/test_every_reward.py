@@ -25,8 +25,8 @@ SIDE = 64
 """Pixels."""
 GROUPS = (3, 2, 4)
 
-ELSEWHERE = {"http", "vlm_judge"}
-"""Scored by another program, an image at a time or in its batches (tests/rewards/remote)."""
+ELSEWHERE = {"votes", "http", "vlm_judge"}
+"""Of people's choices (tests/rewards/votes), or scored by another program (tests/rewards/remote)."""
 BY_NAME: dict[str, Any] = {
     "clip_score": {"model": "clip"},
     "pick_score": {"model": "clip"},
