@@ -42,6 +42,8 @@ def test_the_reward_has_the_taste_of_the_voters(choices: Path) -> None:
     found = reward(PROMPTS, NEW).numpy()
     truth = np.array([redness(sample) for sample in NEW])
     assert np.corrcoef(found, truth)[0, 1] > 0.8
+    utility = reward._fitted.head.utility(pixel_features(PROMPTS, NEW).numpy())
+    assert found == pytest.approx(1 / (1 + np.exp(-utility)), rel=1e-6)
     # A fifth of the choices was turned round.
     assert 0.7 < reward._fitted.head.accuracy < 0.9
 
