@@ -224,14 +224,18 @@ def test_an_interrupted_process_does_not_wait_for_answers() -> None:
         "from visual_grpo.rewards.remote.http_reward import HttpReward; from visual_grpo.types import PromptRecord;"
         "rewards = RewardSet({'judge': (HttpReward(sys.argv[1], timeout=60), 1.0)});"
         "rewards.begin([PromptRecord(id='a', prompt='a')], [torch.zeros(3, 4, 4, dtype=torch.uint8)]);"
-        "import time; time.sleep(0.5); print('leaving', flush=True)"
+        "sys.stdin.readline(); print('leaving', flush=True)"
     )
     with running("hang") as server:
-        process = subprocess.Popen([sys.executable, "-c", script, server.url], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "leaving\n"
-        process.stdout.close()
-        assert process.wait(timeout=5) == 0
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        while not server.log:
+            assert process.poll() is None
+            time.sleep(0.1)
+        # The answer would come after a minute.
+        assert process.communicate("\n", timeout=30) == ("leaving\n", None)
+        assert process.returncode == 0
         assert len(server.log) == 1
 
 
