@@ -110,7 +110,7 @@ def test_every_reward_sees_the_records_even_of_an_iterator() -> None:
 
 
 def test_every_built_in_reward_loads_and_has_its_name() -> None:
-    needed = {"object_layout": {"detector": "math:hypot"}}
+    needed = {"object_layout": {"detector": "math:hypot"}, "votes": {"choices": "choices.jsonl"}}
     for name in BUILT_IN:
         assert build_reward(name, configured(options=needed.get(name, {}))).name == name
 
