@@ -182,11 +182,12 @@ def test_what_belongs_to_a_wrong_address_is_sent_to_the_right_one(project: Proje
     project.uri = "http://127.0.0.1:9"
     tracker = project.start()
     train(tracker, range(1, 3))
-    tracker.finished()
+    tracker.failed()
     command = [sys.executable, "-m", "visual_grpo.tracking.deliver", str(project.output), "--to", right]
     done = subprocess.run(command, cwd=project.folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert ": delivered " in done.stdout
+    project.uri = right
     [run] = project.runs()
     assert project.curve(run.info.run_id, "m0") == [(1, 1 / 7), (2, 2 / 7)]
     assert not list(project.spools.glob("*"))
@@ -195,11 +196,11 @@ def test_what_belongs_to_a_wrong_address_is_sent_to_the_right_one(project: Proje
 def test_what_another_server_has_in_part_stays_its_own(project: Project, quick):
     tracker = project.start()
     train(tracker, range(1, 3))
-    tracker.finished()
+    tracker.failed()
     project.uri = "http://127.0.0.1:9"
     tracker = project.start()
     train(tracker, range(3, 4))
-    tracker.finished()
+    tracker.failed()
     [folder] = project.spools.glob("*-*")
     (folder / "delivered").write_text("1")
     other = f"sqlite:///{project.folder / 'other.db'}"
