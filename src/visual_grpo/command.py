@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -115,6 +116,11 @@ class Command:
         if self.parameters:
             words.append("--params=" + ",".join(f"{name}={_shown(value)}" for name, value in self.parameters.items()))
         return shlex.join(hidden(words))
+
+
+def is_stage_of_dvc() -> bool:
+    """Whether DVC runs this command, and goes on with the next one by itself."""
+    return "DVC_STAGE" in os.environ
 
 
 def again(pipeline: str) -> str:

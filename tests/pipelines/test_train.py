@@ -95,18 +95,24 @@ def project(tmp_path: Path, pipeline_folder: Path) -> Project:
     return Project(tmp_path, pipeline_folder)
 
 
-def test_a_run_leaves_adapters_history_and_a_watched_mlflow_run(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def tracked(project: Project) -> tuple[Tracker, str]:
+    """The tracker of a new run, and the address of its database."""
+    uri = f"sqlite:///{project.folder / 'mlflow.db'}"
     run = RunToLog(
         name="ar",
         earlier=None,
         experiment="train",
         artifacts=str(project.folder / "artifacts"),
-        tracking_uri=f"sqlite:///{project.folder / 'mlflow.db'}",
+        tracking_uri=uri,
         output=project.folder,
     )
-    tracker = Tracker.start(run, print)
+    return Tracker.start(run, print), uri
+
+
+def test_a_run_leaves_adapters_history_and_a_watched_mlflow_run(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker, uri = tracked(project)
     catalog = project.run()
     tracker.finished()
     history = catalog.load("training_history")
@@ -114,7 +120,7 @@ def test_a_run_leaves_adapters_history_and_a_watched_mlflow_run(
     facts = json.loads((project.folder / "adapters" / "training.json").read_text())
     assert facts["mlflow_run_id"] == tracker.run_id
     assert facts["samples"] == STEPS * 2 * 3
-    client = mlflow.MlflowClient(run.tracking_uri)
+    client = mlflow.MlflowClient(uri)
     logged = client.get_metric_history(str(tracker.run_id), "reward/total")
     assert [metric.value for metric in logged] == pytest.approx(history["reward/total"].tolist())
     artifacts = {a.path for a in client.list_artifacts(str(tracker.run_id), "adapters")}
@@ -127,18 +133,10 @@ def test_a_run_leaves_adapters_history_and_a_watched_mlflow_run(
 def test_an_alarm_leaves_a_line_a_tag_and_a_picture_and_may_end_the_training(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = RunToLog(
-        name="ar",
-        earlier=None,
-        experiment="train",
-        artifacts=str(project.folder / "artifacts"),
-        tracking_uri=f"sqlite:///{project.folder / 'mlflow.db'}",
-        output=project.folder,
-    )
-    tracker = Tracker.start(run, print)
+    tracker, uri = tracked(project)
     project.run(alarm={"max_distance": 0.001, "action": "stop"}, evaluation={"prompts": 3})
     tracker.finished()
-    client = mlflow.MlflowClient(run.tracking_uri)
+    client = mlflow.MlflowClient(uri)
     logged = client.get_run(str(tracker.run_id))
     assert re.match(r"step 2: the reward rose by 10\.\d, and the pictures are 0\.\d\d away", logged.data.tags["alarm"])
     line = next(line for line in capsys.readouterr().out.splitlines() if "Alarm" in line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from visual_grpo import console
-from visual_grpo.command import Command
+from visual_grpo.command import Command, is_stage_of_dvc
 from visual_grpo.config.outputs import FLOW
 from visual_grpo.tracking import Tracker
 
@@ -32,8 +31,6 @@ SHOWN = {
 }
 """Dataset -> what its path is called at the end."""
 REPORT = "evaluation.html"
-_STAGE = "DVC_STAGE"
-"""Set by DVC for the command of a stage."""
 LAST_OUTPUTS = {"starter_report": 0, "records": 1, "baseline": 2, "adapters": 3, "trained": 4}
 """Dataset -> the position of its pipeline in `FLOW`."""
 
@@ -63,7 +60,7 @@ class EndingHooks:
         name = Tracker.active().name()
         console.summary("", where | ({"MLflow run": name} if name else {}))
         after = _next(run_params, made, catalog)
-        if after is not None and _STAGE not in os.environ:  # DVC goes on by itself.
+        if after is not None and not is_stage_of_dvc():
             console.note(f"Next: {after}")  # One line, however long: it is pasted.
 
 

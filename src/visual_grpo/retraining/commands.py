@@ -80,6 +80,27 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
+def shell(command: str, project: Path, *, seconds: float, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a user's line of shell in the project's folder, whose output may be no text.
+
+    Args:
+        given: what it can read.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended in time.
+    """
+    return subprocess.run(
+        ["/bin/sh", "-c", command],
+        cwd=project,
+        input=given,
+        encoding="utf-8",
+        errors="replace",
+        timeout=seconds,
+        check=False,
+        capture_output=True,
+    )
+
+
 def dvc(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "dvc", *arguments]
 

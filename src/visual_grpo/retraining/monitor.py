@@ -8,9 +8,9 @@ from pathlib import Path
 
 from visual_grpo.config import MonitorConfig
 from visual_grpo.errors import UserError
+from visual_grpo.retraining.commands import shell
 
 SECONDS = 600.0
-SHELL = ("/bin/sh", "-c")
 
 
 def fallen_score(monitor: MonitorConfig, project: Path) -> float | None:
@@ -22,15 +22,7 @@ def fallen_score(monitor: MonitorConfig, project: Path) -> float | None:
     if monitor.command is None:
         return None
     try:
-        done = subprocess.run(
-            [*SHELL, monitor.command],
-            cwd=project,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=SECONDS,
-            check=False,
-        )
+        done = shell(monitor.command, project, seconds=SECONDS)
     except subprocess.TimeoutExpired:
         raise UserError(f"retrain.monitor.command did not end within {SECONDS:g} s: {monitor.command}") from None
     if done.returncode:

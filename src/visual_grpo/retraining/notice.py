@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import RetrainConfig
-from visual_grpo.retraining.monitor import SHELL
+from visual_grpo.retraining.commands import shell
 from visual_grpo.retraining.outcome import Code
 from visual_grpo.secret_values import hidden
 
@@ -58,16 +58,7 @@ def _post(address: str, text: str) -> str | None:
 
 def _call(command: str, text: str, project: Path) -> str | None:
     try:
-        done = subprocess.run(
-            [*SHELL, command],
-            cwd=project,
-            input=text,
-            encoding="utf-8",
-            errors="replace",
-            timeout=SECONDS,
-            check=False,
-            capture_output=True,
-        )
+        done = shell(command, project, seconds=SECONDS, given=text)
     except subprocess.TimeoutExpired:
         return f"The command of retrain.notify did not end within {SECONDS:g} s"
     if done.returncode == 0:

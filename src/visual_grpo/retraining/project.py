@@ -15,7 +15,7 @@ from visual_grpo.retraining.commands import Commands
 from visual_grpo.retraining.job import Retraining
 from visual_grpo.retraining.stages import Stages
 from visual_grpo.retraining.training_start import TrainingStart
-from visual_grpo.session import Session, expected_error
+from visual_grpo.session import EXPECTED, Session, expected_error
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,5 @@ def read_project(folder: Path, environment: str | None) -> Project:
             return Project(config, name, context.mlflow.server.mlflow_tracking_uri)
     except ClickException as error:  # As of an environment that is not there.
         raise UserError(error.message) from error
-    except Exception as error:
-        expected = expected_error(error)
-        if expected is None:
-            raise
-        raise UserError(str(expected)) from error
+    except EXPECTED as error:
+        raise UserError(str(expected_error(error))) from error

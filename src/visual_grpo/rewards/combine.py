@@ -14,7 +14,7 @@ from visual_grpo.errors import Problems, UserError, counted
 from visual_grpo.images import is_image
 from visual_grpo.rewards.counting import Counting
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
-from visual_grpo.rewards.threads import in_thread
+from visual_grpo.threads import in_thread
 from visual_grpo.types import PromptRecord, RewardFunction, RewardOutput, Sample, Scores, weighted_total
 
 RAW = "raw"

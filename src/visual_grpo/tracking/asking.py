@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, TypeVar
 
 from visual_grpo.errors import UserError
-from visual_grpo.tracking.store import Store, in_a_line, is_missing, is_new, is_unavailable, shown_server
+from visual_grpo.threads import in_thread
+from visual_grpo.tracking.store import Store, in_a_line, is_missing, is_new, shown_server, unavailable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -54,25 +55,13 @@ class Server:
         Raises:
             UserError: no answer in `WAIT` seconds, or an error; what MLflow does not have raises as in `get`.
         """
-        answers: list[T] = []
-        errors: list[Exception] = []
-
-        def work() -> None:
-            try:
-                answers.append(request(self.store.client))
-            except Exception as error:  # Raised by the thread that asked.
-                errors.append(error)
-
-        wait = WAIT_FOR_TABLES if self.is_empty else WAIT
-        # A request that hangs cannot be stopped; as a daemon it does not outlive the command.
-        thread = threading.Thread(target=work, name="mlflow registry", daemon=True)
-        thread.start()
-        thread.join(wait)
-        if errors:
-            self._raise_explained(errors[0])
-        if not answers:
-            raise UserError(f"MLflow ({self.shown}) has not answered in {wait:g} s. {_AGAIN}")
-        return answers[0]
+        limit = WAIT_FOR_TABLES if self.is_empty else WAIT
+        # A request that hangs cannot be stopped; its thread does not outlive the command.
+        asked = in_thread(lambda: request(self.store.client), "mlflow registry")
+        if wait([asked], limit).not_done:
+            raise UserError(f"MLflow ({self.shown}) has not answered in {limit:g} s. {_AGAIN}")
+        with self._explained():
+            return asked.result()
 
     def get(self, request: Callable[[MlflowClient], T]) -> T | None:
         """As `ask`; None where MLflow does not have what is asked for."""
@@ -82,18 +71,18 @@ class Server:
 
     def transfer(self, request: Callable[[MlflowClient], T]) -> T:
         """A request that moves files, which may take minutes; errors as in `ask`."""
-        try:
+        with self._explained():
             return request(self.store.client)
-        except Exception as error:
-            self._raise_explained(error)
 
-    def _raise_explained(self, error: Exception) -> NoReturn:
-        """Raises what a user can do about it; an error that is not MLflow's as it is."""
-        if not is_unavailable(error):
-            raise error
-        raise self._explained(error) from error
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raises what a user can do about MLflow's errors."""
+        try:
+            yield
+        except unavailable() as error:
+            raise self._in_words(error) from error
 
-    def _explained(self, error: Exception) -> UserError:
+    def _in_words(self, error: Exception) -> UserError:
         said = in_a_line(error).rstrip(".")
         if is_missing(error):
             return MissingError(f"MLflow ({self.shown}) does not have it: {said}")

@@ -16,7 +16,7 @@ from visual_grpo.tracking.leftovers import deliver_leftovers
 from visual_grpo.tracking.outbox import lock, outboxes
 from visual_grpo.tracking.relocation import ARTIFACTS, default_artifacts, use_server
 from visual_grpo.tracking.spool import FOLDER
-from visual_grpo.tracking.store import Store, in_a_line, is_unavailable, shown_server
+from visual_grpo.tracking.store import Store, in_a_line, shown_server, unavailable
 
 
 def deliver(outputs: list[Path], to: str | None = None) -> tuple[list[str], bool]:
@@ -37,9 +37,8 @@ def deliver(outputs: list[Path], to: str | None = None) -> tuple[list[str], bool
             own = {outbox.folder: str(outbox) for outbox in waiting if outbox.head.server == server}
             try:
                 left = {other.outbox.folder: other.why for other in deliver_leftovers(root, _store(server, to))}
-            except Exception as error:  # What waits for other servers can be delivered nevertheless.
-                problem = f"MLflow ({server}) does not answer" if is_unavailable(error) else "it cannot be delivered"
-                left = dict.fromkeys(own, f"{problem}: {in_a_line(error)}")
+            except unavailable() as error:  # What waits for other servers can be delivered nevertheless.
+                left = dict.fromkeys(own, f"MLflow ({server}) does not answer: {in_a_line(error)}")
             whole = whole and not left
             for folder, content in own.items():
                 lines.append(f"{folder}: " + (f"waits, {left[folder]}" if folder in left else f"delivered {content}"))

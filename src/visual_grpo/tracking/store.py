@@ -144,13 +144,13 @@ def is_missing(error: Exception) -> bool:
     return getattr(error, "error_code", None) == _MISSING[0]
 
 
-def is_unavailable(error: Exception) -> bool:
-    """Whether the error is MLflow's, its database's or the network's, and none of ours."""
+def unavailable() -> tuple[type[Exception], ...]:
+    """Errors of MLflow, its database or the network, and none of ours."""
     from alembic.util.exc import CommandError  # Where a newer MLflow has made the tables.
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    return isinstance(error, MlflowException | SQLAlchemyError | CommandError | OSError)
+    return MlflowException, SQLAlchemyError, CommandError, OSError
 
 
 def is_refusal(error: Exception) -> bool:

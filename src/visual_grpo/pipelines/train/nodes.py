@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Sequence
 from functools import partial
@@ -223,14 +222,14 @@ def _run(
 
 def _where_it_stopped(run: TrainingRun, and_now: str = "Go on with") -> str:
     """The last checkpoint of a run that was stopped, and the command that goes on from it."""
-    from visual_grpo.command import Command
+    from visual_grpo.command import Command, is_stage_of_dvc
 
     command = Command.now()
     newest, folder = run.checkpoints.newest, run.checkpoints.folder
     if newest is None:
         return f"Stopped before the first checkpoint. Start again with: {command.of_pipeline('train')}"
     stopped = f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}; the checkpoint is {newest}\n"
-    if "DVC_STAGE" in os.environ:
+    if is_stage_of_dvc():
         return f"{stopped}{and_now} the command that called DVC: the stage goes on from the checkpoint."
     return f"{stopped}{and_now}: {command.resuming(run.config.resume, folder)}"
 

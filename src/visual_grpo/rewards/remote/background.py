@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from visual_grpo.rewards.threads import in_thread
+from visual_grpo.threads import in_thread
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ GRID = 4
 """Cells a side of the small copy of a picture."""
 
 Features = Callable[[Sequence[PromptRecord], Sequence[Tensor]], Tensor]
-"""(B prompts, B uint8 pictures [3, height, width]) -> [B, d] finite numbers: each row a function of its own prompt and
-picture alone."""
+"""(B prompts, B uint8 pictures [3, height, width]) -> [B, d] finite numbers. A row depends on one prompt and picture,
+whatever else is in the batch."""
 
 
 def load_features(name: str) -> Features:
