@@ -14,6 +14,8 @@ from visual_grpo.datasets.records import RecordsDataset
 from visual_grpo.errors import UserError
 from visual_grpo.faults import is_out_of_memory, machine_fault, phase_of, smaller
 from visual_grpo.grpo.metrics import Clock
+from visual_grpo.policies.loading import loading
+from visual_grpo.session import expected_error
 
 
 def raised(function) -> BaseException:
@@ -132,3 +134,28 @@ def test_an_error_knows_its_phase() -> None:
 
     assert phase_of(raised(fail)) == "reward"
     assert phase_of(ValueError("elsewhere")) is None
+
+
+def without_memory() -> None:
+    """As diffusers wraps what safetensors raises."""
+    try:
+        raise MemoryError("Cannot allocate memory (os error 12)")
+    except MemoryError:
+        damaged()
+
+
+def damaged() -> None:
+    raise OSError("Unable to load weights from checkpoint file")
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (without_memory, "Out of memory: Cannot allocate memory"),
+        (damaged, "The model 'the/model' cannot be loaded: Unable to load weights"),
+    ],
+)
+def test_a_model_that_could_not_be_loaded_for_want_of_memory_is_not_called_damaged(load, said: str) -> None:
+    with pytest.raises(UserError) as caught, loading("the/model"):
+        load()
+    assert str(expected_error(caught.value)).startswith(said)

@@ -31,7 +31,7 @@ def machine_fault(error: BaseException) -> str | None:
     Libraries wrap these errors in their own types, so their texts count too.
     """
     for cause in chain(error):
-        if is_out_of_memory(cause):
+        if _says_no_memory(cause):
             return "\n".join([f"Out of memory: {_first_line(cause)}", *_advice(error)])
         if isinstance(cause, OSError) and cause.errno in _FORBIDDEN:
             return (
@@ -70,7 +70,11 @@ def _damaged_file(error: BaseException) -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of the CPU's or a GPU's memory."""
+    """Whether the CPU's or a GPU's memory ran out: ``error`` or one of its causes says so."""
+    return any(_says_no_memory(cause) for cause in chain(error))
+
+
+def _says_no_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     said = str(error).strip()

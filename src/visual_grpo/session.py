@@ -19,7 +19,7 @@ from yaml import YAMLError
 from visual_grpo import console, locks
 from visual_grpo.command import use_source
 from visual_grpo.errors import UserError, nearest_hint, user_error
-from visual_grpo.faults import machine_fault
+from visual_grpo.faults import is_out_of_memory, machine_fault
 from visual_grpo.secret_values import hidden
 from visual_grpo.stopping import signal_of, terminate_as_interrupt
 from visual_grpo.tracking import Tracker
@@ -75,8 +75,14 @@ class Session(KedroSession):
 
 
 def expected_error(error: BaseException) -> BaseException | None:
-    """What to show to the user, or None for a bug: a `UserError` anywhere in the chain of causes comes first."""
+    """What to show to the user, or None for a bug.
+
+    A `UserError` anywhere in the chain of causes comes first, unless memory ran out: a model that could not be loaded
+    for want of it is not damaged, as the `UserError` then says.
+    """
     fault = machine_fault(error)
+    if fault and is_out_of_memory(error):
+        return UserError(fault)
     return user_error(error) or (UserError(fault) if fault else error if isinstance(error, EXPECTED) else None)
 
 

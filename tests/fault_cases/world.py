@@ -50,8 +50,11 @@ FILES = {
 """What a user would miss, by its name on the page."""
 CHECKPOINTS, ROWS = "checkpoints", "MLflow's rows"
 OF_TIME = ("seconds/", "speed/")
+OF_THE_PLAN = ("watch_low/", "watch_high/")
+"""Bounds of the hacking alarm: their level is that of the number of evaluations that the run was to have."""
+VARIES = (*OF_TIME, "memory", *OF_THE_PLAN)
 Curves = dict[str, list[tuple[str, int, float]]]
-"""Of each MLflow run: (metric, step, value) of every row but those of times and memory, sorted."""
+"""Of each MLflow run: (metric, step, value) of every row but those in `VARIES`, sorted."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class State:
     waits: bool
     """Whether a spool holds what is not in MLflow."""
     trained: str
-    """Digest of the adapters' weights and metrics without what differs between two equal runs (times, ids)."""
+    """Digest of the adapters' weights and metrics without what differs between two equal runs."""
 
 
 class World:
@@ -140,7 +143,7 @@ def _curves(database: Path) -> Curves:
     with closing(sqlite3.connect(database)) as opened, suppress(sqlite3.DatabaseError):
         rows = opened.execute("SELECT run_uuid, key, step, value FROM metrics ORDER BY run_uuid, key, step, value")
         for run, key, step, value in rows:
-            if not any(part in key for part in OF_TIME) and "memory" not in key:
+            if not any(part in key for part in VARIES):
                 found.setdefault(run, []).append((key, step, value))
     return found
 
@@ -149,6 +152,6 @@ def _trained(adapters: Path) -> str:
     if not (adapters / "training.csv").is_file():
         return ""
     history = pd.read_csv(adapters / "training.csv")
-    kept = [name for name in map(str, history) if not any(part in name for part in OF_TIME) and "memory" not in name]
+    kept = [name for name in map(str, history) if not any(part in name for part in VARIES)]
     weights = b"".join(file.read_bytes() for file in sorted(adapters.rglob("*.safetensors")))
     return hashlib.sha256(history[kept].to_csv(index=False).encode() + weights).hexdigest()

@@ -9,7 +9,6 @@ from kedro.io import CatalogProtocol
 
 from visual_grpo.command import Command
 from visual_grpo.config import Parameters
-from visual_grpo.errors import chain
 from visual_grpo.faults import is_out_of_memory, phase_of, smaller
 
 
@@ -18,7 +17,7 @@ class FaultHooks:
 
     @hook_impl
     def on_node_error(self, error: Exception, catalog: CatalogProtocol) -> None:
-        if not any(is_out_of_memory(cause) for cause in chain(error)):
+        if not is_out_of_memory(error):
             return
         parameters: Parameters = catalog.load("parameters")
         phase = phase_of(error)
