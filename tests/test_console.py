@@ -48,6 +48,15 @@ def test_a_resumed_loop_counts_from_where_it_was_and_times_neither_those_steps_n
     assert lines() == ["train 7/10  0:01:40 elapsed", "train 8/10  0:00:40 left"]
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_number_that_was_only_an_estimate_is_complete_in_the_end(terminal: bool):
+    stream = io.StringIO()
+    with console.progress("train", 10, console=Console(file=stream, width=120, force_terminal=terminal)) as bar:
+        bar.advance(9)
+        bar.complete()
+    assert "10/10" in stream.getvalue().rpartition("train")[2]
+
+
 def test_repeated_steps_restart_the_estimate():
     clock, (target, lines) = Clock(), plain()
     with console.progress("train", 10, console=target, clock=clock, every=15) as bar:

@@ -42,6 +42,10 @@ class Bar(Protocol):
         """Counts ``n`` more steps as done; ``fields`` are shown beside the bar until they are replaced."""
         ...
 
+    def complete(self) -> None:
+        """Counts all steps as done, where their number was only an estimate."""
+        ...
+
     def note(self, text: str) -> None:
         """Prints a line above the bar."""
         ...
@@ -132,6 +136,10 @@ class _RichBar:
         self._fields |= fields
         self._display.update(self._task, advance=n, shown=escape(visible(_join(self._fields))))  # type: ignore[arg-type]
 
+    def complete(self) -> None:
+        [total] = (task.total for task in self._display.tasks if task.id == self._task)
+        self._display.update(self._task, completed=total)  # type: ignore[arg-type]
+
     def note(self, text: str) -> None:
         _print_line(self._display.console, text)
 
@@ -165,6 +173,9 @@ class _PlainBar:
             self._first = self._clock(), self._done
         if self._clock() - self._printed_at >= self._every:
             self._print()
+
+    def complete(self) -> None:
+        self._done = self._total
 
     def note(self, text: str) -> None:
         _print_line(self._console, text)

@@ -13,8 +13,15 @@ PHASE = "phase of the training step: "
 """Begins a note (PEP 678) on an error of a training step."""
 
 _NO_SPACE = ("No space left on device", "disk is full", "Disk quota exceeded")
-_LIMITS = ("File too large", "Too many open files")
-_NO_MEMORY = ("can't allocate memory", "out of memory", "Unable to allocate", "bad allocation", "std::bad_alloc")
+_LIMITS = ("File too large", "Too many open files", "can't start new thread")
+_NO_MEMORY = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "out of memory",
+    "Unable to allocate",
+    "bad allocation",
+    "std::bad_alloc",
+)
 _NO_MEMORY_WHOLE = ("could not create a primitive", "could not create a memory object")
 """All that oneDNN says, which computes convolutions on the CPU; longer texts that begin so are other errors."""
 _KEPT = "Every file that was written completely is intact; what was not saved by then has to be done again"
@@ -40,8 +47,8 @@ def machine_fault(error: BaseException) -> str | None:
         if any(said in str(cause) for said in _LIMITS):
             return (
                 f"A limit of this process is reached: {_first_line(cause)}\n{_KEPT}. Raise the limit (`ulimit -a`"
-                " shows all; -f is the size of a file, -n the number of open files), then give the same command, a"
-                f" training with resume=auto{_GOES_ON}."
+                " shows all; -f is the size of a file, -n the number of open files, -u that of threads, -v memory),"
+                f" then give the same command, a training with resume=auto{_GOES_ON}."
             )
         if any(said in str(cause) for said in _NO_SPACE):
             return (
@@ -77,8 +84,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _says_no_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
+    from safetensors import SafetensorError
+
     said = str(error).strip()
-    return isinstance(error, RuntimeError) and (any(text in said for text in _NO_MEMORY) or said in _NO_MEMORY_WHOLE)
+    raised_by_libraries = isinstance(error, RuntimeError | OSError | SafetensorError)
+    return raised_by_libraries and (any(text in said for text in _NO_MEMORY) or said in _NO_MEMORY_WHOLE)
 
 
 def smaller(config: Parameters, phase: str | None) -> dict[str, object]:

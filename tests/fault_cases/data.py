@@ -114,6 +114,18 @@ FAULTS = (
     ),
     Fault(what="A prompt is a number", edit=line(json.dumps({"prompt": 5})), run=PREPARE, says=REJECTED),
     Fault(what="A prompt is empty", edit=line(json.dumps({"prompt": " "})), run=PREPARE, says=REJECTED),
+    Fault(
+        what="A prompt is a whole document",
+        edit=line(json.dumps({"prompt": "a dog " * 500_000})),
+        run=f"{PREPARE},data.max_record_mb=10",
+        says=REJECTED,
+    ),
+    Fault(
+        what="A record has a key twice",
+        edit=line('{"prompt": "a dog", "prompt": "a cat"}'),
+        run=PREPARE,
+        says=REJECTED,
+    ),
     Fault(what="Two records have one id", edit=folder(twice), run=PREPARE, says=REJECTED),
     Fault(what="A line is no JSON", edit=line('{"prompt": "a dog"'), run=PREPARE, says=REJECTED),
     Fault(

@@ -56,9 +56,9 @@ def mode(name: str, bits: int) -> Edit:
 
 
 def little_memory() -> None:
-    """As much as the process has, and 30 MB more."""
+    """As much as the process has, and 100 MB more: fewer do not let its threads start."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    limit = pages * os.sysconf("SC_PAGE_SIZE") + 30_000_000
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + 100_000_000
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
@@ -130,6 +130,6 @@ FAULTS = (
     ),
     Fault(what="No file may have more than 500 kB (`ulimit -f`)", inside=small_files, run=TRAIN),
     Fault(what="No more than 10 files may be open (`ulimit -n`)", inside=few_files, run=TRAIN),
-    Fault(what="The process gets only 30 MB more memory (`ulimit -v`)", inside=little_memory, run=TRAIN),
+    Fault(what="The process gets only 100 MB more memory (`ulimit -v`)", inside=little_memory, run=TRAIN),
     Fault(what="The clock jumps an hour back and forth", inside=jumping_clock, run=TRAIN, says="Trained 3 steps"),
 )

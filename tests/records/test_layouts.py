@@ -86,6 +86,16 @@ class TestRecordsJsonl:
         assert "byte 0xBA at character 13" in rejections[2].message
         assert str(rejections[2]).startswith("records.jsonl, line 4: ")
 
+    @pytest.mark.parametrize(
+        "line", ['{"prompt": "a", "prompt": "b"}', '{"prompt": "a", "tags": {"prompt": 1, "prompt": 1}}']
+    )
+    def test_a_key_that_is_there_twice_is_rejected(self, tmp_path, line):
+        (tmp_path / "records.jsonl").write_text(f'{line}\n{{"prompt": "c"}}\n')
+        records, (rejection,), _ = read(tmp_path)
+        assert [record.prompt for record in records] == ["c"]
+        assert (rejection.reason, rejection.place.line) == ("repeated_key", 1)
+        assert "the key 'prompt' is there twice" in str(rejection)
+
     def test_nan_is_null(self, tmp_path):
         jsonl(tmp_path / "records.jsonl", ['{"prompt": NaN, "score": NaN}'])
         (record,), _, _ = read(tmp_path)

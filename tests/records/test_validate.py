@@ -47,7 +47,7 @@ def test_one_source_image_needs_no_list(raw, tmp_path):
 
 
 def test_a_prompt_of_ten_thousand_characters(raw):
-    assert check(replace(raw, prompt="猫" * 10_000)).prompt == "猫" * 10_000
+    assert check(replace(raw, prompt="猫" * 20_000)).prompt == "猫" * 20_000
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,7 @@ def test_a_prompt_of_ten_thousand_characters(raw):
             "there is no prompt; the record has 'text'",
         ),
         ({"prompt": " \n"}, "empty_prompt", "the prompt is empty"),
+        ({"prompt": "a" * 20_001}, "prompt_too_long", "the prompt has 20,001 characters, more than 20,000"),
         ({"prompt": 5}, "wrong_type", "prompt must be text, got 5"),
         ({"prompt": "a\ud800"}, "not_utf8", r"the lone surrogate U+D800 at character 2"),
         ({"id": True}, "wrong_type", "id must be text or a whole number, got True"),

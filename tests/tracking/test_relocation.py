@@ -11,7 +11,8 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from visual_grpo.tracking.relocation import default_artifacts, follow_project
+from visual_grpo.errors import UserError
+from visual_grpo.tracking.relocation import default_artifacts, follow_project, use_server
 from visual_grpo.tracking.runs_table import address
 
 
@@ -93,3 +94,18 @@ def test_the_address_sorts_by_the_gain() -> None:
 def test_a_server_keeps_its_artifacts_itself(server: str, location: str | None, expected: str | None) -> None:
     """In a folder of this machine no other one would find them."""
     assert default_artifacts(server, location, Path("/project")) == expected
+
+
+@pytest.mark.parametrize("address", ["ftp://user:secret@host/mlflow", "htps://host"])
+def test_an_address_of_a_kind_that_mlflow_does_not_know_is_refused_at_once(address: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"begins with (ftp|htps)://, which MLflow does not know") as raised:
+        use_server(address, tmp_path)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("address", ["postgresql+psycopg://nowhere/mlflow", "http://127.0.0.1:1", "databricks"])
+def test_no_server_is_asked_when_it_is_named(address: str, tmp_path: Path) -> None:
+    before = mlflow.get_tracking_uri()
+    use_server(address, tmp_path)
+    assert mlflow.get_tracking_uri() == address
+    mlflow.set_tracking_uri(before)

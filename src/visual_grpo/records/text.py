@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from visual_grpo.errors import UserError
-from visual_grpo.records.raw import Rejected
+from visual_grpo.records.raw import Rejected, shorten
 
 _ESCAPED_BYTE = 0xDC00
 """``surrogateescape`` decodes a byte b that is not UTF-8 as the code point 0xDC00 + b."""
@@ -141,12 +141,12 @@ def json_object(line: Line) -> dict[str, Any]:
     """Parses the JSON object on a line; NaN, which pandas writes for missing values, becomes None.
 
     Raises:
-        Rejected: too long, not UTF-8, not JSON, or not an object; or it has too many keys, or values too deep inside
-            each other.
+        Rejected: too long, not UTF-8, not JSON, or not an object; or it has too many keys, a key twice, or values too
+            deep inside each other.
     """
     text = line.checked()
     try:
-        value = json.loads(text, parse_constant=_json_constant)
+        value = json.loads(text, parse_constant=_json_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise Rejected(
             "not_json", f"the line is not valid JSON ({error})", "Write one JSON object on each line"
@@ -192,6 +192,16 @@ def check_depth(value: Any) -> None:
             raise Rejected(
                 "too_deep", f"objects and lists are more than {_DEEPEST} deep inside each other", "Use a flatter record"
             )
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python keeps the last of two values and says nothing."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise Rejected("repeated_key", f"the key {shorten(twice)!r} is there twice", "Keep one of the two values")
+    return found
 
 
 def _json_constant(name: str) -> None:

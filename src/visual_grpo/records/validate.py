@@ -30,6 +30,9 @@ class Words:
     """Known keys, suggested for misspelt ones."""
 
 
+_LONGEST_PROMPT = 20_000
+"""Characters: some times what the longest text encoder reads."""
+
 _WORDS = Words()
 _QUERY_WORDS = Words(
     prompt="query",
@@ -136,6 +139,12 @@ def _prompt(raw: RawRecord, key: str) -> str:
     check_utf8(value, f"the {key}")
     if not value.strip():
         raise Rejected("empty_prompt", f"the {key} is empty", "Write one or remove the record")
+    if len(value) > _LONGEST_PROMPT:
+        raise Rejected(
+            "prompt_too_long",
+            f"the {key} has {len(value):,} characters, more than {_LONGEST_PROMPT:,}",
+            "Shorten it: it looks like a whole document, and memory for it grows with its length",
+        )
     control = first_control_character(value.strip())
     if control is not None:
         raise Rejected(

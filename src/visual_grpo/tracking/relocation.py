@@ -10,9 +10,12 @@ import contextlib
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from visual_grpo.errors import UserError
+
 ARTIFACTS = "mlartifacts"
 _SQLITE = "sqlite:///"
 _SERVERS = ("http", "https", "databricks")
+_FILES = ("", "file")
 _LOCATIONS = {
     "experiments": "artifact_location",
     "runs": "artifact_uri",
@@ -23,13 +26,35 @@ _LOCATIONS = {
 
 
 def use_server(tracking_uri: str, project: Path) -> None:
-    """Makes it MLflow's server in this process, and lets artifacts follow the project. Creates nothing."""
+    """Makes it MLflow's server in this process, and lets artifacts follow the project. Creates nothing.
+
+    Raises:
+        UserError: MLflow knows no server of that kind, so that trying it again would never help.
+    """
     import mlflow
     from sqlalchemy.exc import SQLAlchemyError
 
+    _check_kind(tracking_uri)
     with contextlib.suppress(SQLAlchemyError):  # Locked or damaged: the next command tries it again.
         follow_project(tracking_uri, project)
     mlflow.set_tracking_uri(tracking_uri)
+
+
+def _check_kind(tracking_uri: str) -> None:
+    from mlflow import MlflowClient
+    from mlflow.store.db.db_types import DATABASE_ENGINES
+    from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
+
+    kind = urlsplit(tracking_uri).scheme.partition("+")[0]
+    if kind in (*_SERVERS, *_FILES, *DATABASE_ENGINES):
+        return  # Asking MLflow would open a database.
+    try:
+        MlflowClient(tracking_uri)
+    except UnsupportedModelRegistryStoreURIException as error:
+        raise UserError(
+            f"MLflow's address begins with {kind}://, which MLflow does not know. Expected a database, such as"
+            " sqlite:///mlflow.db, or a server, such as http://host:5000: set MLFLOW_TRACKING_URI, or leave it out."
+        ) from error
 
 
 def absolute(location: str, project: Path) -> str:
