@@ -37,12 +37,14 @@ from visual_grpo.training import Callbacks, Shown, TrainingRun
 from visual_grpo.types import PromptRecord
 
 GUARDS = ("edge_density", "colour_entropy")
+NOISE = "fine_noise"
 JUDGE = "shapes"
 RULES: Mapping[str, tuple[tuple[str, ...], float | None]] = MappingProxyType(
     {
         "default guards": (GUARDS, None),
-        "and a judge": ((*GUARDS, JUDGE), None),
-        "and a limit of the distance": ((*GUARDS, JUDGE), 0.2),
+        f"and {NOISE}": ((*GUARDS, NOISE), None),
+        "and a judge": ((*GUARDS, NOISE, JUDGE), None),
+        "and a limit of the distance": ((*GUARDS, NOISE, JUDGE), 0.2),
     }
 )
 """What the alarm looks at: guards, and the limit of the distance."""
@@ -146,7 +148,7 @@ class _Scorer:
 
     def __init__(self, looks: int, baseline: Path, records: Sequence[PromptRecord]) -> None:
         self.looks, self.baseline, self.records = looks, baseline, records
-        configs = {name: RewardConfig.model_validate({}) for name in (*GUARDS, JUDGE)}
+        configs = {name: RewardConfig.model_validate({}) for name in (*GUARDS, NOISE, JUDGE)}
         self.judges = build_reward_set(configs, dict.fromkeys(configs, 1.0))
         self.before = {file: to_tensor(read_image(baseline / file)) for file in self._rows()["file"]}
 
@@ -156,13 +158,14 @@ class _Scorer:
         """Whether it rang, the largest fall of a guard, and the largest distance; the total is the training's."""
         with tempfile.TemporaryDirectory() as folder:
             # The judge is what is optimised: of an honest run it is no guard.
-            watch = self._watch(Path(folder), tuple(g for g in guards if g != JUDGE), distance, None)
+            watched = tuple(guard for guard in guards if guard != JUDGE)
+            watch = self._watch(Path(folder), watched, distance, None)
             rang, low, away = False, 0.0, 0.0
             for images, total in run.values():
                 look = watch.look(self.records, list(images), total, self._guards(images))
                 changes = {signal.name: signal.change for signal in look.signals}
                 rang |= look.alarm is not None
-                low, away = min(low, *(changes[g] for g in GUARDS)), max(away, changes["distance"])
+                low, away = min(low, *(changes[guard] for guard in watched)), max(away, changes["distance"])
         return rang, low, away
 
     def delay(
