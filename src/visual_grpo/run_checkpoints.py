@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from visual_grpo.folders import linked, replace_folder
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint_folder import set_later_aside
 from visual_grpo.grpo.packing import CannotPackError
-from visual_grpo.grpo.trainer import Trainer
+from visual_grpo.grpo.trainer import Trainer, nothing
 from visual_grpo.stopping import StopRequest
 
 
@@ -96,7 +97,8 @@ class RunCheckpoints:
         """Whether one is to be written after the present step."""
         return self.trainer.step % self.config.tracking.checkpoint_every == 0 or self.clock.due()
 
-    def watch_updates(self, stop: StopRequest, note: Callable[[str], None]) -> None:
+    @contextmanager
+    def watching_updates(self, stop: StopRequest, note: Callable[[str], None]) -> Iterator[None]:
         """Lets the trainer save, and stop with `StoppedWithinStepError`, between two updates of a step."""
         packable = True
 
@@ -113,8 +115,14 @@ class RunCheckpoints:
             if stop.by is not None:
                 raise StoppedWithinStepError
 
-        for trainer in (self.trainer, *self.trainer.modules.values()):
+        trainers = (self.trainer, *self.trainer.modules.values())
+        for trainer in trainers:
             trainer.between_updates = between_updates
+        try:
+            yield
+        finally:
+            for trainer in trainers:  # They would keep each other alive, and with them the model.
+                trainer.between_updates = nothing
 
     def save(self) -> None:
         """Writes everything that a bit-exact continuation needs."""

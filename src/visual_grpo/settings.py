@@ -11,6 +11,7 @@ from visual_grpo.hooks import (
     EndingHooks,
     FaultHooks,
     InputHooks,
+    MemoryHooks,
     OutputHooks,
     ParameterHooks,
     TrackingHooks,
@@ -32,6 +33,7 @@ HOOKS = (
     TrackingHooks(),
     FaultHooks(),
     EndingHooks(),
+    MemoryHooks(),
 )
 # TrackingHooks extends kedro-mlflow's own hook; the other two write files that nobody asked for.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow", "kedro-telemetry", "kedro-viz")

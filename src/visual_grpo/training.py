@@ -109,9 +109,9 @@ class TrainingRun:
             )
         self._start(callbacks)
         with stop_request(lambda: callbacks.note(STOPPING)) as stop:
-            self.checkpoints.watch_updates(stop, callbacks.note)
             try:
-                self._train(callbacks, stop)
+                with self.checkpoints.watching_updates(stop, callbacks.note):
+                    self._train(callbacks, stop)
             except StoppedWithinStepError:
                 pass
             except Exception:

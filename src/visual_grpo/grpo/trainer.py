@@ -73,7 +73,7 @@ class GRPOTrainer(Generic[T]):
         if config.group_size < 2:
             raise UserError(f"A group needs at least 2 samples to be compared, got group_size {config.group_size}.")
         self.policy, self.scorer, self.config, self.seed, self.dtype = policy, scorer, config, seed, dtype
-        self.modules: dict[str, GRPOTrainer[Any]] = {module: self}
+        self._module = module
         self.parameters = policy.trainable_parameters()
         device = self.parameters[0].device.type
         self.optimizer = torch.optim.AdamW(
@@ -84,11 +84,16 @@ class GRPOTrainer(Generic[T]):
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
         self.positions: dict[str, int] = {}
-        self.between_updates: Callable[[], None] = _nothing
+        self.between_updates: Callable[[], None] = nothing
         self._unfinished: UnfinishedStep[T] | None = None
         self._checked = False
         self.is_whole = True
         """False only while the optimiser changes the weights: an error in between leaves them half changed."""
+
+    @property
+    def modules(self) -> dict[str, GRPOTrainer[Any]]:
+        """Made anew each time: an attribute that names its owner would keep model and optimiser alive."""
+        return {self._module: self}
 
     @property
     def updates_done(self) -> int:
@@ -329,8 +334,8 @@ def _ids(experience: Experience[Any], rows: Tensor) -> list[str]:
     return [experience.rollout.prompts[int(row)].id for row in rows]
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """The default of `Trainer.between_updates`."""
 
 
 def _split_keys(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

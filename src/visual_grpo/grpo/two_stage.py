@@ -16,7 +16,7 @@ from torch import Tensor
 from visual_grpo.grpo import metrics
 from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.rewinding import rewound_by_errors
-from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.grpo.trainer import GRPOTrainer, nothing
 from visual_grpo.grpo.unfinished import UnfinishedJointStep, unfinished_of, with_unfinished
 from visual_grpo.types import JointPolicy, PromptRecord, Scorer, Scores, StepMetrics, weighted_total
 
@@ -27,7 +27,7 @@ class AlternatingTrainer:
     def __init__(self, trainers: Mapping[str, GRPOTrainer[Any]], steps: int, seed: int) -> None:
         self.modules, self.steps, self.seed = dict(trainers), steps, seed
         self.step = 0
-        self.between_updates: Callable[[], None] = _nothing
+        self.between_updates: Callable[[], None] = nothing
         self._taken: dict[str, StepMetrics] = {}
         """Modules whose part of the present step is done."""
 
@@ -94,7 +94,7 @@ class JointTrainer:
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
         self.positions: dict[str, int] = {}
-        self.between_updates: Callable[[], None] = _nothing
+        self.between_updates: Callable[[], None] = nothing
         self._unfinished: UnfinishedJointStep | None = None
 
     @property
@@ -211,10 +211,6 @@ def _updates_done(modules: Mapping[str, GRPOTrainer[Any]], taken: Mapping[str, S
 
 def _device(modules: Mapping[str, GRPOTrainer[Any]]) -> torch.device:
     return next(iter(modules.values())).parameters[0].device
-
-
-def _nothing() -> None:
-    pass
 
 
 def _states(modules: Mapping[str, GRPOTrainer[Any]], own: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -7,6 +7,7 @@ from visual_grpo.hooks.adapters import AdapterHooks
 from visual_grpo.hooks.ending import EndingHooks
 from visual_grpo.hooks.faults import FaultHooks
 from visual_grpo.hooks.inputs import InputHooks
+from visual_grpo.hooks.memory import MemoryHooks
 from visual_grpo.hooks.outputs import OutputHooks
 from visual_grpo.hooks.parameters import ParameterHooks
 from visual_grpo.hooks.tracking import TrackingHooks
@@ -16,6 +17,7 @@ __all__ = [
     "EndingHooks",
     "FaultHooks",
     "InputHooks",
+    "MemoryHooks",
     "OutputHooks",
     "ParameterHooks",
     "TrackingHooks",
