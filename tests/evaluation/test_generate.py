@@ -216,6 +216,7 @@ def test_conditions_contain_exactly_what_images_and_scores_depend_on() -> None:
         {"grpo": {"learning_rate": 1.0}},
         {"seed": 5},
         {"evaluation": {"batch_size": 3}},
+        {"model": {"device": "cpu"}},
         # One baseline serves every module: totals are computed again, and all three samplers are always judged.
         {"policy": {"train": "ar"}},
         {"rewards": {"shapes": {"weight": 2.0}}},
@@ -234,6 +235,7 @@ def test_conditions_contain_exactly_what_images_and_scores_depend_on() -> None:
         {"policy": {"flow": {"noise": 0.5}}},
         {"evaluation": {"images_per_prompt": 2}},
         {"model": {"dtype": "bfloat16"}},
+        {"model": {"device": "cuda:1"}},
     ):
         assert conditions_of(changed) != base, changed
     assert conditions_of({}, model="other") != base

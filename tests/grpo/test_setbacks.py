@@ -129,6 +129,28 @@ def test_a_gradient_that_overflows_float16_at_every_scale_stops_the_run() -> Non
     assert policy.table.isfinite().all()
 
 
+class Narrow(ToyTokenPolicy):
+    """A gradient as large as float16's largest number becomes infinite, as in half precision."""
+
+    def replay(self, trajectory: Any, rows: Any) -> Any:
+        for chunk in super().replay(trajectory, rows):
+            chunk.log_probs.register_hook(lambda gradient: torch.where(gradient.abs() < 100, gradient, math.inf))
+            yield chunk
+
+
+def test_the_signal_checks_gradient_does_not_overflow_and_is_that_of_single_precision() -> None:
+    gradients = []
+    for policy, dtype in ((ToyTokenPolicy(), "float32"), (Narrow(), "float16")):
+        trainer = trainer_of(policy, dtype)
+        before = trainer.scaler.state_dict()
+        gradients.append(trainer.policy_gradient(records(4), torch.Generator().manual_seed(3)))
+        assert trainer.scaler.state_dict() == before
+        next(trainer.fit(records(10)))
+    exact, scaled = gradients
+    assert exact.any()
+    assert torch.allclose(scaled, exact, rtol=1e-6, atol=0)
+
+
 def test_a_scale_that_finds_its_size_does_not() -> None:
     setbacks = Setbacks("stop")
     for step in range(100):

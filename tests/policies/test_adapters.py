@@ -26,6 +26,20 @@ def stir(adapters: AdapterSet) -> None:
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number + parameter.numel()))
 
 
+def test_adapters_of_a_half_precision_model_are_loaded_as_they_were_trained(
+    pipeline_folder: Path, tmp_path: Path
+) -> None:
+    trained = load_model(str(pipeline_folder), size=SIZE, train=["ar", "dit"], dtype="bfloat16", device="cpu").adapters
+    stir(trained)
+    trained.save(tmp_path)
+    loaded = load_model(str(pipeline_folder), size=SIZE, dtype="bfloat16", device="cpu").adapters
+    loaded.load(tmp_path, ["ar", "dit"])
+    expected, found = trained.state(), loaded.state()
+    assert {value.dtype for value in found.values()} == {torch.float32}
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def test_the_state_has_a_copy_of_both_and_goes_back_to_each(pipeline_folder: Path) -> None:
     adapters = both(pipeline_folder)
     fresh = adapters.state()

@@ -17,6 +17,7 @@ import pandas as pd
 from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.hardware.device import device_kind
 from visual_grpo.images import described, is_image
 from visual_grpo.importing import code_digest, option_files
 from visual_grpo.types import Judge, PromptRecord, Sample, SampleGenerator, Scores, TextSample, begin_scoring
@@ -61,9 +62,12 @@ def conditions(
     samplers of the base model alone.
     """
     tree = config.public()
+    device = device_kind(config.model.device)
     return {
         "seed": config.evaluation.seed,
-        "model": {"digest": model, "content": content, "dtype": config.model.dtype},
+        "model": {"digest": model, "content": content, "dtype": config.model.dtype}
+        # As it was before devices were told apart: results of a CPU still pair.
+        | ({} if device == "cpu" else {"device": device}),
         "dataset": dataset,
         "data": {side: tree["data"][side] for side in ("height", "width")},
         "sampling": {name: sampler.model_dump(mode="json") for name, sampler in samplers.items()},

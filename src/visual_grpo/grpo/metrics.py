@@ -27,6 +27,8 @@ Drawn = tuple[Rollout, Scores]
 class Clock:
     """Wall seconds spent in each named phase, and the process's CPU seconds in all of them."""
 
+    device: str = "cpu"
+    """Of the model: a phase ends when a GPU has done what it was given."""
     seconds: dict[str, float] = field(default_factory=dict)
     cpu: float = 0.0
 
@@ -39,8 +41,8 @@ class Clock:
             error.add_note(f"{PHASE}{name}")
             raise
         finally:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+            if torch.device(self.device).type == "cuda":
+                torch.cuda.synchronize(self.device)
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
             self.cpu += time.process_time() - cpu
 
@@ -139,7 +141,7 @@ def _speed_metrics(rollouts: list[Rollout], clock: Clock) -> dict[str, float]:
         "speed/samples_per_second": samples / seconds,
         "speed/decisions_per_second": decisions / seconds,
         "samples": float(samples),
-        "memory_gb": memory_gb(),
+        "memory_gb": memory_gb(clock.device),
     }
 
 
@@ -153,10 +155,10 @@ def _policy_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     return values
 
 
-def memory_gb() -> float:
-    """Peak memory of this process, in 10^9 bytes: the accelerator's if there is one, else resident."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e9
+def memory_gb(device: str) -> float:
+    """Peak memory of this process, in 10^9 bytes: on the model's GPU, or resident where it computes on the CPU."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 

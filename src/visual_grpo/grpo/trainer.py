@@ -22,7 +22,7 @@ from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.rewinding import rewound_by_errors
 from visual_grpo.grpo.schedule import learning_rate_factor
 from visual_grpo.grpo.self_check import check_ratio
-from visual_grpo.grpo.setbacks import NonFiniteLossError, Setbacks, refuse_non_finite
+from visual_grpo.grpo.setbacks import MOST_OVERFLOWS, NonFiniteLossError, Setbacks, refuse_non_finite
 from visual_grpo.grpo.unfinished import UnfinishedStep, unfinished_of, with_unfinished
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
 from visual_grpo.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, begin_scoring
@@ -75,11 +75,11 @@ class GRPOTrainer(Generic[T]):
         self.policy, self.scorer, self.config, self.seed, self.dtype = policy, scorer, config, seed, dtype
         self._module = module
         self.parameters = policy.trainable_parameters()
-        device = self.parameters[0].device.type
+        self.device = self.parameters[0].device
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
         )
-        self.scaler = torch.amp.GradScaler(device, enabled=dtype == "float16")
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "float16")
         self.setbacks = Setbacks(config.non_finite)
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
@@ -108,7 +108,7 @@ class GRPOTrainer(Generic[T]):
     def take_step(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> StepMetrics:
         """One rollout of the next prompts, and the updates on it; goes on with a step that is not complete."""
         if self._unfinished is None:
-            clock = metrics.Clock()
+            clock = metrics.Clock(device=str(self.device))
             with rewound_by_errors(self.generator):
                 experiences, drawn = self._collect(prompts, order, clock)
             self.positions = dict(order.positions)
@@ -139,12 +139,12 @@ class GRPOTrainer(Generic[T]):
 
     def policy_gradient(self, prompts: Sequence[PromptRecord], generator: torch.Generator) -> Tensor:
         """Flat gradient of the loss on one rollout of ``prompts``, which changes nothing; see `signal_check`."""
-        parts = self._sample(prompts, metrics.Clock(), generator)
+        parts = self._sample(prompts, metrics.Clock(device=str(self.device)), generator)
         size = self.config.group_size
         experiences = self._experiences(
             [(own, scores, torch.arange(len(own.samples) // size)) for own, scores in parts]
         )
-        self._backward(experiences, Objective.of(self.config, experiences), UpdateStats())
+        self._backward_without_overflow(experiences)
         gradients = [p.grad.flatten().float().cpu() for p in self.parameters if p.grad is not None]
         self.optimizer.zero_grad(set_to_none=True)
         return torch.cat(gradients)
@@ -164,7 +164,7 @@ class GRPOTrainer(Generic[T]):
         tensors["rng/trainer"] = self.generator.get_state()
         facts = {"step": self.step, "positions": self.positions, "scaler": self.scaler.state_dict()}
         facts["setbacks"] = self.setbacks.state()
-        return with_unfinished(tensors, facts, self._unfinished, self.parameters[0].device)
+        return with_unfinished(tensors, facts, self._unfinished, self.device)
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Restores what ``state`` gave."""
@@ -181,7 +181,7 @@ class GRPOTrainer(Generic[T]):
         if "setbacks" in facts:  # Not in checkpoints of older versions.
             self.setbacks.load_state(facts["setbacks"])
         self.step, self.positions = facts["step"], dict(facts["positions"])
-        self._unfinished = unfinished_of(tensors, facts, self.parameters[0].device)
+        self._unfinished = unfinished_of(tensors, facts, self.device)
 
     def _collect(
         self, prompts: Sequence[PromptRecord], order: PromptOrder, clock: metrics.Clock
@@ -296,7 +296,21 @@ class GRPOTrainer(Generic[T]):
                 for chunk in self.policy.replay(experience.rollout.trajectory, rows):
                     loss = chunk_loss(chunk, experience, rows, objective, stats)
                     refuse_non_finite(float(loss.detach()), "loss", self.step + 1, _ids(experience, rows))
-                    self.scaler.scale(loss).backward()
+                    # The scaler keeps its factor beside the first loss, and an overflow is noted beside the gradient.
+                    self.scaler.scale(loss.to(self.device)).backward()
+
+    def _backward_without_overflow(self, experiences: list[Experience[T]]) -> None:
+        """The gradient of no update. Float16's scale is halved until it can be held, and is then what it was before."""
+        objective, before = Objective.of(self.config, experiences), self.scaler.state_dict()
+        for _ in range(MOST_OVERFLOWS):
+            self._backward(experiences, objective, UpdateStats())
+            if not self.scaler.is_enabled():
+                return
+            self.scaler.unscale_(self.optimizer)
+            self.scaler.update()
+            if all(p.grad.isfinite().all() for p in self.parameters if p.grad is not None):
+                break
+        self.scaler.load_state_dict(before)
 
     def _optimise(self, stats: UpdateStats, number: int, experiences: list[Experience[T]]) -> None:
         config = self.config

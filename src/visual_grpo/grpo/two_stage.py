@@ -134,7 +134,7 @@ class JointTrainer:
     def _begin(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> UnfinishedJointStep:
         """The rollout of a step, with the scores for each module."""
         chosen = [prompts[i] for i in order.draw(self.prompts_per_step)]
-        clock = metrics.Clock()
+        clock = metrics.Clock(device=str(_device(self.modules)))
         with clock.phase("rollout"), torch.no_grad():
             rollout = self.policy.joint_rollout(chosen, *self.sizes, self.generator)
         decoded = rollout.inner if rollout.inner is not None else rollout.outer
@@ -161,7 +161,7 @@ class JointTrainer:
                 learned = self.modules[step.learning].learn(rollout, scores, step.clock)
             step.taken[step.learning] = learned
             step.learning = None
-            step.clock = metrics.Clock()  # The rollout's seconds are reported once.
+            step.clock = metrics.Clock(device=str(_device(self.modules)))  # The rollout's seconds are reported once.
 
 
 def reweighted(scores: Scores, weights: Mapping[str, float]) -> Scores:

@@ -7,10 +7,17 @@ import torch
 from visual_grpo.errors import UserError
 
 
+def device_kind(name: str) -> str:
+    """``cpu`` or ``cuda``: what ``name`` asks for, whether it is there or not."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name.partition(":")[0]
+
+
 def resolve_device(name: str, setting: str = "model.device") -> torch.device:
     """``auto`` is cuda if available, else cpu; ``setting`` is the parameter's name in error messages."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(device_kind(name))
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -116,11 +116,7 @@ class DiffusersAdapter:
         base.requires_grad_(False)
         with _seeded(seed):
             base.add_adapter(_config(params, targets))
-        adapter = cls(base)
-        for parameter in adapter.parameters():
-            # peft does so itself for a PeftModel: updates vanish in half precision.
-            parameter.data = parameter.data.float()
-        return adapter
+        return cls(base)._in_single_precision()
 
     @classmethod
     def load(cls, base: Any, folder: Path) -> Self:
@@ -130,7 +126,19 @@ class DiffusersAdapter:
             base.load_lora_adapter(str(folder), prefix=cls.prefix, adapter_name="default", use_safetensors=True)
             if not hasattr(base, "peft_config"):  # diffusers only warns where it finds nothing.
                 raise ValueError(f"no tensor's name starts with {cls.prefix}.")
-        return cls(base)
+        adapter = cls(base)._in_single_precision()
+        adapter.load_state(cls.saved(folder))  # diffusers has rounded it to the model's precision.
+        return adapter
+
+    def _in_single_precision(self) -> Self:
+        """As peft does itself for a PeftModel: updates vanish in half precision, and images become others."""
+        from peft.tuners.lora import LoraLayer
+
+        for layer in self.model.modules():
+            if isinstance(layer, LoraLayer):
+                for part in (layer.lora_A, layer.lora_B):
+                    part.float()
+        return self
 
     def parameters(self) -> list[nn.Parameter]:
         return [p for p in self.model.parameters() if p.requires_grad]
@@ -200,7 +208,7 @@ def _config(params: LoraParams, default_targets: str | list[str]) -> LoraConfig:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
 
