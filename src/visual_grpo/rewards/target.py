@@ -10,6 +10,7 @@ from pytorch_msssim import ms_ssim, ssim
 from torch import Tensor
 
 from visual_grpo.errors import UserError
+from visual_grpo.hardware.parallel import map_on_cores
 from visual_grpo.images import read_image, to_tensor
 from visual_grpo.types import Needs, PromptRecord
 
@@ -128,16 +129,20 @@ def against_targets(
     with a target of another size.
     """
     targets = {record.id: _target(record) for record in prompts}
-    values = []
-    for record, sample in zip(prompts, samples, strict=True):
+
+    def compared(record: PromptRecord, sample: Tensor) -> Tensor:
         target = targets[record.id].to(sample.device)
         if target.shape != sample.shape:
             raise UserError(
                 f"record {record.id!r}: its target image {record.target_image} is {list(target.shape)} and"
                 f" the sample {list(sample.shape)}; both must be [3, height, width] of the same size"
             )
-        values.append(measure(sample.float() / 255, target.float() / 255))
-    return torch.stack(values).cpu() if values else torch.zeros(0)
+        return measure(sample.float() / 255, target.float() / 255)
+
+    if not len(samples):
+        return torch.zeros(0)
+    pairs = list(zip(prompts, samples, strict=True))
+    return torch.stack(map_on_cores(lambda pair: compared(*pair), pairs, samples[0].device)).cpu()
 
 
 def _target(record: PromptRecord) -> Tensor:
