@@ -95,6 +95,14 @@ def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problem
             build_scorer(config, [module])
 
 
+def reward_commits(config: Parameters) -> dict[str, dict[str, str]]:
+    """Reward -> option -> commit, of the rewards whose weights are files of a hub: others there, and scores change."""
+    from visual_grpo.rewards.catalogue import build_reward
+
+    found = {name: build_reward(name, reward).commits() for name, reward in config.rewards.items()}
+    return {name: own for name, own in found.items() if own}
+
+
 def check_unchanged(starter_report: Mapping[str, Any]) -> None:
     """Raises UserError if the base model's files are not those that the starter pipeline found or made."""
     model = starter_report["model"]
@@ -123,8 +131,8 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
             f"model.path is {config.model.path}, but the starter was run with {model}. Run it again: {again('starter')}"
         )
     from visual_grpo.hardware.threads import use_threads
+    from visual_grpo.hub_files import check_downloads
     from visual_grpo.policies.family import ModelSettings
-    from visual_grpo.policies.hub_files import check_downloads
 
     use_threads(config.model.threads)
     plan = make_plan(config, model)

@@ -259,6 +259,16 @@ def test_a_reward_of_ones_own_whose_code_was_edited_does_not_pair(tmp_path, monk
     assert made()["code"] != before["code"]
 
 
+def test_other_weights_on_the_hub_do_not_pair() -> None:
+    config = parameters(rewards={"clip_score": {}, "palette": {"weight": 0.5}})
+
+    def made(commit: str) -> dict[str, Any]:
+        return conditions(config, {}, model="m", dataset="d", commits={"clip_score": {"model": commit}})["rewards"]
+
+    assert made("a" * 40) == made("a" * 40) != made("b" * 40)
+    assert "commits" not in made("a" * 40)["palette"]
+
+
 class Ranking:
     """A sample's rank among those of its prompt, divided by their number."""
 

@@ -32,7 +32,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.evaluation.pictures import GAP, WIDTH
 from visual_grpo.pipelines.baseline.nodes import conditions
 from visual_grpo.pipelines.train import create_pipeline
-from visual_grpo.pipelines.train.nodes import _grid
+from visual_grpo.pipelines.train.nodes import _grid, identity
 from visual_grpo.records.profile import profile_of, read_profile
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
@@ -308,3 +308,13 @@ def test_a_grid_shows_texts_by_their_rewards_picture(tmp_path: Path) -> None:
         row, column = np.array_split(red, 2)[number // 2], GAP + number % 2 * (WIDTH + GAP)
         first = int(row[:, column : column + WIDTH].any(0).argmax())
         assert first == pytest.approx(scale * int(sample.text), abs=scale / 2)
+
+
+def test_weights_of_a_reward_from_the_hub_belong_to_the_training(project: Project) -> None:
+    starter = {"model": str(project.model), "digest": "digest", "content": None}
+    records = RecordsDataset(filepath=str(project.folder / "records.parquet")).load()
+    options = {"model": "someone/clip", "revision": "c" * 40}
+    config = parameters(project.folder, rewards={"clip_score": {"weight": 1.0, "options": options}})
+    assert identity(config, starter, records)["commit of reward clip_score: model"] == "c" * 40
+    judged = conditions(config, make_plan(config, starter["model"]), starter, records)["rewards"]
+    assert judged["clip_score"]["commits"] == {"model": "c" * 40}

@@ -55,11 +55,12 @@ def conditions(
     dataset: str,
     content: str | None = None,
     controls: Mapping[str, SamplerConfig] = MappingProxyType({}),
+    commits: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Everything but the adapter that samples and scores depend on: equal for two results that pair.
 
     ``model``, its files' ``content`` (None if they are not here) and ``dataset`` are digests; ``controls`` are the
-    samplers of the base model alone.
+    samplers of the base model alone; ``commits`` are those of the hub's files that rewards read, by reward and option.
     """
     tree = config.public()
     device = device_kind(config.model.device)
@@ -75,12 +76,12 @@ def conditions(
         **({"flow": tree["policy"]["flow"]} if any(sampler.stochastic for sampler in samplers.values()) else {}),
         **({"options": tree["model"]["options"]} if config.model.options else {}),
         # Without their weights: a total can be computed again from the scores.
-        "rewards": {name: _judge(reward) for name, reward in tree["rewards"].items()},
+        "rewards": {name: _judge(reward, commits.get(name, {})) for name, reward in tree["rewards"].items()},
         "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
     }
 
 
-def _judge(reward: Mapping[str, Any]) -> dict[str, Any]:
+def _judge(reward: Mapping[str, Any], commits: Mapping[str, str]) -> dict[str, Any]:
     """What a reward's scores depend on, with the files in its options; of the user's own function also its code."""
     found = {key: reward[key] for key in ("function", "options")}
     # As it was before these parameters existed, where they are not used: earlier results still pair.
@@ -90,6 +91,7 @@ def _judge(reward: Mapping[str, Any]) -> dict[str, Any]:
         found["only_where"] = reward["only_where"]
     files = option_files(reward["options"])
     found |= {"files": files} if files else {}
+    found |= {"commits": dict(commits)} if commits else {}
     return found if reward["function"] is None else found | {"code": code_digest(reward["function"])}
 
 

@@ -30,7 +30,7 @@ _TOO_LARGE = (
 )
 
 
-_ASKED = ("needs", "needs_target", "waits", "check_records", "check_machine", "picture")
+_ASKED = ("needs", "needs_target", "waits", "check_records", "check_machine", "picture", "origins")
 """What `FunctionReward` asks of a callable beside scores."""
 
 
@@ -85,6 +85,15 @@ class FunctionReward:
         if hasattr(self.function, "check_machine"):
             with _blaming(f"reward {self.name!r} failed in its check of this machine"):
                 self.function.check_machine()
+
+    def commits(self) -> dict[str, str]:
+        """Option -> the commit of the hub's repository that it is read from, if the callable has ``origins`` there.
+
+        Raises:
+            UserError: nobody can say: the files are not here, and the hub does not answer.
+        """
+        found = {origin.option: origin.commit() for origin in getattr(self.function, "origins", ())}
+        return {option: commit for option, commit in found.items() if commit is not None}
 
     @property
     def waits(self) -> bool:

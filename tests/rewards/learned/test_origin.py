@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -11,9 +12,13 @@ import torch
 from transformers import Dinov2Config, Dinov2Model
 
 from tests.rewards.learned.tiny import picture, record
+from visual_grpo.config import RewardConfig
 from visual_grpo.errors import UserError
+from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.learned.clip_score import ClipScore
 from visual_grpo.rewards.learned.pick_score import PickScore
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
@@ -121,6 +126,56 @@ def test_a_model_in_the_hubs_cache_needs_no_network(clip_folder: Path, tmp_path:
     (repository / "snapshots" / commit / "model.safetensors").unlink()
     with pytest.raises(UserError, match="cannot be downloaded"):
         ClipScore(model="someone/clip").check_machine()
+
+
+@pytest.fixture
+def in_the_cache(empty_cache: None, clip_folder: Path, tmp_path: Path) -> Path:
+    """The snapshot of someone/clip as the hub's client keeps it: each file is a link to one named by its hash."""
+    return cached(clip_folder, tmp_path / "cache" / "models--someone--clip")
+
+
+def cached(folder: Path, repository: Path) -> Path:
+    snapshot = repository / "snapshots" / COMMIT
+    for made in (snapshot, repository / "refs", repository / "blobs"):
+        made.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    for file in folder.iterdir():
+        blob = repository / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
+        shutil.copy(file, blob)
+        (snapshot / file.name).symlink_to(blob)
+    return snapshot
+
+
+def test_pinned_weights_must_be_what_the_hub_published(in_the_cache: Path) -> None:
+    pinned = ClipScore(model="someone/clip", revision=COMMIT)
+    pinned.check_machine()
+    scored(pinned)
+    blob = (in_the_cache / "model.safetensors").resolve()
+    blob.write_bytes(blob.read_bytes()[:-1] + b"x")
+    for attempt in (pinned.check_machine, lambda: scored(ClipScore(model="someone/clip", revision=COMMIT))):
+        with pytest.raises(UserError, match=rf"model.safetensors of someone/clip is not what the hub.* Delete {blob}"):
+            attempt()
+
+
+def test_every_part_of_a_reward_from_the_hub_is_known_by_its_commit(in_the_cache: Path) -> None:
+    other = "c" * 40
+    assert commits("clip_score", model="someone/clip") == {"model": COMMIT}
+    assert commits("clip_score", model="someone/clip", revision=other) == {"model": other}
+    assert commits("clip_score", model=str(in_the_cache)) == {}
+    processor = {"processor": "no/such", "processor_revision": other}
+    assert commits("pick_score", model="someone/clip", **processor) == {"model": COMMIT, "processor": other}
+    assert commits("hps", model="someone/clip", **processor) == {"model": COMMIT, "processor": other}
+    assert commits("aesthetic", model="someone/clip", head_revision=other) == {"model": COMMIT, "head": other}
+    assert commits("group_diversity", features="clip", model="someone/clip") == {"model": COMMIT}
+    for name in ("dino_identity", "dino_structure"):
+        assert commits(name, model="no/such", revision=other) == {"model": other}
+    assert commits("group_diversity") == commits("edge_density") == {}
+    with pytest.raises(UserError, match="model is 'no/such', which is not on this machine and cannot be downloaded"):
+        commits("dino_identity", model="no/such")
+
+
+def commits(name: str, **options: str) -> dict[str, str]:
+    return build_reward(name, RewardConfig(options=options)).commits()
 
 
 @pytest.mark.usefixtures("empty_cache")

@@ -86,6 +86,7 @@ def draw_samples(
 
 def conditions(config: Parameters, plan: Plan, starter_report: dict[str, Any], records: RecordTable) -> dict[str, Any]:
     """Everything but the adapter that the samples and scores of a run depend on."""
+    from visual_grpo.components import reward_commits
     from visual_grpo.evaluation import generate
 
     return generate.conditions(
@@ -95,4 +96,5 @@ def conditions(config: Parameters, plan: Plan, starter_report: dict[str, Any], r
         content=starter_report["content"],
         dataset=records.digest,
         controls=plan.controls,
+        commits=reward_commits(config),
     )

@@ -132,7 +132,8 @@ def _seen(records: RecordTable, start: Path | None) -> SeenPrompts:
 
 def identity(config: Parameters, starter_report: dict[str, Any], records: RecordTable) -> dict[str, str]:
     """What the run depends on beside the parameters: edits of the user's own functions, or of a file
-    that a reward reads, would change it too."""
+    that a reward reads, would change it too, and so would other weights on the hub."""
+    from visual_grpo.components import reward_commits
     from visual_grpo.importing import code_digests, option_files
 
     codes = code_digests({name: reward.function for name, reward in config.rewards.items()})
@@ -141,12 +142,18 @@ def identity(config: Parameters, starter_report: dict[str, Any], records: Record
         for name, reward in config.rewards.items()
         for option, digest in option_files(reward.options).items()
     }
+    commits = {
+        f"commit of reward {name}: {option}": commit
+        for name, own in reward_commits(config).items()
+        for option, commit in own.items()
+    }
     found = {
         "model": starter_report["model"],
         "model_digest": starter_report["digest"],
         "data": records.digest,
         **{f"{CODE}{name}": digest for name, digest in codes.items()},
         **files,
+        **commits,
     }
     start = find_start(config)
     return found if start is None else found | {"start": adapter_digest(start)}

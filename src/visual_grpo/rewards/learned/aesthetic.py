@@ -35,6 +35,7 @@ class Aesthetic:
         revision: branch, tag or commit of a hub id.
         head: a file with the layers' weights, or a folder with aesthetic-model.pth; null is the hub's
             trl-lib/ddpo-aesthetic-predictor.
+        head_revision: branch, tag or commit of the head's hub id.
         device: ``auto`` is the accelerator if there is one.
         dtype: of the CLIP model: ``float32``, ``bfloat16`` or ``float16``.
         batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator.
@@ -45,18 +46,24 @@ class Aesthetic:
         model: str = "openai/clip-vit-large-patch14",
         revision: str | None = None,
         head: str | None = None,
+        head_revision: str | None = None,
         device: str = "auto",
         dtype: str = "float32",
         batch_size: int | None = None,
     ) -> None:
         self.clip = Clip(Compute("aesthetic", device, dtype, batch_size), model, revision)
         self.head = head or _HEAD_REPOSITORY
+        self._head_revision = head_revision
 
     def check_machine(self) -> None:
         """Raises UserError if the device, the model or the head is not there."""
         self.clip.check_machine()
         if self._file is None:
             self._origin.check()
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return [*self.clip.origins, *([self._origin] if self._file is None else [])]
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> list[float]:
         return [float(self._mark(embedding)) for embedding in self.clip.images(samples)]
@@ -80,7 +87,12 @@ class Aesthetic:
     @property
     def _origin(self) -> Origin:
         return Origin(
-            reward="aesthetic", option="head", path=self.head, needed=((_HEAD_FILE,),), patterns=(_HEAD_FILE,)
+            reward="aesthetic",
+            option="head",
+            path=self.head,
+            revision=self._head_revision,
+            needed=((_HEAD_FILE,),),
+            patterns=(_HEAD_FILE,),
         )
 
     @cached_property

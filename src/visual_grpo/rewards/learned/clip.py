@@ -25,17 +25,30 @@ _KEPT_TEXTS = 4096
 class Clip:
     """A transformers ``CLIPModel`` with its processor, loaded at the first use.
 
-    ``processor`` is a folder or hub id where it is not the model's own.
+    ``processor`` is a folder or hub id where it is not the model's own, of ``processor_revision``.
     """
 
-    def __init__(self, compute: Compute, model: str, revision: str | None = None, processor: str | None = None) -> None:
+    def __init__(
+        self,
+        compute: Compute,
+        model: str,
+        revision: str | None = None,
+        processor: str | None = None,
+        processor_revision: str | None = None,
+    ) -> None:
         own = () if processor else (IMAGE_PROCESSOR, TOKENIZER)
         self.compute = compute
         self.origin = Origin(
             reward=compute.reward, option="model", path=model, revision=revision, needed=(CONFIG, WEIGHTS, *own)
         )
         self.processing = (
-            Origin(reward=compute.reward, option="processor", path=processor, needed=(IMAGE_PROCESSOR, TOKENIZER))
+            Origin(
+                reward=compute.reward,
+                option="processor",
+                path=processor,
+                revision=processor_revision,
+                needed=(IMAGE_PROCESSOR, TOKENIZER),
+            )
             if processor
             else self.origin
         )
@@ -44,9 +57,12 @@ class Clip:
     def check_machine(self) -> None:
         """Raises UserError if the device or a file is not there."""
         _ = self.compute.device
-        self.origin.check()
-        if self.processing is not self.origin:
-            self.processing.check()
+        for origin in self.origins:
+            origin.check()
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return [self.origin] if self.processing is self.origin else [self.origin, self.processing]
 
     @cached_property
     def model(self) -> Any:

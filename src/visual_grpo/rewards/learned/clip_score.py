@@ -8,6 +8,7 @@ from torch import Tensor
 
 from visual_grpo.rewards.learned.clip import Clip
 from visual_grpo.rewards.learned.compute import Compute
+from visual_grpo.rewards.learned.origin import Origin
 from visual_grpo.types import PromptRecord
 
 
@@ -38,6 +39,10 @@ class ClipScore:
 
     def check_machine(self) -> None:
         self.clip.check_machine()
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return self.clip.origins
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         return self.clip.cosines([record.prompt for record in prompts], samples)

@@ -28,6 +28,10 @@ class Dino:
         _ = self.compute.device
         self.origin.check()
 
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return [self.origin]
+
     @cached_property
     def model(self) -> Any:
         return load_model(self.origin, self.compute, "Dinov2Model", "dinov2")

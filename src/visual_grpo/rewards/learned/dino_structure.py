@@ -8,6 +8,7 @@ from torch import Tensor
 
 from visual_grpo.rewards.learned.compute import Compute
 from visual_grpo.rewards.learned.dino import Dino
+from visual_grpo.rewards.learned.origin import Origin
 from visual_grpo.rewards.learned.references import Against, needs_of, to_references
 from visual_grpo.rewards.target import mean_squared_error
 from visual_grpo.types import PromptRecord
@@ -44,6 +45,10 @@ class DinoStructure:
 
     def check_machine(self) -> None:
         self.dino.check_machine()
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return self.dino.origins
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         return to_references(prompts, samples, self.needs, self.dino.self_similarity, _similarity)

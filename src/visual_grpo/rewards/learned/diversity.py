@@ -13,6 +13,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.rewards.learned.clip import Clip
 from visual_grpo.rewards.learned.compute import Compute
 from visual_grpo.rewards.learned.dino import Dino
+from visual_grpo.rewards.learned.origin import Origin
 from visual_grpo.types import Needs, PromptRecord
 
 _DEFAULT = {"clip": "openai/clip-vit-large-patch14", "dino": "facebook/dinov2-base"}
@@ -64,6 +65,10 @@ class GroupDiversity:
     def check_machine(self) -> None:
         if self.encoder is not None:
             self.encoder.check_machine()
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return [] if self.encoder is None else self.encoder.origins
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         groups = defaultdict(list)

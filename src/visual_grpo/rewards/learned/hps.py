@@ -8,6 +8,7 @@ from torch import Tensor
 
 from visual_grpo.rewards.learned.clip import Clip
 from visual_grpo.rewards.learned.compute import Compute
+from visual_grpo.rewards.learned.origin import Origin
 from visual_grpo.saved_model import may_be_hub_id
 from visual_grpo.types import PromptRecord
 
@@ -26,6 +27,7 @@ class Hps:
         revision: branch, tag or commit of a hub id.
         processor: a folder or hub id with its tokenizer and image processor; null is the model's own where that is a
             folder, else laion/CLIP-ViT-H-14-laion2B-s32B-b79K.
+        processor_revision: branch, tag or commit of the processor's hub id.
         device: ``auto`` is the accelerator if there is one.
         dtype: ``float32``, ``bfloat16`` or ``float16``.
         batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator.
@@ -36,15 +38,21 @@ class Hps:
         model: str = "adams-story/HPSv2-hf",
         revision: str | None = None,
         processor: str | None = None,
+        processor_revision: str | None = None,
         device: str = "auto",
         dtype: str = "float32",
         batch_size: int | None = None,
     ) -> None:
         processor = processor or (_PROCESSOR if may_be_hub_id(model) else None)
-        self.clip = Clip(Compute("hps", device, dtype, batch_size), model, revision, processor)
+        compute = Compute("hps", device, dtype, batch_size)
+        self.clip = Clip(compute, model, revision, processor, processor_revision)
 
     def check_machine(self) -> None:
         self.clip.check_machine()
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return self.clip.origins
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         return self.clip.cosines([record.prompt for record in prompts], samples)

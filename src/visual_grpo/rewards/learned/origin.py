@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from visual_grpo.errors import UserError
+from visual_grpo.hub_files import check_snapshot
 from visual_grpo.saved_model import may_be_hub_id
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,7 @@ _LOADED = ("*.json", "*.txt", "model*.safetensors")
 """What is downloaded: not the same weights in other formats."""
 _PATIENCE = 5.0
 """Seconds in which the hub must answer a first question."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +46,16 @@ class Origin:
     """Files that are downloaded."""
 
     def check(self) -> None:
-        """Raises UserError, with what to do, where the files are neither here nor on a hub that answers."""
-        if self._local() is None:
+        """Raises UserError, with what to do, where the files are neither here nor on a hub that answers.
+
+        So it does where they are here, and one of a ``revision`` is not what the hub published.
+        """
+        found = self._local()
+        if found is None:
             self._ask_hub()
             log.info("The reward %s downloads %s when it scores its first sample.", self.reward, self.path)
+        else:
+            self._check_published(found)
 
     def folder(self) -> Path:
         """The folder with the files, downloaded if need be. Raises UserError as `check` does."""
@@ -54,7 +63,21 @@ class Origin:
         if found is None:
             self._ask_hub()
             found = self._downloaded()
+        self._check_published(found)
         return found
+
+    def commit(self) -> str | None:
+        """The commit of a hub id whose files are used; None for a folder. Raises UserError as `check` does."""
+        if not may_be_hub_id(self.path):
+            return None
+        if self.revision is not None and _COMMIT.fullmatch(self.revision):
+            return self.revision
+        found = self._local()
+        return self._ask_hub() if found is None else found.name
+
+    def _check_published(self, folder: Path) -> None:
+        if self.revision is not None and may_be_hub_id(self.path):
+            check_snapshot(self.path, self.revision, folder)
 
     def _local(self) -> Path | None:
         """The folder if all of it is on this machine; None for a hub id that must be downloaded."""
@@ -76,7 +99,8 @@ class Origin:
             raise UserError(f"{self._named}, which is neither a folder on this machine nor a hub id") from error
         return None if lacking(cached, self.needed) else cached
 
-    def _ask_hub(self) -> None:
+    def _ask_hub(self) -> str | None:
+        """The commit that the hub would give now. Raises UserError where it does not answer."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
         from huggingface_hub.constants import is_offline_mode
 
@@ -84,7 +108,8 @@ class Origin:
             raise self._not_here("HF_HUB_OFFLINE is set")
         file = self.needed[0][0]
         try:
-            get_hf_file_metadata(hf_hub_url(self.path, file, revision=self.revision), timeout=_PATIENCE)
+            url = hf_hub_url(self.path, file, revision=self.revision)
+            return get_hf_file_metadata(url, timeout=_PATIENCE).commit_hash
         except _unreachable() as error:
             raise self._not_here(_first_line(error)) from error
 

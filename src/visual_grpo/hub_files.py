@@ -20,8 +20,12 @@ def check_downloads(model: str, revision: str | None) -> None:
     revision nothing is checked: then the newest files are asked for, whatever they are.
     """
     snapshot = _snapshot(model, revision)
-    if snapshot is None:
-        return
+    if snapshot is not None and revision is not None:
+        check_snapshot(model, revision, snapshot)
+
+
+def check_snapshot(model: str, revision: str, snapshot: Path) -> None:
+    """As `check_downloads`, of the folder of a revision in the hub's cache."""
     for file in sorted(snapshot.rglob("*")):
         if file.is_file() and not _is_as_named(file):
             raise UserError(
