@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import lpips
@@ -120,7 +121,23 @@ def test_weights_that_are_not_there_are_told_with_their_address(
         LpipsReward(backbone="no.pth").check_machine()
     with pytest.raises(UserError, match="net must be one of alex, vgg, squeeze, got 'alexnet'"):
         LpipsReward(net="alexnet")
-    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
-    torch.save(models.alexnet().state_dict(), tmp_path / "hub" / "checkpoints" / "alexnet-owt-7be5be79.pth")
-    reward.check_machine()
-    assert reward(prompts, samples).item() < 1
+
+
+def test_a_downloaded_backbone_must_have_the_hash_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    file = tmp_path / "drawn.pth"
+    torch.save(models.alexnet().state_dict(), file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    published = models.AlexNet_Weights.IMAGENET1K_V1.value
+    monkeypatch.setattr(published, "url", f"https://download.pytorch.org/models/alexnet-{digest[:8]}.pth")
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    cached = file.rename(folder / f"alexnet-{digest[:8]}.pth")
+    prompts, samples = [record("a", folder=tmp_path, target=picture(0))], [picture(1)]
+    LpipsReward().check_machine()
+    assert LpipsReward()(prompts, samples).item() < 1
+    with cached.open("ab") as stream:
+        stream.write(b"x")
+    for attempt in (LpipsReward().check_machine, lambda: LpipsReward()(prompts, samples)):
+        with pytest.raises(UserError, match=rf"{cached} is not what torchvision published.*Delete it"):
+            attempt()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlparse
@@ -12,11 +13,14 @@ from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.learned.weights_file import read_weights
+from visual_grpo.saved_model import sha256_of
 
 _WEIGHTS = {"alex": "AlexNet_Weights", "vgg": "VGG16_Weights", "squeeze": "SqueezeNet1_1_Weights"}
 _PATIENCE = 5.0
 """Seconds in which the server must answer a first question."""
 _FEATURES = "features."
+_NAMED_HASH = re.compile(r"-([0-9a-f]+)\.")
+"""As in alexnet-owt-7be5be79.pth: the first digits of the content's sha256."""
 
 
 class Backbone:
@@ -29,7 +33,10 @@ class Backbone:
         self.file = None if file is None else Path(file).expanduser()
 
     def check(self) -> None:
-        """Raises UserError, with what to do, where the weights are neither here nor on a server that answers."""
+        """Raises UserError, with what to do, where the weights are neither here nor on a server that answers.
+
+        So it does where torchvision's copy is here, and is not what was published.
+        """
         if self.file is not None and not self.file.is_file():
             raise UserError(
                 f"{self.reward}: its backbone is {str(self.file)!r}, which is not a file on this machine. Give the file"
@@ -40,6 +47,8 @@ class Backbone:
                 urlopen(Request(self._url, method="HEAD"), timeout=_PATIENCE).close()  # noqa: S310 - https
             except (OSError, HTTPException) as error:
                 raise self._not_here(error) from error
+        elif self.file is None:
+            self._check_published()
 
     def read(self) -> dict[str, Tensor]:
         """Tensors by their index among the features, as ``0.weight``. Raises UserError."""
@@ -60,6 +69,14 @@ class Backbone:
             except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: not the file that its name tells.
                 raise self._not_here(error) from error
         return read_weights(self.reward, self._cached)
+
+    def _check_published(self) -> None:
+        if not sha256_of(self._cached).startswith(_NAMED_HASH.findall(self._cached.name)[-1]):
+            raise UserError(
+                f"{self.reward}: {self._cached} is not what torchvision published: its content does not have the hash"
+                " that its name ends with. It was damaged or changed after the download. Delete it, and it is"
+                " downloaded again"
+            )
 
     @property
     def _url(self) -> str:
