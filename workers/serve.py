@@ -161,33 +161,48 @@ class Handler(BaseHTTPRequestHandler):
         """Only errors are worth a line."""
 
 
-def serve(name: str, load: Callable[[], Score]) -> None:
+def serve(name: str, load: Callable[[], Score], weights: str = "") -> None:
     """Serves until Ctrl-C.
 
     Args:
         name: of the weights, with their version: clients check it.
         load: called once; returns the function that scores.
+        weights: where they come from, and how to name others: said where they cannot be loaded.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8765)
     given = parser.parse_args()
     worker = Worker(name, load)
-    server = Server((given.host, given.port), worker, os.environ.get(KEY))
+    try:
+        server = Server((given.host, given.port), worker, os.environ.get(KEY))
+    except (OSError, OverflowError) as error:
+        sys.exit(
+            f"Error: cannot listen at {given.host}:{given.port}: {error}. Another worker may run there: stop it, or"
+            " choose another port (make worker NAME=... PORT=8766; then set the reward's option url)"
+        )
     sys.stdout.write(f"{name}: http://{given.host}:{server.server_port}, loading\n")
     sys.stdout.flush()
-    threading.Thread(target=_load, args=(worker,), daemon=True).start()
+    threading.Thread(target=_load, args=(worker, weights), daemon=True).start()
     try:
         server.serve_forever()
     except KeyboardInterrupt:
         server.server_close()
 
 
-def _load(worker: Worker) -> None:
+def _load(worker: Worker, weights: str) -> None:
     try:
         worker.score = worker.load()
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        # After the traceback, where it is seen.
+        sys.stderr.write(f"\nError: {worker.name} could not be loaded: {type(error).__name__}: {_first_line(error)}\n")
+        sys.stderr.write(f"{weights}\n" if weights else "")
+        sys.stderr.flush()
         os._exit(1)  # A worker without weights would say "loading" for ever.
     sys.stdout.write(f"{worker.name}: ready\n")
     sys.stdout.flush()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]

@@ -57,4 +57,8 @@ def load() -> Score:
 
 
 if __name__ == "__main__":
-    serve(f"soft-tifa:{MODEL}", load)
+    serve(
+        f"soft-tifa:{MODEL}",
+        load,
+        f"Its weights are {MODEL}, downloaded from the hub at the first start; VLM names others, or a local folder.",
+    )

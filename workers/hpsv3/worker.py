@@ -30,4 +30,9 @@ def load() -> Score:
 
 
 if __name__ == "__main__":
-    serve("hpsv3-1.0.0", load)
+    serve(
+        "hpsv3-1.0.0",
+        load,
+        "Its weights are MizzenAI/HPSv3 and Qwen/Qwen2-VL-7B-Instruct on the hub, downloaded at the first start;"
+        " HPSV3_CHECKPOINT names a local file of the former.",
+    )

@@ -32,4 +32,9 @@ def load() -> Score:
 
 
 if __name__ == "__main__":
-    serve("ImageReward-v1.0", load)
+    serve(
+        "ImageReward-v1.0",
+        load,
+        "Its weights are THUDM/ImageReward on the hub, with the tokenizer of bert-base-uncased, downloaded at the first"
+        " start; IMAGEREWARD_FOLDER names a local folder of the former.",
+    )

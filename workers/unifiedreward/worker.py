@@ -53,4 +53,9 @@ def load() -> Score:
 
 
 if __name__ == "__main__":
-    serve(MODEL, load)
+    serve(
+        MODEL,
+        load,
+        f"Its weights are {MODEL}, downloaded from the hub at the first start; UNIFIEDREWARD names others, or a local"
+        " folder.",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -38,7 +39,7 @@ def load():
         return [{"nan": float("nan"), "none": None}.get(prompt, 0.5) for prompt in request.prompts]
     return score
 
-serve("failing-1", load)
+serve("failing-1", load, "They are on the hub; WEIGHTS names a local folder.")
 """
 
 
@@ -140,8 +141,25 @@ def test_a_key_is_needed_if_there_is_one() -> None:
 def test_a_worker_without_weights_ends(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text(FAILING)
+    ended = run_to_its_end(script, 0)
+    told = "Error: failing-1 could not be loaded: FileNotFoundError: no weights\n"
+    assert ended.stderr.endswith(told + "They are on the hub; WEIGHTS names a local folder.\n")
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = run_to_its_end(WORKERS / "template" / "worker.py", port)
+    assert ended.stderr.startswith(f"Error: cannot listen at 127.0.0.1:{port}: ")
+    assert run_to_its_end(WORKERS / "template" / "worker.py", 99999).stderr.startswith("Error: cannot listen at")
+
+
+def run_to_its_end(script: Path, port: int) -> subprocess.CompletedProcess[str]:
+    """A worker that ends by itself, with the exit code 1."""
     ended = subprocess.run(
-        [sys.executable, str(script), "--port=0"],
+        [sys.executable, str(script), f"--port={port}"],
         env={**os.environ, "PYTHONPATH": str(WORKERS)},
         capture_output=True,
         text=True,
@@ -149,7 +167,7 @@ def test_a_worker_without_weights_ends(tmp_path: Path) -> None:
         check=False,
     )
     assert ended.returncode == 1
-    assert "FileNotFoundError: no weights" in ended.stderr
+    return ended
 
 
 def test_every_worker_has_a_lock_with_hashes_and_no_address() -> None:
