@@ -82,7 +82,6 @@ def test_findings_name_what_teaches_nothing() -> None:
     )
     assert told(found) == [
         "flat: in 100% of the groups all samples score the same, which teaches nothing.",
-        "flat: drowned by the other rewards (0% of the advantages); raise its weight, or set grpo.combine=gdpo.",
         "echo: drowned by the other rewards (0% of the advantages); raise its weight, or set grpo.combine=gdpo.",
         "guard: 17% of the samples could not be scored.",
         "loud and echo say the same of the samples of a prompt: one of them is enough.",
@@ -96,6 +95,15 @@ def test_rewards_that_work_against_each_other_are_told() -> None:
         "down: the other rewards work against it (-100% of the advantages).",
         "up and down say the opposite of the samples of a prompt: one of them is enough.",
     ]
+
+
+def test_a_share_that_is_hardly_below_nothing_is_drowned_rather_than_worked_against() -> None:
+    loud = [0.0, 50.0, 100.0, 0.0, 100.0, 50.0]
+    found = scored(loud=(1.0, loud), faint=(0.01, [1.0, 0.0, 0.5, 1.0, 0.5, 0.0]))
+    assert (
+        "faint: drowned by the other rewards (0% of the advantages); raise its weight, or set grpo.combine=gdpo."
+        in told(found)
+    )
 
 
 def test_every_sample_is_a_row() -> None:

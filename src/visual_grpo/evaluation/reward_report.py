@@ -131,11 +131,11 @@ def _of_a_reward(row: Mapping[Any, Any]) -> Iterator[str]:
         yield f"{name}: in {row['equal groups']:.0%} of the groups all samples score the same, which teaches nothing."
     if row["unscored"] > UNSCORED:
         yield f"{name}: {row['unscored']:.0%} of the samples could not be scored."
-    if share < 0:
+    if share <= -DROWNED:
         yield f"{name}: the other rewards work against it ({share:.0%} of the advantages)."
-    elif share < DROWNED:
+    elif share < DROWNED and row["between seeds"] > 0:  # No weight makes equal scores differ.
         yield (
-            f"{name}: drowned by the other rewards ({share:.0%} of the advantages); raise its weight, or set"
+            f"{name}: drowned by the other rewards ({max(share, 0.0):.0%} of the advantages); raise its weight, or set"
             " grpo.combine=gdpo."
         )
     if name != TOTAL and row["repeat"] > 0:
