@@ -242,7 +242,9 @@ class Cheated(CountingScorer):
         return replace(scores, total=total, rewards={"guard": torch.full((3,), guard)})
 
 
-def watched_run(tmp_path: Path, action: str, resume: str = "never") -> TrainingRun:
+def watched_run(
+    tmp_path: Path, action: str, resume: str = "never", scorer: CountingScorer | None = None
+) -> TrainingRun:
     rows = [
         {"sampler": "stock", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": ""}
         | {"total": 0.0, "reward/guard": 1.0 + 1e-3 * i}
@@ -253,7 +255,9 @@ def watched_run(tmp_path: Path, action: str, resume: str = "never") -> TrainingR
     (tmp_path / "baseline").mkdir(exist_ok=True)
     table.to_parquet(tmp_path / "baseline/scores.parquet")
     evaluation = {"every": 1, "prompts": 3, "adapter": "last"}
-    run = token_run(tmp_path, TokenModel(), Cheated(), alarm={"action": action}, evaluation=evaluation, resume=resume)
+    run = token_run(
+        tmp_path, TokenModel(), scorer or Cheated(), alarm={"action": action}, evaluation=evaluation, resume=resume
+    )
     run.watch = Watch(tmp_path / "baseline", run.config.alarm, looks=STEPS)
     return run
 
@@ -284,6 +288,52 @@ def test_an_alarm_warns_stops_or_rolls_back(tmp_path: Path, action: str, steps: 
     kept = torch.load(tmp_path / "out/vl/table.pt")["table"]
     assert torch.equal(kept, tables[1 if action == "rollback" else steps])
     assert run.progress.history[1]["watch/guard"] == pytest.approx(-0.9, abs=1e-2)
+
+
+class CheatedSlowly(Cheated):
+    """The guard falls by little, by more than its limit without proof of it, and then for all to see."""
+
+    guards = ((0.95, 0.95, 0.95), (0.1, 0.6, 1.0), (0.1, 0.6, 1.0), (0.1, 0.1, 0.1))
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        scores = super().__call__(prompts, samples)
+        if len(samples) != 3:
+            return scores
+        return replace(scores, rewards={"guard": torch.tensor(self.guards[self.evaluations - 1])})
+
+
+@pytest.mark.parametrize("action", ["stop", "rollback"])
+@pytest.mark.parametrize("resumed_after", [None, 2])
+def test_a_rollback_goes_back_to_before_the_cheating_began(
+    tmp_path: Path, action: str, resumed_after: int | None
+) -> None:
+    run = watched_run(tmp_path, action, scorer=CheatedSlowly())
+    tables: dict[int, torch.Tensor] = {}
+
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        tables[metrics.step] = run.model.adapters.state()["table"]
+        if metrics.step == resumed_after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run.run(Callbacks(on_step=on_step, note=lambda text: None))
+    if resumed_after is not None:
+        scorer = CheatedSlowly()
+        scorer.evaluations = resumed_after
+        run = watched_run(tmp_path, action, resume="auto", scorer=scorer)
+        run.run(Callbacks(on_step=on_step, note=lambda text: None))
+    run.write_adapters(tmp_path / "out")
+    assert [alarm["step"] for alarm in run.progress.alarms] == [4]
+    best = 1 if action == "rollback" else 3
+    assert run.progress.best_step == best
+    assert torch.equal(torch.load(tmp_path / "out/best/vl/table.pt")["table"], tables[best])
+
+
+def test_a_rollback_with_nothing_but_doubtful_evaluations_goes_back_to_the_best_of_them(tmp_path: Path) -> None:
+    scorer = CheatedSlowly()
+    scorer.evaluations = 1
+    run = watched_run(tmp_path, "rollback", scorer=scorer)
+    execute(run, tmp_path / "out")
+    assert ([alarm["step"] for alarm in run.progress.alarms], run.progress.best_step) == ([3], 2)
 
 
 def test_a_training_that_an_alarm_has_ended_does_not_go_on_when_it_is_resumed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 import time
@@ -18,7 +19,7 @@ from torch import Tensor
 from visual_grpo import resuming
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
-from visual_grpo.evaluation.alarm import Watch
+from visual_grpo.evaluation.alarm import Look, Watch
 from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.grpo.checkpoint import load_facts
@@ -229,23 +230,34 @@ class TrainingRun:
         if not self.eval_prompts or not (step == self.config.grpo.steps or (every and step % every == 0)):
             return {}
         shown = self.evaluate()
-        row = {"eval/total": shown.mean} | self._look(shown, callbacks)
-        # Of a reward that is cheated, the best score is the worst adapter.
-        is_clean = not self.progress.alarms or self.config.alarm.action == "warn"
-        if shown.mean > self.progress.best_score and is_clean:
-            self.progress.best_score, self.progress.best_step = shown.mean, self.trainer.step
-            self.progress.best_adapter = self.model.adapters.state()
-        return row
+        look = self._look(shown, callbacks)
+        self._keep_best(shown.mean, look)
+        return {"eval/total": shown.mean} | ({} if look is None else look.metrics())
 
-    def _look(self, shown: Shown, callbacks: Callbacks) -> dict[str, float]:
+    def _keep_best(self, score: float, look: Look | None) -> None:
+        """The highest score; not of an evaluation that ends the training by an alarm.
+
+        Of a reward that is cheated, the best score is the worst adapter. An alarm waits for proof, so that the policy
+        has learned to cheat some evaluations before it: what a rollback goes back to should not have begun to.
+        """
+        progress = self.progress
+        if self._is_ended_by_alarm() or math.isnan(score):
+            return
+        is_suspect = self.config.alarm.action == "rollback" and look is not None and look.is_suspect
+        is_better = (not is_suspect, score) > (not progress.best_is_suspect, progress.best_score)
+        if is_better or not progress.best_step:
+            progress.best_score, progress.best_step = score, self.trainer.step
+            progress.best_adapter, progress.best_is_suspect = self.model.adapters.state(), is_suspect
+
+    def _look(self, shown: Shown, callbacks: Callbacks) -> Look | None:
         """Is the reward cheated?"""
         if self.watch is None:
-            return {}
+            return None
         look = self.watch.look(shown.records, shown.samples, shown.total, shown.rewards)
         if look.alarm is not None:
             self.progress.alarms.append({"step": self.trainer.step, "sentence": look.alarm})
             callbacks.on_alarm(self.trainer.step, look.alarm, shown)
-        return look.metrics()
+        return look
 
     def _is_ended_by_alarm(self) -> bool:
         return bool(self.progress.alarms) and self.config.alarm.action != "warn"

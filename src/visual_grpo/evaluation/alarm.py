@@ -58,6 +58,13 @@ class Signal:
         return self.low > self.limit if self.name in (UNSCORED, DISTANCE) else self.high < self.limit
 
     @property
+    def is_beyond(self) -> bool:
+        """Whether it is beyond its limit, be it by chance."""
+        if self.limit is None:
+            return False
+        return self.change > self.limit if self.name in (UNSCORED, DISTANCE) else self.change < self.limit
+
+    @property
     def sentence(self) -> str:
         """What it says of the pictures."""
         if self.name == UNSCORED:
@@ -85,6 +92,11 @@ class Look:
             return None
         risen = f"the reward rose by {self.rise:.3g}, and " if self.has_risen else ""
         return f"{risen}{', '.join(signal.sentence for signal in worse)}"
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the reward may be cheated already: an alarm without its proof."""
+        return any(s.is_beyond and (self.rise > 0 or s.name == UNSCORED) for s in self.signals)
 
     def metrics(self) -> dict[str, float]:
         """``watch/NAME`` with its bounds, as far as they are numbers."""
