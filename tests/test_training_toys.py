@@ -328,12 +328,13 @@ def test_a_rollback_goes_back_to_before_the_cheating_began(
     assert torch.equal(torch.load(tmp_path / "out/best/vl/table.pt")["table"], tables[best])
 
 
-def test_a_rollback_with_nothing_but_doubtful_evaluations_goes_back_to_the_best_of_them(tmp_path: Path) -> None:
-    scorer = CheatedSlowly()
-    scorer.evaluations = 1
-    run = watched_run(tmp_path, "rollback", scorer=scorer)
+def test_a_rollback_with_nothing_but_doubtful_evaluations_goes_back_to_the_least_doubtful(tmp_path: Path) -> None:
+    class Doubtful(CheatedSlowly):
+        guards = ((0.1, 0.5, 1.0), (0.1, 0.6, 1.0), (0.1, 0.4, 1.0), (0.1, 0.1, 0.1))
+
+    run = watched_run(tmp_path, "rollback", scorer=Doubtful())
     execute(run, tmp_path / "out")
-    assert ([alarm["step"] for alarm in run.progress.alarms], run.progress.best_step) == ([3], 2)
+    assert ([alarm["step"] for alarm in run.progress.alarms], run.progress.best_step) == ([4], 2)
 
 
 def test_a_training_that_an_alarm_has_ended_does_not_go_on_when_it_is_resumed(tmp_path: Path) -> None:

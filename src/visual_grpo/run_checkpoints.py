@@ -37,8 +37,8 @@ class Progress:
     """Mean total reward of the best adapter on the eval prompts at the stock sampler."""
     best_step: int = 0
     best_adapter: dict[str, Tensor] = field(default_factory=dict)
-    best_is_suspect: bool = False
-    """A signal of the alarm was beyond its limit there; followed only where an alarm rolls back."""
+    best_suspicion: float = 0.0
+    """How far the alarm's worst signal was beyond its limit there; followed only where an alarm rolls back."""
     alarms: list[dict[str, Any]] = field(default_factory=list)
     """Step and sentence of each evaluation at which the reward was taken to be cheated."""
 
@@ -141,7 +141,7 @@ class RunCheckpoints:
                 "history": self.progress.history,
                 "alarms": self.progress.alarms,
                 "best_step": self.progress.best_step,
-                "best_is_suspect": self.progress.best_is_suspect,
+                "best_suspicion": self.progress.best_suspicion,
                 "best_score": self.progress.best_score if self.progress.best_step else None,
                 "parameters": self.config.public(),
                 "identity": dict(self.identity),
@@ -182,7 +182,7 @@ class RunCheckpoints:
         resuming.refuse_another_origin(origin, facts, self.identity)
         self.progress.best_adapter = {k[5:]: v for k, v in tensors.items() if k.startswith("best/")}
         self.progress.best_step = facts["best_step"]
-        self.progress.best_is_suspect = facts.get("best_is_suspect", False)  # Nor is this.
+        self.progress.best_suspicion = facts.get("best_suspicion", 0.0)  # Nor is this.
         if self.progress.best_step:
             self.progress.best_score = facts["best_score"]
         self.progress.history[:] = facts["history"]

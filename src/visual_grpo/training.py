@@ -243,11 +243,10 @@ class TrainingRun:
         progress = self.progress
         if self._is_ended_by_alarm() or math.isnan(score):
             return
-        is_suspect = self.config.alarm.action == "rollback" and look is not None and look.is_suspect
-        is_better = (not is_suspect, score) > (not progress.best_is_suspect, progress.best_score)
-        if is_better or not progress.best_step:
+        suspicion = look.suspicion if look is not None and self.config.alarm.action == "rollback" else 0.0
+        if not progress.best_step or (-suspicion, score) > (-progress.best_suspicion, progress.best_score):
             progress.best_score, progress.best_step = score, self.trainer.step
-            progress.best_adapter, progress.best_is_suspect = self.model.adapters.state(), is_suspect
+            progress.best_adapter, progress.best_suspicion = self.model.adapters.state(), suspicion
 
     def _look(self, shown: Shown, callbacks: Callbacks) -> Look | None:
         """Is the reward cheated?"""

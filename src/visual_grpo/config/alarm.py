@@ -17,8 +17,8 @@ class AlarmConfig(Strict):
     action: Literal["warn", "stop", "rollback"] = Field(
         "warn",
         description="what an alarm does; warn: a line, a tag and a picture; stop: the training also ends; rollback: and"
-        " its adapter is the best of the evaluations before the first alarm, of those at which no signal was beyond its"
-        " limit if there were any",
+        " its adapter is the best of the evaluations before the first alarm at which no signal was beyond its limit (if"
+        " there was none, the one at which the worst signal was least beyond it)",
     )
     error: float = Field(
         0.05, gt=0, lt=0.5, description="probability of an alarm in a training in which nothing exceeds its limit"

@@ -58,11 +58,12 @@ class Signal:
         return self.low > self.limit if self.name in (UNSCORED, DISTANCE) else self.high < self.limit
 
     @property
-    def is_beyond(self) -> bool:
-        """Whether it is beyond its limit, be it by chance."""
-        if self.limit is None:
-            return False
-        return self.change > self.limit if self.name in (UNSCORED, DISTANCE) else self.change < self.limit
+    def beyond(self) -> float:
+        """How far it is beyond its limit, be it by chance; 0 within."""
+        if self.limit is None or math.isnan(self.change):
+            return 0.0
+        worse = self.change - self.limit
+        return max(0.0, worse if self.name in (UNSCORED, DISTANCE) else -worse)
 
     @property
     def sentence(self) -> str:
@@ -94,9 +95,9 @@ class Look:
         return f"{risen}{', '.join(signal.sentence for signal in worse)}"
 
     @property
-    def is_suspect(self) -> bool:
-        """Whether the reward may be cheated already: an alarm without its proof."""
-        return any(s.is_beyond and (self.rise > 0 or s.name == UNSCORED) for s in self.signals)
+    def suspicion(self) -> float:
+        """How far the worst signal is beyond its limit, be it by chance: an alarm without its proof. 0 = none is."""
+        return max((s.beyond for s in self.signals if self.rise > 0 or s.name == UNSCORED), default=0.0)
 
     def metrics(self) -> dict[str, float]:
         """``watch/NAME`` with its bounds, as far as they are numbers."""
