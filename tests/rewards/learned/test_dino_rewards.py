@@ -86,6 +86,7 @@ def test_what_is_lacking_is_told_before_the_run(dino_folder: Path, clip_folder: 
         edits.check_records([record("a")])
     with pytest.raises(UserError, match="dino_structure: against must be source or target, got 'mask'"):
         DinoStructure(against="mask")  # type: ignore[arg-type]
-    (reward := DinoIdentity(model=str(clip_folder))).check_machine()
-    with pytest.raises(UserError, match=r"of the type 'dinov2', and .* of the type 'clip' \(CLIPModel\)"):
-        reward.dino.images([picture(0)])
+    reward = DinoIdentity(model=str(clip_folder))
+    for attempt in (reward.check_machine, lambda: reward.dino.images([picture(0)])):
+        with pytest.raises(UserError, match=r"of the type 'dinov2', and .* of the type 'clip' \(CLIPModel\)"):
+            attempt()

@@ -72,8 +72,13 @@ def test_a_missing_shard_is_named(copied: Path) -> None:
 def test_another_models_folder_is_refused_by_name(copied: Path) -> None:
     config = Dinov2Config(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=28, patch_size=14)
     Dinov2Model(config).save_pretrained(copied)
-    with pytest.raises(UserError, match=r"of the type 'clip', and .* of the type 'dinov2' \(Dinov2Model\)"):
-        scored(ClipScore(model=str(copied)))
+    for attempt in (ClipScore(model=str(copied)).check_machine, lambda: scored(ClipScore(model=str(copied)))):
+        with pytest.raises(UserError, match=r"of the type 'clip', and .* of the type 'dinov2' \(Dinov2Model\)"):
+            attempt()
+    for text in ("[]", "{"):
+        (copied / "config.json").write_text(text)
+        with pytest.raises(UserError, match=r"clip_score: .* has no readable config.json"):
+            ClipScore(model=str(copied)).check_machine()
 
 
 def test_weights_that_are_missing_or_of_other_shapes_are_not_drawn_at_random(copied: Path) -> None:

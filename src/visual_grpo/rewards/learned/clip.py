@@ -39,7 +39,12 @@ class Clip:
         own = () if processor else (IMAGE_PROCESSOR, TOKENIZER)
         self.compute = compute
         self.origin = Origin(
-            reward=compute.reward, option="model", path=model, revision=revision, needed=(CONFIG, WEIGHTS, *own)
+            reward=compute.reward,
+            option="model",
+            path=model,
+            revision=revision,
+            model_type="clip",
+            needed=(CONFIG, WEIGHTS, *own),
         )
         self.processing = (
             Origin(
@@ -66,7 +71,7 @@ class Clip:
 
     @cached_property
     def model(self) -> Any:
-        return load_model(self.origin, self.compute, "CLIPModel", "clip")
+        return load_model(self.origin, self.compute, "CLIPModel")
 
     @cached_property
     def _processor(self) -> Any:

@@ -21,7 +21,9 @@ class Dino:
     def __init__(self, compute: Compute, model: str, revision: str | None) -> None:
         self.compute = compute
         needed = (CONFIG, WEIGHTS, IMAGE_PROCESSOR)
-        self.origin = Origin(reward=compute.reward, option="model", path=model, revision=revision, needed=needed)
+        self.origin = Origin(
+            reward=compute.reward, option="model", path=model, revision=revision, model_type="dinov2", needed=needed
+        )
 
     def check_machine(self) -> None:
         """Raises UserError if the device or a file is not there."""
@@ -34,7 +36,7 @@ class Dino:
 
     @cached_property
     def model(self) -> Any:
-        return load_model(self.origin, self.compute, "Dinov2Model", "dinov2")
+        return load_model(self.origin, self.compute, "Dinov2Model")
 
     @cached_property
     def _processor(self) -> Any:

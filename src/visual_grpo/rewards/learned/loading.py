@@ -17,12 +17,11 @@ _loaded: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
 """Models that a reward still uses: two rewards over one model hold its weights once."""
 
 
-def load_model(origin: Origin, compute: Compute, model_class: str, model_type: str) -> Any:
+def load_model(origin: Origin, compute: Compute, model_class: str) -> Any:
     """The model in ``origin``, frozen, on the device.
 
     Args:
         model_class: its name in transformers.
-        model_type: what its ``config.json`` must call it.
 
     Raises:
         UserError: files are missing or damaged, or they are another model's.
@@ -31,7 +30,6 @@ def load_model(origin: Origin, compute: Compute, model_class: str, model_type: s
     key = (folder.resolve(), model_class, compute.dtype, str(compute.device))
     model = _loaded.get(key)
     if model is None:
-        _check_type(origin, folder, model_type)
         # Layers are drawn before they are filled; that must not move the generator that others draw from.
         with torch.random.fork_rng():
             model = _load(origin, folder, model_class, compute)
@@ -51,20 +49,6 @@ def load_processor(origin: Origin, name: str) -> Any:
         raise UserError(
             f"{origin.reward}: the {name} in {folder} cannot be loaded: {error}. Save or download it again"
         ) from error
-
-
-def _check_type(origin: Origin, folder: Path, model_type: str) -> None:
-    from transformers import PreTrainedConfig
-
-    try:
-        found = PreTrainedConfig.get_config_dict(folder)[0]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{origin.reward}: {folder} has no readable config.json: {error}") from error
-    if found.get("model_type") != model_type:
-        raise UserError(
-            f"{origin.reward}: its {origin.option} must be a model of the type {model_type!r}, and {origin.path} holds"
-            f" one of the type {found.get('model_type')!r} ({', '.join(found.get('architectures') or ['no class'])})"
-        )
 
 
 def _load(origin: Origin, folder: Path, model_class: str, compute: Compute) -> Any:

@@ -40,6 +40,8 @@ class Origin:
     path: str
     revision: str | None = None
     """Of a hub id: a branch, tag or commit; None = main."""
+    model_type: str | None = None
+    """What the files' config.json must call the model; None = it is not looked at."""
     needed: Sequence[Sequence[str]]
     """Of each entry, one file must be there."""
     patterns: Sequence[str] = _LOADED
@@ -48,14 +50,14 @@ class Origin:
     def check(self) -> None:
         """Raises UserError, with what to do, where the files are neither here nor on a hub that answers.
 
-        So it does where they are here, and one of a ``revision`` is not what the hub published.
+        So it does where they are here, and are another model's, or one of a ``revision`` is not what the hub published.
         """
         found = self._local()
         if found is None:
             self._ask_hub()
             log.info("The reward %s downloads %s when it scores its first sample.", self.reward, self.path)
         else:
-            self._check_published(found)
+            self._check_content(found)
 
     def folder(self) -> Path:
         """The folder with the files, downloaded if need be. Raises UserError as `check` does."""
@@ -63,7 +65,7 @@ class Origin:
         if found is None:
             self._ask_hub()
             found = self._downloaded()
-        self._check_published(found)
+        self._check_content(found)
         return found
 
     def commit(self) -> str | None:
@@ -75,9 +77,24 @@ class Origin:
         found = self._local()
         return self._ask_hub() if found is None else found.name
 
-    def _check_published(self, folder: Path) -> None:
+    def _check_content(self, folder: Path) -> None:
         if self.revision is not None and may_be_hub_id(self.path):
             check_snapshot(self.path, self.revision, folder)
+        if self.model_type is not None:
+            self._check_type(folder, self.model_type)
+
+    def _check_type(self, folder: Path, expected: str) -> None:
+        try:
+            config = json.loads((folder / CONFIG[0]).read_text(encoding="utf-8"))
+            found = config.get("model_type")
+        except (OSError, ValueError, AttributeError) as error:  # AttributeError: no JSON object.
+            raise UserError(f"{self.reward}: {folder} has no readable config.json: {error}") from error
+        if found != expected:
+            classes = ", ".join(map(str, config.get("architectures") or ["no class"]))
+            raise UserError(
+                f"{self._named}, which must be a model of the type {expected!r}, and holds one of the type {found!r}"
+                f" ({classes})"
+            )
 
     def _local(self) -> Path | None:
         """The folder if all of it is on this machine; None for a hub id that must be downloaded."""
