@@ -157,20 +157,21 @@ def test_another_environment_has_a_file_of_its_own(project, capsys):
 def test_own_data_own_rewards_and_an_own_model_are_dependencies(project, monkeypatch):
     (project / "my_reward.py").write_text("import my_helper\ndef score(a, b): ...\n", encoding="utf-8")
     (project / "my_helper.py").write_text("", encoding="utf-8")
+    (project / "words.txt").write_text("", encoding="utf-8")
     (project / "model").mkdir()
     monkeypatch.syspath_prepend(project)
     configure(
         project,
         "mine",
         "data: {path: photos}\nmodel: {family: sd3, path: model}\nmodules: {dit: null}\n"
-        "rewards: {own: {function: 'my_reward:score'}}\n",
+        "rewards: {own: {function: 'my_reward:score', options: {words: words.txt, mode: fast}}}\n",
     )
     found = stages("mine")
     assert "photos" in found["data_preparation"]["deps"]
     assert "model" in found["starter"]["deps"]
     assert outputs(found["starter"]) == {next(iter(outputs(found["starter"])))}, "only its report: nothing is drawn"
     for name in ("baseline", "train", "evaluate"):
-        assert {"my_reward.py", "my_helper.py"} <= set(found[name]["deps"])
+        assert {"my_reward.py", "my_helper.py", "words.txt"} <= set(found[name]["deps"])
     assert all(out.startswith("data/mine/photos-") for out in outputs(found["train"]))
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from visual_grpo import importing
-from visual_grpo.importing import code_digest, code_digests, option_files
+from visual_grpo.importing import code_digest, code_digests
 
 FILES = {
     "digested_judge.py": "import json, torch\nfrom digested_helper import score\n\n"
@@ -59,15 +58,3 @@ def test_a_module_without_a_file_has_no_digest(folder: Path) -> None:
 def test_a_file_that_does_not_parse_has_one(folder: Path) -> None:
     (folder / "digested_judge.py").write_text("def judge(:\n")
     assert len(code_digest("digested_judge:judge")) == 12
-
-
-def test_files_that_options_name_have_digests_of_their_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "words.txt"
-    file.write_text("a")
-    options = {"words": str(file), "mode": "cosine", "long": "x" * 10_000, "zero": "a\0b", "none": "", "count": 3}
-    before = option_files(options)
-    assert list(before) == ["words"]
-    file.write_text("b")
-    assert option_files(options) != before
-    monkeypatch.setattr(importing, "LARGEST_OPTION", 0)
-    assert option_files(options) == {}

@@ -95,14 +95,6 @@ def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problem
             build_scorer(config, [module])
 
 
-def reward_commits(config: Parameters) -> dict[str, dict[str, str]]:
-    """Reward -> option -> commit, of the rewards whose weights are files of a hub: others there, and scores change."""
-    from visual_grpo.rewards.catalogue import build_reward
-
-    found = {name: build_reward(name, reward).commits() for name, reward in config.rewards.items()}
-    return {name: own for name, own in found.items() if own}
-
-
 def check_unchanged(starter_report: Mapping[str, Any]) -> None:
     """Raises UserError if the base model's files are not those that the starter pipeline found or made."""
     model = starter_report["model"]

@@ -6,7 +6,8 @@ import hashlib
 from pathlib import Path
 
 from visual_grpo.errors import UserError
-from visual_grpo.saved_model import may_be_hub_id, sha256_of
+from visual_grpo.file_digest import digest_once
+from visual_grpo.saved_model import may_be_hub_id
 
 _INDICES = ("model_index.json", "config.json")
 _SHA256, _SHA1 = 64, 40
@@ -51,7 +52,7 @@ def _is_as_named(file: Path) -> bool:
     if not file.is_symlink() or not set(name) <= set("0123456789abcdef"):
         return True
     if len(name) == _SHA256:
-        return sha256_of(file) == name
+        return digest_once(file) == name
     return len(name) != _SHA1 or _git_hash(file) == name
 
 

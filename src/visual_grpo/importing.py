@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.errors import UserError, nearest_hint
-from visual_grpo.file_digest import file_digest
 
-LARGEST_OPTION = 16 * 2**20
-"""Bytes."""
 _PACKAGE = "visual_grpo"
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -56,22 +53,6 @@ def code_digest(path: str) -> str:
     for file in files:
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def option_files(options: Mapping[str, Any]) -> dict[str, str]:
-    """12 hex digits of each file that an option names, by the option: a reward that reads it depends on it.
-
-    Files beyond `LARGEST_OPTION`, such as weights, are left out: they would be read again by every command.
-    """
-    files = {name: Path(value) for name, value in options.items() if isinstance(value, str) and value}
-    return {name: file_digest(file)[:12] for name, file in files.items() if _is_small_file(file)}
-
-
-def _is_small_file(file: Path) -> bool:
-    try:
-        return file.is_file() and file.stat().st_size <= LARGEST_OPTION
-    except (OSError, ValueError):  # No path at all, such as a long text or one with a zero.
-        return False
 
 
 def code_files(path: str) -> list[Path]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 
-from visual_grpo.file_digest import file_digest
+from visual_grpo.file_digest import digest_once
 
 _LOADED = {".jinja", ".json", ".model", ".safetensors", ".txt"}
 """Endings of the files that a model is loaded from."""
@@ -39,7 +38,7 @@ def content_digest(folder: str | Path) -> str | None:
         return None
     files = [file for file in sorted(root.rglob("*")) if _is_loaded(file.relative_to(root)) and file.is_file()]
     with ThreadPoolExecutor(_READERS) as readers:
-        sums = list(readers.map(sha256_of, files))
+        sums = list(readers.map(digest_once, files))
     listed = [[file.relative_to(root).as_posix(), found] for file, found in zip(files, sums, strict=True)]
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
@@ -61,14 +60,3 @@ def recorded_content(folder: Path) -> str | None:
 def _is_loaded(file: Path) -> bool:
     hidden = any(part.startswith(".") for part in file.parts)
     return file.suffix in _LOADED and file.name not in _NOTES and not hidden
-
-
-def sha256_of(file: Path) -> str:
-    """The hex digest of a file's content; read once in a process while its size and time of change stay."""
-    facts = file.stat()
-    return _sum(file, facts.st_size, facts.st_mtime_ns)
-
-
-@cache
-def _sum(file: Path, size: int, changed: int) -> str:
-    return file_digest(file)

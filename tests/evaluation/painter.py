@@ -39,6 +39,11 @@ def brightness(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> li
     return [float(sample.float().mean()) / 255 for sample in samples]
 
 
+def brightness_by_words(prompts: Sequence[PromptRecord], samples: Sequence[Tensor], words: str) -> list[float]:
+    """With an option that names a file."""
+    return brightness(prompts, samples)
+
+
 def records(split: str, prompts: int, per_prompt: int = 1) -> list[PromptRecord]:
     return [
         PromptRecord(id=f"{split}-{n:02d}-{k}", prompt=f"{split} prompt {n}", split=split)

@@ -19,13 +19,13 @@ from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.datasets import RecordsDataset
 from visual_grpo.errors import UserError
-from visual_grpo.importing import code_digests
 from visual_grpo.pipelines.promote.nodes import judge, promote
 from visual_grpo.pipelines.rollback.nodes import roll_back
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
+from visual_grpo.rewards.digests import reward_digests
 from visual_grpo.tracking.champions import Champions
-from visual_grpo.trained_adapters import CODE, adapter_digest
+from visual_grpo.trained_adapters import adapter_digest
 
 REWARDS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
 NAME = "visual_grpo"
@@ -59,9 +59,8 @@ class Gate:
 
     def note(self, folder: Path, config: Parameters, **facts: str) -> None:
         """Writes what a training with these parameters notes."""
-        codes = code_digests({name: reward.function for name, reward in config.rewards.items()})
-        of_code = {f"{CODE}{name}": digest for name, digest in codes.items()}
-        with_facts(folder, self.base, config, **{"data": self.records.digest, **of_code, **facts})
+        made_of = reward_digests(config.rewards, config.output)
+        with_facts(folder, self.base, config, **{"data": self.records.digest, **made_of, **facts})
         (folder / "training.csv").write_text("step,reward/total\n1,0.5\n")
 
     def ask(self, candidate: str, *, judged_by: dict[str, Any] | None = None, **promotion: Any) -> dict[str, Any]:
@@ -227,6 +226,22 @@ def test_another_reward_than_the_champions_is_promoted_only_where_that_is_intend
     assert "another reward than the champion (weight of brightness: 1, now -1)" in refused["sentence"]
     assert refused["sentence"].endswith("--pipeline=promote --params=promotion.new_reward=true")
     assert gate.ask(dark, judged_by=flipped, new_reward=True)["promoted"]
+
+
+def test_another_file_that_an_option_names_is_another_reward(gate: Gate) -> None:
+    words = gate.folder / "words.txt"
+    words.write_text("bright")
+    own = {"function": "tests.evaluation.painter:brightness_by_words", "options": {"words": str(words)}}
+    rewards: dict[str, Any] = {"rewards": {"brightness": own}}
+    assert gate.ask(gate.train("first", 0.1, **rewards), judged_by=rewards)["promoted"]
+    words.write_text("dark")
+    with pytest.raises(UserError, match=r"not those that it was trained with \(file of reward brightness: words: "):
+        gate.ask(str(gate.folder / "first"), judged_by=rewards)
+    better = gate.train("better", 0.2, **rewards)
+    refused = gate.ask(better, judged_by=rewards)
+    assert (refused["promoted"], gate.champion(), gate.drawn) == (False, 1, [])
+    assert "another reward than the champion (file of reward brightness: words: " in refused["sentence"]
+    assert gate.ask(better, judged_by=rewards, new_reward=True)["promoted"]
 
 
 def test_more_gates_than_the_years_error_was_divided_by_are_refused(gate: Gate) -> None:

@@ -15,6 +15,7 @@ from visual_grpo.decisive_parameters import decisive_keys
 from visual_grpo.dvc_stages.environment import BASE, CONF, Environment
 from visual_grpo.errors import UserError
 from visual_grpo.importing import code_files
+from visual_grpo.option_files import named_paths
 
 HEADER = """\
 # Made by `{command}`, which writes it again after a change: do not edit.
@@ -150,7 +151,7 @@ def _sources(pipeline: str) -> list[str]:
 
 
 def _own_code(environment: Environment, pipeline: str) -> Iterator[str]:
-    """The user's own files in the project that compute rewards or the model."""
+    """The user's own files that rewards or the model are made of: code in the project, and what options name."""
     if pipeline not in ("baseline", "train", "evaluate"):
         return
     config = environment.config
@@ -159,6 +160,9 @@ def _own_code(environment: Environment, pipeline: str) -> Iterator[str]:
         for file in code_files(path):
             if file.is_relative_to(Path.cwd()):
                 yield file.relative_to(Path.cwd()).as_posix()
+    for reward in config.rewards.values():
+        for _, path in named_paths(reward.options, config.output):
+            yield _from_here(path.as_posix())
 
 
 def _plots(environment: Environment) -> Iterator[dict[str, Any]]:

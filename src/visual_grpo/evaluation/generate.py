@@ -19,7 +19,8 @@ from visual_grpo.errors import UserError
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.hardware.device import device_kind
 from visual_grpo.images import described, is_image
-from visual_grpo.importing import code_digest, option_files
+from visual_grpo.importing import code_digest
+from visual_grpo.option_files import option_files
 from visual_grpo.types import Judge, PromptRecord, Sample, SampleGenerator, Scores, TextSample, begin_scoring
 
 SCORES = "scores.parquet"
@@ -76,12 +77,14 @@ def conditions(
         **({"flow": tree["policy"]["flow"]} if any(sampler.stochastic for sampler in samplers.values()) else {}),
         **({"options": tree["model"]["options"]} if config.model.options else {}),
         # Without their weights: a total can be computed again from the scores.
-        "rewards": {name: _judge(reward, commits.get(name, {})) for name, reward in tree["rewards"].items()},
+        "rewards": {
+            name: _judge(reward, config.output, commits.get(name, {})) for name, reward in tree["rewards"].items()
+        },
         "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
     }
 
 
-def _judge(reward: Mapping[str, Any], commits: Mapping[str, str]) -> dict[str, Any]:
+def _judge(reward: Mapping[str, Any], output: str, commits: Mapping[str, str]) -> dict[str, Any]:
     """What a reward's scores depend on, with the files in its options; of the user's own function also its code."""
     found = {key: reward[key] for key in ("function", "options")}
     # As it was before these parameters existed, where they are not used: earlier results still pair.
@@ -89,7 +92,7 @@ def _judge(reward: Mapping[str, Any], commits: Mapping[str, str]) -> dict[str, A
         found["clip"] = list(reward["clip"])
     if reward["only_where"]:
         found["only_where"] = reward["only_where"]
-    files = option_files(reward["options"])
+    files = option_files(reward["options"], output)
     found |= {"files": files} if files else {}
     found |= {"commits": dict(commits)} if commits else {}
     return found if reward["function"] is None else found | {"code": code_digest(reward["function"])}

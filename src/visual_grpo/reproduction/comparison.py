@@ -12,7 +12,7 @@ import pandas as pd
 from visual_grpo.computed_with import SOURCES
 from visual_grpo.decisive_parameters import decisive
 from visual_grpo.grpo.metrics import is_timing
-from visual_grpo.trained_adapters import CODE, HISTORY, weight_sums
+from visual_grpo.trained_adapters import CODE, FILE, HISTORY, weight_sums
 
 Result = Literal["equal", "differs", "noted", "within tolerance"]
 FINAL = ("reward/total", "eval/total")
@@ -53,7 +53,7 @@ def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any], origins: Mapp
         yield Row.of("source files", run[SOURCES], here[SOURCES])
     yield Row.of("seed", run.get("seed"), here.get("seed"))
     yield from _parameter_rows(run["parameters"], here.get("parameters", {}))
-    for name in sorted(key for key in run if key.startswith(CODE)):
+    for name in sorted(key for key in run if key.startswith((CODE, FILE))):
         yield Row.of(name, run[name], here.get(name))
 
 

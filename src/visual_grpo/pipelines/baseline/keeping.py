@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.decisive_parameters import decisive
 from visual_grpo.file_digest import file_digest
 from visual_grpo.importing import code_digest
+from visual_grpo.option_files import option_files
 
 STAMP = "made_with.json"
 """In the baseline's folder: what it depends on, and the digest of each of its files."""
@@ -77,19 +77,7 @@ def _sums(folder: Path) -> dict[str, str]:
 
 
 def _files_of_options(config: Parameters) -> Iterator[tuple[str, str]]:
-    """Path -> digest of each file, and of the files in each folder, that an option of a reward names."""
-    for reward in config.rewards.values():
-        for text in _texts(reward.options):
-            path = Path(text).expanduser()
-            if "\0" not in text and len(text) < 1000 and path.exists():
-                sums = _sums(path) if path.is_dir() else file_digest(path)
-                yield text, hashlib.sha256(json.dumps(sums).encode()).hexdigest()
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from (text for part in value.values() for text in _texts(part))
-    elif isinstance(value, list | tuple):
-        yield from (text for part in value for text in _texts(part))
+    """Reward and option -> digest of each file and folder that an option of a reward names."""
+    for name, reward in config.rewards.items():
+        for option, digest in option_files(reward.options, config.output).items():
+            yield f"{name}: {option}", digest

@@ -86,8 +86,8 @@ def draw_samples(
 
 def conditions(config: Parameters, plan: Plan, starter_report: dict[str, Any], records: RecordTable) -> dict[str, Any]:
     """Everything but the adapter that the samples and scores of a run depend on."""
-    from visual_grpo.components import reward_commits
     from visual_grpo.evaluation import generate
+    from visual_grpo.rewards.digests import reward_commits
 
     return generate.conditions(
         config,
@@ -96,5 +96,5 @@ def conditions(config: Parameters, plan: Plan, starter_report: dict[str, Any], r
         content=starter_report["content"],
         dataset=records.digest,
         controls=plan.controls,
-        commits=reward_commits(config),
+        commits=reward_commits(config.rewards),
     )

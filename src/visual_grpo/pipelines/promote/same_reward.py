@@ -7,9 +7,9 @@ from typing import Any
 
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import pinned
-from visual_grpo.importing import code_digests
 from visual_grpo.pipelines.compare.sides import Side
-from visual_grpo.trained_adapters import CODE, modules_of
+from visual_grpo.rewards.digests import reward_digests
+from visual_grpo.trained_adapters import CODE, COMMIT, FILE, modules_of
 
 _OTHERWISE = ("weight", "max_failed_share")
 """Parameters of a reward that change nothing in a score; weights are compared as the modules have them."""
@@ -21,16 +21,16 @@ def reward_differences(champion: Side, candidate: Side) -> list[str]:
 
 
 def judge_differences(candidate: Side, present: Parameters) -> list[str]:
-    """In what the rewards that judge now differ from those of the candidate's training: parameters or edited code."""
-    codes = code_digests({name: reward.function for name, reward in present.rewards.items()})
-    now = _rewards(present, _modules(candidate)) | {f"{CODE}{name}": digest for name, digest in codes.items()}
+    """In what the rewards that judge now differ from those of the candidate's training: parameters, or edited code
+    or files, other weights."""
+    now = _rewards(present, _modules(candidate)) | reward_digests(present.rewards, present.output)
     return _differences(_of_training(candidate), now)
 
 
 def _of_training(side: Side) -> dict[str, Any]:
     config = Parameters.model_validate(pinned(side.facts["parameters"]))
-    codes = {name: value for name, value in side.facts.items() if name.startswith(CODE)}
-    return _rewards(config, _modules(side)) | codes
+    digests = {name: value for name, value in side.facts.items() if name.startswith((CODE, FILE, COMMIT))}
+    return _rewards(config, _modules(side)) | digests
 
 
 def _modules(side: Side) -> list[str]:
@@ -39,7 +39,7 @@ def _modules(side: Side) -> list[str]:
 
 
 def _rewards(config: Parameters, modules: Sequence[str]) -> dict[str, Any]:
-    """What each reward's value and its share in the total depend on, beside code."""
+    """What each reward's value and its share in the total depend on, beside code and files."""
     tree = config.public()["rewards"]
     found: dict[str, Any] = {f"weight of {name}": weight for name, weight in config.weights(modules).items()}
     for name, reward in tree.items():

@@ -20,7 +20,7 @@ from visual_grpo.pipelines.train.start import check_start, find_start
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import BEST, CHANGES, CODE, HELD_OUT, LAST, adapter_digest, read_facts
+from visual_grpo.trained_adapters import BEST, CHANGES, HELD_OUT, LAST, adapter_digest, read_facts
 
 READ = ("05_model_input", "06_models/starter.json", "07_model_output/baseline")
 """Outputs of other pipelines that the training depends on."""
@@ -133,27 +133,13 @@ def _seen(records: RecordTable, start: Path | None) -> SeenPrompts:
 def identity(config: Parameters, starter_report: dict[str, Any], records: RecordTable) -> dict[str, str]:
     """What the run depends on beside the parameters: edits of the user's own functions, or of a file
     that a reward reads, would change it too, and so would other weights on the hub."""
-    from visual_grpo.components import reward_commits
-    from visual_grpo.importing import code_digests, option_files
+    from visual_grpo.rewards.digests import reward_digests
 
-    codes = code_digests({name: reward.function for name, reward in config.rewards.items()})
-    files = {
-        f"file of reward {name}: {option}": digest
-        for name, reward in config.rewards.items()
-        for option, digest in option_files(reward.options).items()
-    }
-    commits = {
-        f"commit of reward {name}: {option}": commit
-        for name, own in reward_commits(config).items()
-        for option, commit in own.items()
-    }
     found = {
         "model": starter_report["model"],
         "model_digest": starter_report["digest"],
         "data": records.digest,
-        **{f"{CODE}{name}": digest for name, digest in codes.items()},
-        **files,
-        **commits,
+        **reward_digests(config.rewards, config.output),
     }
     start = find_start(config)
     return found if start is None else found | {"start": adapter_digest(start)}
