@@ -13,6 +13,7 @@ import yaml
 from visual_grpo.errors import UserError
 from visual_grpo.retraining.commands import Commands, dvc
 from visual_grpo.retraining.outcome import DataRefusedError, StageFailedError
+from visual_grpo.tracking.dvc_lock import stages_of
 from visual_grpo.tracking.lineage import dvc_files
 
 PREPARE, TRAIN = "data_preparation", "train"
@@ -28,7 +29,7 @@ class Stages:
     commands: Commands
 
     def check(self) -> None:
-        """Raises UserError where the environment has no stages."""
+        """Raises UserError where the environment has no stages, or its dvc.lock is damaged."""
         project = self.commands.project
         if not (project / ".dvc").is_dir():
             raise UserError(f"{project} is no DVC repository (no .dvc). Make it one: .venv/bin/dvc init")
@@ -38,6 +39,7 @@ class Stages:
                 f"There is no {self.file}, which says what a retraining repeats. Write it:"
                 f" .venv/bin/python -m visual_grpo.dvc_stages{name}"
             )
+        stages_of(self.file.with_name("dvc.lock"), project)
 
     def update_imports(self) -> list[str]:
         """Fetches newer versions of what ``dvc import`` and ``dvc import-url`` brought; returns these ``*.dvc``."""

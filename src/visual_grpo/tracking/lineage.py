@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.secret_values import hidden
+from visual_grpo.tracking.dvc_lock import stages_of
 
 DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", ":(glob)*.py")
 """What results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
@@ -115,9 +116,13 @@ def version_tags() -> dict[str, str]:
 
 
 def recorded(project_path: Path) -> dict[str, str]:
-    """Path -> hash of all outputs in dvc.lock, also those of environments, and in the ``*.dvc`` files."""
-    locks = [project_path / "dvc.lock", *sorted(project_path.glob("conf/*/dvc.lock"))]
-    stages = [stage for lock in locks for stage in _yaml(lock).get("stages", {}).values()]
+    """Path -> hash of all outputs in dvc.lock, also those of environments, and in the ``*.dvc`` files.
+
+    Raises:
+        UserError: a dvc.lock is damaged.
+    """
+    locks = [Path("dvc.lock"), *sorted(lock.relative_to(project_path) for lock in project_path.glob("conf/*/dvc.lock"))]
+    stages = [stage for lock in locks for stage in stages_of(lock, project_path).values()]
     found = {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", []) if "md5" in out}
     for file in dvc_files(project_path):
         for out in _yaml(file).get("outs", []):
