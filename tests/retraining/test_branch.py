@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from visual_grpo.errors import UserError
-from visual_grpo.retraining.branch import check, commit
+from visual_grpo.retraining.branch import changed, check, commit, uncommitted
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -85,3 +85,19 @@ def test_a_name_that_git_refuses_is_noticed_before_anything_is_done(repository: 
     git(repository, "checkout", "--quiet", "--orphan", "empty")
     with pytest.raises(UserError, match=r"retrain\.commit: git rev-parse failed"):
         check(repository, "retraining")
+
+
+def test_what_no_commit_has_is_named_be_it_the_first_that_git_tells(repository: Path, tmp_path: Path) -> None:
+    assert changed(repository, ["dvc.lock", "start.yml"]) == uncommitted(repository, ["dvc.lock"]) == []
+    (repository / "dvc.lock").write_text("new\n")
+    (repository / "code.py").write_text("2\n")
+    assert changed(repository, ["dvc.lock", "start.yml"]) == ["dvc.lock"]
+    assert uncommitted(repository, ["dvc.lock"]) == ["code.py"]
+    (repository / "start.yml").write_text("")
+    assert changed(repository, ["dvc.lock", "start.yml"]) == ["dvc.lock", "start.yml"]
+
+
+def test_a_folder_without_a_repository_has_nothing_to_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    (tmp_path / "dvc.lock").write_text("new")
+    assert changed(tmp_path, ["dvc.lock"]) == []

@@ -60,6 +60,12 @@ def uncommitted(project: Path, files: Sequence[str]) -> list[str]:
     return sorted({entry[3:] for entry in status.split("\0") if entry[2:3] == " "} - set(files))
 
 
+def changed(project: Path, files: Sequence[str]) -> list[str]:
+    """Those of ``files`` that the present commit does not have as they are; none where there is no repository."""
+    status = _Git(project).maybe("status", "--porcelain", "--untracked-files=all", "-z", "--", *files)
+    return [] if status is None else sorted(entry[3:] for entry in status.split("\0") if entry)
+
+
 class _Git:
     def __init__(self, project: Path) -> None:
         self.project = project
@@ -68,12 +74,12 @@ class _Git:
         done = self._run(arguments, variables)
         if done.returncode:
             raise UserError(f"retrain.commit: git {arguments[0]} failed: {done.stderr.strip()}")
-        return done.stdout.strip()
+        return done.stdout.strip("\n")
 
     def maybe(self, *arguments: str) -> str | None:
         """None where git says no."""
         done = self._run(arguments, {})
-        return done.stdout.strip() if done.returncode == 0 else None
+        return done.stdout.strip("\n") if done.returncode == 0 else None
 
     def _run(self, arguments: Sequence[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
         try:

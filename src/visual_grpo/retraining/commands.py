@@ -13,6 +13,7 @@ from pathlib import Path
 
 from visual_grpo.retraining.outcome import OutOfTimeError, StageFailedError
 
+_DVC = "visual_grpo.retraining.dvc_without_hints"
 PATIENCE = 600.0
 """Seconds that a stopped command has for its checkpoint: it finishes the step."""
 
@@ -102,7 +103,7 @@ def shell(command: str, project: Path, *, seconds: float, given: str = "") -> su
 
 
 def dvc(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "dvc", *arguments]
+    return [sys.executable, "-m", _DVC, *arguments]
 
 
 def kedro(pipeline: str, environment: str | None) -> list[str]:
@@ -113,4 +114,4 @@ def kedro(pipeline: str, environment: str | None) -> list[str]:
 def _shown(words: Sequence[str]) -> str:
     if words[0] != sys.executable:
         return " ".join(words)
-    return " ".join(words[2:] if words[1] == "-m" else words[1:])
+    return " ".join(words[2:] if words[1] == "-m" else words[1:]).replace(_DVC, "dvc", 1)

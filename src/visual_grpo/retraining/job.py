@@ -19,6 +19,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.presets import AUTO
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.compare.sides import side_of
+from visual_grpo.pipelines.promote.gate_settings import gate_settings
 from visual_grpo.pipelines.promote.same_reward import judge_differences
 from visual_grpo.retraining import branch, data_checks, retention
 from visual_grpo.retraining.commands import Commands, kedro
@@ -56,21 +57,36 @@ class Retraining:
             with self._stage("update"):
                 self.stages.update_imports()
         self.reason = self._reason()
+        if self.reason is not None and not self._train() and self._is_judged():
+            console.note("Nothing was trained: what has changed decides neither the training nor the gate.")
+            self.reason = self._trigger()
+            if self.reason is not None:
+                self._train()
         if self.reason is None:
             sentence = "nothing to do: data, code and parameters are those of the last training"
             return self._finished(self.outcome(Code.DONE, sentence))
+        with self._stage("gate"):
+            decision = self._judge()
+        outcome = self.outcome(Code.DONE if decision["promoted"] else Code.NOT_PROMOTED, decision["sentence"])
+        outcome.version = decision["version"]
+        return self._finished(outcome)
+
+    def _train(self) -> bool:
+        """Runs the stages that have changed; whether one of them was the training."""
         console.note(f"Reason: {self.reason}")
+        before = self._trained()
         with self._stage("data"):
             self.stages.prepare(lambda: data_checks.check(self.config, self._champion()))
         self._choose_start()
         self._warn_of_another_reward()
         with self._stage("train"):
             self.stages.repeat()
-        with self._stage("gate"):
-            decision = self._judge()
-        outcome = self.outcome(Code.DONE if decision["promoted"] else Code.NOT_PROMOTED, decision["sentence"])
-        outcome.version = decision["version"]
-        return self._finished(outcome)
+        return self._trained() != before
+
+    def _trained(self) -> bytes | None:
+        """What tells the last training from every other; None = there is none."""
+        facts = Path(self.config.adapters_folder) / FACTS
+        return facts.read_bytes() if facts.is_file() else None
 
     def _finished(self, outcome: Outcome) -> Outcome:
         """Tidies up; where that fails, the decision stands."""
@@ -98,7 +114,7 @@ class Retraining:
             self._champion()  # MLflow must answer.
 
     def _reason(self) -> str | None:
-        """Why something is to be done; gives a training that only the schedule or the monitor asks for its seed."""
+        """Why something is to be done; None = nothing is."""
         with self._stage("status"):
             changed = self.stages.changed()
         if changed and not self.stages.has_run():
@@ -106,20 +122,20 @@ class Retraining:
         if changed:
             return "; ".join(changed[:2]) + (f"; and {len(changed) - 2} more" if len(changed) > 2 else "")
         if not self._is_judged():
-            return "the last training was not judged"
-        reason = self._trigger()
-        if reason is not None:
-            seed = self.start.next_seed(self.config.training_seed)
-            return f"{reason}; training seed {seed}"
-        return None
+            return "the last training was not judged by the present settings"
+        return self._trigger()
 
     def _trigger(self) -> str | None:
-        """Why to train again though nothing has changed."""
+        """Why to train again though nothing has changed, with the next seed, which the training is given."""
         settings = self.config.retrain
         score = fallen_score(settings.monitor, self.commands.project)
         if score is not None:
-            return f"the monitored score is {score:g}, below {settings.monitor.floor:g}"
-        return "retrain.when is always" if settings.when == "always" else None
+            reason = f"the monitored score is {score:g}, below {settings.monitor.floor:g}"
+        elif settings.when == "always":
+            reason = "retrain.when is always"
+        else:
+            return None
+        return f"{reason}; training seed {self.start.next_seed(self.config.training_seed)}"
 
     def _choose_start(self) -> None:
         """Where the training is to be repeated anyway: from the present champion, if it is to start there."""
@@ -141,9 +157,14 @@ class Retraining:
             )
 
     def _is_judged(self) -> bool:
-        """Whether the gate has decided on the adapters that are there."""
+        """Whether the gate has decided on the adapters that are there, with the present settings; with any, where they
+        are the champion's."""
         folder = Path(self.config.adapters_folder)
-        return (folder / FACTS).is_file() and self._champions.is_judged(adapter_digest(folder))
+        if not (folder / FACTS).is_file():
+            return False
+        digest, champion = adapter_digest(folder), self._champion()
+        is_champion = champion is not None and champion.digest == digest
+        return self._champions.is_judged(digest, "" if is_champion else gate_settings(self.config))
 
     def _judge(self) -> dict[str, Any]:
         self.commands.run(*kedro("promote", self.environment))
@@ -166,12 +187,21 @@ class Retraining:
             runs=settings.keep_runs,
         )
         if settings.commit is None:
+            self._tell_uncommitted()
             return removed, None
         return removed, branch.commit(self.commands.project, settings.commit, self._committed, self._message())
 
     @property
     def _committed(self) -> list[str]:
         return [self.stages.file.with_name("dvc.lock").as_posix(), self.start.file.as_posix()]
+
+    def _tell_uncommitted(self) -> None:
+        changed = branch.changed(self.commands.project, self._committed)
+        if changed:
+            console.note(
+                f"Not committed, so that only this folder knows what the results were made of: {', '.join(changed)}"
+                " (retrain.commit=BRANCH does it each time)"
+            )
 
     def _not_committed(self, commit: str | None) -> str | None:
         """What the branch lacks, without which nobody can repeat what it says."""

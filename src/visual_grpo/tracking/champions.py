@@ -74,9 +74,9 @@ class Champions:
         """Notes what the gate decided on the adapter with this digest, with these settings."""
         gates.note_gate(self.tracking_uri, self.name, digest, settings, promoted=promoted)
 
-    def is_judged(self, digest: str) -> bool:
-        """Whether the gate has decided on it."""
-        return gates.is_judged(self.tracking_uri, self.name, digest)
+    def is_judged(self, digest: str, settings: str = "") -> bool:
+        """Whether the gate has decided on it; with these settings, where they are given."""
+        return gates.is_judged(self.tracking_uri, self.name, digest, settings)
 
     def gates_of_a_year(self, *, but: tuple[str, str]) -> int:
         """How many gates there were within the last 365 days, beside that of this digest and settings."""

@@ -29,9 +29,9 @@ def note_gate(tracking_uri: str, name: str, digest: str, settings: str, *, promo
     server.ask(lambda client: client.set_registered_model_tag(name, f"{PREFIX}{key}", value))
 
 
-def is_judged(tracking_uri: str, name: str, digest: str) -> bool:
-    """Whether the gate has decided on the adapter with this digest."""
-    return any(key.startswith(digest[:_OF_ADAPTER]) for key in _gates(Server(tracking_uri), name))
+def is_judged(tracking_uri: str, name: str, digest: str, settings: str = "") -> bool:
+    """Whether the gate has decided on the adapter with this digest; with these settings, where they are given."""
+    return any(key.startswith(_key(digest, settings)) for key in _gates(Server(tracking_uri), name))
 
 
 def gates_of_a_year(tracking_uri: str, name: str, *, but: tuple[str, str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
 from visual_grpo.pipelines.compare.sides import BASE, Side, draw, find_side, shared_scorer, side_of, unseen
+from visual_grpo.pipelines.promote.gate_settings import gate_settings
 from visual_grpo.pipelines.promote.same_reward import judge_differences, reward_differences
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
@@ -87,9 +87,10 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
         stages = {"gate.stages": ", ".join(judgement["stages"])}
         version = registry.register(_folder(_candidate(parameters)), _said(judgement), stages)
         registry.promote(version)
-    # What is noted need not be judged again, so this comes last.
-    if not judgement["already"]:
-        registry.note_gate(judgement["candidate"]["digest"], _settings(parameters), promoted=judgement["promoted"])
+    # What is noted need not be judged again, so this comes last; also of a champion, where a kill left it undone.
+    digest = judgement["candidate"]["digest"]
+    if not judgement["already"] or not registry.is_judged(digest):
+        registry.note_gate(digest, gate_settings(parameters), promoted=judgement["promoted"])
     for line in _said(judgement):
         console.note(line)
     if version is not None:
@@ -143,13 +144,6 @@ def _earlier_stages(parameters: Parameters, digest: str, draft: Path) -> dict[st
     return stages
 
 
-def _settings(parameters: Parameters) -> str:
-    """What else decides than the adapters: asked again with other settings, it is another gate."""
-    promotion = parameters.promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
-    drawn = parameters.evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
-    return hashlib.sha256(json.dumps([promotion, drawn], sort_keys=True).encode()).hexdigest()
-
-
 def _candidate(parameters: Parameters) -> Side:
     if parameters.promotion.candidate == NONE:
         raise UserError("promotion.candidate is none, the base model: name an adapter")
@@ -163,7 +157,8 @@ def _folder(side: Side) -> Path:
 
 def _check_number_of_gates(parameters: Parameters, registry: Champions, digest: str) -> None:
     """The error of a year is divided among so many gates, and holds for no more of them."""
-    asked, limit = registry.gates_of_a_year(but=(digest, _settings(parameters))), parameters.promotion.gates_per_year
+    limit = parameters.promotion.gates_per_year
+    asked = registry.gates_of_a_year(but=(digest, gate_settings(parameters)))
     if asked >= limit:
         raise UserError(
             f"promotion.gates_per_year is {limit}, and {counted(asked, 'adapter')} asked to become"
