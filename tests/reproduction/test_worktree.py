@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -95,3 +100,46 @@ def test_changes_that_do_not_apply_are_told_and_leave_nothing(project: Path) -> 
     ):
         pass
     assert git(project, "worktree", "list").count("\n") == 0
+
+
+WORKING = """
+import subprocess, sys, time
+from pathlib import Path
+from visual_grpo.reproduction.worktree import checked_out
+with checked_out(Path(sys.argv[1]), sys.argv[2], "", print) as place:
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[place.descriptor])
+    print(place.folder, child.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_a_killed_one_has_left_is_removed_once_nobody_works_there(project: Path) -> None:
+    state, said = repository(project), list[str]()
+    with checked_out(project, state, "", print) as place:
+        place.kept = True
+    command = [sys.executable, "-c", WORKING, str(project), state]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as working:
+        assert working.stdout is not None
+        name, child = working.stdout.readline().split()
+        try:
+            with checked_out(project, state, "", said.append):
+                assert Path(name).is_dir(), "another one that is running"
+            working.kill()
+            working.wait()
+            with checked_out(project, state, "", said.append):
+                assert Path(name).is_dir(), "what it had started still runs"
+        finally:
+            os.kill(int(child), signal.SIGKILL)
+    assert said == []
+    for _ in range(100):  # The system closes the files of a killed process a little later.
+        with checked_out(project, state, "", said.append) as own:
+            listed = git(project, "worktree", "list")
+        if said:
+            break
+        time.sleep(0.05)
+    assert said == [f"Removed {name}, which a reproduction that was killed had left"]
+    assert not Path(name).exists()
+    assert str(own.folder) in listed
+    assert name not in listed
+    assert place.code.is_dir(), "what is kept on purpose stays"
+    shutil.rmtree(place.folder)

@@ -27,11 +27,20 @@ def output_of(*words: str | Path, at: Path, environment: Mapping[str, str] | Non
     return "".join(lines)
 
 
-def run(words: Sequence[str], at: Path, environment: Mapping[str, str] | None, each: Callable[[str], object]) -> None:
+def run(
+    words: Sequence[str],
+    at: Path,
+    environment: Mapping[str, str] | None,
+    each: Callable[[str], object],
+    descriptors: Sequence[int] = (),
+) -> None:
     """Runs a program in the folder ``at``; ``each`` gets every line that it prints, errors too.
 
     It is in a new process group: Ctrl-C reaches this process alone, which then kills the whole group. What it was
     writing is of no use to anybody.
+
+    Args:
+        descriptors: open files that it inherits.
 
     Raises:
         ProgramError: it cannot be run, or fails.
@@ -48,6 +57,7 @@ def run(words: Sequence[str], at: Path, environment: Mapping[str, str] | None, e
             text=True,
             errors="replace",
             start_new_session=True,
+            pass_fds=descriptors,
         )
     except OSError as error:
         raise ProgramError(f"{words[0]} cannot be run: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +13,9 @@ from pathlib import Path
 from visual_grpo.errors import UserError
 from visual_grpo.reproduction.programs import ProgramError, output_of
 
+_PREFIX, _CODE = "visual_grpo_reproduce_", "code"
+_IN_USE = "in_use"
+"""A file in the temporary folder, locked by the processes that work there; what is kept has none."""
 _NO_HOOKS = ("-c", "core.hooksPath=/dev/null")
 """Hooks of the user's repository, such as DVC's checkout, would run in the worktree too."""
 
@@ -23,6 +27,8 @@ class Place:
     folder: Path
     code: Path
     """The project at the run's commit, within the worktree."""
+    descriptor: int
+    """An open file: a process that inherits it holds the folder too."""
     kept: bool = False
     """Whether it stays when the work in it ends."""
 
@@ -58,28 +64,53 @@ def check_commit(project: Path, commit: str) -> None:
 def checked_out(project: Path, commit: str, changes: str, note: Callable[[str], None]) -> Iterator[Place]:
     """The code at ``commit`` with the patch ``changes``, removed at the end unless it is marked as kept.
 
+    What a reproduction that was killed has left is removed first, with a line in ``note``.
+
     Raises:
         UserError: there is no such commit, or the patch does not apply.
     """
     check_commit(project, commit)
-    folder = Path(tempfile.mkdtemp(prefix="visual_grpo_reproduce_"))
-    tree, prefix = folder / "code", git(project, "rev-parse", "--show-prefix")
-    place = Place(folder, tree / prefix)
+    _remove_left(project, note)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    tree, prefix = folder / _CODE, git(project, "rev-parse", "--show-prefix")
+    in_use = (folder / _IN_USE).open("w")
+    fcntl.flock(in_use, fcntl.LOCK_EX)
+    place = Place(folder, tree / prefix, in_use.fileno())
     try:
-        with suppress(ProgramError):
-            git(project, "worktree", "prune")  # Of a reproduction that was killed.
         git(project, *_NO_HOOKS, "worktree", "add", "--quiet", "--detach", tree, commit)
         _apply(tree, folder / "changes.diff", changes)
         yield place
     except ProgramError as error:
         raise UserError(f"git could not check out {commit} into {tree}: {error}") from error
     finally:
+        in_use.close()
         if place.kept:
+            (folder / _IN_USE).unlink()
             note(f"Kept: {folder} (to remove it: rm -r {folder} && git worktree prune)")
         else:
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(ProgramError):
                 git(project, "worktree", "prune")
+
+
+def _remove_left(project: Path, note: Callable[[str], None]) -> None:
+    """Removes the worktrees of reproductions whose processes have all ended without doing so."""
+    for line in git(project, "worktree", "list", "--porcelain").splitlines():
+        tree = Path(line.removeprefix("worktree "))
+        folder = tree.parent
+        if tree.name == _CODE and folder.name.startswith(_PREFIX) and _is_left(folder / _IN_USE):
+            shutil.rmtree(folder, ignore_errors=True)
+            note(f"Removed {folder}, which a reproduction that was killed had left")
+    git(project, "worktree", "prune")
+
+
+def _is_left(in_use: Path) -> bool:
+    try:
+        with in_use.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:  # There is none, or somebody holds it.
+        return False
 
 
 def _apply(tree: Path, file: Path, changes: str) -> None:
