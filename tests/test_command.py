@@ -84,6 +84,10 @@ def test_every_value_is_read_as_what_it_was(value: object) -> None:
         ("p={a} cube", {"p": "{a} cube"}),
         ("policy.train=[ar, dit],p={ssim: 1}", {"policy": {"train": ["ar", "dit"]}, "p": {"ssim": 1}}),
         (" a = 1 ,b.c=null,", {"a": 1, "b": {"c": None}}),
+        ("resume=same,", {"resume": "same"}),
+        (", resume=same,, ,seed=3 , ,", {"resume": "same", "seed": 3}),
+        ('p="a,,b=c",,seed=3', {"p": "a,,b=c", "seed": 3}),
+        (",", {}),
         ("", {}),
     ],
 )

@@ -28,28 +28,29 @@ _FORM = (
 )
 _QUOTED = r'"(?:[^"\\]|\\.)*"|' + r"'[^']*'"
 _PARAMETER = re.compile(
-    rf"\s*(?P<name>[^\s,=]+)\s*=\s*(?P<value>(?:{_QUOTED})(?=\s*(?:,|$))|.*?)\s*(?:(?={NEXT_PARAMETER})|,?\s*$)",
+    rf"\s*(?P<name>[^\s,=]+)\s*=\s*(?P<value>(?:{_QUOTED})(?=\s*(?:,|$))|.*?)\s*(?:(?=(?:,\s*)*{NEXT_PARAMETER})|[,\s]*$)",
     re.DOTALL,
 )
+_BETWEEN = ", \t\r\n"
 _UNREADABLE = (YAMLError, OmegaConfBaseException, ValueError)
 
 
 def parsed(text: str) -> dict[str, Any]:
     """The tree of ``--params``.
 
-    A comma separates parameters where another NAME= follows. A value is YAML, as for Kedro; what is no YAML, or a YAML
-    mapping, list or comment without brackets, is a text.
+    A comma separates parameters where another NAME= follows; several commas are one. A value is YAML, as for Kedro;
+    what is no YAML, or a YAML mapping, list or comment without brackets, is a text.
 
     Raises:
         click.UsageError: something has no NAME=.
     """
-    items, rest = [], text.strip()
+    items, rest = [], text.strip(_BETWEEN)
     while rest:
         found = _PARAMETER.match(rest)
         if found is None:
             raise click.UsageError(f"--params: {_FORM}; got {rest!r}")
         items.append(f"{found['name']}={_yaml(found['value'])}")
-        rest = rest[found.end() :].removeprefix(",")
+        rest = rest[found.end() :].lstrip(_BETWEEN)
     try:
         tree: Any = OmegaConf.to_container(OmegaConf.from_dotlist(items))
     except _UNREADABLE as error:

@@ -56,7 +56,7 @@ def remember(value: Any) -> None:
 def remember_named(parameters: Mapping[str, Any]) -> None:
     """Remembers what is named as a secret in the tree of parameters."""
     for section in SECTIONS:
-        _remember_named(parameters.get(section) or {})
+        _remember_named(parameters.get(section))
 
 
 def hidden(value: Any) -> Any:
@@ -105,7 +105,9 @@ def cover_logs() -> None:
             handler.addFilter(HidingFilter())
 
 
-def _remember_named(tree: Mapping[str, Any]) -> None:
+def _remember_named(tree: object) -> None:
+    if not isinstance(tree, Mapping):
+        return  # No section: the validation says so.
     for key, value in tree.items():
         if _are_headers(key, value):
             for name, item in value.items():

@@ -80,9 +80,9 @@ def pinned(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {**tree, "rewards": {**rewards, **dict.fromkeys(removed)}} if removed else dict(tree)
 
 
-def is_drawn(path: str | Path, dataset: str | Path) -> bool:
-    """Whether the records at ``path`` are those that the starter draws into ``dataset``."""
-    return Path(path).expanduser().resolve() == Path(dataset).expanduser().resolve()
+def is_drawn(path: object, dataset: object) -> bool:
+    """Whether the records at ``path`` are those that the starter draws into ``dataset``; not validated yet."""
+    return Path(str(path)).expanduser().resolve() == Path(str(dataset)).expanduser().resolve()
 
 
 def _preset(name: Any, tree: Mapping[str, Any], rewards: Mapping[str, Any], modules: Mapping[str, Any]) -> Preset:

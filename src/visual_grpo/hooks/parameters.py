@@ -109,19 +109,20 @@ def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[s
     Without such a run it is ``tree`` itself, and none differs.
     """
     resume, tracking = tree.get("resume"), tree.get("tracking")
-    if not isinstance(resume, str) or not isinstance(tracking, dict):
+    checkpoints = tracking.get("checkpoints") if isinstance(tracking, dict) else None
+    if not isinstance(resume, str) or not isinstance(checkpoints, str):
         return tree, {}  # The validation says what is wrong with it.
     if resume == SAME:
         return tree, {}  # Its parameters are those of this command.
     from visual_grpo import resuming
 
-    run = resuming.origin(resume, Path(tracking["checkpoints"]))
+    run = resuming.origin(resume, Path(checkpoints))
     if run is None:
         return tree, {}
     used = resuming.parameters_of_run(run, given, tree) | {"resume": resume}
     if resume == resuming.AUTO or "output" in given:  # The folder may have been moved since.
         used["output"] = tree["output"]
-        used["tracking"] = {**used["tracking"], "checkpoints": tracking["checkpoints"]}
+        used["tracking"] = {**used["tracking"], "checkpoints": checkpoints}
     return used, resuming.unrepeated(run, tree, used)
 
 

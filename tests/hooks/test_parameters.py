@@ -1,0 +1,38 @@
+"""What a command is given is refused with its name before anything is touched, whatever it is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kedro.config import OmegaConfigLoader
+
+from tests.small_project import ROOT
+from visual_grpo.cli import parsed
+from visual_grpo.errors import UserError
+from visual_grpo.hooks.parameters import ParameterHooks
+from visual_grpo.settings import CONFIG_LOADER_ARGS
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("tracking=3", "tracking = 3"),
+        ("rewards=3", "rewards = 3"),
+        ("data=", "data = None"),
+        ("starter=3", "starter = 3"),
+        ("data.path=3", "data.path = 3"),
+        ("data.path=[1]", r"data.path = \[1\]"),
+        ("tracking.checkpoints=3,resume=auto", "tracking.checkpoints = 3"),
+        ("resume=", "resume = None"),
+        ("seed=3 grpo.steps=2", "seed = '3 grpo.steps=2'"),
+        ("grpo..steps=3", "grpo.: there is no such parameter"),
+        (".a=3", "there is no such parameter"),
+    ],
+)
+def test_a_slip_is_named(given: str, named: str) -> None:
+    loader = OmegaConfigLoader(str(ROOT / "conf"), env="local", runtime_params=parsed(given), **CONFIG_LOADER_ARGS)
+    context: Any = SimpleNamespace(config_loader=loader, env="local")
+    with pytest.raises(UserError, match=named):
+        ParameterHooks().after_context_created(context)
