@@ -61,6 +61,11 @@ def test_a_large_file_is_read_once(project: Path, monkeypatch: pytest.MonkeyPatc
     (project / "weights").write_bytes(b"x" * 20_000_000)
     read: list[Path] = []
     real = file_digest.file_digest
-    monkeypatch.setattr(file_digest, "file_digest", lambda file: read.append(file) or real(file))
+
+    def counted(file: Path) -> str:
+        read.append(file)
+        return real(file)
+
+    monkeypatch.setattr(file_digest, "file_digest", counted)
     assert option_files({"weights": "weights"}, OUTPUT) == option_files({"weights": "weights"}, OUTPUT)
     assert len(read) == 1

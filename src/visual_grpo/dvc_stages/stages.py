@@ -161,8 +161,8 @@ def _own_code(environment: Environment, pipeline: str) -> Iterator[str]:
             if file.is_relative_to(Path.cwd()):
                 yield file.relative_to(Path.cwd()).as_posix()
     for reward in config.rewards.values():
-        for _, path in named_paths(reward.options, config.output):
-            yield _from_here(path.as_posix())
+        for _, file in named_paths(reward.options, config.output):
+            yield _from_here(file.as_posix())
 
 
 def _plots(environment: Environment) -> Iterator[dict[str, Any]]:

@@ -6,11 +6,9 @@ A retraining commits dvc.lock itself, or says that it is to be committed.
 from __future__ import annotations
 
 import logging
-import sys
+import runpy
 
 if __name__ == "__main__":
-    from dvc.cli import main
-
     # DVC's option --quiet would also hide which stage runs.
     logging.getLogger("dvc.repo.scm_context").setLevel(logging.WARNING)
-    sys.exit(main(sys.argv[1:]))
+    runpy.run_module("dvc", run_name="__main__", alter_sys=True)
