@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.reproduction.repositories import commit, git
-from tests.small_project import environment, paste, small_project
+from tests.small_project import ROOT, environment, paste, small_project
 
+KILLER = ROOT / "tests/killer"
 REPRODUCE = ".venv/bin/kedro run --pipeline=reproduce --params=run=latest"
 TRAIN = ".venv/bin/kedro run --pipelines=starter,data_preparation,baseline,train --params=seed=3,policy.train=ar"
 
@@ -103,6 +105,33 @@ def test_what_differs_is_named_and_the_command_fails(project: Path, kind: str) -
     assert f"Kept: {left}" in done.stdout
     subprocess.run(["rm", "-r", str(left)], check=True)
     git(project, "worktree", "prune")
+
+
+@pytest.mark.slow
+def test_a_training_from_other_adapters_that_was_killed_and_resumed_is_made_again(project: Path) -> None:
+    """What it started from is where it then left its own, so that only MLflow has it."""
+    adapters, training = project / "data/06_models/adapters", project / "src/visual_grpo/training.py"
+    before, text = shutil.copytree(adapters, project / "before"), training.read_text(encoding="utf-8")
+    train = ".venv/bin/kedro run --pipeline=train --params=seed=4,policy.train=ar,train.start=latest"
+    try:
+        shutil.copy(ROOT / "src/visual_grpo/training.py", training)
+        killed = paste(f"KILL_AT=visual_grpo.grpo.checkpoint:write_latest:0 PYTHONPATH={KILLER}:src {train}", project)
+        assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), killed.stderr[-2000:]
+        assert [path.name for path in (project / "data/06_models/checkpoints").glob("step-*")] == ["step-000001"]
+        done = paste(f"{train},resume=auto", project)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "Resuming after step 1 of 2" in done.stdout
+        repeated = paste(REPRODUCE, project)
+        assert repeated.returncode == 0, repeated.stdout[-3000:] + repeated.stderr[-2000:]
+    finally:
+        training.write_text(text, encoding="utf-8")
+        shutil.rmtree(adapters)
+        before.rename(adapters)
+    found = report(project)
+    assert found["matches"]
+    results = {row["what"]: row["result"] for row in found["rows"]}
+    assert (results["adapters at the start"], results["trained in"], results["metrics"]) == ("equal", "noted", "equal")
+    assert {result for name, result in results.items() if name.startswith("adapter ")} == {"equal"}
 
 
 @pytest.mark.slow

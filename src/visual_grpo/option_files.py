@@ -10,24 +10,28 @@ from typing import Any
 
 from visual_grpo.file_digest import digest_once
 
+_HERE = Path()
 CACHE = "cache"
 """The option, at any depth, that names a place which the reward writes into."""
 
 
-def option_files(options: Mapping[str, Any], output: str) -> dict[str, str]:
+def option_files(options: Mapping[str, Any], output: str, base: Path = _HERE) -> dict[str, str]:
     """12 hex digits of the content of each file, and of each folder with all that is in it, by the option's dotted
     name. Everything is read once in a process.
 
-    Left out are `CACHE`, and folders that hold the working folder or ``output``, in which a run itself writes.
+    Left out are `CACHE`, and folders that hold the project or ``output``, in which a run itself writes.
+
+    Args:
+        base: the project's folder, which relative paths start from.
     """
-    return {name: _digest(path) for name, path in named_paths(options, output)}
+    return {name: _digest(path) for name, path in named_paths(options, output, base)}
 
 
-def named_paths(options: Mapping[str, Any], output: str) -> Iterator[tuple[str, Path]]:
-    """The option's dotted name, and the file or folder, which exists, as it is named."""
+def named_paths(options: Mapping[str, Any], output: str, base: Path = _HERE) -> Iterator[tuple[str, Path]]:
+    """The option's dotted name, and the file or folder, which exists."""
     for name, text in _texts(options, ""):
-        path = _existing(text)
-        if path is not None and not _holds(path, Path.cwd()) and not _holds(path, Path(output)):
+        path = _existing(text, base)
+        if path is not None and not _holds(path, base) and not _holds(path, base / output):
             yield name, path
 
 
@@ -45,9 +49,9 @@ def _texts(value: object, name: str) -> Iterator[tuple[str, str]]:
         yield from _texts(part, f"{name}.{key}" if name else key)
 
 
-def _existing(text: str) -> Path | None:
+def _existing(text: str, base: Path) -> Path | None:
     try:
-        path = Path(text).expanduser()
+        path = base / Path(text).expanduser()
         return path if text and path.exists() else None
     except (OSError, ValueError, RuntimeError):  # No path: a long text, one with a zero, or ~ of nobody.
         return None

@@ -10,20 +10,24 @@ from typing import Any
 
 from visual_grpo.config import Parameters, flatten, merged, presets
 from visual_grpo.config.validation import validate
+from visual_grpo.decisive_parameters import decisive
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint_folder import Note, newest_intact, readable_facts
 from visual_grpo.secret_values import SECTIONS, revealed
 
 AUTO, SAME, NEVER = "auto", "same", "never"
+ROUNDING = (
+    *("model.device", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),
+    *("policy.rollout_batch", "policy.denoise_batch", "policy.decode_batch", "policy.gradient_checkpointing"),
+)
+"""Patterns of the parameters that say where and in how large parts something is computed."""
 MAY_CHANGE = (
     # Not of the training, or how often something is done beside it.
     *("resume", "output", "adapter", "generate.*", "score.*", "compare.*", "reward_report.*", "tracking.*"),
     *("vote.*", "promotion.*", "run", "reproduce.*", "evaluation.every", "evaluation.redraw"),
     *("grpo.non_finite", "alarm.*"),
-    # Where and in how large parts it is computed, which changes rounding only.
-    *("model.device", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),
-    *("policy.rollout_batch", "policy.denoise_batch", "policy.decode_batch", "policy.gradient_checkpointing"),
+    *ROUNDING,
 )
 """Patterns of the parameters that a resumed run may change, beside ``grpo.steps`` where the schedule allows it."""
 STEPS = "grpo.steps"
@@ -132,6 +136,16 @@ def refuse_changes(path: Path, facts: Mapping[str, Any], config: Parameters) -> 
         else ""
     )
     refuse_differences(path, was, now, why)
+
+
+def adjusted(run: Origin, config: Parameters) -> list[str]:
+    """What the run goes on with otherwise, of all that decides or rounds its result: a line each, which begins with
+    the parameter's dotted name and a colon."""
+    before = validate(presets.pinned(run.parameters)).public()
+    was, now = (decisive("train", tree) for tree in (before, config.public()))
+    step = checkpoint.position(run.checkpoint)[0]
+    differing = [name for name in _differing(was, now) if name != "model.device"]  # `computed_with` says which it was.
+    return [f"{name}: {was.get(name)}, {now.get(name)} after step {step}" for name in differing]
 
 
 def refuse_another_origin(path: Path, facts: Mapping[str, Any], identity: Mapping[str, str]) -> None:

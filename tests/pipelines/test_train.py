@@ -185,6 +185,8 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(project: Project, m
     facts = json.loads((project.folder / "adapters" / "training.json").read_text())
     assert facts["command"] == ".venv/bin/kedro run --part=0"
     assert facts["resumed.command"] == ".venv/bin/kedro run --part=1\n.venv/bin/kedro run --part=2"
+    steps = [f"grpo.steps: {STEPS + n}, {STEPS + n + 1} after step {STEPS + n}" for n in (0, 1)]
+    assert facts["resumed.parameters"].splitlines() == steps
     card = (project.folder / "adapters" / "README.md").read_text().splitlines()
     assert "- Command: `.venv/bin/kedro run --part=0`" in card
     assert "- Resumed by: `.venv/bin/kedro run --part=1`, `.venv/bin/kedro run --part=2`" in card
@@ -244,6 +246,8 @@ def test_other_adapters_to_start_from_are_another_training(project: Project) -> 
     project.run()
     adapters = shutil.copytree(project.folder / "adapters", project.folder / "before")
     project.run(train={"start": str(adapters)})
+    made_by = json.loads((adapters / "training.json").read_text())["mlflow_run_id"]
+    assert json.loads((project.folder / "adapters/training.json").read_text()).get("start.run") == made_by
     again = shutil.copytree(project.folder / "adapters", project.folder / "after")
     shutil.copytree(again, adapters, dirs_exist_ok=True)
     with pytest.raises(UserError, match=r"made with another start \(was [0-9a-f]{64}, is [0-9a-f]{64}\)"):

@@ -178,3 +178,40 @@ def _md5(file: Path) -> str:
     import yaml
 
     return str(yaml.safe_load(file.read_text())["outs"][0]["md5"])
+
+
+def with_words(project: Path) -> Inputs:
+    """Of a run whose reward reads a file that is in no commit."""
+    (project / "words.txt").write_text("a")
+    reward = {"function": "tests.evaluation.painter:brightness_by_words", "options": {"words": "words.txt"}}
+    found = inputs(project, rewards={"own": reward})
+    found.facts = {**found.facts, "file of reward own: words": "ca978112ca1b"}
+    return found
+
+
+@pytest.mark.parametrize("committed", [None, "another"])
+def test_a_file_that_a_reward_reads_is_brought_where_the_commit_has_another(
+    project: Path, committed: str | None
+) -> None:
+    wanted = with_words(project)
+    if committed is not None:
+        (project.parent / "code/words.txt").write_text(committed)
+    wanted.bring()
+    assert (project.parent / "code/words.txt").read_text() == "a"
+    assert (project / "words.txt").read_text() == "a"
+
+
+def test_the_commits_own_file_stays_though_the_present_one_is_another(project: Path) -> None:
+    wanted = with_words(project)
+    (project.parent / "code/words.txt").write_text("a")
+    (project / "words.txt").write_text("b")
+    wanted.bring()
+    assert not (project.parent / "code/words.txt").is_symlink()
+
+
+@pytest.mark.parametrize("present", ["b", None])
+def test_a_file_that_is_no_longer_what_a_reward_read_is_refused(project: Path, present: str | None) -> None:
+    wanted = with_words(project)
+    (project / "words.txt").unlink() if present is None else (project / "words.txt").write_text(present)
+    with pytest.raises(UserError, match=r"words of reward own named .* ca978112ca1b in the run\. Present: "):
+        wanted.bring()

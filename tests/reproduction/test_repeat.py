@@ -12,6 +12,8 @@ from tests.reproduction.repositories import repository
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.reproduce.nodes import reproduce_training, require_match
 from visual_grpo.reproduction.repeat import Training, repeat
+from visual_grpo.reproduction.repeatable import check_repeatable
+from visual_grpo.trained_adapters import ADJUSTED
 
 TREE = parameters().model_dump(mode="json")
 
@@ -34,7 +36,36 @@ def test_a_training_that_went_on_with_other_code(tmp_path: Path) -> None:
     said = refusal(tmp_path, **{"resumed.git.commit": "later1\nlater2", "resumed.command": "go on"})
     assert "was resumed with other code than it began with" in said
     assert "later1, later2" in said
-    assert "so no single commit makes it again" in said
+    assert "so no single training is the same" in said
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        (
+            {"source.digest": "a" * 64, "resumed.source.digest": "b" * 64},
+            "(source files of this project: aaaaaaaaaaaa, b",
+        ),
+        ({"resumed.numerics": "torch 3"}, "other versions of libraries, or kind of processor, so"),
+        (
+            {ADJUSTED: "grpo.steps: 2, 3 after step 2"},
+            "other parameters than it began with (grpo.steps: 2, 3 after step",
+        ),
+        ({ADJUSTED: "grpo.micro_batch_size: 8, 4 after step 2"}, "(grpo.micro_batch_size: 8, 4 after step 2)"),
+    ],
+)
+def test_a_training_whose_parts_are_not_of_one(tmp_path: Path, facts: dict[str, str], told: str) -> None:
+    said = refusal(tmp_path, **{"numerics": "torch 2, cpu x86_64 AVX2", **facts})
+    assert told in said
+    assert "train again from step 1 (resume=never)" in said
+
+
+def test_a_gpus_parts_may_round_otherwise_but_no_more(tmp_path: Path) -> None:
+    on_gpu = {"parameters": TREE, "git.commit": "a", "numerics": "torch 2, cuda x86_64 AVX2 A100"}
+    smaller = {ADJUSTED: "grpo.micro_batch_size: 8, 4 after step 2", "resumed.numerics": "torch 2, cuda H100"}
+    check_repeatable(tmp_path, on_gpu | smaller)
+    with pytest.raises(UserError, match=r"\(evaluation\.every: 10, 5 after step 2\)"):
+        check_repeatable(tmp_path, on_gpu | {ADJUSTED: f"{smaller[ADJUSTED]}\nevaluation.every: 10, 5 after step 2"})
 
 
 def test_a_training_whose_changes_are_lost(tmp_path: Path) -> None:

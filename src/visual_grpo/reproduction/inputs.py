@@ -11,9 +11,11 @@ from typing import Any
 
 from visual_grpo.errors import UserError
 from visual_grpo.file_digest import file_digest
+from visual_grpo.option_files import named_paths, option_files
 from visual_grpo.records.table import RecordTable
 from visual_grpo.reproduction.dvc_cache import restore
 from visual_grpo.saved_model import content_digest, may_be_hub_id
+from visual_grpo.trained_adapters import FILE
 
 RECORDS, IMAGES = "05_model_input/records.parquet", "05_model_input/images"
 REPORT, BASELINE = "06_models/starter.json", "07_model_output/baseline"
@@ -46,6 +48,7 @@ class Inputs:
         Raises:
             UserError: an input is nowhere and cannot be made again.
         """
+        self._bring_reward_files()
         base, data = self._base(), self._data()
         starter = base == AGAIN or (data == AGAIN and self._is_drawn())
         if not starter:
@@ -53,6 +56,23 @@ class Inputs:
         self._offer_baseline()
         pipelines = [*(["starter"] if starter else []), *(["data_preparation"] if data == AGAIN else [])]
         return {"data": data, "base model": base}, pipelines
+
+    def _bring_reward_files(self) -> None:
+        """The files and folders that options of rewards name: the commit's, or the present ones."""
+        for fact in sorted(fact for fact in self.facts if fact.startswith(FILE)):
+            reward, _, option = fact.removeprefix(FILE).partition(": ")
+            options, output, wanted = self.tree["rewards"][reward]["options"], self.tree["output"], self.facts[fact]
+            there = option_files(options, output, self.code).get(option)
+            if there == wanted:
+                continue
+            now = option_files(options, output, self.project).get(option)
+            if now != wanted:
+                raise UserError(
+                    f"The option {option} of reward {reward} named a file or folder with the digest {wanted} in the"
+                    f" run. Present: {now or 'gone'}; at its commit: {there or 'none'}. Put it back as it was."
+                )
+            path = dict(named_paths(options, output, self.project))[option]
+            _link(path, self.code / path.relative_to(self.project))
 
     def _data(self) -> str:
         own = self.facts["parameters"]["output"]
@@ -197,10 +217,11 @@ def _take(source: Path, target: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Lets ``target`` be ``source``, which is only read; a folder that is there and empty makes room."""
+    """Lets ``target`` be ``source``, which is only read; what is there makes room."""
     if not source.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
+    target.unlink(missing_ok=True)
     target.symlink_to(source.resolve())

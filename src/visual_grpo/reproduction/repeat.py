@@ -17,13 +17,13 @@ from visual_grpo.reproduction.configuration import parameters_to_repeat, write_c
 from visual_grpo.reproduction.environment import LOCK, Environment, environment_of
 from visual_grpo.reproduction.inputs import Inputs
 from visual_grpo.reproduction.programs import ProgramError, run
+from visual_grpo.reproduction.repeatable import GPU, check_repeatable, processor_of
 from visual_grpo.reproduction.worktree import Place, checked_out, git
 from visual_grpo.tracking.origins import recorded_hashes
-from visual_grpo.trained_adapters import CHANGES, read_facts
+from visual_grpo.trained_adapters import ADJUSTED, CHANGES, read_facts
 
 ADAPTERS = "06_models/adapters"
 LOG = "output.log"
-GPU = "cuda"
 _VERSION = "version."
 _SHOWN = ("== ", "Signal check")
 """Beginnings of the lines that are shown of a training, beside those of its progress bars."""
@@ -62,7 +62,7 @@ def repeat(
         UserError: the code, the environment, the data or the base model of the training cannot be had again, or the
             training fails.
     """
-    _check(training)
+    check_repeatable(training.adapters, training.facts)
     tree = parameters_to_repeat(training.facts["parameters"], present, training.start)
     began = time.monotonic()
     commit = str(training.facts["git.commit"])
@@ -133,7 +133,7 @@ class _Attempt:
 
         words = [str(environment.python), "-m", "kedro", "run", *options, f"--pipelines={','.join(pipelines)}"]
         try:
-            run(words, self.place.code, environment.variables(), show)
+            run(words, self.place.code, environment.variables(), show, [self.place.descriptor])
         except ProgramError as error:
             self.place.kept = True
             raise UserError(
@@ -149,6 +149,9 @@ class _Attempt:
         if "resumed.command" in self.facts:
             parts = len(str(self.facts["resumed.command"]).splitlines()) + 1
             yield Row("trained in", f"{parts} parts", "one go", "noted")
+        for line in str(self.facts.get(ADJUSTED, "")).splitlines():
+            name, _, values = line.partition(": ")
+            yield Row(f"parameter {name}", values, "the last of them", "noted")
         yield Row(LOCK, "of the commit", "a new environment" if environment.new else "this environment", "equal")
 
     def _made_rows(self, pipelines: list[str]) -> Iterator[Row]:
@@ -176,7 +179,7 @@ class _Attempt:
 
     def _is_of_gpu(self, present: Mapping[str, Any]) -> bool:
         """Whether one of the two trainings computed on a GPU, which does not give the same bits twice."""
-        return GPU in (_processor(self.facts).split()[0], self._processor_here(present).split()[0])
+        return GPU in (processor_of(self.facts).split()[0], self._processor_here(present).split()[0])
 
     def _processor_here(self, present: Mapping[str, Any]) -> str:
         """As `computed_with` writes it."""
@@ -189,29 +192,7 @@ class _Attempt:
         for name, version in _versions(self.facts).items():
             here = present["python"] if name == "python" else present["versions"][name]
             yield Row.of(name, version, here, "noted")
-        yield Row.of("processor", _processor(self.facts), self._processor_here(present), "noted")
-
-
-def _check(training: Training) -> None:
-    """Raises UserError where the facts do not say by which code the adapters were made."""
-    facts, folder = training.facts, training.adapters
-    if "git.commit" not in facts or "parameters" not in facts:
-        raise UserError(
-            f"The training of {folder} cannot be repeated: training.json names no commit, since it was started outside"
-            " of a git repository, or by an older version."
-        )
-    several = [name for name in ("git.commit", "git.state") if f"resumed.{name}" in facts]
-    if several:
-        values = [str(facts[several[0]]), *str(facts[f"resumed.{several[0]}"]).splitlines()]
-        raise UserError(
-            f"The training of {folder} was resumed with other code than it began with ({several[0]}:"
-            f" {', '.join(values)}), so no single commit makes it again. A training that is resumed by the same code"
-            " can be repeated."
-        )
-    if facts.get("git.state") == "dirty" and not _changes(training):
-        raise UserError(
-            f"The training of {folder} was started with uncommitted changes, and the folder has no {CHANGES} any more."
-        )
+        yield Row.of("processor", processor_of(self.facts), self._processor_here(present), "noted")
 
 
 def _changes(training: Training) -> str:
@@ -224,11 +205,6 @@ def _versions(facts: Mapping[str, Any]) -> dict[str, str]:
     found = {name.removeprefix(_VERSION): str(facts[name]) for name in facts if name.startswith(_VERSION)}
     listed = [part.split() for part in str(facts.get(NUMERICS, "")).split(", ")[:-1]]
     return {**found, **{words[0]: words[1] for words in listed if len(words) == 2}}
-
-
-def _processor(facts: Mapping[str, Any]) -> str:
-    """Kind, instruction set and GPU; runs of older versions did not note it."""
-    return str(facts[NUMERICS]).rpartition(", ")[2] if NUMERICS in facts else "not recorded"
 
 
 def _is_progress(line: str) -> bool:

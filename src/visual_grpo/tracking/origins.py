@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,29 +63,31 @@ def run_of(facts: Mapping[str, Any]) -> Run | None:
     return next((run for run in runs if named in (run.info.run_id, run.data.tags.get(KEY))), None)
 
 
-def start_of(named: str, digest: str, latest: Path) -> Path:
+def start_of(named: str, digest: str, latest: Path, run: str | None = None) -> Path:
     """The adapters with ``digest`` that a training started from.
 
     Args:
         named: what its parameter ``train.start`` said; an alias or ``latest`` may mean other adapters by now, and then
-            the one among MLflow's registered versions that has the digest is taken.
+            those of their MLflow run, or of the registered version that has the digest, are taken.
+        run: id of the MLflow run that made them; None = not known.
 
     Raises:
         UserError: they are nowhere.
     """
-    try:
-        folder = find_adapters(named, latest)
-        if folder.is_dir() and adapter_digest(folder) == digest:
-            return folder.resolve()
-    except UserError:
-        pass
+    for name in filter(None, (named, run)):
+        with suppress(UserError):
+            folder = find_adapters(name, latest)
+            if folder.is_dir() and adapter_digest(folder) == digest:
+                return folder.resolve()
     for version in _versions_with(digest):
         folder = version.adapters(whatever_they_are=True)
         if adapter_digest(folder) == digest:
             return folder.resolve()
     raise UserError(
         f"The adapters that the run started from (train.start={named}, digest {digest[:12]}) are not there any more:"
-        f" {named} has other weights now, and no registered version has these."
+        f" {named} has other weights now, and neither their MLflow run nor a registered version has these. Put them"
+        " back where they were, or train again from adapters that stay: a registered version (models:/NAME/3), or an"
+        " MLflow run's id."
     )
 
 

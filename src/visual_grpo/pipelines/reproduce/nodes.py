@@ -7,6 +7,7 @@ from typing import Any
 
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
+from visual_grpo.trained_adapters import START_RUN
 
 
 def reproduce_training(parameters: Parameters) -> dict[str, Any]:
@@ -48,7 +49,8 @@ def _start(parameters: Parameters, facts: dict[str, Any]) -> Path | None:
 
     if "start" not in facts:
         return None
-    return start_of(facts["parameters"]["train"]["start"], facts["start"], Path(parameters.adapters_folder))
+    named = facts["parameters"]["train"]["start"]
+    return start_of(named, facts["start"], Path(parameters.adapters_folder), facts.get(START_RUN))
 
 
 def require_match(reproduction: dict[str, Any]) -> None:

@@ -16,11 +16,11 @@ import pandas as pd
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.errors import counted
 from visual_grpo.pipelines.train.alarms import make_watch, tell_alarm
-from visual_grpo.pipelines.train.start import check_start, find_start
+from visual_grpo.pipelines.train.start import check_start, find_start, start_facts
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import BEST, CHANGES, HELD_OUT, LAST, adapter_digest, read_facts
+from visual_grpo.trained_adapters import ADJUSTED, BEST, CHANGES, HELD_OUT, LAST, adapter_digest, read_facts
 
 READ = ("05_model_input", "06_models/starter.json", "07_model_output/baseline")
 """Outputs of other pipelines that the training depends on."""
@@ -79,7 +79,7 @@ def train(
         run_id=tracker.run_id,
         watch=make_watch(parameters, baseline),
         advice={module: plan.family.modules[module].advice for module in plan.modules},
-        lineage=_lineage(parameters, starter_report, project),
+        lineage=_lineage(parameters, starter_report, project, start),
     )
     changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
     # With the run's id, so that two trainings of the same settings stay apart.
@@ -108,7 +108,7 @@ def train(
     return adapters_draft, pd.DataFrame(progress.history)
 
 
-def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path) -> dict[str, str]:
+def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path, start: Path | None) -> dict[str, str]:
     """Where the adapter comes from, with the commands that it was resumed by."""
     from visual_grpo import resuming
     from visual_grpo.computed_with import computed_with
@@ -121,7 +121,12 @@ def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path) 
     now = {"command": lineage.command(), **base, **lineage.git_tags(project), **lineage.version_tags()}
     inputs = [config.data.path, starter_report["model"], *(f"{config.output}/{name}" for name in READ)]
     now |= computed_with("train", config) | input_tags(inputs, project)
-    return lineage.resumed({} if origin is None else origin.lineage, now)
+    if start is not None:
+        now |= start_facts(start)
+    if origin is None:
+        return lineage.resumed({}, now)
+    adjusted = [*origin.lineage.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config)]
+    return lineage.resumed(origin.lineage, now) | ({ADJUSTED: "\n".join(adjusted)} if adjusted else {})
 
 
 def _seen(records: RecordTable, start: Path | None) -> SeenPrompts:

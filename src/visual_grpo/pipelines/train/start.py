@@ -9,7 +9,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.presets import pinned
 from visual_grpo.errors import UserError
 from visual_grpo.saved_model import content_digest
-from visual_grpo.trained_adapters import check_base, check_weights, modules_of, read_facts
+from visual_grpo.trained_adapters import START_RUN, check_base, check_weights, modules_of, read_facts
 
 BASE = "base"
 
@@ -21,6 +21,12 @@ def find_start(config: Parameters) -> Path | None:
     if config.train.start == BASE:
         return None
     return find_adapters(config.train.start, Path(config.adapters_folder))
+
+
+def start_facts(start: Path) -> dict[str, str]:
+    """By which the adapters can be found again: the MLflow run that made them, if there was one."""
+    run_id = read_facts(start).get("mlflow_run_id")
+    return {} if run_id is None else {START_RUN: run_id}
 
 
 def check_start(config: Parameters, modules: Sequence[str], start: Path, model: str) -> None:
