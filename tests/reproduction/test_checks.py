@@ -42,7 +42,8 @@ def project(tmp_path: Path) -> Path:
         f"dvc.{RAW}": HASH,
     }
     (trained / FACTS).write_text(json.dumps(facts))
-    (folder / "dvc.lock").write_text(json.dumps({"stages": {"raw": {"outs": [{"path": RAW, "md5": HASH}]}}}))
+    stages = {"raw": {"cmd": "draw", "outs": [{"path": RAW, "md5": HASH}]}}
+    (folder / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": stages}))
     return folder
 
 
