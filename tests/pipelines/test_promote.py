@@ -130,6 +130,21 @@ def test_the_same_candidate_again_changes_nothing_and_draws_nothing(gate: Gate) 
     assert len(gate.client.search_model_versions(f"name = '{NAME}'")) == 1
 
 
+def test_a_champion_whose_gate_a_kill_left_unnoted_is_noted_by_the_next_call(gate: Gate) -> None:
+    first = gate.train("first", 0.1)
+    gate.ask(first)
+    before = gate.client.get_registered_model(NAME).tags
+    for tag in before:
+        gate.client.delete_registered_model_tag(NAME, tag)
+    gate.ask(first)
+    after = gate.client.get_registered_model(NAME).tags
+    assert [(tag, value.split()[1:]) for tag, value in after.items()] == [
+        (tag, value.split()[1:]) for tag, value in before.items()
+    ]
+    gate.ask(first, margin=0.01)
+    assert gate.client.get_registered_model(NAME).tags == after, "other settings of the present champion are no gate"
+
+
 def test_a_repeated_promotion_keeps_the_report_of_the_first(gate: Gate) -> None:
     first = gate.train("first", 0.1)
     reporting = gate.folder / "08_reporting"
