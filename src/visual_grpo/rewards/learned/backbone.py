@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
+from visual_grpo.file_digest import digest_once
 from visual_grpo.rewards.learned.weights_file import read_weights
-from visual_grpo.saved_model import sha256_of
 
 _WEIGHTS = {"alex": "AlexNet_Weights", "vgg": "VGG16_Weights", "squeeze": "SqueezeNet1_1_Weights"}
 _PATIENCE = 5.0
@@ -71,7 +71,7 @@ class Backbone:
         return read_weights(self.reward, self._cached)
 
     def _check_published(self) -> None:
-        if not sha256_of(self._cached).startswith(_NAMED_HASH.findall(self._cached.name)[-1]):
+        if not digest_once(self._cached).startswith(_NAMED_HASH.findall(self._cached.name)[-1]):
             raise UserError(
                 f"{self.reward}: {self._cached} is not what torchvision published: its content does not have the hash"
                 " that its name ends with. It was damaged or changed after the download. Delete it, and it is"
