@@ -43,7 +43,7 @@ def project(tmp_path: Path) -> Path:
     }
     (trained / FACTS).write_text(json.dumps(facts))
     stages = {"raw": {"cmd": "draw", "outs": [{"path": RAW, "md5": HASH}]}}
-    (folder / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": stages}))
+    (folder / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": stages}) + "\n")
     return folder
 
 

@@ -64,6 +64,7 @@ def test_every_place_at_which_one_can_be_cut_is_noticed_or_harmless(project: Pat
             found = stages_of(LOCK, project)
         except UserError:
             continue
+        assert whole[length - 1] == "\n"
         assert all({"path", "md5"} <= entry.keys() for entry in found["copy"].get("deps", []))
 
 

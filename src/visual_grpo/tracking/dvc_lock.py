@@ -30,7 +30,7 @@ def stages_of(lock: Path, project: Path) -> dict[str, Any]:
     text = (project / lock).read_text(encoding="utf-8", errors="replace")
     try:
         tree = yaml.safe_load(text)
-        damage = _damage(tree)
+        damage = _damage(tree) or (None if text.endswith("\n") else "it ends in the middle of a line")
     except yaml.YAMLError as error:
         damage = str(error)
     if damage is not None:
