@@ -57,6 +57,16 @@ def test_a_number_that_was_only_an_estimate_is_complete_in_the_end(terminal: boo
     assert "10/10" in stream.getvalue().rpartition("train")[2]
 
 
+def test_a_line_of_another_part_of_the_program_does_not_run_into_the_bar(monkeypatch: pytest.MonkeyPatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(console, "_console", lambda: Console(file=io.StringIO(), width=120, force_terminal=True))
+    with console.progress("train", 10, console=Console(file=stream, width=120, force_terminal=True)) as bar:
+        bar.advance(9)
+        console.note("MLflow is back")
+    lines = [line for line in stream.getvalue().replace("\r", "\n").splitlines() if "MLflow is back" in line]
+    assert [line.split("\x1b[2K")[-1] for line in lines] == ["MLflow is back"]
+
+
 def test_repeated_steps_restart_the_estimate():
     clock, (target, lines) = Clock(), plain()
     with console.progress("train", 10, console=target, clock=clock, every=15) as bar:

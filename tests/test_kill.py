@@ -86,8 +86,9 @@ def check(prepared: Path, kind: str, kills: int) -> None:
     done = paste(command(kind, "train"), whole)
     assert done.returncode == 0, done.stderr[-2000:]
     for number, moment in enumerate(moments(kills, random.Random(kind))):
-        code = run(command(kind, "train", resume=number > 0), killed, moment)
-        assert code == -signal.SIGKILL, f"{moment} was not reached: exit code {code}"
+        done = run(command(kind, "train", resume=number > 0), killed, moment)
+        said = (done.stdout + done.stderr)[-3000:]
+        assert done.returncode == -signal.SIGKILL, f"{moment} was not reached: exit code {done.returncode}\n{said}"
     done = paste(command(kind, "train", resume=True), killed)
     assert done.returncode == 0, done.stderr[-2000:]
     assert adapters(killed) == adapters(whole)
@@ -101,11 +102,11 @@ def command(kind: str, pipeline: str, *, resume: bool = False) -> str:
     return f".venv/bin/kedro run{f' --env={env}' if env else ''} --pipeline={pipeline} --params={given}"
 
 
-def run(line: str, project: Path, moment: str) -> int:
+def run(line: str, project: Path, moment: str) -> subprocess.CompletedProcess[str]:
     killer = str(Path(__file__).parent / "killer")
     own = environment(project)
     own |= {"KILL_AT": moment, "PYTHONPATH": f"{killer}:{own['PYTHONPATH']}"}
-    return subprocess.run(line.split(), cwd=project, env=own, capture_output=True, check=False).returncode
+    return subprocess.run(line.split(), cwd=project, env=own, capture_output=True, text=True, check=False)
 
 
 def adapters(project: Path) -> dict[str, bytes]:

@@ -51,6 +51,10 @@ class Bar(Protocol):
         ...
 
 
+_shown: list[_RichBar] = []
+"""Bars on a terminal: a line that is printed past them would be glued to the last one."""
+
+
 @contextmanager
 def progress(
     description: str,
@@ -70,8 +74,12 @@ def progress(
     console = console or _console()
     if console.is_terminal:
         with _rich_progress(console) as display:
-            task = display.add_task(description, total=total, completed=completed, shown="")
-            yield _RichBar(display, task)
+            shown = _RichBar(display, display.add_task(description, total=total, completed=completed, shown=""))
+            _shown.append(shown)
+            try:
+                yield shown
+            finally:
+                _shown.remove(shown)
     else:
         bar = _PlainBar(console, description, total, completed, every, clock)
         try:
@@ -89,7 +97,10 @@ def heading(text: str) -> None:
 
 def note(text: str) -> None:
     """Prints one line as it is: square brackets are no rich markup, control characters are made visible."""
-    _print_line(_console(), text)
+    if _shown:
+        _shown[-1].note(text)
+    else:
+        _print_line(_console(), text)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | None]]) -> None:

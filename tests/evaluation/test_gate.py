@@ -258,6 +258,13 @@ def test_subgroups_are_the_values_of_the_records_metadata() -> None:
         subgroups_of([PromptRecord(id="p0", prompt="a")], ["colour"])
 
 
+@pytest.mark.parametrize("units", [9, 10])
+def test_as_few_prompts_as_the_verdict_distrusts_are_noted(units: int) -> None:
+    before = np.random.default_rng(units).normal(size=units)
+    decision = decide(scores(before + 1), {"base": scores(before)}, rule())
+    assert any("too few to rely on the interval" in note for note in decision.notes) == (units == 9)
+
+
 @pytest.mark.parametrize("units", [34, 99, 100])
 def test_few_prompts_are_told_with_the_gain_that_they_can_detect(units: int) -> None:
     before, gain = np.random.default_rng(units).normal(size=(2, units))

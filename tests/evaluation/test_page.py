@@ -138,6 +138,8 @@ def test_parameters_that_differ_from_the_base_come_first(tmp_path: Path) -> None
     assert ("grpo.steps", 80, 80) in found["all"]
     removed = configuration({**base, "rewards": {"shapes": base["rewards"]["shapes"]}}, FILE)["changed"]
     assert ("rewards.palette.weight", None, 0.0) in removed
+    without = configuration({name: section for name, section in base.items() if name != "retrain"}, FILE)["changed"]
+    assert without == []
     tree = yaml.safe_load(FILE.read_text(encoding="utf-8")) | {"sead": 1}
     (tmp_path / "broken.yml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     for unusable in (tmp_path / "broken.yml", tmp_path / "none.yml"):

@@ -110,7 +110,9 @@ def test_what_is_better_than_champion_and_base_becomes_champion(gate: Gate) -> N
     assert gate.ask(better)["version"] == 2
     assert gate.champion() == 2
     assert (refused["report"] / "evaluation.html").is_file()
-    assert "does not hold" in (refused["report"] / "evaluation.html").read_text()
+    page = (refused["report"] / "evaluation.html").read_text()
+    assert "does not hold" in page
+    assert '<p class="verdict">not promoted</p>' in page
 
 
 def test_the_sealed_prompts_are_drawn_only_where_the_held_out_ones_hold(gate: Gate) -> None:

@@ -25,7 +25,10 @@ def configuration(parameters: Mapping[str, Any], base: Path = BASE) -> dict[str,
     own = flatten(parameters)
     before = _base_parameters(base)
     rows = [(name, value, before.get(name)) for name, value in sorted(own.items())]
-    rows += [(name, None, value) for name, value in sorted(before.items()) if name not in own]
+    sections = {name.partition(".")[0] for name in own}
+    # A section that is not there at all, such as how to retrain, is none of the result's.
+    absent = (name for name in sorted(before) if name not in own and name.partition(".")[0] in sections)
+    rows += [(name, None, before[name]) for name in absent]
     changed = [row for row in rows if before and row[1] != row[2] and row[0] not in _RUNS_OWN]
     return {"changed": changed, "all": [row for row in rows if row[0] in own]}
 

@@ -68,7 +68,7 @@ def render(
     found = evaluation.get("headline") or headline(entries, controls)
     parameters = evaluation.get("parameters") or evaluation.get("training", {}).get("parameters") or {}
     script = _source("pairs.js")
-    chosen = choose(pairs, found["split"], found["sampler"])
+    chosen, gate = choose(pairs, found["split"], found["sampler"]), evaluation.get("gate", {})
     listed, total = _listed(pairs, found, baseline, trained), len(pairs)
     return (
         _environment()
@@ -79,7 +79,7 @@ def render(
             style=_source("style.css"),
             found=found,
             title=_title(found),
-            shown_verdict="doubtful" if found["doubts"] else VERDICTS.get(found["verdict"], found["verdict"]),
+            shown_verdict=_verdict(found, gate),
             lines=lines(found),
             lineage=list(_lineage(evaluation)),
             views=_views(entries),
@@ -92,7 +92,7 @@ def render(
             unscored=int(pairs["difference"].isna().sum()),
             pairs=listed,
             total=total,
-            gate=evaluation.get("gate", {}),
+            gate=gate,
             alarms=alarms,
             differences=evaluation.get("differences", {}),
             configuration=configuration(parameters) if parameters else None,
@@ -100,6 +100,13 @@ def render(
             eval_note=EVAL_NOTE,
         )
     )
+
+
+def _verdict(found: Mapping[str, Any], gate: Mapping[str, Any]) -> str:
+    """In a word or two; where a promotion was decided on, its decision."""
+    if gate:
+        return "promoted" if all(stage["promoted"] for stage in gate.values()) else "not promoted"
+    return "doubtful" if found["doubts"] else VERDICTS.get(found["verdict"], found["verdict"])
 
 
 def _title(found: Mapping[str, Any]) -> str:

@@ -293,6 +293,7 @@ def _write_report(
         "gate": stages,
         "adapter": f"{candidate.name} against the {reference}",
         "training": candidate.facts,
+        "parameters": parameters.public(),  # The training's, with those of this promotion.
         "conditions": generate.read_scores(after).attrs["facts"],
         "rewards": entries,
         "controls": [],
