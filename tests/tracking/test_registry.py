@@ -238,7 +238,8 @@ def test_the_alias_is_moved_last(project: Project, versions: list[int], monkeypa
 
 
 def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[int]) -> None:
-    with pytest.raises(UserError, match=r"has no shapes@champion: nothing was promoted yet"):
+    said = r"has no shapes@champion, so .* from\. shapes has the versions 1, 2, 3 .*promotion\.candidate=models:/"
+    with pytest.raises(UserError, match=said):
         registry.rollback(project.uri, NAME)
     with pytest.raises(UserError, match=r"has no other@champion"):
         registry.rollback(project.uri, "other")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 ARTIFACTS = "adapters"
+_VERSION = re.compile(r"[\w-]+(@[\w-]+|/\d+)")
+"""As `lineage` is given one, without its scheme."""
 _SHORTEST_ID = 6
 _SHOWN = 5
 
@@ -105,8 +108,9 @@ def _of_run(named: str, tracking_uri: str) -> Path:
         ) from error
     found = [run for run in runs if _is_named(run, named)]
     if not found:
+        registered = f" A registered adapter is named models:/{named}." if _VERSION.fullmatch(named) else ""
         raise UserError(
-            f"adapter: there is no folder and no MLflow run {named!r}.{_those_there_are(named, runs)}"
+            f"adapter: there is no folder and no MLflow run {named!r}.{registered}{_those_there_are(named, runs)}"
             f" All runs are in {tracking_uri}; `make ui` lists them."
         )
     if len(found) > 1:

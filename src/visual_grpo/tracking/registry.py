@@ -26,6 +26,7 @@ from visual_grpo.tracking.versions import (
     find_version,
     local_folder,
     registered,
+    those_there_are,
     versions_of,
 )
 from visual_grpo.trained_adapters import FACTS, adapter_digest, check_weights, modules_of, read_facts
@@ -140,7 +141,11 @@ def rollback(tracking_uri: str, name: str, alias: str = CHAMPION) -> tuple[int, 
     server = Server(tracking_uri)
     present = find_version(server, name, alias=alias)
     if present is None:
-        raise UserError(f"MLflow ({server.shown}) has no {name}@{alias}: nothing was promoted yet.")
+        there = those_there_are(server, name)
+        raise UserError(
+            f"MLflow ({server.shown}) has no {name}@{alias}, so there is nothing to go back from.{there} To make a"
+            f" version champion: promote it with promotion.candidate=models:/{name}/VERSION."
+        )
     replaced = _replaced(present)
     if replaced is None:
         raise UserError(

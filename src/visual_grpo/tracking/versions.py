@@ -119,11 +119,11 @@ def named_version(uri: str, tracking_uri: str) -> Registered:
     version = None if parts["version"] is None else int(parts["version"])
     found = find_version(server, name, alias=alias, version=version)
     if found is None:
-        raise UserError(f"adapter: MLflow ({server.shown}) has no {uri}.{_those_there_are(server, name)}")
+        raise UserError(f"adapter: MLflow ({server.shown}) has no {uri}.{those_there_are(server, name)}")
     return found
 
 
-def _those_there_are(server: Server, name: str) -> str:
+def those_there_are(server: Server, name: str) -> str:
     """The versions and aliases of the registered model, or the nearest of the other names."""
     if server.is_empty:
         return " Its database does not exist yet."
