@@ -92,7 +92,7 @@ class GRPOTrainer(Generic[T]):
 
     @property
     def modules(self) -> dict[str, GRPOTrainer[Any]]:
-        """Made anew each time: an attribute that names its owner would keep model and optimiser alive."""
+        """Built on each call: stored, this reference of the trainer to itself would keep model and optimiser alive."""
         return {self._module: self}
 
     @property

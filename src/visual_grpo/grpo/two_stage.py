@@ -210,7 +210,7 @@ def _updates_done(modules: Mapping[str, GRPOTrainer[Any]], taken: Mapping[str, S
 
 
 def _device(modules: Mapping[str, GRPOTrainer[Any]]) -> torch.device:
-    return next(iter(modules.values())).parameters[0].device
+    return next(iter(modules.values())).device
 
 
 def _states(modules: Mapping[str, GRPOTrainer[Any]], own: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

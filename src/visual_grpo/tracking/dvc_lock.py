@@ -1,4 +1,4 @@
-"""What a dvc.lock says; one that is damaged is refused with how to mend it, which DVC's own message does not say."""
+"""Reads a dvc.lock. A damaged one is refused with a message that says how to mend it; DVC's message does not."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _message(lock: Path, text: str, damage: str) -> str:
         damage = "it has marks of a merge in it (<<<<<<<)"
         back = f"take that of your branch, or the other with --theirs: git checkout --ours {lock}"
     return (
-        f"{lock}, in which DVC notes what its stages were made of, is damaged: {damage}\nTo mend it, {back}\nOr let DVC"
-        f" write it again (what it has in its cache is not made again): rm {lock} && .venv/bin/dvc repro"
-        f" {lock.with_name('dvc.yaml')}"
+        f"{lock} is damaged: {damage}\nDVC keeps the hashes of what its stages read and wrote there. To mend it,"
+        f" {back}\nOr let DVC write it again (results in its cache are not made again): rm {lock} &&"
+        f" .venv/bin/dvc repro {lock.with_name('dvc.yaml')}"
     )
