@@ -13,8 +13,8 @@ from kedro.framework.project import configure_project
 from visual_grpo import sources
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import FLOW
-from visual_grpo.config.training import EvaluationConfig
-from visual_grpo.decisive_parameters import NEVER, NOT_READ, decides, decisive_keys
+from visual_grpo.config.training import EvaluationConfig, ModuleConfig
+from visual_grpo.decisive_parameters import NEVER, NOT_READ, decides, decisive, decisive_keys
 from visual_grpo.dvc_stages.__main__ import main
 from visual_grpo.dvc_stages.environment import Environment
 from visual_grpo.dvc_stages.stages import stages_text
@@ -113,7 +113,19 @@ def test_every_parameter_that_decides_is_written_in_conf_base():
 def test_what_decides_nothing_are_names_of_parameters():
     sections = set(Parameters.model_fields)
     known = sections | {f"evaluation.{name}" for name in EvaluationConfig.model_fields}
+    known |= {f"modules.*.{name}" for name in ModuleConfig.model_fields}
     assert {*NEVER, *(name for names in NOT_READ.values() for name in names)} <= known
+
+
+def test_of_a_module_only_its_rewards_and_its_adapter_decide_what_is_evaluated():
+    training = {name: 1 for name in ModuleConfig.model_fields if name not in ("rewards", "lora")}
+    tree = {"modules": {"dit": {**training, "rewards": {"ocr": 1.0}, "lora": {"rank": 4}}, "ar": training}}
+    for pipeline in ("baseline", "evaluate"):
+        assert decisive(pipeline, tree) == {"modules.dit.rewards.ocr": 1.0, "modules.dit.lora.rank": 4}
+        assert decisive_keys(pipeline, tree) == ["modules.dit.rewards", "modules.dit.lora"]
+        assert decisive(pipeline, {"modules": {}}) == decisive(pipeline, {"modules": {"ar": training}})
+    assert len(decisive("train", tree)) == 2 * len(training) + 2
+    assert decisive_keys("train", tree) == ["modules"]
 
 
 def test_the_intervals_of_an_evaluation_are_its_own_parameter(project):

@@ -13,9 +13,10 @@ from PIL import Image
 
 from tests.records.making import jsonl, picture
 from visual_grpo.config import DataConfig
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, counted
 from visual_grpo.images import fit, read_image, read_size
 from visual_grpo.records.preparation import Preparation
+from visual_grpo.records.split import FEW_PROMPTS
 from visual_grpo.records.table import RecordTable
 
 
@@ -153,6 +154,18 @@ def test_an_empty_split_is_a_warning(tmp_path):
     assert warning.endswith("1 record is too few")
 
 
+@pytest.mark.parametrize("prompts", [1, FEW_PROMPTS - 1, FEW_PROMPTS])
+def test_too_few_held_out_prompts_are_a_warning_before_anything_is_trained(tmp_path, prompts):
+    shares = {"held_out_share": 0.5, "eval_share": 0}
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": f"cat {n}"} for n in range(60)])
+    table = prepare(tmp_path, **shares)
+    held_out, others = ([record.prompt for record in table.split(split)] for split in ("held_out", "train"))
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": prompt} for prompt in [*held_out[:prompts] * 3, *others]])
+    warnings = prepare(tmp_path, **shares).report["warnings"]
+    expected = [f"{counted(prompts, 'prompt')} in held_out"] if prompts < FEW_PROMPTS else []
+    assert [warning.split(":")[0] for warning in warnings] == expected
+
+
 def test_sealed_records_are_counted_and_too_few_are_told(tmp_path):
     many(tmp_path)
     shares = {"held_out_share": 0.25, "eval_share": 0}
@@ -164,8 +177,8 @@ def test_sealed_records_are_counted_and_too_few_are_told(tmp_path):
     assert {before[record.id] for record in sealed} == {"train"}
     assert all(before[record.id] == record.split for record in table.split("train", "eval", "held_out"))
     assert len(table.split("train", "held_out")) + len(sealed) == 40
-    (warning,) = prepare(tmp_path, **shares, sealed_share=1e-6).report["warnings"]
-    assert warning.startswith("the split sealed is empty although its share is")
+    warnings = prepare(tmp_path, **shares, sealed_share=1e-6).report["warnings"]
+    assert warnings[0].startswith("the split sealed is empty although its share is")
     with pytest.raises(UserError, match=r"eval, held_out or sealed.*data\.held_out_share and data\.sealed_share"):
         prepare(tmp_path, held_out_share=0, eval_share=0, sealed_share=0.9999)
 

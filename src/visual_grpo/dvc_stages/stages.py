@@ -71,7 +71,7 @@ def _check(environment: Environment) -> dict[str, Any]:
         **_working_folder(environment),
         "cmd": f".venv/bin/python -m visual_grpo.dvc_stages --check{environment.option}",
         "deps": [*environment.other_files(), *(file.as_posix() for file in files)],
-        "params": [{f"{CONF / BASE}/parameters.yml": ["output", "data", "starter", "model", "rewards"]}],
+        "params": [{f"{CONF / BASE}/parameters.yml": ["output", "data", "starter", "model", "modules", "rewards"]}],
     }
 
 

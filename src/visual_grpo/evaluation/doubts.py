@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from visual_grpo.records.split import FEW_PROMPTS
+
 GUARDS = ("edge_density", "colour_entropy")
 """Scores that fall where a policy wins its reward with ever emptier pictures; guards where they are not optimised."""
 MOST_FALL = 0.25
 """Share of the base's mean by which a guard may fall before a gain is doubted."""
-FEW = 10
-FEW_NOTE = f"Fewer than {FEW} independent prompts are too few to rely on the interval."
+FEW_NOTE = f"Fewer than {FEW_PROMPTS} independent prompts are too few to rely on the interval."
 
 Entry = Mapping[str, Any]
 """What `compare.compare` says of one score, split and sampler."""
@@ -24,7 +25,7 @@ def doubts(entry: Entry, beside: Iterable[Entry] = ()) -> list[str]:
     """
     if not excludes_zero(entry):
         return []
-    found = [FEW_NOTE[:1].lower() + FEW_NOTE[1:-1]] if entry["units"] < FEW else []
+    found = [FEW_NOTE[:1].lower() + FEW_NOTE[1:-1]] if entry["units"] < FEW_PROMPTS else []
     if entry["ci_low"] > 0:
         found += [_unscored(entry)] if more_unscored(entry) else []
         found += [_how_far(guard) for guard in guards(beside) if _collapsed(guard)]

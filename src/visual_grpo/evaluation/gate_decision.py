@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from visual_grpo.errors import counted
-from visual_grpo.evaluation.doubts import FEW, FEW_NOTE
+from visual_grpo.evaluation.doubts import FEW_NOTE
 from visual_grpo.evaluation.headline import decimals
 from visual_grpo.evaluation.power import POWER
+from visual_grpo.records.split import FEW_PROMPTS
 
 FEW_UNITS = 100
 """With fewer independent prompts the decision says what gain they can detect."""
@@ -117,7 +118,7 @@ class GateDecision:
         few = f"{counted(self.units, 'independent prompt')} with scores, fewer than {FEW_UNITS}"
         if any(math.isnan(gain) for gain in self.detectable_gain.values()):
             return [f"{few}: too few to detect any gain."]
-        unreliable = [f"{FEW_NOTE} Hold out more (data.held_out_share)."] if self.units < FEW else []
+        unreliable = [f"{FEW_NOTE} Hold out more (data.held_out_share)."] if self.units < FEW_PROMPTS else []
         gains = " and ".join(f"{gain:.2g} over the {name}" for name, gain in self.detectable_gain.items())
         return [*unreliable, f"{few}: a gain is detected with {POWER:.0%} probability only if it is at least {gains}."]
 

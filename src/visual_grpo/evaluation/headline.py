@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from visual_grpo.evaluation.doubts import FEW, FEW_NOTE, Entry, doubts, excludes_zero, fallen
+from visual_grpo.evaluation.doubts import FEW_NOTE, Entry, doubts, excludes_zero, fallen
 from visual_grpo.evaluation.paired import CONFIDENCE
+from visual_grpo.records.split import FEW_PROMPTS
 
 TASK_MEASURES = {
     "shapes/all": "all right",
@@ -99,7 +100,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         *([control_line(found["control"])] if found["control"] else []),
         *(guard_line(guard, found["names"]) for guard in found["fallen"]),
         *([unscored_line(found["unscored"])] if _any_unscored(found["unscored"]) else []),
-        *([FEW_NOTE] if found["units"] < FEW and not found["doubts"] else []),
+        *([FEW_NOTE] if found["units"] < FEW_PROMPTS and not found["doubts"] else []),
         *([EVAL_NOTE] if found["split"] == "eval" else []),
     ]
 

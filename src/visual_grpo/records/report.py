@@ -10,7 +10,7 @@ from typing import Any
 from visual_grpo.errors import UserError, counted
 from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.raw import Rejection
-from visual_grpo.records.split import SEALED, SPLITS, prompt_key
+from visual_grpo.records.split import FEW_PROMPTS, SEALED, SPLITS, prompt_key
 from visual_grpo.visible_text import visible
 
 LISTED = 1000
@@ -87,7 +87,7 @@ class Report:
         return self._records.total()
 
     def finish(self, shares: dict[str, float]) -> None:
-        """Completes the report after the last record; warns about empty splits.
+        """Completes the report after the last record; warns about empty splits, and about too few held-out prompts.
 
         Args:
             shares: the configured share of each split.
@@ -113,6 +113,11 @@ class Report:
             if share > 0 and not self._records[split]:
                 few = are_too_few(self.accepted, "record")
                 self.warn(f"the split {split} is empty although its share is {share:.0%}: {few}")
+        if 0 < self._prompts["held_out"] < FEW_PROMPTS:
+            self.warn(
+                f"{counted(self._prompts['held_out'], 'prompt')} in held_out: fewer than {FEW_PROMPTS} are too few to rely"
+                " on what an evaluation finds. Add records or raise data.held_out_share"
+            )
         self._summarise_warnings()
 
     def as_dict(self) -> dict[str, Any]:

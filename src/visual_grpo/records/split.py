@@ -15,6 +15,8 @@ SEALED = "sealed"
 """The split that only promotions open: nothing else draws, scores or shows its records."""
 OPEN = ("train", "eval", "held_out")
 SPLITS = (*OPEN, SEALED)
+FEW_PROMPTS = 10
+"""An interval over fewer independent prompts is not to be relied on."""
 
 
 @dataclass(frozen=True, kw_only=True)
