@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from kedro.config import OmegaConfigLoader
 from kedro_datasets.json import JSONDataset
 
 from tests.evaluation.defaults import parameters
@@ -16,6 +17,7 @@ from visual_grpo.faults import is_out_of_memory, machine_fault, phase_of, smalle
 from visual_grpo.grpo.metrics import Clock
 from visual_grpo.policies.loading import loading
 from visual_grpo.session import expected_error
+from visual_grpo.settings import CONFIG_LOADER_ARGS
 
 
 def raised(function) -> BaseException:
@@ -159,3 +161,9 @@ def test_a_model_that_could_not_be_loaded_for_want_of_memory_is_not_called_damag
     with pytest.raises(UserError) as caught, loading("the/model"):
         load()
     assert str(expected_error(caught.value)).startswith(said)
+
+
+def test_a_list_where_a_section_is_is_told_in_the_projects_words() -> None:
+    conf = Path(__file__).parents[1] / "conf"
+    loader = OmegaConfigLoader(str(conf), env="base", runtime_params={"evaluation": []}, **CONFIG_LOADER_ARGS)
+    assert "a list where a section is expected" in str(expected_error(raised(lambda: loader["parameters"])))

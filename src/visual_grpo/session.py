@@ -13,7 +13,7 @@ from kedro.config import MissingConfigException
 from kedro.framework.project import pipelines
 from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 from yaml import YAMLError
 
 from visual_grpo import console, locks
@@ -83,7 +83,16 @@ def expected_error(error: BaseException) -> BaseException | None:
     fault = machine_fault(error)
     if fault and is_out_of_memory(error):
         return UserError(fault)
-    return user_error(error) or (UserError(fault) if fault else error if isinstance(error, EXPECTED) else None)
+    if found := user_error(error):
+        return found
+    if fault:
+        return UserError(fault)
+    if isinstance(error, ConfigTypeError):
+        return UserError(
+            "--params or a file in conf/ has a list where a section is expected, or a section where a list is:"
+            f" OmegaConf says {str(error).splitlines()[0]!r}. A section has names, as in --params=evaluation.every=10"
+        )
+    return error if isinstance(error, EXPECTED) else None
 
 
 def _check_names(names: list[str] | None) -> None:

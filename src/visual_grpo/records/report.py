@@ -115,8 +115,8 @@ class Report:
                 self.warn(f"the split {split} is empty although its share is {share:.0%}: {few}")
         if 0 < self._prompts["held_out"] < FEW_PROMPTS:
             self.warn(
-                f"{counted(self._prompts['held_out'], 'prompt')} in held_out: fewer than {FEW_PROMPTS} are too few to rely"
-                " on what an evaluation finds. Add records or raise data.held_out_share"
+                f"{counted(self._prompts['held_out'], 'prompt')} in held_out: fewer than {FEW_PROMPTS} are too few to"
+                " rely on what an evaluation finds. Add records or raise data.held_out_share"
             )
         self._summarise_warnings()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from visual_grpo import signing
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, counted
 from visual_grpo.records.table import RecordTable
 from visual_grpo.reproduction.inputs import RECORDS
 from visual_grpo.reproduction.programs import ProgramError, output_of
@@ -91,7 +91,7 @@ def _version(subject: Subject) -> Iterator[Line]:
 def _weights(subject: Subject) -> Line:
     sums, now = subject.facts.get("sums", {}), weight_sums(subject.adapters)
     changed = [name for name, digest in now.items() if sums.get(name) != digest]
-    shown = f"{len(now)} files, {adapter_digest(subject.adapters)[:12]}"
+    shown = f"{counted(len(now), 'file')}, {adapter_digest(subject.adapters)[:12]}"
     if not sums:
         return Line("adapters", shown, UNKNOWN, "of an older version, without sums in training.json")
     if changed or not now:
@@ -164,8 +164,8 @@ def _changes(file: Path, facts: Mapping[str, Any], project: Path, commit: str) -
             output_of("git", "read-tree", commit, at=project, environment=own)
             output_of("git", "apply", "--cached", "--check", file.resolve(), at=project, environment=own)
         except ProgramError as error:
-            return Line("uncommitted changes", f"{count} files", DIFFERS, f"they do not apply: {error}")
-    return Line("uncommitted changes", f"{count} files", OK, f"{CHANGES} applies to the commit")
+            return Line("uncommitted changes", counted(count, "file"), DIFFERS, f"they do not apply: {error}")
+    return Line("uncommitted changes", counted(count, "file"), OK, f"{CHANGES} applies to the commit")
 
 
 def _packages(adapters: Path, facts: Mapping[str, Any]) -> Line:

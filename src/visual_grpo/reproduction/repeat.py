@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.computed_with import NUMERICS
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, counted
 from visual_grpo.reproduction import comparison
 from visual_grpo.reproduction.comparison import Row
 from visual_grpo.reproduction.configuration import parameters_to_repeat, write_configuration
@@ -144,7 +144,7 @@ class _Attempt:
     def _code_rows(self, environment: Environment) -> Iterator[Row]:
         yield Row.of("commit", self.facts["git.commit"], git(self.place.code, "rev-parse", "HEAD"))
         files = _changes(self.training).count("diff --git ")
-        changed = f"{files} files" if files else "none"
+        changed = counted(files, "file") if files else "none"
         yield Row("uncommitted changes", changed, f"{changed}, applied" if files else changed, "equal")
         if "resumed.command" in self.facts:
             parts = len(str(self.facts["resumed.command"]).splitlines()) + 1
