@@ -1,0 +1,75 @@
+"""The gradient of the loss over all rows of a step, micro-batch by micro-batch and chunk by chunk."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from visual_grpo.config import GRPOConfig
+from visual_grpo.grpo.setbacks import MOST_OVERFLOWS, refuse_non_finite
+from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
+from visual_grpo.types import Policy
+
+T = TypeVar("T")
+
+
+class Gradient(Generic[T]):
+    """Adds it up in the ``grad`` of the parameters of ``optimizer``, times the factor of ``scaler``."""
+
+    def __init__(
+        self,
+        policy: Policy[T],
+        config: GRPOConfig,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        device: torch.device,
+    ) -> None:
+        self.policy, self.config, self.optimizer, self.scaler, self.device = policy, config, optimizer, scaler, device
+
+    def compute(self, experiences: list[Experience[T]], objective: Objective, stats: UpdateStats, step: int) -> None:
+        """
+        Args:
+            stats: gets the sums over what was trained on.
+            step: that this is the gradient of, for messages.
+
+        Raises:
+            NonFiniteLossError: the loss is NaN or infinite.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        for experience in experiences:
+            for rows in experience.rows.split(self.config.micro_batch_size or len(experience.rows)):
+                for chunk in self.policy.replay(experience.rollout.trajectory, rows):
+                    loss = chunk_loss(chunk, experience, rows, objective, stats)
+                    refuse_non_finite(float(loss.detach()), "loss", step, ids(experience, rows))
+                    # The scaler keeps its factor beside the first loss, and an overflow is noted beside the gradient.
+                    self.scaler.scale(loss.to(self.device)).backward()
+
+    def of_no_update(self, experiences: list[Experience[T]], step: int) -> Tensor:
+        """Flat, float32 on the CPU; nothing is changed by it.
+
+        Float16's scale is halved until it can hold the gradient, and is then what it was before.
+        """
+        objective, before = Objective.of(self.config, experiences), self.scaler.state_dict()
+        for _ in range(MOST_OVERFLOWS):
+            self.compute(experiences, objective, UpdateStats(), step)
+            if not self.scaler.is_enabled():
+                break
+            self.scaler.unscale_(self.optimizer)
+            self.scaler.update()
+            if all(gradient.isfinite().all() for gradient in self._gradients()):
+                break
+        self.scaler.load_state_dict(before)
+        flat = torch.cat([gradient.flatten().float().cpu() for gradient in self._gradients()])
+        self.optimizer.zero_grad(set_to_none=True)
+        return flat
+
+    def _gradients(self) -> list[Tensor]:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return [p.grad for p in parameters if p.grad is not None]
+
+
+def ids(experience: Experience[Any], rows: Tensor) -> list[str]:
+    """Of the prompts of ``rows`` ([b])."""
+    return [experience.rollout.prompts[int(row)].id for row in rows]
