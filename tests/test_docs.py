@@ -148,6 +148,7 @@ def test_the_page_of_metrics_names_every_metric_and_no_other() -> None:
     text = (DOCS / "metrics.md").read_text(encoding="utf-8")
     explained = explained_in(text.split("## Reward", 1)[1].split("## Result", 1)[0])
     of_the_run = {"eval/total", "part/NAME/PART", "seconds/checkpoint", "updates_left_out", "advantage_share/NAME"}
+    of_the_run |= {"sampler_gap/mean", "sampler_gap/max"}  # Where the ratio compares with the replay.
     of_the_run |= {"watch/NAME", "watch_low/NAME", "watch_high/NAME"}
     assert {general(name) for name in logged()} | from_the_policies() | of_the_run == explained
 

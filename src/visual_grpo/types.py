@@ -202,6 +202,9 @@ class Rollout(Generic[T]):
     """[B, S] bool, True = the decision counts in the loss."""
     stats: Mapping[str, float] = field(default_factory=dict)
     """What the policy measured while sampling, for example ``entropy`` or seconds by phase."""
+    rounding: float = 0.0
+    """Mean |log ratio|, in nats, that half precision alone is expected to make between sampler and replay; 0 = the
+    general floor of `grpo.self_check`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,9 +86,30 @@ class GRPOConfig(Strict):
         description="what becomes of an update whose loss or gradient is NaN or infinite; stop: the run ends; skip: the"
         " update is left out; lower: and the learning rate is halved from then on; after 3 in a row the run ends",
     )
-    ratio_tolerance: float | None = Field(
-        None, gt=0, description="largest |log ratio| accepted before the first update; null = the dtype's floor"
+    old_log_probs: Literal["auto", "sampler", "replay"] = Field(
+        "auto",
+        description="what the ratio compares with; sampler: the log-probs that were measured while sampling; replay:"
+        " those of the first update's own forward pass, which costs nothing and makes the first ratio exactly 1; auto:"
+        " replay in half precision, where another shape of the batch rounds otherwise",
     )
+    sampler_correction: float | None = Field(
+        None,
+        gt=0,
+        description="with old_log_probs of the replay: each step's loss is multiplied by its probability there over"
+        " that of the sampler, at most by this (truncated importance sampling; 2 is usual); null = not",
+    )
+    ratio_tolerance: float | None = Field(
+        None,
+        gt=0,
+        description="largest |log ratio| between sampler and replay accepted before the first update; null = the"
+        " dtype's floor",
+    )
+
+    def replays(self, dtype: str) -> bool:
+        """Whether the ratio compares with log-probs of the replay, for a model whose weights are ``dtype``."""
+        if self.old_log_probs == "auto":
+            return dtype != "float32"
+        return self.old_log_probs == "replay"
 
 
 class TrainConfig(Strict):

@@ -23,8 +23,9 @@ T = TypeVar("T")
 class Collector(Generic[T]):
     """Draws from ``policy`` and asks ``scorer``."""
 
-    def __init__(self, policy: Policy[T], scorer: Scorer, config: GRPOConfig) -> None:
-        self.policy, self.scorer, self.config = policy, scorer, config
+    def __init__(self, policy: Policy[T], scorer: Scorer, config: GRPOConfig, *, replayed: bool = False) -> None:
+        """``replayed``: the ratio compares with log-probs of the replay, which the first update fills in."""
+        self.policy, self.scorer, self.config, self.replayed = policy, scorer, config, replayed
 
     def collect(
         self,
@@ -104,7 +105,10 @@ class Collector(Generic[T]):
             every[chosen] = own
             scored = chosen[~scores.total[chosen].isnan()]
             if len(scored):
-                experiences.append(Experience(rollout=rollout, scores=scores, rows=scored, advantages=every))
+                old = rollout.log_probs.clone() if self.replayed else None
+                experiences.append(
+                    Experience(rollout=rollout, scores=scores, rows=scored, advantages=every, replayed_log_probs=old)
+                )
         if not experiences:
             raise UserError(_nothing_scored(step, [scores for _, scores, _ in kept]))
         return experiences

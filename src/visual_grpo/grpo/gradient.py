@@ -28,11 +28,14 @@ class Gradient(Generic[T]):
     ) -> None:
         self.policy, self.config, self.optimizer, self.scaler, self.device = policy, config, optimizer, scaler, device
 
-    def compute(self, experiences: list[Experience[T]], objective: Objective, stats: UpdateStats, step: int) -> None:
+    def compute(
+        self, experiences: list[Experience[T]], objective: Objective, stats: UpdateStats, step: int, *, first: bool
+    ) -> None:
         """
         Args:
             stats: gets the sums over what was trained on.
             step: that this is the gradient of, for messages.
+            first: the weights are those that sampled, so that every ratio is 1.
 
         Raises:
             NonFiniteLossError: the loss is NaN or infinite.
@@ -41,6 +44,8 @@ class Gradient(Generic[T]):
         for experience in experiences:
             for rows in experience.rows.split(self.config.micro_batch_size or len(experience.rows)):
                 for chunk in self.policy.replay(experience.rollout.trajectory, rows):
+                    if first and experience.replayed_log_probs is not None:
+                        experience.anchor(chunk, rows, stats)
                     loss = chunk_loss(chunk, experience, rows, objective, stats)
                     refuse_non_finite(float(loss.detach()), "loss", step, ids(experience, rows))
                     # The scaler keeps its factor beside the first loss, and an overflow is noted beside the gradient.
@@ -53,7 +58,7 @@ class Gradient(Generic[T]):
         """
         objective, before = Objective.of(self.config, experiences), self.scaler.state_dict()
         for _ in range(MOST_OVERFLOWS):
-            self.compute(experiences, objective, UpdateStats(), step)
+            self.compute(experiences, objective, UpdateStats(), step, first=True)
             if not self.scaler.is_enabled():
                 break
             self.scaler.unscale_(self.optimizer)

@@ -59,6 +59,19 @@ def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Te
     return _bounded(mean).exp().expand_as(log_probs)
 
 
+def truncated_importance_weights(log_probs: Tensor, sampler_log_probs: Tensor, cap: float) -> Tensor:
+    """min(pi_old / pi_sampler, cap) of each step, without gradient.
+
+    The sampler computes the policy by another path, whose rounding makes it a slightly different policy: the weight
+    makes expectations over its samples those over pi_old's, the cap bounds their variance (truncated importance
+    sampling, Ionides 2008).
+
+    Args:
+        log_probs, sampler_log_probs: [b, s] of the policy that sampled, by the replay and by the sampler.
+    """
+    return (log_probs - sampler_log_probs).detach().exp().clamp(max=cap)
+
+
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """PPO's pessimistic objective as a loss per step, [B, S] (arXiv 1707.06347 eq. 7).
 

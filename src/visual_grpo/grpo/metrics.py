@@ -16,7 +16,7 @@ from torch import Tensor
 from visual_grpo.config import GRPOConfig
 from visual_grpo.faults import PHASE
 from visual_grpo.grpo.advantages import variance_shares, zero_variance_groups
-from visual_grpo.grpo.update import Experience, UpdateStats
+from visual_grpo.grpo.update import SAMPLER_GAP, Experience, UpdateStats
 from visual_grpo.types import Rollout, Scores, StepMetrics
 
 Drawn = tuple[Rollout, Scores]
@@ -120,6 +120,9 @@ def _update_metrics(updates: list[UpdateStats]) -> dict[str, float]:
         "grad_norm": updates[-1].grad_norm,
         "learning_rate": updates[-1].learning_rate,
     }
+    first = updates[0].means()
+    if SAMPLER_GAP in first:
+        values[f"{SAMPLER_GAP}/mean"], values[f"{SAMPLER_GAP}/max"] = first[SAMPLER_GAP], updates[0].max_sampler_gap
     if "kl" in last:  # A KL that was not measured is no KL of 0.
         values["kl"] = last["kl"]
     for number, stats in enumerate(updates, 1):

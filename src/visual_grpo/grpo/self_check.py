@@ -17,21 +17,26 @@ TOLERANCES = {
     "float16": (5e-3, 1e-1),
     "bfloat16": (4e-2, 1.0),
 }
+SLACK, LARGEST = 2.0, 30.0
+"""Mean and largest |log ratio| accepted, in units of the mean that rounding is expected to make."""
 
 
 class RatioCheckError(UserError):
     """The replayed log-probs are not those of the sampler."""
 
 
-def check_ratio(mean: float, maximum: float, dtype: str, tolerance: float | None = None) -> None:
+def check_ratio(mean: float, maximum: float, dtype: str, rounding: float = 0.0, tolerance: float | None = None) -> None:
     """Raises RatioCheckError if |log ratio| before the first update is above the numeric floor.
 
     Args:
         mean, maximum: of |log ratio| over all counted steps, nats.
         dtype: of the policy's weights; chooses the floor.
+        rounding: mean |log ratio| that rounding is expected to make in this model: then the floor follows from it.
         tolerance: replaces the floor of the single largest value.
     """
     mean_floor, max_floor = TOLERANCES[dtype]
+    if rounding:
+        mean_floor, max_floor = SLACK * rounding, LARGEST * rounding
     if tolerance is not None:
         mean_floor, max_floor = tolerance, tolerance
     if mean <= mean_floor and maximum <= max_floor:

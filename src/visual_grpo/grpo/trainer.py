@@ -81,7 +81,7 @@ class GRPOTrainer(Generic[T]):
         )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "float16")
         self.setbacks = Setbacks(config.non_finite)
-        self._collector = Collector(policy, scorer, config)
+        self._collector = Collector(policy, scorer, config, replayed=config.replays(dtype))
         self._gradient = Gradient(policy, config, self.optimizer, self.scaler, self.device)
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
@@ -133,7 +133,7 @@ class GRPOTrainer(Generic[T]):
             if step.updates:
                 self.between_updates()
             with step.clock.phase("update"):
-                step.updates.append(self._update(step.experiences, objective, len(step.updates)))
+                step.updates.append(self._update(step, objective))
         self.step += 1
         self._unfinished = None
         return metrics.step_metrics(self.step, step.drawn, step.experiences, step.updates, step.clock, self.config)
@@ -177,12 +177,12 @@ class GRPOTrainer(Generic[T]):
         self.step, self.positions = facts["step"], dict(facts["positions"])
         self._unfinished = unfinished_of(tensors, facts, self.device)
 
-    def _update(self, experiences: list[Experience[T]], objective: Objective, number: int) -> UpdateStats:
+    def _update(self, step: UnfinishedStep[T], objective: Objective) -> UpdateStats:
         """One optimiser update over all rows; none, where its loss or gradient is not finite and may be left out."""
         stats = UpdateStats()
         try:
             with rewound_by_errors(self.generator):
-                self._try_update(experiences, objective, number, stats)
+                self._try_update(step, objective, stats)
         except NonFiniteLossError as error:
             self.setbacks.left_out(error)
             stats.left_out, stats.grad_norm = True, math.nan
@@ -190,15 +190,14 @@ class GRPOTrainer(Generic[T]):
             self.setbacks.taken()
         return stats
 
-    def _try_update(
-        self, experiences: list[Experience[T]], objective: Objective, number: int, stats: UpdateStats
-    ) -> None:
-        self._gradient.compute(experiences, objective, stats, self.step + 1)
-        if number == 0 and not self._checked:  # Later ones are of another policy than the rollout.
-            mean = stats.means()["abs_log_ratio"]
-            check_ratio(mean, stats.max_abs_log_ratio, self.dtype, self.config.ratio_tolerance)
+    def _try_update(self, step: UnfinishedStep[T], objective: Objective, stats: UpdateStats) -> None:
+        first = all(update.left_out for update in step.updates)
+        self._gradient.compute(step.experiences, objective, stats, self.step + 1, first=first)
+        if not step.updates and not self._checked:  # Later ones are of another policy than the rollout.
+            expected = max(experience.rollout.rounding for experience in step.experiences)
+            check_ratio(*stats.distance_to_sampler(), self.dtype, expected, self.config.ratio_tolerance)
             self._checked = True
-        self._optimise(stats, number, experiences)
+        self._optimise(stats, len(step.updates), step.experiences)
 
     def _optimise(self, stats: UpdateStats, number: int, experiences: list[Experience[T]]) -> None:
         config = self.config

@@ -14,6 +14,7 @@ from visual_grpo.grpo import losses
 from visual_grpo.types import ReplayChunk, Rollout, Scores
 
 T = TypeVar("T")
+SAMPLER_GAP = "sampler_gap"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,22 @@ class Experience(Generic[T]):
     """[b] int64, rows of the rollout; unscored rows are not among them."""
     advantages: Tensor
     """[B] float32 for all rows of the rollout."""
+    replayed_log_probs: Tensor | None = None
+    """[B, S] float32: of the policy that sampled, by the replay that is trained with; None = the sampler's own."""
+
+    @property
+    def old_log_probs(self) -> Tensor:
+        """[B, S] float32, the denominator of the ratio."""
+        return self.rollout.log_probs if self.replayed_log_probs is None else self.replayed_log_probs
+
+    def anchor(self, chunk: ReplayChunk, rows: Tensor, stats: UpdateStats) -> None:
+        """Keeps a replay of ``rows`` ([b]) under the weights that sampled them; notes how far the sampler was off."""
+        assert self.replayed_log_probs is not None
+        replayed, counted = chunk.log_probs.detach(), self.rollout.mask[rows][:, chunk.steps]
+        gap = torch.where(counted, replayed - self.rollout.log_probs[rows][:, chunk.steps], 0.0).abs()
+        stats.add(SAMPLER_GAP, gap, counted)
+        stats.max_sampler_gap = max(stats.max_sampler_gap, float(gap.max()))
+        self.replayed_log_probs[rows[:, None], torch.arange(chunk.steps.start, chunk.steps.stop)] = replayed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +56,7 @@ class Objective:
     counted_rows: int
     counted_steps: int
     rows: int
+    sampler_correction: float | None = None
 
     @classmethod
     def of(cls, config: GRPOConfig, experiences: list[Experience]) -> Objective:
@@ -52,6 +70,7 @@ class Objective:
             counted_rows=sum(int(mask.any(1).sum()) for mask in masks),
             counted_steps=sum(int(mask.sum()) for mask in masks),
             rows=sum(len(mask) for mask in masks),
+            sampler_correction=config.sampler_correction,
         )
 
 
@@ -63,6 +82,7 @@ class UpdateStats:
     loss: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
     max_abs_log_ratio: float = 0.0
+    max_sampler_gap: float = 0.0
     grad_norm: float = 0.0
     learning_rate: float = 0.0
     left_out: bool = False
@@ -70,6 +90,13 @@ class UpdateStats:
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + float((values * mask).double().sum())
+
+    def distance_to_sampler(self) -> tuple[float, float]:
+        """Mean and largest |log ratio|, in nats, of the first update's replay to the sampler."""
+        means = self.means()
+        if SAMPLER_GAP in means:
+            return means[SAMPLER_GAP], self.max_sampler_gap
+        return means["abs_log_ratio"], self.max_abs_log_ratio
 
     def means(self) -> dict[str, float]:
         return {name: total / max(self.steps, 1) for name, total in self.sums.items()}
@@ -85,7 +112,7 @@ def chunk_loss(
         rows: [b] rows of the experience's rollout.
     """
     rollout = experience.rollout
-    old = rollout.log_probs[rows][:, chunk.steps]
+    old = experience.old_log_probs[rows][:, chunk.steps]
     mask = rollout.mask[rows]
     weights = losses.step_weights(
         mask,
@@ -105,6 +132,9 @@ def chunk_loss(
     loss = losses.clipped_surrogate(ratio, advantages, objective.clip_low, objective.clip_high)
     if objective.kl_weight:
         loss = loss + objective.kl_weight * _measured_kl(chunk, objective.kl_weight)
+    if objective.sampler_correction is not None:
+        drawn = rollout.log_probs[rows][:, chunk.steps]
+        loss = loss * losses.truncated_importance_weights(old, drawn, objective.sampler_correction)
     # Uncounted steps may hold anything, even inf: where() keeps them out of value and gradient.
     total = torch.where(counted, weights * loss, 0.0).sum()
     _record(chunk, old, ratio, advantages, counted, objective, stats, total)

@@ -15,7 +15,7 @@ from torch import Tensor
 from visual_grpo.config import SamplerConfig
 from visual_grpo.policies.prompt_cache import Prompts, forward, hidden_shared, hidden_whole, prefill
 from visual_grpo.policies.rows import distinct
-from visual_grpo.policies.tokens import TokenSampler, chosen_log_probs, draw, entropy, row_uniforms
+from visual_grpo.policies.tokens import TokenSampler, chosen_log_probs, deviation, draw, entropy, row_uniforms
 from visual_grpo.types import PromptRecord, Sample
 
 
@@ -53,6 +53,8 @@ class SampledTokens(Generic[E]):
     """[B, T] float32 at the sampler's temperature, before any truncation."""
     entropy: Tensor
     """[B, T] float32 of the same distributions, nats."""
+    deviation: Tensor | None = None
+    """[B, T] float32, of their logits; measured in half precision only, where rounding grows with it."""
 
 
 class TokenModel(Protocol[E]):
@@ -109,7 +111,7 @@ def sample_tokens(
         _sample_batch(model, encoded.prompts, prompt_of_row[rows], uniforms[rows], sampler)
         for rows in torch.arange(len(records)).split(batch)
     ]
-    tokens, log_probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+    tokens, log_probs, entropies, deviations = (torch.cat(column) for column in zip(*parts, strict=True))
     ended = is_end(model, tokens)
     trajectory = TokenTrajectory(
         encoded=encoded,
@@ -117,7 +119,12 @@ def sample_tokens(
         tokens=tokens,
         mask=((ended.cumsum(1) - ended.long()) == 0).cpu(),
     )
-    return SampledTokens(trajectory=trajectory, log_probs=log_probs.cpu(), entropy=entropies.cpu())
+    return SampledTokens(
+        trajectory=trajectory,
+        log_probs=log_probs.cpu(),
+        entropy=entropies.cpu(),
+        deviation=deviations.cpu() if _is_half(model) else None,
+    )
 
 
 def token_log_probs(
@@ -142,8 +149,8 @@ def is_end(model: TokenModel[E], tokens: Tensor) -> Tensor:
 
 def _sample_batch(
     model: TokenModel[E], prompts: Prompts, prompt_of_row: Tensor, uniforms: Tensor, sampler: TokenSampler
-) -> tuple[Tensor, Tensor, Tensor]:
-    """[b, T] tokens, log-probs and entropies, token by token after one prefill per prompt.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """[b, T] tokens, log-probs, entropies and deviations, token by token after one prefill per prompt.
 
     T columns are returned whether or not every row ends before, so that batches can be joined.
     """
@@ -151,7 +158,7 @@ def _sample_batch(
     hidden, mask, embed = prefix.hidden, prefix.mask, model.network.model.get_input_embeddings()
     padding = model.ends[0] if model.ends else 0
     tokens = torch.full(uniforms.shape, padding, device=hidden.device)
-    log_probs, entropies = torch.zeros(2, *uniforms.shape, device=hidden.device)
+    log_probs, entropies, deviations = torch.zeros(3, *uniforms.shape, device=hidden.device)
     done = torch.zeros(len(tokens), dtype=torch.bool, device=hidden.device)
     for step in range(uniforms.shape[1]):
         logits = (hidden[:, -1] @ model.head.t()).float()
@@ -165,6 +172,8 @@ def _sample_batch(
         tokens[:, step] = token
         log_probs[:, step] = plain.gather(1, token[:, None])[:, 0]
         entropies[:, step] = entropy(plain)
+        if _is_half(model):
+            deviations[:, step] = deviation(plain)
         if step + 1 == uniforms.shape[1]:
             break
         if model.ends:  # Not where the length is fixed: asking a GPU for `all` at every token would wait for it.
@@ -174,4 +183,8 @@ def _sample_batch(
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
         positions = prefix.token_positions[..., step : step + 1]
         hidden = forward(model.network, embed(token[:, None]), mask, positions, prefix.cache)
-    return tokens, log_probs, entropies
+    return tokens, log_probs, entropies, deviations
+
+
+def _is_half(model: TokenModel[Any]) -> bool:
+    return model.head.dtype != torch.float32

@@ -17,6 +17,7 @@ from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
 from visual_grpo.policies import lora
 from visual_grpo.policies.adapter_policy import AdapterPolicy
+from visual_grpo.policies.half_precision import expected_gap
 from visual_grpo.policies.lora import Adapter
 from visual_grpo.policies.rows import repeated
 from visual_grpo.policies.seeds import draw_seeds
@@ -115,6 +116,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
                 "speed/tokens_per_second": counted / stats["seconds/tokens"],
                 **stats,
             },
+            rounding=self._rounding(sampled),
         )
 
     def replay(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Iterator[ReplayChunk]:
@@ -131,6 +133,12 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
         with self.adapter.disabled():
             batches = torch.arange(len(trajectory.tokens)).split(self.config.rollout_batch)
             return torch.cat([self._log_probs(trajectory, rows) for rows in batches])
+
+    def _rounding(self, sampled: SampledTokens[E]) -> float:
+        if sampled.deviation is None:
+            return 0.0
+        deviation = float(sampled.deviation[sampled.trajectory.mask].mean())
+        return expected_gap(self.model.network, self.model.head.dtype, deviation / self.temperature)
 
     def _log_probs(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Tensor:
         # No module has dropout, so the mode changes nothing else: checkpointing is active only in training mode.

@@ -101,6 +101,15 @@ def chosen_log_probs(
     return values.view(tokens.shape)
 
 
+def deviation(log_probs: Tensor) -> Tensor:
+    """Standard deviation of [B, V] log-probs over the ids that may be drawn, which is that of their logits, [B]."""
+    allowed = log_probs.isfinite()
+    count = allowed.sum(-1, keepdim=True)
+    values = log_probs.masked_fill(~allowed, 0.0)
+    spread = (values - values.sum(-1, keepdim=True) / count).masked_fill(~allowed, 0.0)
+    return (spread.square().sum(-1) / count[:, 0]).sqrt()
+
+
 def entropy(log_probs: Tensor) -> Tensor:
     """Shannon entropy of [B, V] log-probs in nats, [B]; ids of probability 0 add nothing."""
     return -(log_probs.exp() * log_probs.clamp(min=-1e9)).sum(-1)

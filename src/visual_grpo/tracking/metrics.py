@@ -10,7 +10,8 @@ MOST = 60
 
 _MODULE = (
     r"reward/total(_std)?|reward/unscored_share|zero_variance_share|advantage/abs_mean|kl|entropy|approx_kl"
-    r"|clip_fraction|ratio/first_max_abs_log|grad_norm|learning_rate|updates_left_out|speed/samples_per_second"
+    r"|clip_fraction|ratio/first_max_abs_log|sampler_gap/(?:mean|max)|grad_norm|learning_rate|updates_left_out"
+    r"|speed/samples_per_second"
 )
 _RUN = r"eval/.+|watch/.+|samples|seconds/step|memory_gb"
 

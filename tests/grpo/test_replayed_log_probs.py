@@ -1,0 +1,160 @@
+"""The ratio compares with the replay's log-probs where the sampler computes the same policy with another rounding."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.evaluation.defaults import parameters
+from tests.grpo.test_trainer import config
+from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
+from visual_grpo.grpo.self_check import LARGEST, SLACK, TOLERANCES, RatioCheckError, check_ratio
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
+from visual_grpo.types import PromptRecord, ReplayChunk, Rollout, Scores
+
+GAP = 0.02
+
+
+class Rounded:
+    """The sampler is off by +-GAP, as in half precision."""
+
+    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Any]:
+        rollout = super().rollout(prompts, group_size, generator)  # type: ignore[misc]
+        signs = (torch.arange(rollout.log_probs.numel()) % 2 * 2 - 1).view(rollout.log_probs.shape)
+        return replace(rollout, log_probs=rollout.log_probs + GAP * signs)
+
+
+class RoundedTokens(Rounded, ToyTokenPolicy):
+    pass
+
+
+class RoundedSteps(Rounded, ToyGaussianPolicy):
+    pass
+
+
+def trainer_of(policy: Any, dtype: str = "bfloat16", **changes: Any) -> GRPOTrainer[Any]:
+    return GRPOTrainer(policy, CountingScorer(), config(updates_per_rollout=2, **changes), seed=1, dtype=dtype)
+
+
+@pytest.mark.parametrize("kind", [RoundedTokens, RoundedSteps])
+@pytest.mark.parametrize("micro_batch_size", [None, 5])
+def test_the_first_ratio_is_exactly_one_and_the_gap_is_reported(kind: Any, micro_batch_size: int | None) -> None:
+    for step in trainer_of(kind(), micro_batch_size=micro_batch_size).fit(records(10)):
+        assert step.values["ratio/first_max_abs_log"] == 0
+        assert step.values["update_1/ratio"] == 1
+        assert step.values["update_2/ratio"] != 1
+        assert step.values["sampler_gap/mean"] == pytest.approx(GAP, rel=1e-4)
+        assert step.values["sampler_gap/max"] == pytest.approx(GAP, rel=1e-4)
+
+
+@pytest.mark.parametrize(("exact", "rounded"), [(ToyTokenPolicy, RoundedTokens), (ToyGaussianPolicy, RoundedSteps)])
+def test_what_the_sampler_measured_changes_nothing(exact: Any, rounded: Any) -> None:
+    trained = []
+    for kind in (exact, rounded):
+        policy = kind()
+        list(trainer_of(policy, micro_batch_size=5).fit(records(10)))
+        trained.append(policy.table)
+    assert torch.equal(*trained)
+    assert trained[0].abs().max() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("chosen", "dtype", "replays"),
+    [
+        *(("auto", dtype, dtype != "float32") for dtype in TOLERANCES),
+        ("replay", "float32", True),
+        ("sampler", "bfloat16", False),
+    ],
+)
+def test_where_the_ratio_compares_with_the_replay(chosen: str, dtype: str, replays: bool) -> None:
+    assert config(old_log_probs=chosen).replays(dtype) == replays
+    trainer = trainer_of(RoundedTokens(), dtype, old_log_probs=chosen, ratio_tolerance=0.1)
+    first = next(trainer.fit(records(10)))
+    assert ("sampler_gap/mean" in first.values) == replays
+    assert (first.values["ratio/first_max_abs_log"] == 0) == replays
+
+
+def test_a_wrong_replay_is_still_caught() -> None:
+    policy = ToyTokenPolicy(replay_temperature=0.3)
+    policy.table.data.copy_(torch.linspace(0, 1, 20).view(4, 5))
+    with pytest.raises(RatioCheckError, match=r"measured: max 0\.\d+"):
+        next(trainer_of(policy).fit(records(10)))
+
+
+def test_a_step_goes_on_with_the_replays_log_probs_after_a_checkpoint() -> None:
+    whole = RoundedTokens()
+    list(trainer_of(whole, steps=1).fit(records(10)))
+    begun = trainer_of(RoundedTokens(), steps=1)
+    states = []
+    begun.between_updates = lambda: states.append(copy.deepcopy(begun.state()))
+    list(begun.fit(records(10)))
+    policy = RoundedTokens()
+    resumed = trainer_of(policy, steps=1)
+    resumed.load_state(*states[0])
+    list(resumed.fit(records(10)))
+    assert torch.equal(whole.table, policy.table)
+
+
+def test_an_update_that_is_left_out_leaves_the_next_one_the_first() -> None:
+    class Once(RoundedTokens):
+        failed = False
+
+        def replay(self, trajectory: Any, rows: torch.Tensor) -> Any:
+            for chunk in super().replay(trajectory, rows):
+                bad, self.failed = not self.failed, True
+                yield replace(chunk, log_probs=chunk.log_probs * (torch.nan if bad else 1.0))
+
+    policy = Once()
+    (step, *_) = trainer_of(policy, non_finite="skip", ratio_tolerance=1.0).fit(records(10))
+    assert step.values["updates_left_out"] == 1
+    assert step.values["update_2/ratio"] == 1
+
+
+def test_truncated_importance_weights_scale_the_loss_by_hand() -> None:
+    sampled = torch.tensor([[-1.0, -2.0], [-1.0, -3.0]])
+    replayed = torch.tensor([[-1.5, -1.0], [-1.0, -1.0]])
+    prompts = [PromptRecord(id="a", prompt="a")] * 2
+    rollout = Rollout[None](
+        prompts=prompts, samples=[0, 1], trajectory=None, log_probs=sampled, mask=torch.ones(2, 2, dtype=torch.bool)
+    )
+    total = torch.tensor([1.0, -2.0])
+    scores = Scores(total=total, rewards={}, parts={}, weights={})
+    own = Experience(
+        rollout=rollout, scores=scores, rows=torch.arange(2), advantages=total, replayed_log_probs=replayed
+    )
+    objective = Objective.of(config(loss="dapo", old_log_probs="replay", sampler_correction=2.0), [own])
+    new = replayed.clone().requires_grad_()
+    chunk_loss(
+        ReplayChunk(steps=slice(0, 2), log_probs=new, kl=None), own, own.rows, objective, UpdateStats()
+    ).backward()
+    weights = torch.tensor([[0.6065307, 2.0], [1.0, 2.0]])  # exp(-0.5), e cut to 2, 1, e^2 cut to 2
+    assert new.grad is not None
+    torch.testing.assert_close(new.grad, -weights * total[:, None] / 4)
+
+
+def test_a_correction_without_a_replay_is_refused() -> None:
+    changes = {"old_log_probs": "sampler", "sampler_correction": 2.0}
+    with pytest.raises(ValueError, match=r"sampler_correction corrects from the sampler to the replay"):
+        parameters(grpo=changes)
+
+
+def test_a_deep_model_may_round_more() -> None:
+    rounding = 0.055
+    floor = TOLERANCES["bfloat16"][0]
+    with pytest.raises(RatioCheckError):
+        check_ratio(1.5 * floor, 0.5, "bfloat16")
+    check_ratio(1.5 * floor, 0.5, "bfloat16", rounding)
+    with pytest.raises(RatioCheckError):
+        check_ratio(1.01 * SLACK * rounding, 0.5, "bfloat16", rounding)
+    with pytest.raises(RatioCheckError):
+        check_ratio(0.05, 1.01 * LARGEST * rounding, "bfloat16", rounding)
+    with pytest.raises(RatioCheckError):  # And a shallow one less.
+        check_ratio(0.9 * floor, 0.5, "bfloat16", rounding / 10)
+    with pytest.raises(RatioCheckError):
+        check_ratio(0.05, 0.2, "bfloat16", rounding, tolerance=0.1)

@@ -1,0 +1,110 @@
+"""In bfloat16 sampler and replay round otherwise: the ratio is 1 all the same, and a wrong replay is still seen."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import SIZE, stir
+from tests.policies.glm_image.test_ar import RECORDS, brightness
+from visual_grpo.components import load_policy
+from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
+from visual_grpo.grpo.self_check import RatioCheckError
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.policies.half_precision import expected_gap
+from visual_grpo.policies.lora import PeftAdapter
+from visual_grpo.policies.token_policy import TokenPolicy
+from visual_grpo.policies.tokens import deviation
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.types import PromptRecord, Sample
+
+BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "rounding_gap.py"))
+
+
+def half(folder: Path, module: str) -> Any:
+    policy = load_policy(
+        str(folder), module=module, size=SIZE, kl_reference=True, dtype="bfloat16", device="cpu"
+    )
+    stir(policy)
+    return policy
+
+
+def first_step(policy: Any, **changes: Any) -> dict[str, float]:
+    config = GRPOConfig(
+        steps=1, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01, updates_per_rollout=2, **changes
+    )
+    trainer = GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config, dtype="bfloat16")
+    return dict(next(trainer.fit(RECORDS)).values)
+
+
+@pytest.mark.parametrize("module", ["ar", "dit"])
+@pytest.mark.parametrize("micro_batch_size", [None, 3])
+def test_the_first_ratio_is_exactly_one(pipeline_folder: Path, module: str, micro_batch_size: int | None) -> None:
+    values = first_step(half(pipeline_folder, module), micro_batch_size=micro_batch_size)
+    assert values["ratio/first_max_abs_log"] == 0
+    assert values["update_1/ratio"] == 1
+    assert values["update_2/ratio"] != 1
+    assert values["kl"] > 0
+    assert 0 <= values["sampler_gap/mean"] < 0.04
+
+
+@pytest.mark.parametrize("layers", [2, 8])
+def test_the_rounding_that_is_expected_is_what_is_measured(layers: int) -> None:
+    model = BENCHMARK["tokens_of"](layers, 256, torch.bfloat16)
+    BENCHMARK["scale_logits"](model, 2.0)
+    mean, _, spread = BENCHMARK["gap"](model, rows=6)
+    expected = expected_gap(model.network, model.head.dtype, spread)
+    assert expected / 1.5 < mean < 1.5 * expected
+
+
+def test_the_deviation_is_that_of_the_logits_that_may_be_drawn() -> None:
+    logits = torch.tensor([[1.0, 3.0, -torch.inf, 5.0], [2.0, 2.0, 2.0, 10.0]])
+    expected = [(8 / 3) ** 0.5, 12**0.5]
+    assert deviation(logits.log_softmax(-1)).tolist() == pytest.approx(expected)
+
+
+class FullWidth:
+    """Two layers of GLM-Image's language model at its width of 4096, with random weights."""
+
+    def __init__(self) -> None:
+        self.model = BENCHMARK["tokens_of"](2, 4096, torch.bfloat16)
+        self.model.decode = self._images
+        self.adapter = PeftAdapter.attach(self.model.network, LoraParams(rank=4, alpha=8), ["q_proj", "v_proj"], 0)
+
+    def policy(self, kind: type[TokenPolicy[Any]] = TokenPolicy) -> TokenPolicy[Any]:
+        sampler = SamplerConfig(temperature=0.9, top_p=1.0, top_k=0, steps=1, guidance_scale=1.0)
+        return kind(self.model, self.adapter, sampler, PolicyConfig(), kl_reference=True)
+
+    @staticmethod
+    def _images(records: Sequence[PromptRecord], tokens: torch.Tensor, seeds: Sequence[int]) -> list[Sample]:
+        return [torch.full((3, 8, 8), int(row.sum()) % 256, dtype=torch.uint8) for row in tokens]
+
+
+class WithoutPositions(TokenPolicy[Any]):
+    """Replays image tokens as if they were text: the second and third position id are missing."""
+
+    def rollout(self, *arguments: Any) -> Any:
+        rollout = super().rollout(*arguments)
+        encoded = rollout.trajectory.encoded.prompts
+        text_only = torch.arange(encoded.token_positions.shape[-1]).expand_as(encoded.token_positions)
+        encoded.token_positions.copy_(encoded.positions[:, :, -1:] + 1 + text_only)
+        return rollout
+
+
+@pytest.mark.slow
+def test_at_full_width_the_gap_is_reported_and_mistakes_are_caught() -> None:
+    full = FullWidth()
+    values = first_step(full.policy())
+    assert values["ratio/first_max_abs_log"] == 0
+    flat, steep = (expected_gap(full.model.network, torch.bfloat16, spread) for spread in (0.5, 2.0))
+    assert flat < values["sampler_gap/mean"] < steep
+    wrong = full.policy()
+    wrong.temperature = 1.0
+    for policy in (wrong, full.policy(WithoutPositions)):
+        with pytest.raises(RatioCheckError):
+            first_step(policy)
