@@ -72,6 +72,7 @@ class GlmImageDecoder:
         """
         self.pipeline, self.size, self.sources, self.draw_tokens = pipeline, size, sources, draw_tokens
         self.latent_shape = latent_shape(pipeline, size, pipeline.transformer.config.in_channels)
+        self._rotary_kept: tuple[Tensor, Tensor] | None = None
 
     @property
     def transformer(self) -> GlmImageTransformer2DModel:
@@ -196,15 +197,24 @@ class GlmImageDecoder:
             hidden_states=state.to(transformer.dtype),
             encoder_hidden_states=glyphs,
             prior_token_id=tokens,
-            prior_token_drop=torch.full_like(tokens, dropped, dtype=torch.bool),
+            # One answer for all tokens, on the host: a mask on a GPU would make the host wait for it.
+            prior_token_drop=torch.tensor(dropped),
             # The pipeline, too, passes timesteps minus one.
             timestep=torch.full((len(state),), timestep - 1, device=state.device),
             target_size=torch.tensor([self.size], dtype=glyphs.dtype, device=state.device).expand(len(state), -1),
             crop_coords=torch.zeros(len(state), 2, dtype=glyphs.dtype, device=state.device),
             return_dict=False,
             kv_caches=sources,
+            image_rotary_emb=self._rotary(state),
         )[0]
         return velocity.float()
+
+    def _rotary(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the one image size, kept: the DiT would make them on the CPU at every forward and copy them."""
+        if self._rotary_kept is None or self._rotary_kept[0].device != state.device:
+            cosines, sines = self.transformer.rope(state)
+            self._rotary_kept = cosines.to(state.device), sines.to(state.device)
+        return self._rotary_kept
 
     def _glyphs(self, prompt: str) -> Tensor:
         embedding: Tensor = self.pipeline.encode_prompt(prompt, do_classifier_free_guidance=False)[0]
