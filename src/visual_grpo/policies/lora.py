@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from visual_grpo.command import again
 from visual_grpo.config import LoraParams
 from visual_grpo.errors import UserError
+from visual_grpo.policies.low_rank import three_kernels
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -180,13 +181,14 @@ def merged(model: nn.Module) -> Iterator[None]:
     """Any adapter of ``model`` folded into the weights while sampling: one matrix product instead of three.
 
     Afterwards the weights are put back from copies, since adding and subtracting would leave rounding
-    behind. In half precision folding rounds the update away, so there it is left unfolded.
+    behind. In half precision folding rounds the update away: there it is `three_kernels`.
     """
     from peft.tuners.lora import LoraLayer
 
     layers = [m for m in model.modules() if isinstance(m, LoraLayer)]
     if not all(layer.get_base_layer().weight.dtype == torch.float32 for layer in layers):
-        yield
+        with three_kernels(layers):
+            yield
         return
     originals = [layer.get_base_layer().weight.detach().clone() for layer in layers]
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import SIZE, stir
 from tests.policies.glm_image.test_ar import RECORDS, brightness
@@ -16,6 +19,7 @@ from visual_grpo.components import load_policy
 from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.self_check import RatioCheckError
 from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.policies import lora
 from visual_grpo.policies.half_precision import expected_gap
 from visual_grpo.policies.lora import PeftAdapter
 from visual_grpo.policies.token_policy import TokenPolicy
@@ -27,9 +31,7 @@ BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "round
 
 
 def half(folder: Path, module: str) -> Any:
-    policy = load_policy(
-        str(folder), module=module, size=SIZE, kl_reference=True, dtype="bfloat16", device="cpu"
-    )
+    policy = load_policy(str(folder), module=module, size=SIZE, kl_reference=True, dtype="bfloat16", device="cpu")
     stir(policy)
     return policy
 
@@ -51,6 +53,62 @@ def test_the_first_ratio_is_exactly_one(pipeline_folder: Path, module: str, micr
     assert values["update_2/ratio"] != 1
     assert values["kl"] > 0
     assert 0 <= values["sampler_gap/mean"] < 0.04
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operations that compute something."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not operation.is_view and operation.overloadpacket is not torch.ops.aten._unsafe_view
+        return operation(*args, **(kwargs or {}))
+
+
+def layers_of(network: Any) -> list[Any]:
+    return [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
+
+
+@pytest.mark.parametrize("module", ["ar", "dit"])
+def test_sampling_takes_three_kernels_a_layer_and_loses_nothing(pipeline_folder: Path, module: str) -> None:
+    policy = half(pipeline_folder, module)
+    network = policy.model.network if module == "ar" else policy.model.transformer
+    errors, counts = {}, {}
+    layers = layers_of(network)
+    for where in (contextlib.nullcontext(), lora.merged(network)):
+        with where, torch.no_grad():
+            name = "sampling" if "forward" in layers[0].__dict__ else "training"
+            difference, kernels = torch.zeros(0), Kernels()
+            for layer in layers:
+                x = torch.randn(2, 5, layer.in_features, generator=torch.Generator().manual_seed(1)).bfloat16()
+                base, (down, up) = layer.get_base_layer(), (layer.lora_A["default"], layer.lora_B["default"])
+                exact = x.float() @ base.weight.float().t() + (0 if base.bias is None else base.bias.float())
+                exact = exact + up(down(x.float())) * layer.scaling["default"]
+                with kernels:
+                    got = layer(x)
+                difference = torch.cat([difference, ((got.float() - exact) / exact.std()).flatten()])
+            errors[name], counts[name] = float(difference.square().mean().sqrt()), kernels.count / len(layers)
+    assert errors["training"] < 0.004
+    assert errors["sampling"] < 1.5 * errors["training"]  # Even where the adapter makes most of the output.
+    assert counts["sampling"] <= 3
+    assert counts["training"] >= 7
+
+
+@pytest.mark.parametrize("module", ["ar", "dit"])
+def test_nothing_is_left_of_sampling_in_half_precision(pipeline_folder: Path, module: str) -> None:
+    policy = half(pipeline_folder, module)
+    network = policy.model.network if module == "ar" else policy.model.transformer
+    x = torch.randn(2, layers_of(network)[0].in_features).bfloat16()
+    plain = layers_of(network)[0](x)
+    with policy.adapter.disabled(), lora.merged(network):
+        without = layers_of(network)[0](x)
+        assert torch.equal(without, layers_of(network)[0].get_base_layer()(x))
+    with pytest.raises(ValueError, match="in between"), lora.merged(network):
+        raise ValueError("in between")
+    after = layers_of(network)[0](x)
+    assert torch.equal(plain, after)
+    assert after.requires_grad
+    assert not torch.equal(plain, without)
 
 
 @pytest.mark.parametrize("layers", [2, 8])
