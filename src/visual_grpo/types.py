@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -247,6 +247,23 @@ class Policy(Protocol[T]):
     def adapter_state_dict(self) -> dict[str, Tensor]: ...
 
     def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+
+@runtime_checkable
+class ManyProcesses(Protocol):
+    """A policy whose rows and gradients are in several processes."""
+
+    def begin_gradient(self) -> None:
+        """Nothing is left of another gradient."""
+        ...
+
+    def micro_batches(self, trajectory: Any, rows: Tensor, size: int | None) -> Sequence[Tensor]:
+        """``rows`` ([b] int64) in batches of at most ``size`` rows in each process."""
+        ...
+
+    def add_gradients(self) -> None:
+        """Adds those of the other processes to the ``grad`` of the parameters."""
+        ...
 
 
 class JointPolicy(Protocol):

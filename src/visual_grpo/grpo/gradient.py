@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.setbacks import MOST_OVERFLOWS, refuse_non_finite
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
-from visual_grpo.types import Policy
+from visual_grpo.types import ManyProcesses, Policy
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ class Gradient(Generic[T]):
         device: torch.device,
     ) -> None:
         self.policy, self.config, self.optimizer, self.scaler, self.device = policy, config, optimizer, scaler, device
+        self._many = policy if isinstance(policy, ManyProcesses) else None
 
     def compute(
         self, experiences: list[Experience[T]], objective: Objective, stats: UpdateStats, step: int, *, first: bool
@@ -41,8 +43,10 @@ class Gradient(Generic[T]):
             NonFiniteLossError: the loss is NaN or infinite.
         """
         self.optimizer.zero_grad(set_to_none=True)
+        if self._many is not None:
+            self._many.begin_gradient()
         for experience in experiences:
-            for rows in experience.rows.split(self.config.micro_batch_size or len(experience.rows)):
+            for rows in self._micro_batches(experience):
                 for chunk in self.policy.replay(experience.rollout.trajectory, rows):
                     if first and experience.replayed_log_probs is not None:
                         experience.anchor(chunk, rows, stats)
@@ -50,6 +54,8 @@ class Gradient(Generic[T]):
                     refuse_non_finite(float(loss.detach()), "loss", step, ids(experience, rows))
                     # The scaler keeps its factor beside the first loss, and an overflow is noted beside the gradient.
                     self.scaler.scale(loss.to(self.device)).backward()
+        if self._many is not None:
+            self._many.add_gradients()
 
     def of_no_update(self, experiences: list[Experience[T]], step: int) -> Tensor:
         """Flat, float32 on the CPU; nothing is changed by it.
@@ -69,6 +75,12 @@ class Gradient(Generic[T]):
         flat = torch.cat([gradient.flatten().float().cpu() for gradient in self._gradients()])
         self.optimizer.zero_grad(set_to_none=True)
         return flat
+
+    def _micro_batches(self, experience: Experience[T]) -> Sequence[Tensor]:
+        size, rows = self.config.micro_batch_size, experience.rows
+        if self._many is not None:
+            return self._many.micro_batches(experience.rollout.trajectory, rows, size)
+        return rows.split(size or len(rows))
 
     def _gradients(self) -> list[Tensor]:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]

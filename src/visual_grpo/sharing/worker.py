@@ -1,0 +1,170 @@
+"""What another process does for the first one: it has the model too, and answers requests until it is told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visual_grpo.config import SamplerConfig
+from visual_grpo.errors import user_error
+from visual_grpo.policies.seeds import share_of_seeds
+from visual_grpo.sharing.messages import Messages, Packed
+from visual_grpo.types import JointPolicy, Policy, PromptRecord, ReplayChunk, Rollout, Sample, SampleGenerator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a process trains with."""
+
+    policies: Mapping[str, Policy[Any]]
+    """By module."""
+    joint: JointPolicy | None = None
+    model: SampleGenerator | None = None
+    device: str = "cpu"
+
+
+Build = Callable[..., Trained]
+"""A function of a module, called with keyword arguments that are JSON, once in each process."""
+
+
+def work(connection: Connection, build: Build, arguments: Mapping[str, Any]) -> None:
+    """The main function of the process. It ends with the first one, whatever that dies of."""
+    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # The first process decides what becomes of a run.
+        signal.signal(stop, signal.SIG_IGN)
+    torch.set_grad_enabled(True)
+    try:
+        _answer_all(connection, build, arguments)
+    except (EOFError, OSError):  # The first process is gone.
+        os._exit(1)
+
+
+def _answer_all(connection: Connection, build: Build, arguments: Mapping[str, Any]) -> None:
+    messages = Messages(connection)
+    worker: Worker | None = None
+    while True:
+        request = messages.receive() if worker is not None else {"do": "start"}
+        try:
+            if worker is None:
+                worker, answer = Worker(build(**arguments)), None
+            else:
+                answer = getattr(worker, request.pop("do"))(**request)
+        except Exception as error:  # Of any kind: the first process raises it.
+            known = user_error(error)
+            text = traceback.format_exc() if known is None else str(known)
+            messages.send({"error": text, "expected": known is not None})
+            if worker is None:
+                return
+        else:
+            messages.send({"answer": answer})
+
+
+@dataclass
+class Worker:
+    """Answers the requests of `SharedPolicy` and `SharedModel`; a method for each."""
+
+    trained: Trained
+    _parts: dict[str, Any] = field(default_factory=dict)
+    """Trajectories by their names: drawn here, or given to be replayed."""
+    _streams: dict[str, Iterator[ReplayChunk]] = field(default_factory=dict)
+    _last: dict[str, ReplayChunk] = field(default_factory=dict)
+
+    def load(self, adapters: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for module, state in adapters.items():
+            self.trained.policies[module].load_adapter_state_dict(state)
+
+    def roll_out(
+        self,
+        module: str,
+        name: str,
+        prompts: Sequence[PromptRecord],
+        group_size: int,
+        generator: Tensor,
+        share: Sequence[int],
+    ) -> Any:
+        """The rollout; its trajectory stays here, too, by its ``name``."""
+        with share_of_seeds(*share), torch.no_grad():
+            rollout = self.trained.policies[module].rollout(prompts, group_size, _generator(generator))
+        self._parts[name] = rollout.trajectory
+        return _packed(rollout)
+
+    def roll_out_jointly(
+        self,
+        names: Sequence[str],
+        prompts: Sequence[PromptRecord],
+        sizes: Sequence[int],
+        generator: Tensor,
+        share: Sequence[int],
+    ) -> Any:
+        """The outer and the inner rollout, each None where that stage has one sample."""
+        assert self.trained.joint is not None
+        with share_of_seeds(*share), torch.no_grad():
+            joint = self.trained.joint.joint_rollout(prompts, sizes[0], sizes[1], _generator(generator))
+        stages = (joint.outer, joint.inner)
+        for name, own in zip(names, stages, strict=True):
+            if own is not None:
+                self._parts[name] = own.trajectory
+        return [None if own is None else _packed(own) for own in stages]
+
+    def generate(
+        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: Mapping[str, Any]
+    ) -> Sequence[Sample]:
+        assert self.trained.model is not None
+        with torch.no_grad():
+            return list(self.trained.model.generate(records, seeds, SamplerConfig.model_validate(sampler)))
+
+    def hold(self, name: str, trajectory: Packed) -> None:
+        """A part that was drawn elsewhere, such as before a checkpoint."""
+        self._parts[name] = trajectory.unpacked(torch.device(self.trained.device))
+
+    def drop(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._parts.pop(name, None)
+
+    def begin(self, module: str) -> None:
+        """Nothing is left of another gradient."""
+        self._streams.clear()
+        self._last.clear()
+        for parameter in self.trained.policies[module].trainable_parameters():
+            parameter.grad = None
+
+    def replay(self, module: str, name: str, rows: Tensor) -> None:
+        self._streams[name] = self.trained.policies[module].replay(self._parts[name], rows)
+
+    def next_chunk(self, name: str) -> Any:
+        """First column, last column and log-probs of the next chunk, with its KL; None after the last one."""
+        self._last.pop(name, None)
+        chunk = next(self._streams[name], None)
+        if chunk is None:
+            del self._streams[name]
+            return None
+        self._last[name] = chunk
+        return [chunk.steps.start, chunk.steps.stop, chunk.log_probs, chunk.kl]
+
+    def backward(self, name: str, log_probs: Tensor, kl: Tensor | None) -> None:
+        """Adds up the gradient of a loss of which these are the derivatives to the last chunk's values."""
+        chunk = self._last.pop(name)
+        if chunk.kl is None or kl is None:
+            chunk.log_probs.backward(log_probs)
+        else:
+            torch.autograd.backward([chunk.log_probs, chunk.kl], [log_probs, kl])
+
+    def gradients(self, module: str) -> list[Tensor | None]:
+        return [parameter.grad for parameter in self.trained.policies[module].trainable_parameters()]
+
+
+def _packed(rollout: Rollout[Any]) -> Rollout[Packed]:
+    return replace(rollout, trajectory=Packed.of(rollout.trajectory))
+
+
+def _generator(state: Tensor) -> torch.Generator:
+    generator = torch.Generator()
+    generator.set_state(state)
+    return generator

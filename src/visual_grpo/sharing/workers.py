@@ -1,0 +1,160 @@
+"""The first process's view of the others: it asks, they answer, and their errors are raised here."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from visual_grpo.errors import UserError
+from visual_grpo.sharing.messages import Messages
+from visual_grpo.sharing.worker import Build, work
+from visual_grpo.types import Policy
+
+_SPAWN = multiprocessing.get_context("spawn")
+_END = 10.0
+"""Seconds that a process may take to end after it was asked to."""
+
+
+class WorkerDiedError(RuntimeError):
+    """A process is gone; what was whole before is not touched."""
+
+
+class Remote:
+    """One other process."""
+
+    def __init__(self, number: int, build: Build, arguments: Mapping[str, Any]) -> None:
+        self.number = number
+        ours, theirs = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(
+            target=work, args=(theirs, build, dict(arguments)), name=f"training {number}", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._messages = Messages(ours)
+        self._asked, self._read = 1, 0  # The start is the first.
+        self._told: set[int] = {0}
+        self._answers: dict[int, Any] = {}
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def ask(self, do: str, **arguments: Any) -> int:
+        """Begins something; `answer` gives what came of it for the number that this returns."""
+        try:
+            self._messages.send({"do": do, **arguments})
+        except OSError as error:
+            raise self._died() from error
+        self._asked += 1
+        return self._asked - 1
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        """Begins something of which only an error is of interest; one of the next answers raises it."""
+        self._told.add(self.ask(do, **arguments))
+
+    def answer(self, number: int) -> Any:
+        """Waits for the answer to a request.
+
+        Raises:
+            UserError: of the other process, at this request or one before.
+            WorkerDiedError: it has ended.
+            RuntimeError: anything else that went wrong in it, with its traceback.
+        """
+        while number not in self._answers:
+            self._take()
+        return self._answers.pop(number)
+
+    def settle(self) -> None:
+        """Waits until everything is done that was begun; raises as `answer` does."""
+        while self._read < self._asked:
+            self._take()
+
+    def _take(self) -> None:
+        try:
+            got = self._messages.receive()
+        except (EOFError, OSError) as error:
+            raise self._died() from error
+        number, self._read = self._read, self._read + 1
+        if "answer" not in got:
+            if got["expected"]:
+                raise UserError(f"process {self.number}: {got['error']}")
+            raise RuntimeError(f"process {self.number} of this training failed:\n{got['error']}")
+        if number in self._told:
+            self._told.remove(number)
+        else:
+            self._answers[number] = got["answer"]
+
+    def end(self) -> None:
+        """Asks it to end, and kills it if it does not."""
+        self._messages.close()
+
+    def kill_after(self, deadline: float) -> None:
+        self._process.join(max(0.0, deadline - time.monotonic()))
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _died(self) -> WorkerDiedError:
+        self._process.join(_END)
+        code = self._process.exitcode
+        how = "hangs" if code is None else f"ended with exit code {code}"
+        if code is not None and code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+        return WorkerDiedError(
+            f"Process {self.number} of this training (pid {self.pid}) {how}. The usual cause is too little memory: each"
+            " process has the model (distributed.processes)."
+        )
+
+
+class Workers:
+    """Processes 2 to ``count`` of a training; a context that ends them."""
+
+    def __init__(self, count: int, build: Build, arguments: Sequence[Mapping[str, Any]]) -> None:
+        """``arguments``: of ``build``, for each of the ``count - 1`` other processes."""
+        self.count = count
+        self.others = [Remote(number, build, own) for number, own in enumerate(arguments, 2)]
+        self._policies: dict[str, Policy[Any]] = {}
+        self._sent: dict[str, list[int]] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for other in self.others:
+            other.end()
+        deadline = time.monotonic() + _END
+        for other in self.others:
+            other.kill_after(deadline)
+
+    def wait_until_ready(self) -> None:
+        """Raises UserError, RuntimeError or WorkerDiedError where a process could not build its model."""
+        for other in self.others:
+            other.settle()
+
+    def follow(self, module: str, policy: Policy[Any]) -> None:
+        """From now on `send_adapters` sends the adapter of ``policy``."""
+        self._policies[module] = policy
+        self._sent.pop(module, None)
+
+    def send_adapters(self) -> None:
+        """Whatever has changed since it was last sent."""
+        changed = {}
+        for module, policy in self._policies.items():
+            versions = [parameter._version for parameter in policy.trainable_parameters()]
+            if self._sent.get(module) != versions:
+                changed[module] = policy.adapter_state_dict()
+                self._sent[module] = versions
+        if changed:
+            for other in self.others:
+                other.tell("load", adapters=changed)
+
+
+def blocks(count: int, parts: int) -> list[tuple[int, int]]:
+    """(start, number) of ``parts`` neighbouring blocks of ``count`` things, as even as they can be."""
+    own, rest = divmod(count, parts)
+    numbers = [own + (part < rest) for part in range(parts)]
+    return [(sum(numbers[:part]), number) for part, number in enumerate(numbers)]
