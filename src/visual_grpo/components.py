@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from visual_grpo.command import again
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
-from visual_grpo.errors import Problems, UserError
+from visual_grpo.errors import Problems, UserError, counted
 from visual_grpo.saved_model import content_digest
 from visual_grpo.trained_adapters import check_base, check_weights
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from visual_grpo.policies.family import Family, Model
     from visual_grpo.policies.family_settings import Plan
     from visual_grpo.rewards.combine import RewardSet
-    from visual_grpo.types import Policy
+    from visual_grpo.sharing.worker import Trained
+    from visual_grpo.sharing.workers import Workers
+    from visual_grpo.types import AdaptedModel, JointPolicy, Policy
 
 ROLLOUT = {"tokens": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}, "flow": {"steps": 4, "guidance_scale": 1.5}}
 """Training samples of `load_policy`: a few ODE steps are enough for a reward to tell samples apart."""
@@ -57,10 +59,23 @@ def check(config: Parameters, *, scores: bool = True) -> None:
     with problems.collect():
         check_model(config)
         modules = make_plan(config).modules
+        _check_processes(config, modules)
     _check_rewards(config, modules, problems, scores)
     with problems.collect():
         resolve_device(config.model.device)
+        _devices(config)
     problems.raise_if_any()
+
+
+def _check_processes(config: Parameters, modules: Sequence[str]) -> None:
+    count = config.distributed.processes
+    prompts = min((config.grpo_of(module).prompts_per_step, module) for module in modules)
+    if count > prompts[0]:
+        raise UserError(
+            f"distributed.processes is {count}, but a step of {prompts[1]} has {counted(prompts[0], 'prompt')}"
+            " (grpo.prompts_per_step): the samples of a prompt stay in one process, so that more would have nothing to"
+            f" do. Expected at most {prompts[0]}."
+        )
 
 
 def check_model(config: Parameters) -> None:
@@ -146,13 +161,11 @@ def build_scorer(config: Parameters, modules: Sequence[str]) -> RewardSet:
     return build_reward_set(config.rewards, config.weights(modules))
 
 
-def build_trainer(
-    config: Parameters, plan: Plan, model: Model, scorer: RewardSet, *, start: Path | None = None
-) -> Trainer:
-    """The trainer of ``policy.train``'s modules, with adapters on ``model``: fresh ones, or with the weights of those
-    in the folder ``start``."""
-    from visual_grpo.grpo.two_stage import AlternatingTrainer
-
+def build_policies(
+    config: Parameters, plan: Plan, model: Model, start: Path | None = None
+) -> tuple[dict[str, Policy[Any]], JointPolicy | None]:
+    """Those of ``policy.train``'s modules, with adapters on ``model``: fresh ones, or with the weights of those in the
+    folder ``start``. And that of both together, where one rollout trains both."""
     model.adapters.attach({module: config.lora_of(module) for module in plan.modules}, config.training_seed)
     if start is not None:
         model.adapters.start_from(start)
@@ -165,21 +178,108 @@ def build_trainer(
         )
         for module in plan.modules
     }
-    if plan.joint:
-        return _joint_trainer(config, model, policies, scorer)
+    return policies, model.joint_policy(*policies.values()) if plan.joint else None
+
+
+def build_share(config: Mapping[str, Any], model: str, start: str | None, device: str) -> Trained:
+    """What another process of a training has.
+
+    Args:
+        config: the parameter tree, with secrets, as JSON has it.
+        start: the folder of the adapters to start from.
+    """
+    from visual_grpo.sharing.worker import Trained
+    from visual_grpo.third_party_output import silence_libraries
+
+    silence_libraries()
+    parameters = Parameters.model_validate(config)
+    own = parameters.model_copy(update={"model": parameters.model.model_copy(update={"device": device})})
+    plan = make_plan(own, model)
+    built = build_model(own, model)
+    policies, joint = build_policies(own, plan, built, None if start is None else Path(start))
+    return Trained(policies=policies, joint=joint, model=built, device=device)
+
+
+def start_workers(config: Parameters, model: str, start: Path | None) -> Workers | None:
+    """The other processes of a training; a context that ends them. None where there are none.
+
+    A training that is resumed always has it: its checkpoint may be in the middle of a step of several processes.
+    """
+    from visual_grpo.sharing.workers import Workers
+
+    count = config.distributed.processes
+    if count == 1 and config.resume == "never":
+        return None
+    tree = config.model_dump(mode="json")
+    arguments = [
+        {"config": tree, "model": model, "start": None if start is None else str(start), "device": device}
+        for device in _devices(config)[1:]
+    ]
+    return Workers(count, build_share, arguments)
+
+
+def _devices(config: Parameters) -> list[str]:
+    """Of each process. Raises UserError where there are fewer GPUs."""
+    import torch
+
+    from visual_grpo.hardware.device import resolve_device
+
+    count, device = config.distributed.processes, resolve_device(config.model.device)
+    if device.type != "cuda" or count == 1:
+        return [str(device)] * count
+    if torch.cuda.device_count() < count:
+        raise UserError(
+            f"distributed.processes is {count}, but this machine has {counted(torch.cuda.device_count(), 'GPU')}: each"
+            " process needs one."
+        )
+    return [f"cuda:{number}" for number in range(count)]
+
+
+def shared_model(model: Model, workers: Workers | None) -> AdaptedModel:
+    """``model``, of whose samples ``workers`` draw their share."""
+    from visual_grpo.sharing.model import SharedModel
+
+    return model if workers is None else SharedModel(model, workers)
+
+
+def build_trainer(
+    config: Parameters,
+    plan: Plan,
+    model: Model,
+    scorer: RewardSet,
+    *,
+    start: Path | None = None,
+    workers: Workers | None = None,
+) -> Trainer:
+    """The trainer of `build_policies`, which ``workers`` share."""
+    from visual_grpo.grpo.two_stage import AlternatingTrainer
+
+    policies, joint = build_policies(config, plan, model, start)
+    if workers is not None:
+        from visual_grpo.sharing.policy import SharedJointPolicy, SharedPolicy
+
+        shared = {module: SharedPolicy(module, policy, workers) for module, policy in policies.items()}
+        if joint is not None:
+            outer, inner = shared.values()
+            joint = SharedJointPolicy(joint, outer, inner, workers)
+        policies = dict(shared)
+    if joint is not None:
+        return _joint_trainer(config, joint, policies, scorer)
     trainers = {module: _module_trainer(config, policy, module, scorer) for module, policy in policies.items()}
     if len(trainers) == 1:
         return trainers[plan.modules[0]]
     return AlternatingTrainer(trainers, config.grpo.steps, config.training_seed)
 
 
-def _joint_trainer(config: Parameters, model: Model, policies: dict[str, Policy[Any]], scorer: RewardSet) -> Trainer:
+def _joint_trainer(
+    config: Parameters, joint: JointPolicy, policies: dict[str, Policy[Any]], scorer: RewardSet
+) -> Trainer:
     from visual_grpo.grpo.two_stage import JointTrainer
 
     outer, inner = policies
     sizes = (config.grpo_of(outer).group_size, config.grpo_of(inner).group_size)
     return JointTrainer(
-        model.joint_policy(policies[outer], policies[inner]),
+        joint,
         (outer, _module_trainer(config, policies[outer], outer, scorer) if sizes[0] > 1 else None),
         (inner, _module_trainer(config, policies[inner], inner, scorer) if sizes[1] > 1 else None),
         scorer,

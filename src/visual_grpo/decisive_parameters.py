@@ -18,7 +18,7 @@ NEVER = (
 )
 """Where and how results are written, and what other pipelines do. Of the starter its report speaks."""
 _OF_TRAINING = (
-    *("seed", "train", "grpo", "alarm", "evaluation.every", "evaluation.prompts", "evaluation.adapter"),
+    *("seed", "train", "grpo", "alarm", "distributed", "evaluation.every", "evaluation.prompts", "evaluation.adapter"),
     *(f"modules.*.{name}" for name in ("prompts_per_step", "group_size", "updates_per_rollout", "micro_batch_size")),
     *(f"modules.*.{name}" for name in ("learning_rate", "clip_low", "clip_high", "kl_weight", "advantage_epsilon")),
 )

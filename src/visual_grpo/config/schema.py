@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from visual_grpo.config.alarm import AlarmConfig
 from visual_grpo.config.base import AdapterName, Strict
 from visual_grpo.config.data import DataConfig, StarterConfig
+from visual_grpo.config.distributed import DistributedConfig
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.policy import LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_rewards
@@ -71,6 +72,7 @@ class Parameters(Strict):
     starter: StarterConfig
     model: ModelConfig
     policy: PolicyConfig
+    distributed: DistributedConfig = DistributedConfig()
     modules: dict[str, ModuleConfig] = Field(
         default_factory=dict, description="per-module overrides: a section for each module whose settings differ"
     )

@@ -77,8 +77,11 @@ class SharedPolicy(Generic[T]):
         parts = shared_out(self.workers, prompts, there, lambda chosen: self.own.rollout(chosen, group_size, generator))
         return self.joined(parts, names)
 
-    def replay(self, trajectory: SharedTrajectory, rows: Tensor) -> Iterator[ReplayChunk]:
+    def replay(self, trajectory: Any, rows: Tensor) -> Iterator[ReplayChunk]:
         """All parts of ``rows`` at the same time; their order is that of ``rows``."""
+        if not isinstance(trajectory, SharedTrajectory):  # From a checkpoint of one process.
+            yield from self.own.replay(trajectory, rows)
+            return
         self.workers.send_adapters()
         streams, places = [], []
         for number, (start, size) in enumerate(_ranges(trajectory.sizes)):
@@ -101,8 +104,10 @@ class SharedPolicy(Generic[T]):
                 kl=torch.cat(kl)[order] if kl else None,
             )
 
-    def micro_batches(self, trajectory: SharedTrajectory, rows: Tensor, size: int | None) -> list[Tensor]:
+    def micro_batches(self, trajectory: Any, rows: Tensor, size: int | None) -> list[Tensor]:
         """``rows`` in batches of at most ``size`` in each process."""
+        if not isinstance(trajectory, SharedTrajectory):
+            return list(rows.split(size or len(rows)))
         parts = []
         for start, count in _ranges(trajectory.sizes):
             mine = rows[(rows >= start) & (rows < start + count)]
@@ -298,6 +303,8 @@ def _ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
 
 def _stats_of_all(stats: Sequence[Mapping[str, float]], rows: Sequence[int]) -> dict[str, float]:
     """Seconds of the slowest, speeds together, and means over the rows."""
+    if len(stats) == 1:
+        return dict(stats[0])
     found = {}
     for name in stats[0]:
         values = [own[name] for own in stats]

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,25 +68,30 @@ def train(
     scorer.check_records(train_records)
     scorer.check_records(eval_records)
     profile = profile_of(records)  # Before the training, which a missing picture must not end.
-    model = components.build_model(parameters, starter_report["model"])
-    run = TrainingRun(
-        parameters,
-        model,
-        scorer,
-        components.build_trainer(parameters, plan, model, scorer, start=start),
-        train=train_records,
-        evaluation=eval_records,
-        identity=known,
-        run_id=tracker.run_id,
-        watch=make_watch(parameters, baseline),
-        advice={module: plan.family.modules[module].advice for module in plan.modules},
-        lineage=_lineage(parameters, starter_report, project, start),
-    )
-    changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
-    # With the run's id, so that two trainings of the same settings stay apart.
-    name = tracker.name() or training_name(parameters, plan.modules, None, {})
-    with open_logs(parameters.tracking, name, flatten(parameters.public())) as others:
-        progress = _run(parameters, run, scorer, tracker, others, tuple(plan.modules))
+    workers = components.start_workers(parameters, starter_report["model"], start)
+    with workers or nullcontext():
+        model = components.build_model(parameters, starter_report["model"])
+        trainer = components.build_trainer(parameters, plan, model, scorer, start=start, workers=workers)
+        if workers is not None:
+            workers.wait_until_ready()
+        run = TrainingRun(
+            parameters,
+            components.shared_model(model, workers),
+            scorer,
+            trainer,
+            train=train_records,
+            evaluation=eval_records,
+            identity=known,
+            run_id=tracker.run_id,
+            watch=make_watch(parameters, baseline),
+            advice={module: plan.family.modules[module].advice for module in plan.modules},
+            lineage=_lineage(parameters, starter_report, project, start),
+        )
+        changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
+        # With the run's id, so that two trainings of the same settings stay apart.
+        name = tracker.name() or training_name(parameters, plan.modules, None, {})
+        with open_logs(parameters.tracking, name, flatten(parameters.public())) as others:
+            progress = _run(parameters, run, scorer, tracker, others, tuple(plan.modules))
     run.write_adapters(adapters_draft)
     if changes:
         (adapters_draft / CHANGES).write_text(changes, encoding="utf-8")
