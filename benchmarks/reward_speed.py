@@ -1,4 +1,4 @@
-"""Prints the table of built-in rewards in docs/rewards.md, with the seconds that each takes for 16 images on this CPU.
+"""Prints the tables of docs/rewards.md: built-in rewards with their seconds for 16 images on this CPU, and licences.
 
 Seconds are those of one core (CPU time with one thread), which other programs on the machine hardly change. Models have
 their true size and drawn weights: the time does not depend on the weights. The first call, which loads the model, is
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from reward_licences import table
 from reward_models import options_of
 
 from visual_grpo import third_party_output
@@ -37,23 +38,27 @@ IMAGES, FEW = 16, 2
 SLOW = 1.0
 """Seconds an image from which on few are timed."""
 
-CLIP_L = "CLIP ViT-L/14: MIT"
 FACTS = {
     "pixel": ("1 - mean squared error of the pixels", "0 to 1", "target", "none"),
     "psnr": ("peak signal-to-noise ratio, dB", "0 to 60", "target", "none"),
     "ssim": ("structure in a window of 11 pixels", "-1 to 1", "target", "none"),
     "ms_ssim": ("structure at five scales", "0 to 1", "target, 161 pixels a side", "none"),
-    "lpips": ("1 - perceptual distance (AlexNet)", "about 0 to 1", "target", "heads BSD-2, torchvision BSD-3"),
+    "lpips": ("1 - perceptual distance (AlexNet)", "about 0 to 1", "target", "heads BSD-2-Clause, AlexNet not found"),
     "source_ssim": ("is the source only copied? A guard", "-1 to 1", "source, else unscored", "none"),
     "kept_region": ("is an edit's surrounding left as it was?", "0 to 1", "source, metadata `region`", "none"),
-    "clip_score": ("does the image fit the prompt?", "-1 to 1, mostly 0.1 to 0.4", "weights", CLIP_L),
-    "pick_score": ("which image would people pick?", "about 0.7 to 1", "weights", "MIT"),
-    "hps": ("which image do people prefer?", "about 0.2 to 0.35", "weights", "Apache-2.0"),
-    "aesthetic": ("do people like the image?", "about 1 to 10", "weights", f"head Apache-2.0, {CLIP_L}"),
+    "clip_score": ("does the image fit the prompt?", "-1 to 1, mostly 0.1 to 0.4", "weights", "MIT"),
+    "pick_score": ("which image would people pick?", "about 0.7 to 1", "weights", "not found (code MIT)"),
+    "hps": ("which image do people prefer?", "about 0.2 to 0.35", "weights", "Apache-2.0, conversion not found"),
+    "aesthetic": ("do people like the image?", "about 1 to 10", "weights", "head Apache-2.0, CLIP MIT"),
     "dino_identity": ("is it the same subject?", "-1 to 1", "source or target, weights", "Apache-2.0"),
     "dino_structure": ("is the layout kept?", "-3 to 1, mostly above 0.8", "source or target, weights", "Apache-2.0"),
     "group_diversity": ("distance to the other samples of the prompt", "0 to 1", "2 samples a prompt", "none"),
-    "object_layout": ("named objects, their number, colour, place", "0 to 1", "a detector, metadata `objects`", "none"),
+    "object_layout": (
+        "named objects, their number, colour, place",
+        "0 to 1",
+        "a detector, metadata `objects`",
+        "the detector's",
+    ),
     "ocr": ("is the text that was asked for shown?", "0 to 1", "quoted text", "in the wheel, Apache-2.0"),
     "jpeg_size": ("minus the kilobytes of a JPEG", "below 0", "nothing", "none"),
     "edge_density": ("share of pixels at an edge: a guard", "0 to 1", "nothing", "none"),
@@ -71,7 +76,7 @@ FACTS = {
     "http": ("what your worker measures", "the worker's", "a [worker](reward_workers.md)", "the worker's"),
     "vlm_judge": ("what a rubric asks", "0 to 1", "an [endpoint](vlm_judge.md)", "the model's"),
 }
-"""What it measures, range, what it needs, and the licence of its weights where they are published."""
+"""What it measures, range, what it needs, and the licence of its weights (`reward_licences`)."""
 ELSEWHERE = ("votes", "http", "vlm_judge")
 """Computed from people's choices or by another program, on which the time depends."""
 
@@ -87,6 +92,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             cells = ["-"] * len(SIDES) if name in ELSEWHERE else [f"{each:.2g}" for each in timed(name, Path(folder))]
         print(f"| {' | '.join([f'`{name}`', *FACTS[name], *cells])} |", flush=True)
+    print("", *table(), sep="\n")
 
 
 def _arguments() -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from typing import Any
@@ -30,6 +31,15 @@ def test_the_table_is_that_of_the_command_for_every_built_in_reward(speed: dict[
     for row in rows:
         timed = row[0].strip("`") not in speed["ELSEWHERE"]
         assert len(row) != 7 or all(float(cell) >= 0 for cell in row[5:] if timed)
+
+
+def test_the_page_has_the_licence_of_everything_that_is_loaded(speed: dict[str, Any]) -> None:
+    licences = runpy.run_path(str(ROOT / "benchmarks" / "reward_licences.py"))
+    assert "\n".join(licences["table"]()) in (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    listed = {name for row in licences["LICENCES"] for name in re.findall("`([a-z0-9_]+)`", row[1])}
+    workers = {file.parent.name for file in (ROOT / "workers").glob("*/worker.py")} - {"template"}
+    loading = {name for name, facts in speed["FACTS"].items() if "weights" in facts[2]}
+    assert listed == loading | workers | {"lpips", "ocr"}
 
 
 def test_a_time_is_measured(speed: dict[str, Any], tmp_path: Any) -> None:

@@ -1,0 +1,68 @@
+"""The licences of what rewards load, and where each was read: the second table of docs/rewards.md.
+
+Read in November 2026 in copies of the repositories and of the hub's pages. "Not found" is of what says none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+HEADER = ("weights", "for", "licence", "read in")
+LICENCES = (
+    ("LPIPS, heads", "`lpips`", "BSD-2-Clause", "richzhang/PerceptualSimilarity, LICENSE"),
+    (
+        "AlexNet of torchvision",
+        "`lpips`",
+        "code BSD-3-Clause, weights not found",
+        "torchvision 0.29.2 (the wheel), LICENSE; its README: weights may have terms of the data that they learnt",
+    ),
+    ("CLIP ViT-L/14", "`clip_score`, `aesthetic`", "MIT", "openai/CLIP, LICENSE; the hub's copy: not found"),
+    ("PickScore", "`pick_score`", "code MIT, weights not found", "yuvalkirstain/PickScore, LICENSE"),
+    ("HPSv2", "`hps`", "Apache-2.0", "tgxs002/HPSv2, LICENSE; hub xswu/HPSv2"),
+    ("HPSv2 for transformers", "`hps`", "not found", "hub adams-story/HPSv2-hf"),
+    (
+        "aesthetic predictor, head",
+        "`aesthetic`",
+        "Apache-2.0",
+        "christophschuhmann/improved-aesthetic-predictor, LICENSE; the hub's copy: not found",
+    ),
+    (
+        "DINOv2",
+        "`dino_identity`, `dino_structure`",
+        "Apache-2.0",
+        "facebookresearch/dinov2, MODEL_CARD.md; hub facebook/dinov2-base",
+    ),
+    (
+        "PP-OCR",
+        "`ocr`",
+        "Apache-2.0",
+        "rapidocr 3.10.0 (the wheel), MODEL_LICENSES.md",
+    ),
+    ("HPSv3", "worker `hpsv3`", "code MIT, weights not found", "hpsv3 1.0.0 (the wheel), LICENSE"),
+    ("ImageReward", "worker `imagereward`", "Apache-2.0", "THUDM/ImageReward, LICENSE; hub THUDM/ImageReward"),
+    (
+        "GenEval 2",
+        "worker `geneval2`",
+        "code and data CC-BY-NC-4.0: not for commercial use",
+        "facebookresearch/GenEval2, LICENSE",
+    ),
+    (
+        "Qwen3-VL-8B-Instruct",
+        "worker `geneval2`",
+        "Apache-2.0",
+        "QwenLM/Qwen3-VL, LICENSE; hub Qwen/Qwen3-VL-8B-Instruct",
+    ),
+    (
+        "UnifiedReward",
+        "worker `unifiedreward`",
+        "code MIT, weights not found",
+        "CodeGoat24/UnifiedReward, LICENSE; on the hub UnifiedReward-7b says MIT, UnifiedReward-qwen-7b shows none",
+    ),
+)
+"""The weights that a reward loads by default, the rewards, the licence, and the file or page that says so."""
+
+
+def table() -> Iterator[str]:
+    yield f"| {' | '.join(HEADER)} |"
+    yield "|---" * len(HEADER) + "|"
+    yield from (f"| {' | '.join(row)} |" for row in LICENCES)
