@@ -10,7 +10,7 @@ from typing import Any
 
 from visual_grpo.config import Parameters, flatten, merged, presets
 from visual_grpo.config.validation import validate
-from visual_grpo.decisive_parameters import decisive
+from visual_grpo.decisive_parameters import decisive, transport_parameters
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint_folder import Note, newest_intact, readable_facts
@@ -30,7 +30,8 @@ MAY_CHANGE = (
     *("grpo.non_finite", "alarm.*"),
     *ROUNDING,
 )
-"""Patterns of the parameters that a resumed run may change, beside ``grpo.steps`` where the schedule allows it."""
+"""Patterns of the parameters that a resumed run may change, beside ``grpo.steps`` where the schedule allows it
+and the `transport` of rewards."""
 STEPS = "grpo.steps"
 FORMAT = 2
 """Of the facts; raised when an older checkpoint cannot be resumed."""
@@ -177,10 +178,12 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _decisive(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters by their dotted names that a resumed run must share with its checkpoint."""
+    transport = transport_parameters(tree)
     return {
         name: value
         for name, value in flatten(tree).items()
-        if not any(fnmatchcase(name, pattern) for pattern in MAY_CHANGE)
+        # Empty: a section that holds nothing that decides.
+        if value != {} and name not in transport and not any(fnmatchcase(name, pattern) for pattern in MAY_CHANGE)
     }
 
 

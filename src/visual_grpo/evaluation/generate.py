@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -57,11 +57,13 @@ def conditions(
     content: str | None = None,
     controls: Mapping[str, SamplerConfig] = MappingProxyType({}),
     commits: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    transport: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Everything but the adapter that samples and scores depend on: equal for two results that pair.
 
     ``model``, its files' ``content`` (None if they are not here) and ``dataset`` are digests; ``controls`` are the
-    samplers of the base model alone; ``commits`` are those of the hub's files that rewards read, by reward and option.
+    samplers of the base model alone; ``commits`` are those of the hub's files that rewards read, by reward and option;
+    ``transport`` are the options of each reward that decide no score.
     """
     tree = config.public()
     device = device_kind(config.model.device)
@@ -78,21 +80,25 @@ def conditions(
         **({"options": tree["model"]["options"]} if config.model.options else {}),
         # Without their weights: a total can be computed again from the scores.
         "rewards": {
-            name: _judge(reward, config.output, commits.get(name, {})) for name, reward in tree["rewards"].items()
+            name: _judge(reward, config.output, commits.get(name, {}), transport.get(name, ()))
+            for name, reward in tree["rewards"].items()
         },
         "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
     }
 
 
-def _judge(reward: Mapping[str, Any], output: str, commits: Mapping[str, str]) -> dict[str, Any]:
+def _judge(
+    reward: Mapping[str, Any], output: str, commits: Mapping[str, str], transport: Collection[str]
+) -> dict[str, Any]:
     """What a reward's scores depend on, with the files in its options; of the user's own function also its code."""
-    found = {key: reward[key] for key in ("function", "options")}
+    options = {name: value for name, value in reward["options"].items() if name not in transport}
+    found = {"function": reward["function"], "options": options}
     # As it was before these parameters existed, where they are not used: earlier results still pair.
     if any(end is not None for end in reward["clip"]):
         found["clip"] = list(reward["clip"])
     if reward["only_where"]:
         found["only_where"] = reward["only_where"]
-    files = option_files(reward["options"], output)
+    files = option_files(options, output)
     found |= {"files": files} if files else {}
     found |= {"commits": dict(commits)} if commits else {}
     return found if reward["function"] is None else found | {"code": code_digest(reward["function"])}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from visual_grpo.config import RewardConfig
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.counting import Counting
 from visual_grpo.rewards.failures import FailureBudget
-from visual_grpo.rewards.reward import FunctionReward, make_reward
+from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
 
 BUILT_IN = {
     "shapes": "visual_grpo.starter.shapes.reward:ShapesReward",
@@ -53,6 +54,25 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
     reward = make_reward(name, path, config.options)
     reward.budget = FailureBudget(config.max_failed_share)
     return reward
+
+
+def transport_of(name: str, function: str | None) -> frozenset[str]:
+    """The options by which a reward only says how a server is asked: its attribute ``transport``. No score depends on
+    them, and a result is not made again when they change. None of a reward whose code is not here (any more).
+
+    Raises:
+        UserError: the attribute is no set of names.
+    """
+    path = function or BUILT_IN.get(name, "")
+    try:
+        found: Any = getattr(load_function(path), "transport", frozenset())
+    except UserError:
+        return frozenset()
+    if isinstance(found, str) or not isinstance(found, Collection) or not all(isinstance(own, str) for own in found):
+        raise UserError(
+            f"reward {name!r}: its `transport` must be a set of names of options, such as {{'timeout'}}, got {found!r}"
+        )
+    return frozenset(found)
 
 
 def build_reward_set(rewards: Mapping[str, RewardConfig], weights: Mapping[str, float]) -> RewardSet:

@@ -87,6 +87,7 @@ def draw_samples(
 def conditions(config: Parameters, plan: Plan, starter_report: dict[str, Any], records: RecordTable) -> dict[str, Any]:
     """Everything but the adapter that the samples and scores of a run depend on."""
     from visual_grpo.evaluation import generate
+    from visual_grpo.rewards.catalogue import transport_of
     from visual_grpo.rewards.digests import reward_commits
 
     return generate.conditions(
@@ -97,4 +98,5 @@ def conditions(config: Parameters, plan: Plan, starter_report: dict[str, Any], r
         dataset=records.digest,
         controls=plan.controls,
         commits=reward_commits(config.rewards),
+        transport={name: transport_of(name, reward.function) for name, reward in config.rewards.items()},
     )

@@ -19,7 +19,7 @@ from visual_grpo.rewards.remote.asking import Patience
 from visual_grpo.rewards.remote.faults import Lost, RefusedError, RequestError
 from visual_grpo.rewards.remote.pictures import Encoder
 from visual_grpo.rewards.remote.protocols import PROTOCOLS, Batch
-from visual_grpo.rewards.remote.service import Service
+from visual_grpo.rewards.remote.service import TRANSPORT, Service
 from visual_grpo.rewards.remote.transport import exchange, shown
 from visual_grpo.types import Needs, PromptRecord, RewardOutput
 
@@ -54,6 +54,7 @@ class HttpReward:
     """
 
     waits = True
+    transport = TRANSPORT
 
     def __init__(
         self,

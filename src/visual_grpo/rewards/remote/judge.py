@@ -22,7 +22,7 @@ from visual_grpo.rewards.remote.http_reward import scores_of
 from visual_grpo.rewards.remote.pictures import Encoder
 from visual_grpo.rewards.remote.replies import Reply, reply_of, score_in, yes_probability
 from visual_grpo.rewards.remote.rubrics import YES_OR_NO, find_rubric
-from visual_grpo.rewards.remote.service import Service
+from visual_grpo.rewards.remote.service import TRANSPORT, Service
 from visual_grpo.rewards.remote.transport import exchange, shown
 from visual_grpo.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.visible_text import visible
@@ -71,6 +71,7 @@ class VlmJudge:
     """
 
     waits = True
+    transport = TRANSPORT
 
     def __init__(
         self,

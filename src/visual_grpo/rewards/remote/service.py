@@ -21,6 +21,8 @@ T = TypeVar("T")
 AskIn = Callable[["ClientSession", Sequence[int], float], Awaitable[Sequence[T | Lost]]]
 """(session, rows, seconds) -> one answer a row. Raises RequestError."""
 
+TRANSPORT = frozenset({"timeout", "deadline", "retries", "concurrency", "stop_after", "api_key"})
+"""Options of a reward that say how patiently its server is asked, and by whom: they decide no score."""
 _CHECK_SECONDS = 5.0
 
 
