@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.rewards.votes.voters import choice, pair, picture, redness, voted
 from visual_grpo.config import RewardConfig
 from visual_grpo.errors import UserError
-from visual_grpo.images import to_pil
+from visual_grpo.images import read_image, to_pil, to_tensor
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.votes.choices import FIRST, append_line, read_choices
 from visual_grpo.rewards.votes.family_scores import family_scores
@@ -39,7 +39,7 @@ def choices(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_reward_has_the_taste_of_the_voters(choices: Path) -> None:
     reward = VotesReward(choices=str(choices))
-    found = reward(PROMPTS, NEW).numpy()
+    found = reward(PROMPTS, NEW).values.numpy()
     truth = np.array([redness(sample) for sample in NEW])
     assert np.corrcoef(found, truth)[0, 1] > 0.8
     utility = reward._fitted.head.utility(pixel_features(PROMPTS, NEW).numpy())
@@ -49,15 +49,15 @@ def test_the_reward_has_the_taste_of_the_voters(choices: Path) -> None:
 
 
 def test_the_head_is_kept_beside_the_choices_and_used_again(choices: Path) -> None:
-    first = VotesReward(choices=str(choices))(PROMPTS, NEW)
+    first = VotesReward(choices=str(choices))(PROMPTS, NEW).values
     kept = choices.with_name("head.json")
     facts = json.loads(kept.read_text())
     assert facts["digest"] == choices_digest(read_choices(choices).standing)
     assert facts["head"]["decided"] == 200
     assert facts["head"]["accuracy"] == fitted_head(choices, "pixels").head.accuracy
-    assert (VotesReward(head=str(kept))(PROMPTS, NEW) == first).all()
+    assert (VotesReward(head=str(kept))(PROMPTS, NEW).values == first).all()
     written = kept.stat().st_mtime_ns
-    assert (VotesReward(choices=str(choices))(PROMPTS, NEW) == first).all()
+    assert (VotesReward(choices=str(choices))(PROMPTS, NEW).values == first).all()
     assert kept.stat().st_mtime_ns == written
 
 
@@ -79,14 +79,57 @@ def test_another_choice_or_other_features_make_another_head(tmp_path: Path) -> N
 def test_scores_do_not_depend_on_the_batch_and_pictures_of_any_size_are_judged(choices: Path) -> None:
     reward = VotesReward(choices=str(choices))
     before = [sample.clone() for sample in NEW]
-    together = reward(PROMPTS, NEW)
+    together = reward(PROMPTS, NEW).values
     assert all((a == b).all() for a, b in zip(before, NEW, strict=True))
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist()
-    assert (reward([PROMPTS[i] for i in order], [NEW[i] for i in order]) == together[order]).all()
-    assert all(reward([PROMPTS[i]], [NEW[i]])[0] == together[i] for i in range(10))
+    assert (reward([PROMPTS[i] for i in order], [NEW[i] for i in order]).values == together[order]).all()
+    assert all(reward([PROMPTS[i]], [NEW[i]]).values[0] == together[i] for i in range(10))
     sizes = [torch.zeros(3, 1, 1, dtype=torch.uint8), torch.zeros(3, 7, 130, dtype=torch.uint8)]
-    assert reward(PROMPTS[:2], sizes).isfinite().all()
-    assert reward([], []).shape == (0,)
+    assert reward(PROMPTS[:2], sizes).values.isfinite().all()
+    assert reward([], []).values.shape == (0,)
+
+
+def test_pictures_unlike_the_voted_ones_are_told_and_scored_as_they_were(
+    choices: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reward = VotesReward(choices=str(choices))
+    voted_on = [to_tensor(read_image(choices.parent / name)) for name in sorted(_pictures(choices))[:40]]
+    assert not reward(PROMPTS, voted_on).parts["far"].any(), "none is further than the furthest of them"
+    head = reward._fitted.head
+    every = np.concatenate(
+        [
+            pixel_features([PROMPTS[0]], [to_tensor(read_image(choices.parent / name))]).numpy()
+            for name in sorted(_pictures(choices))
+        ]
+    )
+    by_hand = np.sqrt((((every - head.mean) / head.scale) ** 2).mean(1))
+    assert head.reach == pytest.approx(by_hand.max())
+    noise = torch.randint(0, 256, (3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    checks = (torch.arange(32)[:, None] + torch.arange(32)) % 2 * 255
+    unlike = [noise, checks.expand(3, 32, 32).to(torch.uint8)]
+    assert not _warnings(caplog)
+    found = reward(PROMPTS[:2], unlike)
+    reward(PROMPTS[:2], unlike)
+    assert found.parts["far"].tolist() == [1.0, 1.0]
+    assert found.values == pytest.approx(1 / (1 + np.exp(-head.utility(pixel_features(PROMPTS[:2], unlike).numpy()))))
+    (said,) = _warnings(caplog)
+    assert "2 of 2 pictures are unlike all that were voted on" in said
+
+
+def test_half_of_a_batch_is_no_warning(choices: Path, caplog: pytest.LogCaptureFixture) -> None:
+    black = torch.zeros(3, 32, 32, dtype=torch.uint8)
+    black[:, ::2] = 255
+    usual = to_tensor(read_image(choices.parent / min(_pictures(choices))))
+    assert VotesReward(choices=str(choices))(PROMPTS[:2], [black, usual]).parts["far"].tolist() == [1.0, 0.0]
+    assert not _warnings(caplog)
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def _pictures(choices: Path) -> set[str]:
+    return {name for own in read_choices(choices).standing for name in (own.of.first, own.of.second)}
 
 
 def test_the_features_see_what_they_say() -> None:

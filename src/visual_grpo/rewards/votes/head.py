@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,11 +39,19 @@ class Head:
     """Choices that the accuracy is of: all but ties and skipped ones."""
     choices: int
     """All that it was fitted to, with ties."""
+    reach: float
+    """The largest `distance` of a picture that was compared."""
 
     def utility(self, features: Values) -> Values:
         """[B, d] -> [B], in log odds; row by row, so that it does not depend on the other rows."""
         standard = (features - self.mean) / self.scale
         return np.array([np.dot(row, self.weights) for row in standard])
+
+    def distance(self, features: Values) -> Values:
+        """[B, d] -> [B], from the average compared picture: root mean square, over the features, of standard
+        deviations."""
+        standard = (features - self.mean) / self.scale
+        return np.array([np.sqrt(np.dot(row, row) / len(row)) for row in standard])
 
 
 def fit_head(first: Values, second: Values, preference: Values, groups: Sequence[str]) -> Head:
@@ -62,7 +70,7 @@ def fit_head(first: Values, second: Values, preference: Values, groups: Sequence
     ridge = _best_ridge(differences, preference, folds)
     right = _right(_held_out(differences, preference, folds), preference)
     accuracy = float(right.mean()) if len(right) else 0.5
-    return Head(
+    head = Head(
         weights=logistic_ridge(differences, preference, ridge),
         mean=mean,
         scale=scale,
@@ -71,7 +79,9 @@ def fit_head(first: Values, second: Values, preference: Values, groups: Sequence
         low=_low(right),
         decided=len(right),
         choices=len(preference),
+        reach=0.0,
     )
+    return replace(head, reach=float(head.distance(pictures).max()))
 
 
 def _low(right: Values) -> float:

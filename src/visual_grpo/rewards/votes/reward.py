@@ -15,7 +15,7 @@ from visual_grpo.errors import UserError, counted
 from visual_grpo.rewards.votes.choices import read_choices
 from visual_grpo.rewards.votes.features import PIXELS, load_features
 from visual_grpo.rewards.votes.saved_head import FittedHead, check_enough, fitted_head, read_head
-from visual_grpo.types import PromptRecord
+from visual_grpo.types import PromptRecord, RewardOutput
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,9 @@ class VotesReward:
     By a linear head on features of the picture, fitted to choices (`head`): two utilities differ by the log odds of the
     one picture against the other. The utility itself grows without limit where a feature goes far beyond what anybody
     has seen, which a policy finds; the probability levels off there.
+
+    The part ``far`` is 1 where a picture lies further from the average voted one than any that was voted on, in the
+    features, else 0: its score, which may be near 0 or 1, is a guess. A warning says so once.
 
     Args:
         choices: the file that the pipeline ``vote`` writes; the head is taken from beside it if it is of these choices,
@@ -59,6 +62,7 @@ class VotesReward:
             raise UserError(f"votes: least must be at least 1, got {least}")
         self.choices, self.head, self.features = choices, head, features
         self.least, self.least_accuracy = least, least_accuracy
+        self._warned = False
 
     def check_machine(self) -> None:
         """Raises UserError for a file that is not there, too few choices, or a head that predicts too badly."""
@@ -71,12 +75,28 @@ class VotesReward:
             raise UserError(f"votes: there is no file of choices {file}. Choose with: kedro run --pipeline=vote")
         check_enough(read_choices(file).standing, self.least, file)
 
-    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
         if not samples:
-            return torch.zeros(0)
-        utility = self._fitted.head.utility(self._extract(prompts, samples).numpy())
+            return RewardOutput(values=torch.zeros(0), parts={"far": torch.zeros(0)})
+        features, head = self._extract(prompts, samples).numpy(), self._fitted.head
         # One by one: vectorised functions round the last places of a batch by another formula.
-        return torch.tensor([0.5 * (1 + math.tanh(u / 2)) for u in utility.tolist()], dtype=torch.float64)
+        scores = [0.5 * (1 + math.tanh(u / 2)) for u in head.utility(features).tolist()]
+        far = torch.from_numpy(head.distance(features) > head.reach)
+        self._warn_of(far)
+        return RewardOutput(values=torch.tensor(scores, dtype=torch.float64), parts={"far": far.float()})
+
+    def _warn_of(self, far: Tensor) -> None:
+        """Once, of a batch of which more than half is unlike what people saw."""
+        if self._warned or far.float().mean() <= 0.5:
+            return
+        self._warned = True
+        log.warning(
+            "Reward votes: %d of %d pictures are unlike all that were voted on (further from their average than any of"
+            " them): their scores are guesses. Vote on such pictures too (kedro run --pipeline=vote). The part far is"
+            " their share.",
+            int(far.sum()),
+            len(far),
+        )
 
     @cached_property
     def _fitted(self) -> FittedHead:

@@ -21,7 +21,7 @@ from visual_grpo.rewards.votes.head import FOLDS, Head, fit_head
 from visual_grpo.types import PromptRecord
 
 FILE = "head.json"
-FORMAT = 1
+FORMAT = 2
 _VECTORS = ("weights", "mean", "scale")
 
 
