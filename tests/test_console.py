@@ -118,6 +118,16 @@ def test_a_table_sets_numbers_right_and_keeps_brackets(capsys):
     assert "│    12 │" in out
 
 
+def test_a_name_is_not_broken_where_headings_can_be(capsys):
+    columns = ["reward", *["share of the advantages"] * 8]
+    console.table("T", columns, [["colour_entropy", *[0.5] * 8], ["edge_density", *[0.25] * 8]])
+    lines = capsys.readouterr().out.splitlines()
+    assert any("│ colour_entropy │" in line for line in lines)
+    assert max(map(len, lines)) <= 120
+    console.table("T", columns, [["a/very/long/path" * 9, *[0.5] * 8]])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 120
+
+
 MARKUP = ("[bold]", "\\\\[red]", "[/]", "a[0]", "[link=x]y")
 
 

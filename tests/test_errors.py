@@ -40,7 +40,7 @@ def test_without_candidates_there_is_no_hint() -> None:
 
 def test_problems_are_told_together_and_not_nested():
     problems = Problems()
-    for error in (UserError("one"), CombinedError(["two", "three"])):
+    for error in (UserError("one"), CombinedError(["two", "three"]), UserError("one")):
         with problems.collect():
             raise error
     with pytest.raises(UserError) as refused:

@@ -31,6 +31,8 @@ from visual_grpo.visible_text import visible
 Value = float | int | str
 
 _PLAIN_WIDTH = 120
+_LONGEST_NAME = 24
+"""Characters of a table's first column that are kept together."""
 _SPEED_WINDOW = 180.0
 """Seconds over which the speed is averaged, because evaluations and checkpoints interrupt the steps."""
 
@@ -112,7 +114,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | No
     grid = Table(title=_text(title), title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
         numeric = all(isinstance(row[index], int | float) or row[index] is None for row in rows if index < len(row))
-        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        # The names, of usual length, are never broken: the headings beside them can be.
+        least = min(_LONGEST_NAME, max((len(format_value(row[0])) for row in rows), default=0)) if index == 0 else None
+        grid.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=least)
     for row in rows:
         if len(row) != len(columns):
             raise ValueError(f"table {title!r}: {len(columns)} columns, but a row of {len(row)}: {row!r}")

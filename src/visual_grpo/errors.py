@@ -46,7 +46,8 @@ class Problems:
     def raise_if_any(self, remedy: str = "") -> None:
         """Raises one UserError with every problem that was noted, and what solves them in a last line."""
         if self.texts:
-            raise CombinedError(self.texts, remedy)
+            # Two checks may find the same.
+            raise CombinedError(list(dict.fromkeys(self.texts)), remedy)
 
 
 def nearest_hint(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:

@@ -106,6 +106,13 @@ def test_a_share_that_is_hardly_below_nothing_is_drowned_rather_than_worked_agai
     )
 
 
+def test_what_is_set_already_is_not_advised() -> None:
+    found = scored(loud=(1.0, [0.0, 50.0, 100.0] * 2), faint=(0.001, [1.0, 0.0, 0.5] * 2))
+    config = CONFIG.model_copy(update={"combine": "gdpo"})
+    said = findings(measured(found, config), correlations(found), config)
+    assert "faint: drowned by the other rewards (0% of the advantages); raise its weight." in said
+
+
 def test_every_sample_is_a_row() -> None:
     rows = rows_of(scored(x=(1.0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])))
     assert list(rows.columns) == ["id", "prompt", "index", "total", "x"]

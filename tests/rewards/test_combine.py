@@ -245,6 +245,6 @@ def test_all_that_is_missing_on_the_machine_is_told_at_once() -> None:
             return [0.0] * len(samples)
 
     rewards = RewardSet({"a": (Lacking("the server"), 1.0), "b": (constant(1), 1.0), "c": (Lacking("the file"), 0.0)})
-    with pytest.raises(UserError, match=r"the server is not there[\s\S]*the file is not there"):
+    with pytest.raises(UserError, match=r"reward 'a': the server is not there[\s\S]*reward 'c': the file is"):
         rewards.check_machine()
     RewardSet({"b": (constant(1), 1.0)}).check_machine()

@@ -112,7 +112,7 @@ def rows_of(found: Scored) -> pd.DataFrame:
 def findings(table: pd.DataFrame, related: pd.DataFrame, config: GRPOConfig) -> list[str]:
     """What should be thought about before a training, in sentences."""
     rows = {row["reward"]: row for row in table.to_dict("records")}
-    told = [sentence for row in rows.values() for sentence in _of_a_reward(row)]
+    told = [sentence for row in rows.values() for sentence in _of_a_reward(row, config.combine)]
     weighted = [name for name, row in rows.items() if row["weight"] and not math.isnan(row["weight"])]
     for i, first in enumerate(weighted):
         for second in weighted[i + 1 :]:
@@ -124,7 +124,7 @@ def findings(table: pd.DataFrame, related: pd.DataFrame, config: GRPOConfig) -> 
     return [*told, f"Scoring takes about {seconds:.2g} s of a training step with {samples} samples on this machine."]
 
 
-def _of_a_reward(row: Mapping[Any, Any]) -> Iterator[str]:
+def _of_a_reward(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
     name, share = row["reward"], row["share of the advantages"]
     counts = name == TOTAL or (not math.isnan(row["weight"]) and row["weight"] != 0)
     if counts and row["equal groups"] >= EQUAL:
@@ -134,10 +134,8 @@ def _of_a_reward(row: Mapping[Any, Any]) -> Iterator[str]:
     if share <= -DROWNED:
         yield f"{name}: the other rewards work against it ({share:.0%} of the advantages)."
     elif share < DROWNED and row["between seeds"] > 0:  # No weight makes equal scores differ.
-        yield (
-            f"{name}: drowned by the other rewards ({max(share, 0.0):.0%} of the advantages); raise its weight, or set"
-            " grpo.combine=gdpo."
-        )
+        remedy = "raise its weight" + (", or set grpo.combine=gdpo" if combine != "gdpo" else "")
+        yield f"{name}: drowned by the other rewards ({max(share, 0.0):.0%} of the advantages); {remedy}."
     if name != TOTAL and row["repeat"] > 0:
         yield f"{name}: scored twice, the same sample differs by up to {row['repeat']:.2g}."
 

@@ -83,8 +83,13 @@ class FunctionReward:
             UserError: of the callable's ``check_machine`` method.
         """
         if hasattr(self.function, "check_machine"):
-            with _blaming(f"reward {self.name!r} failed in its check of this machine"):
-                self.function.check_machine()
+            try:
+                with _blaming(f"reward {self.name!r} failed in its check of this machine"):
+                    self.function.check_machine()
+            except RewardCodeError:
+                raise
+            except UserError as error:  # There may be several rewards of one kind, such as two judges.
+                raise UserError(f"reward {self.name!r}: {error}") from error
 
     def commits(self) -> dict[str, str]:
         """Option -> the commit of the hub's repository that it is read from, if the callable has ``origins`` there.
