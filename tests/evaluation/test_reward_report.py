@@ -113,6 +113,13 @@ def test_what_is_set_already_is_not_advised() -> None:
     assert "faint: drowned by the other rewards (0% of the advantages); raise its weight." in said
 
 
+def test_what_is_unscored_throughout_is_not_called_the_same() -> None:
+    found = scored(gone=(1.0, [NAN] * 6), loud=(1.0, [0.0, 50.0, 100.0] * 2))
+    assert [line for line in told(found) if line.startswith("gone")] == [
+        "gone: 100% of the samples could not be scored."
+    ]
+
+
 def test_every_sample_is_a_row() -> None:
     rows = rows_of(scored(x=(1.0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])))
     assert list(rows.columns) == ["id", "prompt", "index", "total", "x"]

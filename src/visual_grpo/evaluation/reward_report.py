@@ -127,7 +127,7 @@ def findings(table: pd.DataFrame, related: pd.DataFrame, config: GRPOConfig) -> 
 def _of_a_reward(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
     name, share = row["reward"], row["share of the advantages"]
     counts = name == TOTAL or (not math.isnan(row["weight"]) and row["weight"] != 0)
-    if counts and row["equal groups"] >= EQUAL:
+    if counts and row["equal groups"] >= EQUAL and row["unscored"] < 1:
         yield f"{name}: in {row['equal groups']:.0%} of the groups all samples score the same, which teaches nothing."
     if row["unscored"] > UNSCORED:
         yield f"{name}: {row['unscored']:.0%} of the samples could not be scored."
