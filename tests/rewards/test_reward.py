@@ -322,6 +322,18 @@ class Unmakeable:
         return []
 
 
+class Picky:
+    def __init__(self, size: int) -> None:
+        raise UserError(f"size must be above 0, got {size}")
+
+
+def test_a_wrong_value_of_an_option_is_told_with_the_rewards_name_once() -> None:
+    with pytest.raises(UserError, match=r"^reward 'mine': size must be above 0, got 0$"):
+        make_reward("mine", f"{__name__}:Picky", {"size": 0})
+    with pytest.raises(UserError, match=r"^votes: least must be at least 1"):
+        make_reward("votes", "visual_grpo.rewards.votes.reward:VotesReward", {"choices": "a", "least": 0})
+
+
 def leaving(prompts: object, samples: object) -> list[float]:
     raise SystemExit(3)
 

@@ -83,13 +83,8 @@ class FunctionReward:
             UserError: of the callable's ``check_machine`` method.
         """
         if hasattr(self.function, "check_machine"):
-            try:
-                with _blaming(f"reward {self.name!r} failed in its check of this machine"):
-                    self.function.check_machine()
-            except RewardCodeError:
-                raise
-            except UserError as error:  # There may be several rewards of one kind, such as two judges.
-                raise UserError(f"reward {self.name!r}: {error}") from error
+            with _naming(self.name), _blaming(f"reward {self.name!r} failed in its check of this machine"):
+                self.function.check_machine()
 
     def commits(self) -> dict[str, str]:
         """Option -> the commit of the hub's repository that it is read from, if the callable has ``origins`` there.
@@ -184,7 +179,7 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
     _check_options(f"reward {name!r}: {path!r}", target, options, prompts_and_samples)
     if prompts_and_samples:
         return FunctionReward(name, _with_options(target, options))
-    with _blaming(f"reward {name!r}: {path!r} could not be made"), kept_surroundings():
+    with _naming(name), _blaming(f"reward {name!r}: {path!r} could not be made"), kept_surroundings():
         try:
             made = target(**options)
         except TypeError as error:
@@ -310,6 +305,18 @@ def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) ->
 
 def _where(row: int, prompts: Sequence[PromptRecord]) -> str:
     return f"for record {prompts[row].id!r}" if row < len(prompts) else f"at position {row}"
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Puts the reward's name before what it says is wrong: there may be several of one kind, such as two judges."""
+    try:
+        yield
+    except RewardCodeError:
+        raise
+    except UserError as error:
+        named = str(error).startswith((f"reward {name!r}", f"{name}: "))
+        raise (error if named else UserError(f"reward {name!r}: {error}")) from error.__cause__
 
 
 @contextmanager
