@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from visual_grpo.policies.family import Family, Model
     from visual_grpo.policies.family_settings import Plan
     from visual_grpo.rewards.combine import RewardSet
-    from visual_grpo.sharing.worker import Trained
     from visual_grpo.sharing.workers import Workers
-    from visual_grpo.types import AdaptedModel, JointPolicy, Policy
+    from visual_grpo.types import JointPolicy, Policy
 
 ROLLOUT = {"tokens": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}, "flow": {"steps": 4, "guidance_scale": 1.5}}
 """Training samples of `load_policy`: a few ODE steps are enough for a reward to tell samples apart."""
@@ -63,7 +62,7 @@ def check(config: Parameters, *, scores: bool = True) -> None:
     _check_rewards(config, modules, problems, scores)
     with problems.collect():
         resolve_device(config.model.device)
-        _devices(config)
+        process_devices(config)
     problems.raise_if_any()
 
 
@@ -181,44 +180,7 @@ def build_policies(
     return policies, model.joint_policy(*policies.values()) if plan.joint else None
 
 
-def build_share(config: Mapping[str, Any], model: str, start: str | None, device: str) -> Trained:
-    """What another process of a training has.
-
-    Args:
-        config: the parameter tree, with secrets, as JSON has it.
-        start: the folder of the adapters to start from.
-    """
-    from visual_grpo.sharing.worker import Trained
-    from visual_grpo.third_party_output import silence_libraries
-
-    silence_libraries()
-    parameters = Parameters.model_validate(config)
-    own = parameters.model_copy(update={"model": parameters.model.model_copy(update={"device": device})})
-    plan = make_plan(own, model)
-    built = build_model(own, model)
-    policies, joint = build_policies(own, plan, built, None if start is None else Path(start))
-    return Trained(policies=policies, joint=joint, model=built, device=device)
-
-
-def start_workers(config: Parameters, model: str, start: Path | None) -> Workers | None:
-    """The other processes of a training; a context that ends them. None where there are none.
-
-    A training that is resumed always has it: its checkpoint may be in the middle of a step of several processes.
-    """
-    from visual_grpo.sharing.workers import Workers
-
-    count = config.distributed.processes
-    if count == 1 and config.resume == "never":
-        return None
-    tree = config.model_dump(mode="json")
-    arguments = [
-        {"config": tree, "model": model, "start": None if start is None else str(start), "device": device}
-        for device in _devices(config)[1:]
-    ]
-    return Workers(count, build_share, arguments)
-
-
-def _devices(config: Parameters) -> list[str]:
+def process_devices(config: Parameters) -> list[str]:
     """Of each process. Raises UserError where there are fewer GPUs."""
     import torch
 
@@ -233,13 +195,6 @@ def _devices(config: Parameters) -> list[str]:
             " process needs one."
         )
     return [f"cuda:{number}" for number in range(count)]
-
-
-def shared_model(model: Model, workers: Workers | None) -> AdaptedModel:
-    """``model``, of whose samples ``workers`` draw their share."""
-    from visual_grpo.sharing.model import SharedModel
-
-    return model if workers is None else SharedModel(model, workers)
 
 
 def build_trainer(

@@ -265,7 +265,7 @@ class TrainingRun:
         """One sample of each eval prompt, at the stock sampler and fixed seeds."""
         samples: list[Sample] = []
         found: list[Scores] = []
-        size = self.config.evaluation.batch_size
+        size = self.config.evaluation.batch_size * self.config.distributed.processes
         for start in range(0, len(self.eval_prompts), size):
             records = self.eval_prompts[start : start + size]
             seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in records]

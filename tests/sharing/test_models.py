@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.test_training import parameters
-from visual_grpo import components
+from visual_grpo import components, processes
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.combine import RewardSet
@@ -44,7 +44,7 @@ def train(config: Parameters, folder: Path) -> tuple[dict[str, torch.Tensor], li
     """The adapters, samples at the stock sampler afterwards, and the mean reward of each step."""
     scorer = RewardSet({"brightness": (spread, 1.0)})
     plan = components.make_plan(config, str(folder))
-    workers = components.start_workers(config, str(folder), None)
+    workers = processes.start_workers(config, str(folder), None)
     if workers is None:
         model = components.build_model(config, str(folder))
         trainer = components.build_trainer(config, plan, model, scorer)
@@ -53,7 +53,7 @@ def train(config: Parameters, folder: Path) -> tuple[dict[str, torch.Tensor], li
         model = components.build_model(config, str(folder))
         trainer = components.build_trainer(config, plan, model, scorer, workers=workers)
         workers.wait_until_ready()
-        return _fit(trainer, components.shared_model(model, workers))
+        return _fit(trainer, processes.shared_model(model, workers))
 
 
 def _fit(trainer: Any, model: Any) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[float]]:
@@ -90,7 +90,7 @@ def test_processes_that_would_have_nothing_to_do_are_refused(tmp_path: Path, dis
 
 
 def test_a_resumed_training_can_read_a_step_of_several_processes(pipeline_folder: Path, tmp_path: Path) -> None:
-    assert components.start_workers(joint(tmp_path, 1), str(pipeline_folder), None) is None
-    resumed = components.start_workers(joint(tmp_path, 1, resume="auto"), str(pipeline_folder), None)
+    assert processes.start_workers(joint(tmp_path, 1), str(pipeline_folder), None) is None
+    resumed = processes.start_workers(joint(tmp_path, 1, resume="auto"), str(pipeline_folder), None)
     assert resumed is not None
     assert resumed.count == 1

@@ -11,6 +11,7 @@ import torch
 
 A = TypeVar("A")
 B = TypeVar("B")
+_processes = 1
 
 
 def map_on_cores(function: Callable[[A], B], items: Iterable[A], device: torch.device) -> list[B]:
@@ -34,8 +35,13 @@ def _without_gradient(function: Callable[[A], B], item: A) -> B:
     return function(item)
 
 
+def share_cores(processes: int) -> None:
+    """From now on this process takes its part of the cores, beside so many others that do the same."""
+    global _processes
+    _processes = processes
+
+
 def _cores() -> int:
     """Number of CPU cores available to this process."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, there // _processes)

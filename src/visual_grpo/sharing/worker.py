@@ -15,6 +15,7 @@ from torch import Tensor
 
 from visual_grpo.config import SamplerConfig
 from visual_grpo.errors import user_error
+from visual_grpo.hardware.parallel import share_cores
 from visual_grpo.policies.seeds import share_of_seeds
 from visual_grpo.sharing.messages import Messages, Packed
 from visual_grpo.types import JointPolicy, Policy, PromptRecord, ReplayChunk, Rollout, Sample, SampleGenerator
@@ -35,8 +36,9 @@ Build = Callable[..., Trained]
 """A function of a module, called with keyword arguments that are JSON, once in each process."""
 
 
-def work(connection: Connection, build: Build, arguments: Mapping[str, Any]) -> None:
-    """The main function of the process. It ends with the first one, whatever that dies of."""
+def work(connection: Connection, count: int, build: Build, arguments: Mapping[str, Any]) -> None:
+    """The main function of one of ``count`` processes. It ends with the first one, whatever that dies of."""
+    share_cores(count)
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # The first process decides what becomes of a run.
         signal.signal(stop, signal.SIG_IGN)
     torch.set_grad_enabled(True)

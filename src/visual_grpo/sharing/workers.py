@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from visual_grpo.errors import UserError
+from visual_grpo.hardware.parallel import share_cores
 from visual_grpo.sharing.messages import Messages
 from visual_grpo.sharing.worker import Build, work
 from visual_grpo.types import Policy
@@ -25,11 +26,12 @@ class WorkerDiedError(RuntimeError):
 class Remote:
     """One other process."""
 
-    def __init__(self, number: int, build: Build, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, number: int, count: int, build: Build, arguments: Mapping[str, Any]) -> None:
+        """The ``number``-th of ``count``."""
         self.number = number
         ours, theirs = _SPAWN.Pipe()
         self._process = _SPAWN.Process(
-            target=work, args=(theirs, build, dict(arguments)), name=f"training {number}", daemon=True
+            target=work, args=(theirs, count, build, dict(arguments)), name=f"training {number}", daemon=True
         )
         self._process.start()
         theirs.close()
@@ -116,14 +118,16 @@ class Workers:
     def __init__(self, count: int, build: Build, arguments: Sequence[Mapping[str, Any]]) -> None:
         """``arguments``: of ``build``, for each of the ``count - 1`` other processes."""
         self.count = count
-        self.others = [Remote(number, build, own) for number, own in enumerate(arguments, 2)]
+        self.others = [Remote(number, count, build, own) for number, own in enumerate(arguments, 2)]
         self._policies: dict[str, Policy[Any]] = {}
         self._sent: dict[str, list[int]] = {}
 
     def __enter__(self) -> Workers:
+        share_cores(self.count)
         return self
 
     def __exit__(self, *exception: object) -> None:
+        share_cores(1)
         for other in self.others:
             other.end()
         deadline = time.monotonic() + _END

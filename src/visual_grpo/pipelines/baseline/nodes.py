@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def draw_samples(
     They depend on parameters, model, records and adapter only, so that baseline and trained ones pair. That they can
     be scored is checked before the model is loaded.
     """
-    from visual_grpo import components, console
+    from visual_grpo import components, console, processes
     from visual_grpo.evaluation import generate
 
     components.check_unchanged(starter_report)
@@ -67,17 +68,20 @@ def draw_samples(
         images_per_prompt=config.evaluation.images_per_prompt,
         max_prompts=config.evaluation.max_prompts,
     )
-    policy = components.build_model(config, starter_report["model"], adapters)
+    workers = processes.start_drawing(config, starter_report["model"], adapters)
     controls = plan.controls if adapters is None else {}
     count = len(requests) * len(plan.samplers) + len(generate.held_out(requests)) * len(controls)
-    with console.progress(title, count) as bar:
+    with workers or nullcontext(), console.progress(title, count) as bar:
+        model = components.build_model(config, starter_report["model"], adapters)
+        if workers is not None:
+            workers.wait_until_ready()
         generate.draw_and_score(
-            policy,
+            processes.shared_model(model, workers),
             scorer,
             requests,
             plan.samplers,
             folder,
-            batch_size=config.evaluation.batch_size,
+            batch_size=config.evaluation.batch_size * config.distributed.processes,
             controls=controls,
             facts=conditions(config, plan, starter_report, records),
             advance=bar.advance,

@@ -44,7 +44,7 @@ def train(
 
     ``baseline`` must pair, so that the trained adapter can be compared with it.
     """
-    from visual_grpo import components
+    from visual_grpo import components, processes
     from visual_grpo.model_card import CARD, model_card
     from visual_grpo.records.profile import profile_of, write_profile
     from visual_grpo.sbom import SBOM, environment_sbom
@@ -68,7 +68,7 @@ def train(
     scorer.check_records(train_records)
     scorer.check_records(eval_records)
     profile = profile_of(records)  # Before the training, which a missing picture must not end.
-    workers = components.start_workers(parameters, starter_report["model"], start)
+    workers = processes.start_workers(parameters, starter_report["model"], start)
     with workers or nullcontext():
         model = components.build_model(parameters, starter_report["model"])
         trainer = components.build_trainer(parameters, plan, model, scorer, start=start, workers=workers)
@@ -76,7 +76,7 @@ def train(
             workers.wait_until_ready()
         run = TrainingRun(
             parameters,
-            components.shared_model(model, workers),
+            processes.shared_model(model, workers),
             scorer,
             trainer,
             train=train_records,

@@ -1,0 +1,74 @@
+"""The other processes of a training, a baseline or an evaluation: what they build, and when there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from visual_grpo import components
+from visual_grpo.config import Parameters
+from visual_grpo.policies.family import Model
+from visual_grpo.sharing.model import SharedModel
+from visual_grpo.sharing.worker import Trained
+from visual_grpo.sharing.workers import Workers
+from visual_grpo.third_party_output import silence_libraries
+from visual_grpo.types import AdaptedModel
+
+
+def start_workers(config: Parameters, model: str, start: Path | None) -> Workers | None:
+    """The other processes of a training; a context that ends them. None where there are none.
+
+    A training that is resumed always has it: its checkpoint may be in the middle of a step of several processes.
+    """
+    count = config.distributed.processes
+    if count == 1 and config.resume == "never":
+        return None
+    return Workers(count, build_share, _arguments(config, model=model, start=start))
+
+
+def start_drawing(config: Parameters, model: str, adapters: Path | None) -> Workers | None:
+    """The other processes of a baseline or an evaluation, as `start_workers`."""
+    count = config.distributed.processes
+    if count == 1:
+        return None
+    return Workers(count, build_drawing, _arguments(config, model=model, adapters=adapters))
+
+
+def shared_model(model: Model, workers: Workers | None) -> AdaptedModel:
+    """``model``, of whose samples ``workers`` draw their share."""
+    return model if workers is None else SharedModel(model, workers)
+
+
+def build_share(config: Mapping[str, Any], model: str, start: str | None, device: str) -> Trained:
+    """What another process of a training has.
+
+    Args:
+        config: the parameter tree, with secrets, as JSON has it.
+        start: the folder of the adapters to start from.
+    """
+    silence_libraries()
+    own = _on(device, Parameters.model_validate(config))
+    plan = components.make_plan(own, model)
+    built = components.build_model(own, model)
+    policies, joint = components.build_policies(own, plan, built, None if start is None else Path(start))
+    return Trained(policies=policies, joint=joint, model=built, device=device)
+
+
+def build_drawing(config: Mapping[str, Any], model: str, adapters: str | None, device: str) -> Trained:
+    """What another process of a baseline or an evaluation has; ``config`` as for `build_share`."""
+    silence_libraries()
+    own = _on(device, Parameters.model_validate(config))
+    built = components.build_model(own, model, None if adapters is None else Path(adapters))
+    return Trained(policies={}, model=built, device=device)
+
+
+def _on(device: str, config: Parameters) -> Parameters:
+    return config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
+
+
+def _arguments(config: Parameters, **named: str | Path | None) -> list[dict[str, Any]]:
+    """Of the function that builds, for each process but the first."""
+    tree = config.model_dump(mode="json")
+    texts = {name: None if value is None else str(value) for name, value in named.items()}
+    return [{"config": tree, "device": device, **texts} for device in components.process_devices(config)[1:]]
