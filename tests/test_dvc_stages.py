@@ -88,7 +88,8 @@ def test_a_result_depends_on_what_its_pipeline_imports_be_it_within_a_function_o
     for name in ("baseline", "train", "evaluate"):
         assert by_name | lazily <= files[name]
     assert {"grpo/trainer.py", "grpo/losses.py", "grpo/two_stage.py", "training.py"} <= files["train"]
-    assert not [file for file in files["baseline"] if file.startswith("grpo/") and file != "grpo/__init__.py"]
+    of_trainer = {file for file in files["baseline"] if file.startswith("grpo/")}
+    assert of_trainer == {"grpo/packing.py"}, "what other processes are sent"
     assert {"evaluation/compare.py", "evaluation/headline.py"} <= files["evaluate"] - files["train"]
     assert "records/split.py" in files["data_preparation"]
     assert not any(file.startswith(("console", "tracking", "hooks")) for found in files.values() for file in found)
