@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
@@ -53,14 +54,14 @@ class SharedPolicy(Generic[T]):
         """Part -> the process that has it, 0 = the first."""
         self._gone: list[str] = []
         """Parts of trajectories that nothing refers to any more."""
-        self._names = (f"{module} {number}" for number in itertools.count())
+        run = uuid4().hex  # A checkpoint has names, too.
+        self._names = (f"{run} {number}" for number in itertools.count())
         workers.follow(module, own)
 
     def rollout(
         self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
     ) -> Rollout[SharedTrajectory]:
         """As the policy's, of the same samples as by one process."""
-
         names = self.new_names()
 
         def there(other: Remote, number: int, chosen: Sequence[PromptRecord], share: list[int]) -> int:

@@ -41,7 +41,6 @@ def work(connection: Connection, count: int, build: Build, arguments: Mapping[st
     share_cores(count)
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # The first process decides what becomes of a run.
         signal.signal(stop, signal.SIG_IGN)
-    torch.set_grad_enabled(True)
     try:
         _answer_all(connection, build, arguments)
     except (EOFError, OSError):  # The first process is gone.
