@@ -15,7 +15,18 @@ from kedro.config import OmegaConfigLoader
 
 ROOT = Path(__file__).parents[1]
 PIPELINES = {"starter", "data_preparation", "baseline", "train", "evaluate"}
-ON_DEMAND = {"compare", "generate", "labels", "promote", "reproduce", "reward_report", "rollback", "score", "vote"}
+ON_DEMAND = {
+    "compare",
+    "generate",
+    "labels",
+    "plan",
+    "promote",
+    "reproduce",
+    "reward_report",
+    "rollback",
+    "score",
+    "vote",
+}
 ENVIRONMENTS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "base")
 
 REGISTRY_LIST = """

@@ -9,7 +9,18 @@ from kedro.pipeline import Pipeline
 
 from visual_grpo import pipelines
 
-ON_DEMAND = {"compare", "generate", "labels", "promote", "reproduce", "reward_report", "rollback", "score", "vote"}
+ON_DEMAND = {
+    "compare",
+    "generate",
+    "labels",
+    "plan",
+    "promote",
+    "reproduce",
+    "reward_report",
+    "rollback",
+    "score",
+    "vote",
+}
 """Run by name only: nothing depends on what they leave."""
 
 

@@ -16,6 +16,7 @@ from visual_grpo.config.base import AdapterName, Strict
 from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.distributed import DistributedConfig
 from visual_grpo.config.outputs import with_output_folders
+from visual_grpo.config.plan import PlanConfig
 from visual_grpo.config.policy import LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_rewards
 from visual_grpo.config.promotion import PromotionConfig
@@ -62,6 +63,7 @@ class Parameters(Strict):
     reward_report: RewardReportConfig = RewardReportConfig()
     vote: VoteConfig = VoteConfig()
     promotion: PromotionConfig = PromotionConfig()
+    plan: PlanConfig = PlanConfig()
     run: AdapterName | None = Field(
         None,
         description="which training the pipeline reproduce repeats: the id or name of an MLflow run, the folder of its"

@@ -1,0 +1,44 @@
+"""What to change where a plan does not fit its card: parameters with values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from visual_grpo.config import Parameters
+from visual_grpo.plan.cards import CARDS, Card
+from visual_grpo.plan.largest import LargestBatch
+
+
+def changes(config: Parameters, card: Card, weights: int, peak: int, batches: Sequence[LargestBatch]) -> list[str]:
+    """Each as a line; none where ``peak`` bytes fit. ``weights``: bytes that the model takes by itself."""
+    if peak <= card.usable:
+        return []
+    if weights > card.usable:
+        return [_another_card(peak, f"The model alone takes {weights / 1e9:.1f} GB"), *_smaller_model(config)]
+    lines = [
+        f"{batch.parameter}={batch.largest} (set: {batch.value})"
+        for batch in batches
+        if 0 < batch.largest < batch.value
+    ]
+    hopeless = [batch.parameter for batch in batches if not batch.largest]
+    if hopeless and not config.policy.gradient_checkpointing:
+        lines.append("policy.gradient_checkpointing=true")
+    if hopeless or not lines:
+        half = [32 * max(side // 64, 1) for side in (config.data.height, config.data.width)]
+        lines.append(f"data.height={half[0]},data.width={half[1]}")
+        lines += _smaller_model(config)
+        lines.append(_another_card(peak, f"Not even 1 fits of {', '.join(hopeless)}" if hopeless else "Or"))
+    return lines
+
+
+def _smaller_model(config: Parameters) -> list[str]:
+    if config.model.family == "sd3" and config.model.options.get("max_sequence_length") != 0:
+        return ["model.options.max_sequence_length=0 (without T5)"]
+    if config.model.path == "Qwen/Qwen2.5-VL-7B-Instruct":
+        return ["model.path=Qwen/Qwen2.5-VL-3B-Instruct"]
+    return []
+
+
+def _another_card(peak: int, why: str) -> str:
+    large = sorted((card for card in CARDS.values() if card.usable >= peak), key=lambda card: card.memory)
+    return f"{why}: plan.gpu={large[0].name}" if large else f"{why}: no card here holds {peak / 1e9:.0f} GB"

@@ -1,0 +1,64 @@
+"""What GPUs can do, as their makers publish it: dense operations without sparsity, memory as the driver reports it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from visual_grpo.errors import UserError, nearest_hint
+
+_MIB = 2**20
+_SPARE = 0.05
+"""Share of the memory that a plan leaves to the CUDA context, the libraries' workspaces and fragmentation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    name: str
+    memory: int
+    """Bytes."""
+    bandwidth: float
+    """Bytes a second between memory and processors."""
+    half: float
+    """FLOP/s of dense matrix products in bfloat16 or float16, summed in float32."""
+    single: float
+    """FLOP/s in float32."""
+
+    @property
+    def usable(self) -> int:
+        """Bytes that tensors may take."""
+        return round(self.memory * (1 - _SPARE))
+
+    def flops(self, dtype: str) -> float:
+        """FLOP/s of a model of that dtype."""
+        return self.single if dtype == "float32" else self.half
+
+
+CARDS: Mapping[str, Card] = {
+    card.name: card
+    for card in (
+        Card(name="RTX 4090", memory=24564 * _MIB, bandwidth=1.008e12, half=165.2e12, single=82.6e12),
+        Card(name="L40S", memory=46068 * _MIB, bandwidth=0.864e12, half=362e12, single=91.6e12),
+        Card(name="RTX A6000", memory=49140 * _MIB, bandwidth=0.768e12, half=154.8e12, single=38.7e12),
+        Card(name="A100 80GB", memory=81920 * _MIB, bandwidth=2.039e12, half=312e12, single=19.5e12),
+        Card(name="H100", memory=81559 * _MIB, bandwidth=3.35e12, half=989e12, single=67e12),
+        Card(name="H200", memory=143771 * _MIB, bandwidth=4.8e12, half=989e12, single=67e12),
+    )
+}
+
+
+def find_card(name: str) -> Card:
+    """Upper case, blanks and hyphens do not matter. Raises UserError with the known names."""
+    wanted = _plain(name)
+    for card in CARDS.values():
+        if _plain(card.name) == wanted:
+            return card
+    raise UserError(f"plan.gpu is {name!r}, which is no known card.{nearest_hint(name, CARDS)} Known: {known_cards()}")
+
+
+def known_cards() -> str:
+    return ", ".join(f"{name} ({round(card.memory / 1e9)} GB)" for name, card in CARDS.items())
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())

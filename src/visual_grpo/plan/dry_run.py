@@ -1,0 +1,121 @@
+"""A step of the trainer, and a batch of each sampler of the evaluation, on tensors without values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visual_grpo import components
+from visual_grpo.config import Parameters, RewardConfig, SamplerConfig
+from visual_grpo.plan.attention import fused_attention
+from visual_grpo.plan.host_values import HostValues
+from visual_grpo.plan.meter import Meter
+from visual_grpo.plan.models import PlannedModel
+from visual_grpo.plan.phases import CONDITIONS, phases_of_drawing, phases_of_training
+from visual_grpo.plan.released.words import prompt_of
+from visual_grpo.plan.repeats import Denoised, fewer_micro_batches, fewer_repeats
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.types import PromptRecord, Sample
+
+_REWARD = "planned"
+
+
+class DryRunner:
+    """Runs parts of a training of a model without weights, by the project's own code, and counts what they do."""
+
+    def __init__(self, config: Parameters, planned: PlannedModel, device: str) -> None:
+        """``device``: cpu or cuda, whose kernels are taken."""
+        self.config, self.planned, self.device = _with_planned_reward(config), planned, device
+        self.trajectories: dict[str, Any] = {}
+        """By module, those of the last step."""
+        self.denoised: Denoised | None = None
+        """The last one."""
+        self._values = HostValues()
+        scorer = RewardSet({_REWARD: (_scores, 1.0)})
+        self.trainer: Any = components.build_trainer(self.config, planned.plan, planned.model, scorer)
+
+    def step(self) -> Meter:
+        """A whole one: rollout, rewards that cost nothing, reference, replay, gradient, optimiser."""
+        count = max(self.config.grpo_of(module).prompts_per_step for module in self.planned.plan.modules)
+        with (
+            self.records(count) as records,
+            self.counting() as meter,
+            phases_of_training(meter, self.trainer),
+            self._fewer_micro_batches(meter),
+        ):
+            next(iter(self.trainer.fit(records)))
+        return meter
+
+    def evaluation(self, sampler: SamplerConfig) -> Meter:
+        """One batch of ``evaluation.batch_size`` samples."""
+        count = self.config.evaluation.batch_size
+        with self.records(count) as records, self.counting() as meter, meter.phase(CONDITIONS):
+            self.planned.model.generate(records, list(range(count)), sampler)
+        return meter
+
+    @contextmanager
+    def counting(self) -> Iterator[Meter]:
+        """What happens within is counted; the weights and what the optimiser keeps are there before."""
+        meter = Meter(values=self._values)
+        for network in self.planned.networks.values():
+            meter.hold([*network.parameters(), *network.buffers()])
+        for own in self.trainer.modules.values():
+            kept = (value for state in own.optimizer.state.values() for value in state.values())
+            meter.hold(value for value in kept if isinstance(value, Tensor))
+        with phases_of_drawing(meter), fewer_repeats(meter, self._seen), fused_attention(self.device), meter:
+            yield meter
+
+    @contextmanager
+    def records(self, count: int) -> Iterator[list[PromptRecord]]:
+        """Distinct prompts, with a blank picture where the task needs one."""
+        data = self.config.data
+        with TemporaryDirectory() as folder:
+            sources: tuple[Path, ...] = ()
+            if data.task in ("i2i", "segmentation"):
+                sources = (_blank(Path(folder), data.height, data.width),)
+            words = self.config.plan.prompt_words
+            yield [
+                PromptRecord(id=str(number), prompt=prompt_of(words, number), source_images=sources)
+                for number in range(count)
+            ]
+
+    def _seen(self, denoised: Denoised) -> None:
+        self.denoised = denoised
+
+    @contextmanager
+    def _fewer_micro_batches(self, meter: Meter) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module, own in self.trainer.modules.items():
+                grpo = self.config.grpo_of(module)
+                rows = grpo.prompts_per_step * grpo.group_size
+                batches = -(-rows // (grpo.micro_batch_size or rows))
+
+                def seen(trajectory: Any, module: str = module) -> None:
+                    self.trajectories[module] = trajectory
+
+                stack.enter_context(fewer_micro_batches(meter, own.policy, batches, seen))
+            yield
+
+
+def _with_planned_reward(config: Parameters) -> Parameters:
+    modules = {name: own.model_copy(update={"rewards": {}}) for name, own in config.modules.items()}
+    return config.model_copy(update={"rewards": {_REWARD: RewardConfig()}, "modules": modules})
+
+
+def _scores(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
+    """Different ones in every group, so that there is something to learn."""
+    return torch.arange(len(samples), dtype=torch.float32) % 7
+
+
+def _blank(folder: Path, height: int, width: int) -> Path:
+    from PIL import Image
+
+    file = folder / "blank.png"
+    Image.new("RGB", (width, height)).save(file)
+    return file

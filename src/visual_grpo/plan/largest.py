@@ -1,0 +1,130 @@
+"""The largest batches that a card can hold, found by running them without values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from visual_grpo.plan.dry_run import DryRunner
+from visual_grpo.policies.token_policy import TokenPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One parameter that says how much is computed at a time."""
+
+    parameter: str
+    value: int
+    """As it is set, at most what there is to compute in a step."""
+    most: int
+    """What there is to compute in a step: more at a time is no more."""
+    peak: Callable[[int], int]
+    """Bytes at the most when so many are computed at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestBatch:
+    parameter: str
+    value: int
+    largest: int
+    """0 = not even one fits."""
+    peak: int
+    """Bytes with the largest, or with one."""
+
+
+def largest_batches(runner: DryRunner, usable: int) -> list[LargestBatch]:
+    """After a step of ``runner``; ``usable``: bytes that tensors may take."""
+    return [_largest(batch, usable) for batch in _batches(runner)]
+
+
+def _largest(batch: Batch, usable: int) -> LargestBatch:
+    """Memory grows evenly with the batch, so two sizes tell the third; which is then run itself."""
+    one = batch.peak(1)
+    if one > usable:
+        return LargestBatch(parameter=batch.parameter, value=batch.value, largest=0, peak=one)
+    each = max(batch.peak(2) - one, 1)
+    size = min(1 + (usable - one) // each, batch.most)
+    peak = batch.peak(size)
+    while peak > usable:
+        size = min(size - 1, round(0.9 * size))
+        peak = batch.peak(size)
+    return LargestBatch(parameter=batch.parameter, value=batch.value, largest=size, peak=peak)
+
+
+def _batches(runner: DryRunner) -> Iterator[Batch]:
+    config, rows_of = runner.config, {}
+    for module, trainer in runner.trainer.modules.items():
+        grpo = config.grpo_of(module)
+        rows = rows_of[module] = grpo.prompts_per_step * grpo.group_size
+        own = config.modules.get(module)
+        where = f"modules.{module}" if own is not None and own.micro_batch_size is not None else "grpo"
+        value = min(grpo.micro_batch_size or rows, rows)
+        yield Batch(parameter=f"{where}.micro_batch_size", value=value, most=rows, peak=_replay_peak(runner, module))
+        if isinstance(trainer.policy, TokenPolicy):
+            value = min(config.policy.rollout_batch, rows)
+            yield Batch(
+                parameter="policy.rollout_batch", value=value, most=rows, peak=_tokens_peak(runner, trainer.policy)
+            )
+    if runner.denoised is not None:
+        most, policy = max(rows_of.values()), config.policy
+        for name, peak in (("denoise_batch", _denoising_peak(runner)), ("decode_batch", _pixels_peak(runner))):
+            value = min(getattr(policy, name), most)
+            yield Batch(parameter=f"policy.{name}", value=value, most=most, peak=peak)
+
+
+def _replay_peak(runner: DryRunner, module: str) -> Callable[[int], int]:
+    def peak(count: int) -> int:
+        own, trajectory = runner.trainer.modules[module], runner.trajectories[module]
+        grpo = runner.config.grpo_of(module)
+        rows = torch.arange(count) % (grpo.prompts_per_step * grpo.group_size)
+        with runner.counting() as meter:
+            for chunk in own.policy.replay(trajectory, rows):
+                chunk.log_probs.sum().to(own.device).backward()
+            own.optimizer.step()
+        own.optimizer.zero_grad(set_to_none=True)
+        return meter.peak
+
+    return peak
+
+
+def _tokens_peak(runner: DryRunner, policy: TokenPolicy) -> Callable[[int], int]:
+    """With the reference, which has the same rows at a time."""
+
+    def peak(count: int) -> int:
+        config = policy.config.model_copy(update={"rollout_batch": count})
+        before, policy.config = policy.config, config
+        try:
+            with runner.records(count) as records, runner.counting() as meter:
+                policy.sample(records, 1, torch.Generator().manual_seed(0))
+        finally:
+            policy.config = before
+        return meter.peak
+
+    return peak
+
+
+def _denoising_peak(runner: DryRunner) -> Callable[[int], int]:
+    def peak(count: int) -> int:
+        denoised = runner.denoised
+        assert denoised is not None
+        denoiser, schedule = denoised.denoiser, denoised.schedule
+        entries = torch.arange(count) % denoised.entries
+        with torch.no_grad(), runner.counting() as meter:
+            start = denoiser.start_noise(range(count)).to(denoiser.model.transformer.device)
+            denoiser.model.velocity(denoised.conditions, entries)(start, schedule.timesteps[0])
+        return meter.peak
+
+    return peak
+
+
+def _pixels_peak(runner: DryRunner) -> Callable[[int], int]:
+    def peak(count: int) -> int:
+        assert runner.denoised is not None
+        model = runner.denoised.denoiser.model
+        with torch.no_grad(), runner.counting() as meter:
+            model.pixels(torch.empty(count, *model.latent_shape, device="meta"))
+        return meter.peak
+
+    return peak

@@ -1,0 +1,60 @@
+"""A plan from parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from visual_grpo.config import GRPOConfig, Parameters
+from visual_grpo.errors import UserError
+from visual_grpo.plan.cards import find_card
+from visual_grpo.plan.dry_run import DryRunner
+from visual_grpo.plan.largest import largest_batches
+from visual_grpo.plan.models import planned_model
+from visual_grpo.plan.report import Counted, plan_of
+
+
+def make_plan(parameters: Parameters) -> dict[str, Any]:
+    """Runs a step and the samplers of the evaluation without values. Raises UserError before that for a card or a
+    model that is not known, and for more cards than groups."""
+    settings = parameters.plan
+    card = None if settings.gpu is None else find_card(settings.gpu)
+    planned = planned_model(parameters)
+    config = _share_of_one_card(parameters, planned.plan.modules)
+    runner = DryRunner(config, planned, "cpu" if card is None else "cuda")
+    with runner.counting() as before:
+        pass
+    step = runner.step()
+    counted = Counted(
+        config=parameters,
+        planned=planned,
+        weights=before.live,
+        step=step,
+        evaluation={name: runner.evaluation(sampler) for name, sampler in planned.plan.samplers.items()},
+        trained=sum(p.numel() for own in runner.trainer.modules.values() for p in own.parameters),
+    )
+    batches = largest_batches(runner, card.usable) if card is not None and settings.largest_batches else []
+    return plan_of(counted, card, batches)
+
+
+def _share_of_one_card(config: Parameters, modules: tuple[str, ...]) -> Parameters:
+    """The prompts of a step that each card takes: whole groups, the largest share."""
+    count = config.plan.count
+
+    def share(prompts: int, where: str) -> int:
+        if count > prompts:
+            raise UserError(
+                f"plan.count is {count}, but {where} is {prompts}: a card takes whole groups. At most {prompts} cards"
+                " have something to do."
+            )
+        return -(-prompts // count)
+
+    for module in modules:
+        share(config.grpo_of(module).prompts_per_step, "grpo.prompts_per_step")
+    own = {
+        name: module.model_copy(update={"prompts_per_step": share(module.prompts_per_step, f"modules.{name}")})
+        if module.prompts_per_step is not None and name in modules
+        else module
+        for name, module in config.modules.items()
+    }
+    grpo: GRPOConfig = config.grpo.model_copy(update={"prompts_per_step": -(-config.grpo.prompts_per_step // count)})
+    return config.model_copy(update={"grpo": grpo, "modules": own})

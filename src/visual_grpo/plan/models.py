@@ -1,0 +1,67 @@
+"""The model that is planned for, without weights: a released one, one saved in a folder, or the starter's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.importing import load_attribute
+from visual_grpo.policies.family import Family, Model, ModelSettings
+from visual_grpo.policies.family_settings import Plan, make_plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """A model whose sizes are written down here."""
+
+    family: str
+    build: str
+    """``module:function`` of this package: (hub id, dtype) -> what the family's ``load`` gives."""
+
+
+RELEASED = {
+    "zai-org/GLM-Image": Released(family="glm_image", build="glm_image:build"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedModel:
+    plan: Plan
+    model: Model
+    networks: dict[str, torch.nn.Module]
+    """Every network by the name of its part, the frozen ones too."""
+    source: str
+    """Where the sizes come from, in words."""
+
+
+def planned_model(config: Parameters) -> PlannedModel:
+    """Raises UserError for a hub id whose sizes are not known here."""
+    family, loaded, source = _loaded(config)
+    plan = make_plan(family, config)
+    settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=plan.options)
+    model = family.build(loaded, settings)
+    return PlannedModel(plan=plan, model=model, networks=_networks(loaded), source=source)
+
+
+def _loaded(config: Parameters) -> tuple[Family, Any, str]:
+    from visual_grpo.policies.families import find_family
+
+    path, dtype = config.model.path, getattr(torch, config.model.dtype)
+    if path in RELEASED and not Path(path).exists():
+        released = RELEASED[path]
+        build = load_attribute(f"visual_grpo.plan.released.{released.build}", "model.path")
+        return find_family(released.family), build(path, dtype), f"the published sizes of {path}"
+    raise UserError(
+        f"model.path is {path}, whose sizes are not known without the model.{nearest_hint(str(path), RELEASED)}"
+        f" Known: {', '.join(RELEASED)}. Or name the folder of a downloaded model: its configuration files are enough."
+    )
+
+
+def _networks(loaded: Any) -> dict[str, torch.nn.Module]:
+    parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
+    return {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}

@@ -1,0 +1,55 @@
+"""Which function of a step belongs to which of its phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from visual_grpo.plan.meter import Meter
+from visual_grpo.plan.replaced import replaced
+from visual_grpo.policies import token_policy
+from visual_grpo.policies.denoising import Denoiser
+
+CONDITIONS, TOKENS, DENOISING, PIXELS = "prompts and conditions", "tokens", "denoising", "pictures (VAE)"
+REWARDS = "rewards"
+
+
+@contextmanager
+def phases_of_drawing(meter: Meter) -> Iterator[None]:
+    """Of anything that generates samples."""
+    with ExitStack() as stack:
+        stack.enter_context(_phase(meter, token_policy, "sample_tokens", TOKENS))
+        for name in ("sample_path", "integrate"):
+            stack.enter_context(_phase(meter, Denoiser, name, DENOISING))
+        stack.enter_context(_phase(meter, Denoiser, "pixels", PIXELS))
+        yield
+
+
+@contextmanager
+def phases_of_training(meter: Meter, trainer: Any) -> Iterator[None]:
+    """Of a trainer's step: what it draws is told apart by `phases_of_drawing`."""
+    with ExitStack() as stack:
+        if hasattr(trainer, "policy") and hasattr(trainer.policy, "joint_rollout"):
+            stack.enter_context(_phase(meter, trainer.policy, "joint_rollout", CONDITIONS))
+        for module, own in trainer.modules.items():
+            stack.enter_context(_phase(meter, own.policy, "rollout", CONDITIONS))
+            stack.enter_context(_phase(meter, own, "go_on", f"{module}: replay and gradient"))
+            stack.enter_context(_phase(meter, own.optimizer, "step", f"{module}: AdamW"))
+            for name in ("reference_log_probs", "reference_means"):
+                if hasattr(own.policy, name):
+                    stack.enter_context(_phase(meter, own.policy, name, f"{module}: reference"))
+        yield
+
+
+@contextmanager
+def _phase(meter: Meter, owner: Any, function: str, name: str) -> Iterator[None]:
+    def within(real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with meter.phase(name):
+                return real(*args, **kwargs)
+
+        return run
+
+    with replaced(owner, function, within):
+        yield

@@ -1,0 +1,1 @@
+"""Released models built from their published sizes, without weights; one file a family."""

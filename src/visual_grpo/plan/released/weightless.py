@@ -1,0 +1,41 @@
+"""Modules of the real classes whose weights have shapes only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@contextmanager
+def weightless(dtype: torch.dtype, device: str = "meta") -> Iterator[None]:
+    """Modules that are built here are on ``device``, by default without values, and of this ``dtype``."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def frozen(build: Callable[[], Any], dtype: torch.dtype) -> Any:
+    """What ``build`` gives, without weights, as `from_pretrained` leaves it: in evaluation mode, nothing trained."""
+    with weightless(dtype):
+        module = build()
+    if dtype == torch.float16:
+        _keep_in_float32(module)
+    return module.eval().requires_grad_(False)
+
+
+def _keep_in_float32(module: nn.Module) -> None:
+    """Parts that transformers does not load in float16, such as T5's last matrix of each feed-forward network."""
+    kept = tuple(getattr(module, "_keep_in_fp32_modules", None) or ())
+    for name, part in module.named_modules():
+        if any(key in name.split(".") for key in kept):
+            part.float()

@@ -1,0 +1,140 @@
+"""What a step does again and again runs a few times only, each of which counts for several.
+
+A token is generated, a denoising step taken and a micro-batch replayed with the same operations on tensors of nearly
+the same shapes as the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visual_grpo.plan.meter import Meter
+from visual_grpo.plan.replaced import replaced
+from visual_grpo.policies import token_model
+from visual_grpo.policies.denoising import Denoiser
+from visual_grpo.types import ReplayChunk
+
+_TOKENS, _MICRO_BATCHES = 6, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Denoised:
+    """What a batch of a denoiser is given."""
+
+    denoiser: Denoiser[Any]
+    conditions: Any
+    schedule: Any
+    entries: int
+    """Of the conditions."""
+
+
+@contextmanager
+def fewer_repeats(meter: Meter, seen: Callable[[Denoised], None]) -> Iterator[None]:
+    """For generated tokens and denoising, of any model; ``seen`` is called with what is denoised."""
+    with ExitStack() as stack:
+        decoding = _Decoding(meter)
+        stack.enter_context(replaced(token_model, "_sample_batch", decoding.batch))
+        stack.enter_context(replaced(token_model, "prefill", decoding.prefill))
+        stack.enter_context(replaced(token_model, "forward", decoding.forward))
+        stack.enter_context(replaced(Denoiser, "_ode", lambda real: _one_step(meter, real, seen)))
+        stack.enter_context(replaced(Denoiser, "_batched", lambda real: _one_batch(meter, real)))
+        yield
+
+
+class _Decoding:
+    """Of T tokens of a batch only some are generated; what is before the last of them is as long as in a real run."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._length, self._runs, self._done, self._prompt = 0, 0, 0, 0
+
+    def batch(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def sample(model: Any, prompts: Any, prompt_of_row: Tensor, uniforms: Tensor, sampler: Any) -> Any:
+            self._length = uniforms.shape[1]
+            self._runs, self._done = min(_TOKENS, self._length), 0
+            before = self._meter.weight
+            try:
+                found = real(model, prompts, prompt_of_row, uniforms[:, : self._runs], sampler)
+            finally:
+                self._meter.weight = before
+            return tuple(torch.nn.functional.pad(column, (0, self._length - self._runs)) for column in found)
+
+        return sample
+
+    def prefill(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(model: Any, prompts: Any, prompt_of_row: Tensor) -> Any:
+            prefix = real(model, prompts, prompt_of_row)
+            self._prompt = prefix.mask.shape[1]
+            self._meter.weight *= self._length / self._runs  # Of all that is done for each token after it.
+            return prefix
+
+        return run
+
+    def forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(model: Any, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+            self._done += 1
+            steps, runs = self._length - 1, self._runs - 1
+            before = self._prompt + self._done * steps // runs - 1
+            _grow(cache, before)
+            longer = torch.cat([mask, mask.new_ones(len(mask), before + 1 - mask.shape[1])], 1)
+            with self._meter.weighted(steps / runs * self._runs / self._length):
+                hidden: Tensor = real(model, embeds, longer, positions, cache)
+            return hidden
+
+        return step
+
+
+def _grow(cache: Any, length: int) -> None:
+    """As long as if every token before had been generated."""
+    for layer in cache.layers:
+        if layer.keys.shape[2] < length:
+            shape = (*layer.keys.shape[:2], length, layer.keys.shape[3])
+            layer.keys, layer.values = layer.keys.new_empty(shape), layer.values.new_empty(shape)
+
+
+def _one_step(meter: Meter, real: Callable[..., Tensor], seen: Callable[[Denoised], None]) -> Callable[..., Tensor]:
+    def ode(self: Any, state: Tensor, conditions: Any, entries: Tensor, schedule: Any, steps: range) -> Tensor:
+        seen(Denoised(denoiser=self, conditions=conditions, schedule=schedule, entries=int(entries.max()) + 1))
+        with meter.weighted(max(len(steps), 1)):
+            return real(self, state, conditions, entries, schedule, steps[:1])
+
+    return ode
+
+
+def _one_batch(meter: Meter, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def batched(self: Any, state: Tensor, entries: Tensor, run: Any) -> Tensor:
+        rows = min(self.denoise_batch, len(state))
+        with meter.weighted(len(state) / rows):
+            first = real(self, state[:rows], entries[:rows], run)
+        return first[torch.arange(len(state)) % rows]
+
+    return batched
+
+
+@contextmanager
+def fewer_micro_batches(meter: Meter, policy: Any, count: int, seen: Callable[[Any], None]) -> Iterator[None]:
+    """Of ``count`` micro-batches of an update the first two run; the others give nothing to learn from.
+
+    ``seen`` is called with the trajectory.
+    """
+    runs, asked = min(_MICRO_BATCHES, count), 0
+
+    def some(real: Callable[..., Iterator[ReplayChunk]]) -> Callable[..., Iterator[ReplayChunk]]:
+        def replay(trajectory: Any, rows: Tensor) -> Iterator[ReplayChunk]:
+            nonlocal asked
+            seen(trajectory)
+            number, asked = asked % count, asked + 1
+            if number < runs:
+                with meter.weighted(count / runs):  # Also while the caller goes backward through a chunk.
+                    yield from real(trajectory, rows)
+
+        return replay
+
+    with replaced(policy, "replay", some):
+        yield

@@ -1,0 +1,172 @@
+"""A plan as data and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from visual_grpo import console
+from visual_grpo.config import Parameters
+from visual_grpo.plan.advice import changes
+from visual_grpo.plan.cards import CARDS, Card
+from visual_grpo.plan.largest import LargestBatch
+from visual_grpo.plan.meter import OUTSIDE, Meter
+from visual_grpo.plan.models import PlannedModel
+from visual_grpo.plan.run_time import RunTime, run_time
+from visual_grpo.plan.time_model import CALIBRATION, CALL_SECONDS, FLOPS_SHARE, LAUNCH_SECONDS, seconds_of
+
+ESTIMATED = (
+    "Memory, operations and host waits are counted from the code itself. Seconds, hours and cost are estimates,"
+    " calibrated at the published times of one model on one H100; nobody has run this. The rewards' own time is not in"
+    " them."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What was counted, of whatever card."""
+
+    config: Parameters
+    planned: PlannedModel
+    weights: int
+    """Bytes of the model with its adapters."""
+    step: Meter
+    evaluation: Mapping[str, Meter]
+    """Of one batch of the evaluation, by sampler."""
+    trained: int
+    """Trained parameters."""
+
+    @property
+    def peak(self) -> int:
+        return max(meter.peak for meter in (self.step, *self.evaluation.values()))
+
+    def times(self, card: Card) -> RunTime:
+        batch = {name: self._seconds(meter, card) for name, meter in self.evaluation.items()}
+        return run_time(self.config, self.planned.plan, self._seconds(self.step, card), batch, self.config.plan.count)
+
+    def _seconds(self, meter: Meter, card: Card) -> float:
+        return sum(seconds_of(phase, card, self.config.model.dtype) for phase in meter.phases.values())
+
+
+def plan_of(counted: Counted, card: Card | None, batches: Sequence[LargestBatch]) -> dict[str, Any]:
+    """As JSON; without a card there are no times."""
+    config = counted.config
+    return {
+        "estimated": ESTIMATED,
+        "model": config.model.path,
+        "sizes_from": counted.planned.source,
+        "card": None if card is None else {**asdict(card), "usable": card.usable, "count": config.plan.count},
+        "fits": None if card is None else counted.peak <= card.usable,
+        "changes": [] if card is None else changes(config, card, counted.weights, counted.peak, batches),
+        "parameters": {name: _parameters(network) for name, network in counted.planned.networks.items()},
+        "trained_parameters": counted.trained,
+        "weights_gb": counted.weights / 1e9,
+        "peak_gb": counted.peak / 1e9,
+        "step": _phases(counted.step, config, card),
+        "evaluation": {name: _phases(meter, config, card) for name, meter in counted.evaluation.items()},
+        "largest_batches": [{**asdict(batch), "peak": batch.peak / 1e9} for batch in batches],
+        "run": None if card is None else _run(counted, card),
+        "cards": [_on_card(counted, each) for each in CARDS.values()] if card is not None else [],
+        "host_waits": dict(counted.step.waits.most_common()),
+        "mixed_devices": dict(counted.step.mixed),
+        "calibration": {
+            "seconds_a_kernel": LAUNCH_SECONDS,
+            "share_of_dense_flops": FLOPS_SHARE,
+            "seconds_a_call_of_the_stock_pipeline": CALL_SECONDS,
+            "published": [asdict(point) for point in CALIBRATION],
+        },
+    }
+
+
+def _parameters(network: Any) -> int:
+    return sum(parameter.numel() for parameter in network.parameters() if not parameter.requires_grad)
+
+
+def _phases(meter: Meter, config: Parameters, card: Card | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "phase": name,
+            "peak_gb": phase.peak / 1e9,
+            "tflop": phase.flops / 1e12,
+            "gb_moved": phase.bytes / 1e9,
+            "kernels": round(phase.kernels),
+            "host_waits": round(phase.waits),
+            "seconds": None if card is None else seconds_of(phase, card, config.model.dtype),
+        }
+        for name, phase in meter.phases.items()
+        if phase.kernels or name != OUTSIDE
+    ]
+
+
+def _run(counted: Counted, card: Card) -> dict[str, Any]:
+    times, plan = counted.times(card), counted.config.plan
+    hours = times.total / 3600
+    cost = None if plan.price_per_hour is None else hours * plan.count * plan.price_per_hour
+    return {**asdict(times), "hours": hours, "cost": cost, "currency": plan.currency}
+
+
+def _on_card(counted: Counted, card: Card) -> dict[str, Any]:
+    times = counted.times(card)
+    fits = counted.peak <= card.usable
+    return {"card": card.name, "fits": fits, "step_seconds": times.step, "run_hours": times.total / 3600}
+
+
+def show(plan: Mapping[str, Any]) -> None:
+    """Prints it."""
+    card = plan["card"]
+    console.heading(f"Plan of {plan['model']}" + ("" if card is None else f" on {card['count']} x {card['name']}"))
+    parameters = {name: f"{count / 1e9:.3f} billion" for name, count in plan["parameters"].items()}
+    trained = {"trained (LoRA)": f"{plan['trained_parameters'] / 1e6:.1f} million"}
+    memory = {"weights": f"{plan['weights_gb']:.1f} GB", "largest peak": f"{plan['peak_gb']:.1f} GB"}
+    console.summary("Parameters", {**parameters, **trained, **memory, "sizes from": plan["sizes_from"]})
+    _table("One step", plan["step"])
+    for name, phases in plan["evaluation"].items():
+        _table(f"One batch of the evaluation, sampler {name}", phases)
+    if plan["largest_batches"]:
+        rows = [[b["parameter"], b["value"], b["largest"], b["peak"]] for b in plan["largest_batches"]]
+        console.table("Batches", ["parameter", "set", "largest that fits", "peak GB with it"], rows)
+    if plan["run"] is not None:
+        _show_run(plan)
+    _show_waits(plan)
+    console.note(plan["estimated"])
+
+
+def _table(title: str, phases: Sequence[Mapping[str, Any]]) -> None:
+    columns = ["phase", "peak GB", "TFLOP", "GB moved", "kernels", "host waits", "seconds (estimated)"]
+    keys = ("phase", "peak_gb", "tflop", "gb_moved", "kernels", "host_waits", "seconds")
+    console.table(title, columns, [[phase[key] for key in keys] for phase in phases])
+
+
+def _show_run(plan: Mapping[str, Any]) -> None:
+    run = plan["run"]
+    cost = "" if run["cost"] is None else f"{run['cost']:.0f} {run['currency']}"
+    console.summary(
+        "Estimated",
+        {
+            "a step": f"{run['step']:.0f} s",
+            "all steps": f"{run['steps'] / 3600:.1f} h",
+            "signal check": f"{run['signal_check'] / 60:.0f} min",
+            "evaluations while training": (
+                f"{run['evaluations_in_training']} x {run['evaluation_in_training'] / 60:.1f} min"
+            ),
+            "baseline": f"{run['baseline'] / 3600:.1f} h",
+            "evaluate": f"{run['evaluate'] / 3600:.1f} h",
+            "everything": f"{run['hours']:.1f} h",
+            "cost": cost or None,
+        },
+    )
+    rows = [
+        [each["card"], "yes" if each["fits"] else "no", each["step_seconds"], each["run_hours"]]
+        for each in plan["cards"]
+    ]
+    console.table("The same on other cards", ["card", "fits", "seconds a step", "hours"], rows)
+
+
+def _show_waits(plan: Mapping[str, Any]) -> None:
+    most = list(plan["host_waits"].items())[:6]
+    if most:
+        console.table("Where the host waits for the device", ["source line", "times a step"], most)
+    if plan["mixed_devices"]:
+        rows = list(plan["mixed_devices"].items())
+        console.table("Tensors of two devices in one operation: a GPU refuses them", ["operation", "times"], rows)
