@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from visual_grpo.errors import UserError, nearest_hint
 
-_MIB = 2**20
+_MIB, _GIB = 2**20, 2**30
 _SPARE = 0.05
 """Share of the memory that a plan leaves to the CUDA context, the libraries' workspaces and fragmentation."""
 
@@ -57,7 +57,7 @@ def find_card(name: str) -> Card:
 
 
 def known_cards() -> str:
-    return ", ".join(f"{name} ({round(card.memory / 1e9)} GB)" for name, card in CARDS.items())
+    return ", ".join(f"{name} ({card.memory / _GIB:.0f} GiB)" for name, card in CARDS.items())
 
 
 def _plain(name: str) -> str:

@@ -14,12 +14,13 @@ from torch import Tensor
 from visual_grpo import components
 from visual_grpo.config import Parameters, RewardConfig, SamplerConfig
 from visual_grpo.plan.attention import fused_attention
-from visual_grpo.plan.host_values import HostValues
+from visual_grpo.plan.host_values import HostValues, literals_with_values
 from visual_grpo.plan.meter import Meter
 from visual_grpo.plan.models import PlannedModel
-from visual_grpo.plan.phases import CONDITIONS, phases_of_drawing, phases_of_training
+from visual_grpo.plan.phases import CONDITIONS, REWARDS, phases_of_drawing, phases_of_training
 from visual_grpo.plan.released.words import prompt_of
 from visual_grpo.plan.repeats import Denoised, fewer_micro_batches, fewer_repeats
+from visual_grpo.plan.segmenter import PlannedSegmenter
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample
 
@@ -37,8 +38,10 @@ class DryRunner:
         self.denoised: Denoised | None = None
         """The last one."""
         self._values = HostValues()
-        scorer = RewardSet({_REWARD: (_scores, 1.0)})
-        self.trainer: Any = components.build_trainer(self.config, planned.plan, planned.model, scorer)
+        self._segmenter = PlannedSegmenter(config)
+        self._meter = Meter()
+        self.scorer = RewardSet({_REWARD: (self._scores, 1.0)})
+        self.trainer: Any = components.build_trainer(self.config, planned.plan, planned.model, self.scorer)
 
     def step(self) -> Meter:
         """A whole one: rollout, rewards that cost nothing, reference, replay, gradient, optimiser."""
@@ -56,19 +59,25 @@ class DryRunner:
         """One batch of ``evaluation.batch_size`` samples."""
         count = self.config.evaluation.batch_size
         with self.records(count) as records, self.counting() as meter, meter.phase(CONDITIONS):
-            self.planned.model.generate(records, list(range(count)), sampler)
+            self._scores(records, self.planned.model.generate(records, list(range(count)), sampler))
         return meter
+
+    def networks(self) -> dict[str, torch.nn.Module]:
+        """All that are on the card, by name."""
+        judge = self._segmenter.network
+        return self.planned.networks | ({} if judge is None else {"segmenter": judge})
 
     @contextmanager
     def counting(self) -> Iterator[Meter]:
         """What happens within is counted; the weights and what the optimiser keeps are there before."""
-        meter = Meter(values=self._values)
-        for network in self.planned.networks.values():
+        self._meter = meter = Meter(values=self._values)
+        for network in self.networks().values():
             meter.hold([*network.parameters(), *network.buffers()])
         for own in self.trainer.modules.values():
             kept = (value for state in own.optimizer.state.values() for value in state.values())
             meter.hold(value for value in kept if isinstance(value, Tensor))
-        with phases_of_drawing(meter), fewer_repeats(meter, self._seen), fused_attention(self.device), meter:
+        counted = (phases_of_drawing(meter), fewer_repeats(meter, self._seen), fused_attention(self.device))
+        with counted[0], counted[1], counted[2], literals_with_values(), meter:
             yield meter
 
     @contextmanager
@@ -84,6 +93,12 @@ class DryRunner:
                 PromptRecord(id=str(number), prompt=prompt_of(words, number), source_images=sources)
                 for number in range(count)
             ]
+
+    def _scores(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
+        """Different ones in every group, so that there is something to learn."""
+        with self._meter.phase(REWARDS):
+            self._segmenter.judge(prompts, samples, (self.config.data.height, self.config.data.width))
+        return torch.arange(len(samples), dtype=torch.float32) % 7
 
     def _seen(self, denoised: Denoised) -> None:
         self.denoised = denoised
@@ -106,11 +121,6 @@ class DryRunner:
 def _with_planned_reward(config: Parameters) -> Parameters:
     modules = {name: own.model_copy(update={"rewards": {}}) for name, own in config.modules.items()}
     return config.model_copy(update={"rewards": {_REWARD: RewardConfig()}, "modules": modules})
-
-
-def _scores(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
-    """Different ones in every group, so that there is something to learn."""
-    return torch.arange(len(samples), dtype=torch.float32) % 7
 
 
 def _blank(folder: Path, height: int, width: int) -> Path:

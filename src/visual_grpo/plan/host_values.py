@@ -7,16 +7,41 @@ copies on the CPU, which share memory where the tensors themselves do.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from visual_grpo.plan.operations import tensors_in
+from visual_grpo.plan.replaced import replaced
 
 _LARGEST = 2**20
 """Elements."""
+
+
+@contextmanager
+def literals_with_values() -> Iterator[None]:
+    """``torch.tensor`` makes meta tensors of numbers whose values nobody has seen; here they are seen."""
+
+    def tensor(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def make(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
+            if device is not None and torch.device(device).type == "meta":
+                return real(_read(data), device="cpu", **kwargs).to("meta")
+            return real(data, device=device, **kwargs)
+
+        return make
+
+    with replaced(torch, "tensor", tensor):
+        yield
+
+
+def _read(data: Any) -> Any:
+    """Numbers in the place of tensors of one: as on a GPU, the host waits for each."""
+    if isinstance(data, list | tuple):
+        return [_read(each) for each in data]
+    return data.item() if isinstance(data, Tensor) and not data.dim() else data
 
 
 class HostValues:

@@ -27,6 +27,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
     counted = Counted(
         config=parameters,
         planned=planned,
+        networks=runner.networks(),
         weights=before.live,
         step=step,
         evaluation={name: runner.evaluation(sampler) for name, sampler in planned.plan.samplers.items()},

@@ -99,6 +99,11 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():  # It hands over operations that are made of others.
+            with self:
+                parts = function.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         inputs = list(tensors_in((args, kwargs)))
         if self.device == "meta" and any(tensor.device.type == "meta" for tensor in inputs):
             result = self._without_values(function, args, kwargs, inputs)
@@ -130,6 +135,7 @@ class Meter(TorchDispatchMode):
             args = (args[0], self._by_number(args[1]), *args[2:])
         elif packet not in _MAY_MIX and any(tensor.device.type == "cpu" and tensor.dim() for tensor in inputs):
             self.mixed[f"{packet} at {call_site()}"] += 1
+            args, kwargs = _on_meta(args), _on_meta(kwargs)
         return function(*args, **kwargs)
 
     def _copied(self, tensor: Tensor, kwargs: Any) -> Tensor:
@@ -206,3 +212,12 @@ class Meter(TorchDispatchMode):
     def _drop(self, key: int, size: int) -> None:
         self._held.discard(key)
         self.live -= size
+
+
+def _on_meta(values: Any) -> Any:
+    """Arguments with all tensors on the device, so that a plan goes on where a GPU would refuse them."""
+    if isinstance(values, Tensor):
+        return values.to("meta")
+    if isinstance(values, list | tuple):
+        return type(values)(_on_meta(each) for each in values)
+    return {key: _on_meta(each) for key, each in values.items()} if isinstance(values, dict) else values

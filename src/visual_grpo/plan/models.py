@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 
+from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.importing import load_attribute
+from visual_grpo.plan.saved import load_without_weights
+from visual_grpo.plan.small import build_small
+from visual_grpo.policies.families import find_family
 from visual_grpo.policies.family import Family, Model, ModelSettings
 from visual_grpo.policies.family_settings import Plan, make_plan
 
@@ -26,6 +30,10 @@ class Released:
 
 RELEASED = {
     "zai-org/GLM-Image": Released(family="glm_image", build="glm_image:build"),
+    "stabilityai/stable-diffusion-3.5-medium": Released(family="sd3", build="sd3:build"),
+    "Qwen/Qwen-Image": Released(family="qwen_image", build="qwen_image:build"),
+    "Qwen/Qwen2.5-VL-3B-Instruct": Released(family="qwen2_5_vl", build="qwen2_5_vl:build"),
+    "Qwen/Qwen2.5-VL-7B-Instruct": Released(family="qwen2_5_vl", build="qwen2_5_vl:build"),
 }
 
 
@@ -49,15 +57,21 @@ def planned_model(config: Parameters) -> PlannedModel:
 
 
 def _loaded(config: Parameters) -> tuple[Family, Any, str]:
-    from visual_grpo.policies.families import find_family
-
-    path, dtype = config.model.path, getattr(torch, config.model.dtype)
+    path = config.model.path
     if path in RELEASED and not Path(path).exists():
         released = RELEASED[path]
         build = load_attribute(f"visual_grpo.plan.released.{released.build}", "model.path")
-        return find_family(released.family), build(path, dtype), f"the published sizes of {path}"
+        loaded = build(path, getattr(torch, config.model.dtype))
+        return find_family(released.family), loaded, f"the published sizes of {path}"
+    folder = path or config.starter.model
+    if Path(folder).is_dir():
+        family = find_family(config.model.family, folder)
+        return family, load_without_weights(family, folder, config.model), f"the configuration files in {folder}"
+    if path is None:
+        family = components.family_of(config)
+        return family, build_small(family.name, config), "the starter, which would pretrain it"
     raise UserError(
-        f"model.path is {path}, whose sizes are not known without the model.{nearest_hint(str(path), RELEASED)}"
+        f"model.path is {path}, whose sizes are not known without the model.{nearest_hint(path, RELEASED)}"
         f" Known: {', '.join(RELEASED)}. Or name the folder of a downloaded model: its configuration files are enough."
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from visual_grpo.plan.meter import Meter
 from visual_grpo.plan.replaced import replaced
 from visual_grpo.policies import token_model
 from visual_grpo.policies.denoising import Denoiser
+from visual_grpo.policies.flow_policy import FlowPolicy
 from visual_grpo.types import ReplayChunk
 
-_TOKENS, _MICRO_BATCHES = 6, 2
+_TOKENS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ def fewer_repeats(meter: Meter, seen: Callable[[Denoised], None]) -> Iterator[No
         stack.enter_context(replaced(token_model, "forward", decoding.forward))
         stack.enter_context(replaced(Denoiser, "_ode", lambda real: _one_step(meter, real, seen)))
         stack.enter_context(replaced(Denoiser, "_batched", lambda real: _one_batch(meter, real)))
+        stack.enter_context(replaced(FlowPolicy, "reference_means", lambda real: _one_reference(meter, real)))
         yield
 
 
@@ -117,19 +119,32 @@ def _one_batch(meter: Meter, real: Callable[..., Tensor]) -> Callable[..., Tenso
     return batched
 
 
+def _one_reference(meter: Meter, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def means(self: Any, trajectory: Any) -> Tensor:
+        count = len(trajectory.states)
+        rows = min(self.config.denoise_batch, count)
+        with meter.weighted(count / rows):
+            first = real(self, replace(trajectory, states=trajectory.states[:rows]))
+        return first[torch.arange(count) % rows]
+
+    return means
+
+
 @contextmanager
 def fewer_micro_batches(meter: Meter, policy: Any, count: int, seen: Callable[[Any], None]) -> Iterator[None]:
-    """Of ``count`` micro-batches of an update the first two run; the others give nothing to learn from.
+    """Of ``count`` micro-batches of an update the first ones run; the others give nothing to learn from.
 
     ``seen`` is called with the trajectory.
     """
-    runs, asked = min(_MICRO_BATCHES, count), 0
+    asked = 0
 
     def some(real: Callable[..., Iterator[ReplayChunk]]) -> Callable[..., Iterator[ReplayChunk]]:
         def replay(trajectory: Any, rows: Tensor) -> Iterator[ReplayChunk]:
             nonlocal asked
             seen(trajectory)
             number, asked = asked % count, asked + 1
+            # So many that one goes forward when there are gradients already: a second one, or a second chunk.
+            runs = 1 if len(getattr(trajectory, "steps", ())) > 1 else min(2, count)
             if number < runs:
                 with meter.weighted(count / runs):  # Also while the caller goes backward through a chunk.
                     yield from real(trajectory, rows)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import nn
+
 from visual_grpo import console
 from visual_grpo.config import Parameters
 from visual_grpo.plan.advice import changes
@@ -18,8 +20,8 @@ from visual_grpo.plan.time_model import CALIBRATION, CALL_SECONDS, FLOPS_SHARE, 
 
 ESTIMATED = (
     "Memory, operations and host waits are counted from the code itself. Seconds, hours and cost are estimates,"
-    " calibrated at the published times of one model on one H100; nobody has run this. The rewards' own time is not in"
-    " them."
+    " calibrated at the published times of one model on one H100; nobody has run this. The time of rewards"
+    " is not in them, but that of a SAM 2 segmenter is."
 )
 
 
@@ -29,6 +31,8 @@ class Counted:
 
     config: Parameters
     planned: PlannedModel
+    networks: Mapping[str, nn.Module]
+    """All that are on the card."""
     weights: int
     """Bytes of the model with its adapters."""
     step: Meter
@@ -54,12 +58,12 @@ def plan_of(counted: Counted, card: Card | None, batches: Sequence[LargestBatch]
     config = counted.config
     return {
         "estimated": ESTIMATED,
-        "model": config.model.path,
+        "model": config.model.path or config.starter.model,
         "sizes_from": counted.planned.source,
         "card": None if card is None else {**asdict(card), "usable": card.usable, "count": config.plan.count},
         "fits": None if card is None else counted.peak <= card.usable,
         "changes": [] if card is None else changes(config, card, counted.weights, counted.peak, batches),
-        "parameters": {name: _parameters(network) for name, network in counted.planned.networks.items()},
+        "parameters": {name: _parameters(network) for name, network in counted.networks.items()},
         "trained_parameters": counted.trained,
         "weights_gb": counted.weights / 1e9,
         "peak_gb": counted.peak / 1e9,
@@ -116,9 +120,9 @@ def show(plan: Mapping[str, Any]) -> None:
     """Prints it."""
     card = plan["card"]
     console.heading(f"Plan of {plan['model']}" + ("" if card is None else f" on {card['count']} x {card['name']}"))
-    parameters = {name: f"{count / 1e9:.3f} billion" for name, count in plan["parameters"].items()}
+    parameters = {name: f"{count / 1e6:,.1f} million" for name, count in plan["parameters"].items()}
     trained = {"trained (LoRA)": f"{plan['trained_parameters'] / 1e6:.1f} million"}
-    memory = {"weights": f"{plan['weights_gb']:.1f} GB", "largest peak": f"{plan['peak_gb']:.1f} GB"}
+    memory = {"weights": f"{plan['weights_gb']:.3g} GB", "largest peak": f"{plan['peak_gb']:.3g} GB"}
     console.summary("Parameters", {**parameters, **trained, **memory, "sizes from": plan["sizes_from"]})
     _table("One step", plan["step"])
     for name, phases in plan["evaluation"].items():

@@ -1,11 +1,14 @@
-"""A tokenizer that stands in for a released one: a word or a punctuation mark is a token, which is about what a byte
-pair encoding makes of English. Which id it has does not matter, except of the special tokens."""
+"""A tokenizer that stands in for a released one.
+
+A word, a digit, a punctuation mark or a line's end is a token, which is about what a byte pair encoding makes of
+English. Which id it has does not matter, except of the special tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 WORD = "<word>"
@@ -23,12 +26,14 @@ def word_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """
     Args:
-        special: tokens with their ids; 0 is any other word's.
+        special: tokens with their ids; the first that is left is any other word's.
         longest: tokens that the model reads at most (``model_max_length``).
         named: special tokens that a processor asks the tokenizer for by name.
     """
-    tokenizer = Tokenizer(models.WordLevel({WORD: 0, **special}, unk_token=WORD))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits()])
+    unused = next(number for number in range(len(special) + 1) if number not in special.values())
+    tokenizer = Tokenizer(models.WordLevel({WORD: unused, **special}, unk_token=WORD))
+    parts = pre_tokenizers.Split(Regex(r"\n|\d|[^\W\d]+|[^\w\s]"), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = parts
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -1,0 +1,87 @@
+"""A plan's peak memory against what torch's own profiler sees of the same step with real tensors on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.plan.page import parameters_of
+from visual_grpo import components
+from visual_grpo.config import Parameters
+from visual_grpo.plan.dry_run import DryRunner
+from visual_grpo.plan.models import planned_model
+
+FEW: Mapping[str, Any] = {"steps": 1, "prompts_per_step": 2, "group_size": 4, "kl_weight": 0.01}
+
+
+def small(environment: str, folder: Path | None, changes: Mapping[str, Any]) -> Parameters:
+    own = {"model": {"path": str(folder), "device": "cpu"}, "data": {"height": 64, "width": 96}} if folder else {}
+    config = parameters_of(environment, {"grpo": FEW, "rewards": {"planned": {"function": "x:y"}}, **own, **changes})
+    return config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+
+
+def measured(runner: DryRunner, model: Any) -> int:
+    """Bytes of weights, and the most that a step of ``model`` has beside them."""
+    trainer: Any = components.build_trainer(runner.config, runner.planned.plan, model, runner.scorer)
+    memory = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with runner.records(2) as records, memory:
+        next(iter(trainer.fit(records)))
+    events: Any = memory.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return max(accumulate(change for _, change in changes))
+
+
+def weights_of(runner: DryRunner) -> int:
+    with runner.counting() as meter:
+        pass
+    return meter.live
+
+
+@pytest.mark.parametrize("module", ["ar", "dit"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_small_glm_image(pipeline_folder, module, checkpointed):
+    policy = {"train": module, "gradient_checkpointing": checkpointed}
+    config = small("base", pipeline_folder, {"policy": policy})
+    runner = DryRunner(config, planned_model(config), "cpu")
+    before = weights_of(runner)
+    planned = runner.step().peak - before
+    model = components.build_model(config, str(pipeline_folder))
+    assert planned == pytest.approx(measured(runner, model), rel=0.1)
+
+
+def test_a_small_qwen2_5_vl(tmp_path):
+    from visual_grpo.policies.family import ModelSettings
+    from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
+
+    config = small("negative_points", None, {})
+    runner = DryRunner(config, planned_model(config), "cpu")
+    before = weights_of(runner)
+    planned = runner.step().peak - before
+    plan = runner.planned.plan
+    processor = build_processor(config.data.height, config.data.width)
+    loaded = build_model(processor, 0).requires_grad_(False), processor
+    settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=plan.options)
+    assert planned == pytest.approx(measured(runner, plan.family.build(loaded, settings)), rel=0.1)
+
+
+def test_a_saved_model_is_planned_by_its_configuration_files_alone(pipeline_folder, tmp_path):
+    import shutil
+
+    without = tmp_path / "model"
+    shutil.copytree(pipeline_folder, without)
+    for file in without.rglob("*.safetensors"):
+        file.unlink()
+    plans = []
+    for folder in (pipeline_folder, without):
+        config = small("base", folder, {})
+        planned = planned_model(config)
+        assert all(p.device.type == "meta" for part in planned.networks.values() for p in part.parameters())
+        plans.append(weights_of(DryRunner(config, planned, "cpu")))
+    saved = sum(file.stat().st_size for file in pipeline_folder.rglob("*.safetensors"))
+    assert plans[0] == plans[1]
+    assert plans[0] == pytest.approx(saved, rel=0.1), "with its adapter and without the files' headers"

@@ -1,0 +1,111 @@
+"""Seconds, hours and advice from counted work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.plan.page import parameters_of
+from visual_grpo.components import make_plan
+from visual_grpo.decisive_parameters import decisive
+from visual_grpo.errors import UserError
+from visual_grpo.plan.advice import changes
+from visual_grpo.plan.cards import CARDS, find_card
+from visual_grpo.plan.largest import Batch, LargestBatch, _largest
+from visual_grpo.plan.meter import Phase
+from visual_grpo.plan.run_time import run_time
+from visual_grpo.plan.time_model import BANDWIDTH_SHARE, FLOPS_SHARE, LAUNCH_SECONDS, seconds_of
+
+H100 = CARDS["H100"]
+
+
+def phase(flops: float, moved: float, kernels: int) -> Phase:
+    work = Counter({(int(flops / kernels), int(moved / kernels)): kernels})
+    return Phase(flops=flops, bytes=moved, kernels=kernels, work=work)
+
+
+def test_the_longest_of_three_times_counts():
+    assert seconds_of(phase(1e15, 1e6, 10), H100, "bfloat16") == pytest.approx(2.54, rel=0.01), "the published rate"
+    assert seconds_of(phase(0, 3.35e12, 10), H100, "bfloat16") == pytest.approx(1 / BANDWIDTH_SHARE)
+    assert seconds_of(phase(10, 10, 2397), H100, "bfloat16") == pytest.approx(2397 * LAUNCH_SECONDS)
+    assert pytest.approx(0.035, rel=0.01) == 2397 * LAUNCH_SECONDS, "the published seconds of a token"
+
+
+def test_another_card_has_its_own_rates():
+    work = phase(1e15, 1e6, 10)
+    a100 = seconds_of(work, CARDS["A100 80GB"], "bfloat16")
+    assert a100 == pytest.approx(1e15 / (FLOPS_SHARE * 312e12))
+    assert seconds_of(work, H100, "float32") > 10 * seconds_of(work, H100, "bfloat16")
+
+
+def test_hours_are_those_of_everything_that_is_drawn():
+    config = parameters_of("glm_image", {})
+    plan = make_plan(config.model_copy(update={"model": config.model.model_copy(update={"family": "glm_image"})}))
+    times = run_time(config, plan, 100.0, {"rollout": 1.0, "sde": 2.0, "stock": 4.0}, 1)
+    assert times.steps == 400 * 100
+    assert (times.evaluations_in_training, times.evaluation_in_training) == (8, 4 * 4.0)
+    assert times.baseline == times.evaluate == 75 * (1 + 2 + 4), "2 splits of 150 prompts in batches of 4"
+    assert times.signal_check == 3 * 100
+    assert times.total == 300 + 40000 + 8 * 16 + 2 * 525
+    two = run_time(config, plan, 100.0, {"rollout": 1.0, "sde": 2.0, "stock": 4.0}, 2)
+    assert (two.evaluation_in_training, two.baseline) == (2 * 4.0, 38 * 7.0)
+
+
+def test_a_card_is_found_however_it_is_spelled_and_an_unknown_one_is_told_with_all():
+    assert find_card("rtx4090") is CARDS["RTX 4090"]
+    with pytest.raises(UserError, match=r"no known card.*Known: RTX 4090 \(24 GiB\), L40S.*H200") as told:
+        find_card("H10")
+    assert "Did you mean 'H100'" in str(told.value)
+
+
+@pytest.mark.parametrize(("usable", "largest"), [(99, 0), (100, 1), (399, 3), (400, 4), (10**6, 9)])
+def test_the_largest_batch_is_the_last_that_fits(usable, largest):
+    batch = Batch(parameter="x", value=2, most=9, peak=lambda count: 100 * count)
+    assert _largest(batch, usable).largest == largest
+
+
+def test_memory_that_does_not_grow_evenly_is_run_again():
+    batch = Batch(parameter="x", value=2, most=100, peak=lambda count: 10 * count**2)
+    assert 90 < _largest(batch, 100_000).peak <= 100_000
+
+
+def test_what_to_change_is_said_in_parameters():
+    config, card = parameters_of("sd3", {}), CARDS["RTX 4090"]
+    too_much = LargestBatch(parameter="policy.denoise_batch", value=8, largest=3, peak=1)
+    fits = LargestBatch(parameter="policy.decode_batch", value=4, largest=9, peak=1)
+    assert changes(config, card, 10**10, card.usable, [too_much]) == []
+    assert changes(config, card, 10**10, card.usable + 1, [too_much, fits]) == ["policy.denoise_batch=3 (set: 8)"]
+    whole = changes(config, card, card.usable + 1, card.usable + 1, [])
+    assert "plan.gpu=L40S" in whole[0]
+    assert whole[1].startswith("model.options.max_sequence_length=0")
+
+
+def test_every_configuration_names_a_card_that_is_known():
+    for environment in ("glm_image", "sd3", "qwen_image", "qwen2_5_vl"):
+        config = parameters_of(environment, {})
+        assert config.plan.gpu is not None
+        find_card(config.plan.gpu)
+
+
+def refused(changes_: dict[str, Any]) -> str:
+    from visual_grpo.plan.make import make_plan as make
+
+    with pytest.raises(UserError) as told:
+        make(parameters_of("base", changes_))
+    return str(told.value)
+
+
+def test_bad_input_is_refused_before_anything_runs():
+    assert "plan.gpu is 'GTX 1'" in refused({"plan": {"gpu": "GTX 1"}})
+    assert "plan.count is 9, but grpo.prompts_per_step is 8" in refused({"plan": {"count": 9}})
+    unknown = refused({"model": {"path": "zai-org/GLM-Imag", "family": "glm_image"}})
+    assert "Did you mean 'zai-org/GLM-Image'" in unknown
+    assert "Qwen/Qwen-Image" in unknown
+
+
+def test_nothing_of_a_plan_decides_a_result():
+    config = parameters_of("glm_image", {"plan": {"price_per_hour": 2.5, "count": 2}})
+    assert (config.plan.gpu, config.plan.price_per_hour, config.plan.count) == ("H100", 2.5, 2)
+    assert decisive("train", config.model_dump()) == decisive("train", parameters_of("glm_image", {}).model_dump())

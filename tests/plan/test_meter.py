@@ -1,0 +1,139 @@
+"""What the meter counts, on operations whose cost is worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from visual_grpo.plan.attention import fused_attention
+from visual_grpo.plan.host_values import literals_with_values
+from visual_grpo.plan.meter import OUTSIDE, Meter, Phase
+
+FLOAT = 4
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def counted(meter: Meter) -> Phase:
+    return meter.phases[OUTSIDE]
+
+
+def test_a_matrix_product_is_counted_by_hand():
+    left, right = meta(3, 4), meta(4, 5)
+    with Meter() as meter:
+        left @ right
+    assert counted(meter).flops == 2 * 3 * 4 * 5
+    assert counted(meter).bytes == FLOAT * (3 * 4 + 4 * 5 + 3 * 5)
+    assert counted(meter).kernels == 1
+    assert counted(meter).work == {(120, FLOAT * 47): 1}
+
+
+def test_a_convolution_is_counted_by_hand():
+    image, kernel = meta(2, 3, 8, 8), meta(5, 3, 3, 3)
+    with Meter() as meter:
+        F.conv2d(image, kernel, padding=1)
+    assert counted(meter).flops == 2 * (2 * 5 * 8 * 8) * (3 * 3 * 3)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_is_fused_forward_and_backward(device, masked):
+    query, key = meta(2, 3, 50, 8), meta(2, 3, 70, 8)
+    query.requires_grad_()
+    mask = meta(2, 1, 50, 70, dtype=torch.bool) if masked else None
+    with fused_attention(device), Meter() as meter:
+        out = F.scaled_dot_product_attention(query, key, key, mask)
+        forward = counted(meter).flops
+        out.backward(out.detach())
+    product = 2 * 2 * 3 * 50 * 70 * 8
+    assert forward == 2 * product, "queries with keys, weights with values"
+    assert counted(meter).flops - forward == 5 * product
+    weights = FLOAT * 2 * 3 * 50 * 70
+    assert meter.peak < weights or masked, "they are never held"
+
+
+def test_views_and_unused_memory_are_no_kernels():
+    tensor = meta(4, 6)
+    with Meter() as meter:
+        tensor.t().reshape(6, 4)[:, 1:].expand(6, 3)
+        torch.empty_like(tensor)
+        assert counted(meter).kernels == 0
+        tensor.add_(1)
+        assert counted(meter).kernels == 1
+
+
+def test_an_expanded_tensor_is_read_once():
+    row = meta(1, 6)
+    with Meter() as meter:
+        row.expand(100, 6) + 1
+    assert counted(meter).bytes == FLOAT * (6 + 600)
+
+
+def test_the_peak_is_of_what_is_alive_at_once():
+    with Meter() as meter:
+        meter.hold([weight := meta(10)])
+        first = meta(100)
+        view = first[:50]
+        del first
+        assert meter.live == FLOAT * 110, "a view keeps its memory"
+        del view
+        second = meta(60)
+        del second
+    assert meter.live == FLOAT * len(weight)
+    assert meter.peak == FLOAT * 110
+
+
+def test_a_phase_counts_its_own_and_a_weight_multiplies_all_but_memory():
+    tensor = meta(8, 8)
+    with Meter() as meter, meter.phase("outer"):
+        with meter.phase("inner"), meter.weighted(3), meter.weighted(2):
+            kept = tensor @ tensor
+        kept + 1
+    assert meter.phases["inner"].flops == 6 * 2 * 8**3
+    assert meter.phases["inner"].kernels == 6
+    assert meter.phases["inner"].peak == FLOAT * 64
+    assert meter.phases["outer"].kernels == 1
+    assert meter.phases["outer"].peak == FLOAT * 128
+
+
+def test_the_host_gets_the_values_of_small_whole_numbers():
+    with literals_with_values(), Meter() as meter:
+        ids = torch.tensor([[5, 0, 7], [0, 0, 9]], device="meta")
+        mask = ids > 0
+        assert ids[mask].shape == (3,)
+        assert mask.sum(1).tolist() == [2, 1]
+        assert mask.nonzero().shape == (3, 2)
+        ids[:, 1] = 4
+        assert ids.cpu().tolist() == [[5, 4, 7], [0, 4, 9]]
+        positions = torch.zeros(2, 3, dtype=torch.long, device="meta")
+        positions[0, mask[0]] = torch.arange(2, device="meta")
+        assert positions.tolist() == [[0, 0, 1], [0, 0, 0]]
+        values, inverse = torch.tensor([3, 1, 3], device="meta").unique(return_inverse=True)
+        assert (values.tolist(), inverse.tolist()) == ([1, 3], [1, 0, 1])
+        read = sum(meter.waits.values())
+        assert read == counted(meter).waits
+        ids.sum()
+        assert sum(meter.waits.values()) == read, "what stays on the device is not waited for"
+        ids.sum().item()
+    assert sum(meter.waits.values()) == read + 1
+
+
+def test_what_is_not_known_is_finite_and_of_the_greatest_length():
+    with Meter():
+        floats = meta(3)
+        assert floats.sum().item() == 0.0
+        assert (floats > 0).cpu().tolist() == [True] * 3
+        assert not bool((floats > 0).all())
+
+
+def test_tensors_of_two_devices_are_told_but_copies_and_indices_are_not():
+    table, rows = meta(6, 2), torch.tensor([1, 2])
+    with Meter() as meter:
+        table[rows]
+        rows.to("meta")
+        assert not meter.mixed
+        table + torch.ones(2)
+    assert [operation.split(" at ")[0] for operation in meter.mixed] == ["aten.add"]
