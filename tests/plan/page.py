@@ -5,7 +5,8 @@ python -m tests.plan.page
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,27 @@ def parameters_of(environment: str, changes: Mapping[str, Any]) -> Parameters:
     return Parameters.model_validate(with_output_folders(merged(merged(base, own), changes), environment))
 
 
-def tables(plans: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown."""
-    return "\n".join([*_memory(plans), "", *_cards(plans), "", *_batches(plans)])
+def tables(plans: Mapping[str, Mapping[str, Any]], before: str) -> str:
+    """Markdown; a configuration that is not planned now keeps its rows of ``before``."""
+    kept = _rows_of(before)
+    blocks = []
+    for make in (_memory, _cards, _batches):
+        header, rule, *rows = make(plans)
+        now = kept.get(header, {}) | dict(zip(plans, rows, strict=True))
+        blocks.append("\n".join([header, rule, *(now[name] for name in CONFIGURATIONS if name in now)]))
+    return "\n\n".join(blocks)
+
+
+def _rows_of(page: str) -> dict[str, dict[str, str]]:
+    """Header -> configuration -> row."""
+    found: dict[str, dict[str, str]] = {}
+    header = ""
+    for line in page.splitlines():
+        if line.startswith("| configuration"):
+            header = line
+        elif line.startswith("| "):
+            found.setdefault(header, {})[line.split("|")[1].strip()] = line
+    return found
 
 
 def _memory(plans: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -74,16 +93,16 @@ def _batches(plans: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    plans = {}
-    for name, (environment, changes) in CONFIGURATIONS.items():
+def main(names: Sequence[str]) -> None:
+    for name in names or CONFIGURATIONS:
+        environment, changes = CONFIGURATIONS[name]
         with hidden_progress_bars():
-            plans[name] = make_plan(parameters_of(environment, changes))
-        console.note(f"{name}: {plans[name]['peak_gb']:.1f} GB")
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n{tables(plans)}\n{END}{after}", encoding="utf-8")
+            plan = make_plan(parameters_of(environment, changes))
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        figures, _, after = rest.partition(END)
+        PAGE.write_text(f"{before}{BEGIN}\n{tables({name: plan}, figures)}\n{END}{after}", encoding="utf-8")
+        console.note(f"{name}: {plan['peak_gb']:.1f} GB, {sum(plan['host_waits'].values())} waits")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

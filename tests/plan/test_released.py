@@ -18,7 +18,14 @@ from visual_grpo.plan.repeats import fewer_repeats
 from visual_grpo.plan.time_model import CALIBRATION
 from visual_grpo.types import PromptRecord
 
-WAITS: dict[str, int] = {}
+WAITS = {
+    "glm_image": 1620,
+    "glm_image, decoder": 1990,
+    "sd3": 180,
+    "qwen_image": 380,
+    "qwen2_5_vl": 1330,
+    "qwen2_5_vl, 3B": 1330,
+}
 """Host waits of a step as they are now; fewer are better."""
 PARAMETERS = {
     "glm_image": {"vision_language_encoder": 10.11, "transformer": 6.93},
