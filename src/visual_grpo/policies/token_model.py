@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import SamplerConfig
-from visual_grpo.policies.prompt_cache import Prompts, forward, hidden_shared, hidden_whole, prefill
+from visual_grpo.policies.prompt_cache import Prompts, TokenMask, forward, hidden_shared, hidden_whole, prefill
 from visual_grpo.policies.rows import distinct
 from visual_grpo.policies.tokens import TokenSampler, chosen_log_probs, deviation, draw, entropy, row_uniforms
 from visual_grpo.types import PromptRecord, Sample
@@ -27,6 +27,8 @@ class Encoded(Protocol):
 
 
 E = TypeVar("E", bound=Encoded)
+LOOK = 8
+"""Tokens that a GPU draws before it is asked whether all rows have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +157,15 @@ def _sample_batch(
     T columns are returned whether or not every row ends before, so that batches can be joined.
     """
     prefix = prefill(model.network, prompts, prompt_of_row)
-    hidden, mask, embed = prefix.hidden, prefix.mask, model.network.model.get_input_embeddings()
+    hidden, mask, embed = (
+        prefix.hidden,
+        TokenMask(model.network, prefix.mask),
+        model.network.model.get_input_embeddings(),
+    )
     padding = model.ends[0] if model.ends else 0
     tokens = torch.full(uniforms.shape, padding, device=hidden.device)
     log_probs, entropies, deviations = torch.zeros(3, *uniforms.shape, device=hidden.device)
+    look = 1 if hidden.device.type == "cpu" else LOOK  # Asking a GPU waits for it.
     done = torch.zeros(len(tokens), dtype=torch.bool, device=hidden.device)
     for step in range(uniforms.shape[1]):
         logits = (hidden[:, -1] @ model.head.t()).float()
@@ -176,13 +183,12 @@ def _sample_batch(
             deviations[:, step] = deviation(plain)
         if step + 1 == uniforms.shape[1]:
             break
-        if model.ends:  # Not where the length is fixed: asking a GPU for `all` at every token would wait for it.
+        if model.ends:
             done |= is_end(model, token)
-            if done.all():
+            if step % look == look - 1 and done.all():
                 break
-        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
         positions = prefix.token_positions[..., step : step + 1]
-        hidden = forward(model.network, embed(token[:, None]), mask, positions, prefix.cache)
+        hidden = forward(model.network, embed(token[:, None]), mask.of_next(), positions, prefix.cache)
     return tokens, log_probs, entropies, deviations
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import GlmImagePipeline
 from peft import PeftModel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import SIZE, stir
 from visual_grpo.components import load_model, load_policy
@@ -18,7 +19,9 @@ from visual_grpo.policies.glm_image.model import GlmImage
 from visual_grpo.policies.glm_image.processor import PreviewProcessor
 from visual_grpo.policies.glm_image.token_model import EncodedPrompts
 from visual_grpo.policies.seeds import START_NOISE
+from visual_grpo.policies.token_model import sample_tokens
 from visual_grpo.policies.token_policy import TokenPolicy
+from visual_grpo.policies.tokens import TokenSampler
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord
 
@@ -275,3 +278,26 @@ def _plain_image(pipe: Any) -> torch.Tensor:
         output_type="np",
     ).images[0]
     return torch.from_numpy(image)
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the values of tensors that Python looks at, for each of which it would wait for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += operation.overloadpacket is torch.ops.aten._local_scalar_dense
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("records", [RECORDS, RECORDS[:1]], ids=["padded", "one prompt"])
+def test_no_token_waits_for_the_device(pipeline_folder: Path, records: list[PromptRecord]) -> None:
+    reads = []
+    for size in ((64, 64), (128, 160)):
+        policy = load_policy(str(pipeline_folder), size=size, device="cpu")
+        with HostReads() as counted:
+            sampled = sample_tokens(policy.model, records, range(len(records)), TokenSampler(), batch=8)
+        reads.append((sampled.trajectory.tokens.shape[1], counted.count))
+    (few, at_few), (many, at_many) = reads
+    assert many > 2 * few
+    assert at_few == at_many
