@@ -41,7 +41,7 @@ def test_another_card_has_its_own_rates():
 
 
 def test_hours_are_those_of_everything_that_is_drawn():
-    config = parameters_of("glm_image", {})
+    config = parameters_of("glm_image", {"evaluation": {"batch_size": 4}})
     plan = make_plan(config.model_copy(update={"model": config.model.model_copy(update={"family": "glm_image"})}))
     times = run_time(config, plan, 100.0, {"rollout": 1.0, "sde": 2.0, "stock": 4.0}, 1)
     assert times.steps == 400 * 100
@@ -99,13 +99,13 @@ def refused(changes_: dict[str, Any]) -> str:
 
 def test_bad_input_is_refused_before_anything_runs():
     assert "plan.gpu is 'GTX 1'" in refused({"plan": {"gpu": "GTX 1"}})
-    assert "plan.count is 9, but grpo.prompts_per_step is 8" in refused({"plan": {"count": 9}})
+    assert "distributed.processes is 9, but grpo.prompts_per_step is 8" in refused({"distributed": {"processes": 9}})
     unknown = refused({"model": {"path": "zai-org/GLM-Imag", "family": "glm_image"}})
     assert "Did you mean 'zai-org/GLM-Image'" in unknown
     assert "Qwen/Qwen-Image" in unknown
 
 
 def test_nothing_of_a_plan_decides_a_result():
-    config = parameters_of("glm_image", {"plan": {"price_per_hour": 2.5, "count": 2}})
-    assert (config.plan.gpu, config.plan.price_per_hour, config.plan.count) == ("H100", 2.5, 2)
+    config = parameters_of("glm_image", {"plan": {"price_per_hour": 2.5}})
+    assert (config.plan.gpu, config.plan.price_per_hour) == ("H100", 2.5)
     assert decisive("train", config.model_dump()) == decisive("train", parameters_of("glm_image", {}).model_dump())

@@ -8,15 +8,12 @@ from visual_grpo.config.base import Strict
 
 
 class PlanConfig(Strict):
-    """Of the pipeline plan, which needs neither weights nor a GPU."""
+    """Of the pipeline plan, which needs neither weights nor a GPU; it counts for ``distributed.processes`` cards."""
 
     gpu: str | None = Field(
         None,
         description="name of the card that is planned for, such as RTX 4090, L40S, A100 80GB, H100 or H200; null = a"
         " CPU, of which only memory and operations are counted",
-    )
-    count: int = Field(
-        1, ge=1, description="cards, each of which holds the whole model and takes whole groups of a step's prompts"
     )
     price_per_hour: float | None = Field(None, ge=0, description="of one card; null = no cost is given")
     currency: str = Field("USD", min_length=1, max_length=12, description="of the price")

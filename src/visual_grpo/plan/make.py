@@ -39,13 +39,13 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
 
 def _share_of_one_card(config: Parameters, modules: tuple[str, ...]) -> Parameters:
     """The prompts of a step that each card takes: whole groups, the largest share."""
-    count = config.plan.count
+    count = config.distributed.processes
 
     def share(prompts: int, where: str) -> int:
         if count > prompts:
             raise UserError(
-                f"plan.count is {count}, but {where} is {prompts}: a card takes whole groups. At most {prompts} cards"
-                " have something to do."
+                f"distributed.processes is {count}, but {where} is {prompts}: a card takes whole groups. At most"
+                f" {prompts} cards have something to do."
             )
         return -(-prompts // count)
 

@@ -47,7 +47,9 @@ class Counted:
 
     def times(self, card: Card) -> RunTime:
         batch = {name: self._seconds(meter, card) for name, meter in self.evaluation.items()}
-        return run_time(self.config, self.planned.plan, self._seconds(self.step, card), batch, self.config.plan.count)
+        return run_time(
+            self.config, self.planned.plan, self._seconds(self.step, card), batch, self.config.distributed.processes
+        )
 
     def _seconds(self, meter: Meter, card: Card) -> float:
         return sum(seconds_of(phase, card, self.config.model.dtype) for phase in meter.phases.values())
@@ -60,7 +62,9 @@ def plan_of(counted: Counted, card: Card | None, batches: Sequence[LargestBatch]
         "estimated": ESTIMATED,
         "model": config.model.path or config.starter.model,
         "sizes_from": counted.planned.source,
-        "card": None if card is None else {**asdict(card), "usable": card.usable, "count": config.plan.count},
+        "card": None
+        if card is None
+        else {**asdict(card), "usable": card.usable, "count": config.distributed.processes},
         "fits": None if card is None else counted.peak <= card.usable,
         "changes": [] if card is None else changes(config, card, counted.weights, counted.peak, batches),
         "parameters": {name: _parameters(network) for name, network in counted.networks.items()},
@@ -104,9 +108,9 @@ def _phases(meter: Meter, config: Parameters, card: Card | None) -> list[dict[st
 
 
 def _run(counted: Counted, card: Card) -> dict[str, Any]:
-    times, plan = counted.times(card), counted.config.plan
+    times, plan, cards = counted.times(card), counted.config.plan, counted.config.distributed.processes
     hours = times.total / 3600
-    cost = None if plan.price_per_hour is None else hours * plan.count * plan.price_per_hour
+    cost = None if plan.price_per_hour is None else hours * cards * plan.price_per_hour
     return {**asdict(times), "hours": hours, "cost": cost, "currency": plan.currency}
 
 
