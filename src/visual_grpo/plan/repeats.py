@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from visual_grpo.plan.meter import Meter
 from visual_grpo.plan.replaced import replaced
@@ -65,7 +66,7 @@ class _Decoding:
                 found = real(model, prompts, prompt_of_row, uniforms[:, : self._runs], sampler)
             finally:
                 self._meter.weight = before
-            return tuple(torch.nn.functional.pad(column, (0, self._length - self._runs)) for column in found)
+            return tuple(pad(column, (0, self._length - self._runs)) for column in found)
 
         return sample
 
@@ -79,12 +80,13 @@ class _Decoding:
         return run
 
     def forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def step(model: Any, embeds: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        def step(model: Any, embeds: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> Tensor:
             self._done += 1
             steps, runs = self._length - 1, self._runs - 1
             before = self._prompt + self._done * steps // runs - 1
             _grow(cache, before)
-            longer = torch.cat([mask, mask.new_ones(len(mask), before + 1 - mask.shape[1])], 1)
+            # As `TokenMask` gives it: none, or [b, 1, 1, all tokens], or [b, all tokens].
+            longer = None if mask is None else pad(mask, (0, before + 1 - mask.shape[-1]), value=1)
             with self._meter.weighted(steps / runs * self._runs / self._length):
                 hidden: Tensor = real(model, embeds, longer, positions, cache)
             return hidden
