@@ -79,7 +79,8 @@ def test_gdpo() -> None:
 
 
 @pytest.mark.parametrize("name", list(LOSSES))
-def test_the_losses_and_their_aggregation(name: Any) -> None:
+@pytest.mark.parametrize("corrected", [False, True])
+def test_the_losses_and_their_aggregation(name: Any, corrected: bool) -> None:
     rows = 6
     old, new = drawn(rows, S), drawn(rows, S) + drawn(rows, S, seed=1, scale=0.3)
     kl, advantages = abs(drawn(rows, S, seed=2)), drawn(rows, seed=3)
@@ -92,7 +93,8 @@ def test_the_losses_and_their_aggregation(name: Any) -> None:
         steps = counted[i] if kind.sequence_ratio else [t]
         ratio = np.exp(np.mean([new[i, s] - old[i, s] for s in steps]))
         clipped = np.clip(ratio, 1 - kind.clip_low, 1 + kind.clip_high)
-        return float(-min(ratio * advantages[i], clipped * advantages[i]) + BETA * kl[i, t])
+        of_kl = np.exp(new[i, t] - old[i, t]) if corrected else 1.0
+        return float(-min(ratio * advantages[i], clipped * advantages[i]) + BETA * of_kl * kl[i, t])
 
     sums = [math.fsum(loss(i, t) for t in steps) for i, steps in enumerate(counted)]
     by_row = [total / len(steps) for total, steps in zip(sums, counted, strict=True) if len(steps)]
@@ -107,7 +109,15 @@ def test_the_losses_and_their_aggregation(name: Any) -> None:
     )
     scores = Scores(total=torch.zeros(rows), rewards={}, parts={}, weights={})
     experience = Experience(rollout=rollout, scores=scores, rows=torch.arange(rows), advantages=tensor(advantages))
-    config = GRPOConfig(loss=name, steps=1, prompts_per_step=1, group_size=rows, learning_rate=1, kl_weight=BETA)
+    config = GRPOConfig(
+        loss=name,
+        steps=1,
+        prompts_per_step=1,
+        group_size=rows,
+        learning_rate=1,
+        kl_weight=BETA,
+        kl_correction=corrected,
+    )
     chunk = ReplayChunk(steps=slice(0, S), log_probs=tensor(new), kl=tensor(kl))
     objective = Objective.of(config, [experience])
     assert float(chunk_loss(chunk, experience, torch.arange(rows), objective, UpdateStats())) == pytest.approx(want)

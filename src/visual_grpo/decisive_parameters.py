@@ -20,7 +20,8 @@ NEVER = (
 _OF_TRAINING = (
     *("seed", "train", "grpo", "alarm", "distributed", "evaluation.every", "evaluation.prompts", "evaluation.adapter"),
     *(f"modules.*.{name}" for name in ("prompts_per_step", "group_size", "updates_per_rollout", "micro_batch_size")),
-    *(f"modules.*.{name}" for name in ("learning_rate", "clip_low", "clip_high", "kl_weight", "advantage_epsilon")),
+    "modules.*.advantage_epsilon",
+    *(f"modules.*.{name}" for name in ("learning_rate", "clip_low", "clip_high", "kl_weight", "kl_correction")),
 )
 NOT_READ = {
     "baseline": (*_OF_TRAINING, "evaluation.bootstrap_samples"),

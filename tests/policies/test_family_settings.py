@@ -42,6 +42,7 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
         {"policy": {"train": "vl"}},
         r"policy\.train names 'vl'\. The family glm_image has the modules: ar, dit",
     ),
+    ("sd3", of_sd3, {"grpo": {"kl_correction": True}}, "that of dit's denoising steps is exact"),
     ("glm_image", asked, {"policy": {"train": ["ar", "dti"]}}, r"policy\.train names 'dti'\. Did you mean 'dit'\?"),
     ("glm_image", asked, {"policy": {"train": []}}, r"policy\.train is empty\. The family glm_image has the modules"),
     (

@@ -71,6 +71,11 @@ class GRPOConfig(Strict):
     kl_weight: float = Field(
         0.0, ge=0, description="weight of the k3 KL to the adapter-disabled reference, nats a token"
     )
+    kl_correction: bool = Field(
+        False,
+        description="multiply the k3 KL of tokens by the probability ratio, with gradient: unbiased also after the"
+        " first update on a rollout (DeepSeek-V3.2; TRL's use_bias_correction_kl)",
+    )
     advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
         None,
         description="the standard deviation that advantages are divided by; group: of the group's rewards; batch: of"
@@ -149,6 +154,7 @@ class ModuleConfig(Strict):
     kl_weight: float | None = Field(
         None, ge=0, description="as grpo.kl_weight; of a flow module the closed-form Gaussian KL, nats a latent element"
     )
+    kl_correction: bool | None = Field(None, description="as grpo.kl_correction")
     advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
     lora: LoraParams | None = Field(None, description="as policy.lora")
     rewards: dict[str, float] = Field(

@@ -57,6 +57,7 @@ class Objective:
     counted_steps: int
     rows: int
     sampler_correction: float | None = None
+    kl_correction: bool = False
 
     @classmethod
     def of(cls, config: GRPOConfig, experiences: list[Experience]) -> Objective:
@@ -71,6 +72,7 @@ class Objective:
             counted_steps=sum(int(mask.sum()) for mask in masks),
             rows=sum(len(mask) for mask in masks),
             sampler_correction=config.sampler_correction,
+            kl_correction=config.kl_correction,
         )
 
 
@@ -131,7 +133,10 @@ def chunk_loss(
         ratio = losses.importance_ratio(chunk.log_probs, old)
     loss = losses.clipped_surrogate(ratio, advantages, objective.clip_low, objective.clip_high)
     if objective.kl_weight:
-        loss = loss + objective.kl_weight * _measured_kl(chunk, objective.kl_weight)
+        kl = _measured_kl(chunk, objective.kl_weight)
+        if objective.kl_correction:
+            kl = kl * losses.importance_ratio(chunk.log_probs, old)
+        loss = loss + objective.kl_weight * kl
     if objective.sampler_correction is not None:
         drawn = rollout.log_probs[rows][:, chunk.steps]
         loss = loss * losses.truncated_importance_weights(old, drawn, objective.sampler_correction)

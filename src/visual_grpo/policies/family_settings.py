@@ -159,6 +159,7 @@ def check_family(family: Family, config: Parameters) -> None:
     _check_groups(family, config)
     _check_stages(family, config.policy)
     _check_window(family, config)
+    _check_kl_correction(family, config)
     options_of(family, config.model.options)
 
 
@@ -190,6 +191,16 @@ def _check_groups(family: Family, config: Parameters) -> None:
             f"A group needs at least 2 samples, got {sizes} (grpo.group_size, modules.NAME.group_size);"
             " only a joint rollout may have 1 for one of its modules."
         )
+
+
+def _check_kl_correction(family: Family, config: Parameters) -> None:
+    for name in trained_modules(family, config.policy):
+        if config.grpo_of(name).kl_correction and family.modules[name].kind == "flow":
+            raise UserError(
+                f"kl_correction is for the KL of tokens, which is estimated from the samples; that of {name}'s"
+                f" denoising steps is exact. Set it for another module (modules.NAME.kl_correction), or modules.{name}"
+                ".kl_correction=false."
+            )
 
 
 def _check_window(family: Family, config: Parameters) -> None:
