@@ -19,8 +19,8 @@ from visual_grpo.plan.time_model import CALIBRATION
 from visual_grpo.types import PromptRecord
 
 WAITS = {
-    "glm_image": 1620,
-    "glm_image, decoder": 1990,
+    "glm_image": 390,
+    "glm_image, decoder": 490,
     "sd3": 180,
     "qwen_image": 380,
     "qwen2_5_vl": 1330,
