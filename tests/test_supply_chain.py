@@ -33,7 +33,7 @@ RUN_CODE = {
 """Module -> its functions that can run code which comes with what they read."""
 TENSORS_ALONE = {("torch", "load"): "weights_only"}
 """Calls that run nothing with this argument: rewards.learned reads weights that are published as no safetensors."""
-WITHOUT_WEIGHTS = ("Processor", "processor_class", "Tokenizer", "Scheduler", "Config")
+WITHOUT_WEIGHTS = ("Processor", "processor_class", "config_class", "Tokenizer", "Scheduler", "Config")
 BY_FOLDER = "PeftModel"
 """peft reads a pickle where there is no safetensors file; policies.lora asks for that file first."""
 
