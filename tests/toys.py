@@ -27,7 +27,7 @@ class ToyTokenPolicy:
     def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
         rows = [record for record in prompts for _ in range(group_size)]
         log_probs = self.table.detach().log_softmax(-1)
-        tokens = torch.multinomial(log_probs.exp(), len(rows), replacement=True, generator=generator).t()
+        tokens = self.draw(log_probs, len(rows), generator)
         chosen = _gather(log_probs, tokens)
         # The second half of odd rows does not count, as after an end of sequence.
         mask = torch.ones_like(tokens, dtype=torch.bool)
@@ -40,6 +40,10 @@ class ToyTokenPolicy:
             mask=mask,
             stats={"entropy": 1.0},
         )
+
+    def draw(self, log_probs: Tensor, rows: int, generator: torch.Generator) -> Tensor:
+        """[rows, steps]"""
+        return torch.multinomial(log_probs.exp(), rows, replacement=True, generator=generator).t()
 
     def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
         tokens = trajectory[rows]
@@ -65,11 +69,15 @@ class ToyGaussianPolicy(ToyTokenPolicy):
 
     def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
         rows = [record for record in prompts for _ in range(group_size)]
-        noise = torch.randn(len(rows), len(self.table), generator=generator)
+        noise = self.noise(len(rows), generator)
         states = self.table.detach() + noise
         log_probs = torch.distributions.Normal(self.table.detach(), 1.0).log_prob(states)
         mask = torch.ones_like(states, dtype=torch.bool)
         return Rollout(prompts=rows, samples=list(states), trajectory=states, log_probs=log_probs, mask=mask)
+
+    def noise(self, rows: int, generator: torch.Generator) -> Tensor:
+        """[rows, steps]"""
+        return torch.randn(rows, len(self.table), generator=generator)
 
     def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
         for step in range(trajectory.shape[1]):

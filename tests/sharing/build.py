@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,36 +27,27 @@ class SeededTokens(ToyTokenPolicy):
         self.table.data = 0.3 * torch.randn(self.table.shape, generator=torch.Generator().manual_seed(8))
 
     def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
-        rows = [record for record in prompts for _ in range(group_size)]
-        log_probs = self.table.detach().log_softmax(-1)
-        drawn = [
-            torch.multinomial(log_probs.exp(), 1, generator=torch.Generator().manual_seed(seed))[:, 0]
-            for seed in draw_seeds(len(rows), generator)
-        ]
-        tokens = torch.stack(drawn)
-        mask = torch.ones_like(tokens, dtype=torch.bool)
-        mask[1::2, tokens.shape[1] // 2 :] = False
-        chosen = log_probs.expand(len(tokens), -1, -1).gather(2, tokens[..., None])[..., 0]
-        return Rollout(
-            prompts=rows,
-            samples=list(tokens),
-            trajectory=tokens,
-            log_probs=chosen,
-            mask=mask,
-            stats={"entropy": float(len(rows)), "seconds/tokens": 1.0, "speed/tokens_per_second": 2.0},
-            rounding=0.0,
-        )
+        rollout = super().rollout(prompts, group_size, generator)
+        rows = float(len(rollout.samples))
+        return replace(rollout, stats={"entropy": rows, "seconds/tokens": 1.0, "speed/tokens_per_second": 2.0})
+
+    def draw(self, log_probs: Tensor, rows: int, generator: torch.Generator) -> Tensor:
+        own = [torch.Generator().manual_seed(seed) for seed in draw_seeds(rows, generator)]
+        return torch.stack([torch.multinomial(log_probs.exp(), 1, generator=each)[:, 0] for each in own])
 
 
 class SeededSteps(ToyGaussianPolicy):
-    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
-        rows = [record for record in prompts for _ in range(group_size)]
-        seeds = draw_seeds(len(rows), generator)
-        noise = torch.stack([torch.randn(len(self.table), generator=torch.Generator().manual_seed(s)) for s in seeds])
-        states = self.table.detach() + noise
-        log_probs = torch.distributions.Normal(self.table.detach(), 1.0).log_prob(states)
-        mask = torch.ones_like(states, dtype=torch.bool)
-        return Rollout(prompts=rows, samples=list(states), trajectory=states, log_probs=log_probs, mask=mask)
+    def noise(self, rows: int, generator: torch.Generator) -> Tensor:
+        own = [torch.Generator().manual_seed(seed) for seed in draw_seeds(rows, generator)]
+        return torch.stack([torch.randn(len(self.table), generator=each) for each in own])
+
+
+class Unpackable(SeededTokens):
+    """Its rollouts hold what cannot be sent."""
+
+    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Any]:
+        rollout: Rollout[Any] = super().rollout(prompts, group_size, generator)
+        return replace(rollout, trajectory=object())
 
 
 class Failing(SeededTokens):
@@ -75,12 +68,14 @@ class Failing(SeededTokens):
     def _fail_at(self, where: str) -> None:
         self.calls += where in self.where
         if self.calls > 1:
+            if "memory" in self.where:
+                raise MemoryError("no more")
             if "user" in self.where:
                 raise UserError("the disk is full")
             raise ZeroDivisionError("a bug")
 
 
-KINDS = {kind.__name__: kind for kind in (SeededTokens, SeededSteps, Failing)}
+KINDS = {kind.__name__: kind for kind in (SeededTokens, SeededSteps, Failing, Unpackable)}
 
 
 def toys(kind: str, where: str = "") -> Trained:

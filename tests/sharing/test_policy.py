@@ -160,6 +160,7 @@ def test_blocks_are_even_and_cover_everything(count: int, parts: int) -> None:
     ("where", "kind", "said"),
     [
         ("rollout user", UserError, "process 2: the disk is full"),
+        ("rollout memory", UserError, "process 2: Out of memory"),
         ("replay", RuntimeError, "ZeroDivisionError: a bug"),
     ],
 )
@@ -168,6 +169,13 @@ def test_an_error_of_another_process_ends_the_training_here(where: str, kind: ty
         _, policy = two.policies()
         with pytest.raises(kind, match=said):
             list(trainer(policy).fit(records(10)))
+
+
+def test_a_trajectory_that_cannot_be_sent_is_told_as_such() -> None:
+    with crew("Unpackable", 2) as two:
+        _, policy = two.policies()
+        with pytest.raises(RuntimeError, match=r"a builtins\.object cannot be written"):
+            policy.rollout(records(4), 2, torch.Generator().manual_seed(0))
 
 
 def test_a_model_that_cannot_be_built_is_told_before_anything_begins() -> None:

@@ -11,6 +11,6 @@ class DistributedConfig(Strict):
     processes: int = Field(
         1,
         ge=1,
-        description="that train together on this machine, each with the whole model, on a GPU of its own where"
+        description="that train together on this machine, each with the whole model, and each on another GPU where"
         " model.device is cuda; each draws and replays whole groups, so at most grpo.prompts_per_step",
     )

@@ -19,7 +19,7 @@ def fused_attention(device: str) -> Iterator[None]:
     """Meta tensors alone would take the unfused formula, whose memory grows with the square of the length.
 
     A CUDA device takes flash attention in half precision without a mask, and the memory-efficient kernel otherwise; a
-    CPU has one kernel of its own. ``device``: cpu or cuda, the kind that is planned for.
+    CPU has only one such kernel. ``device``: cpu or cuda, the kind that is planned for.
     """
     kernel = _on_cpu if device == "cpu" else _on_cuda
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from visual_grpo.config import SamplerConfig
 from visual_grpo.errors import user_error
+from visual_grpo.faults import is_out_of_memory, machine_fault
 from visual_grpo.hardware.parallel import share_cores
 from visual_grpo.policies.seeds import share_of_seeds
 from visual_grpo.sharing.messages import Messages, Packed
@@ -57,14 +58,14 @@ def _answer_all(connection: Connection, build: Build, arguments: Mapping[str, An
                 worker, answer = Worker(build(**arguments)), None
             else:
                 answer = getattr(worker, request.pop("do"))(**request)
+            messages.send({"answer": answer})
         except Exception as error:  # Of any kind: the first process raises it.
-            known = user_error(error)
-            text = traceback.format_exc() if known is None else str(known)
-            messages.send({"error": text, "expected": known is not None})
+            fault, known = machine_fault(error), user_error(error)
+            # A model that could not be loaded for want of memory is not damaged, as the UserError then says.
+            expected = fault if known is None or is_out_of_memory(error) else str(known)
+            messages.send({"error": expected or traceback.format_exc(), "expected": expected is not None})
             if worker is None:
                 return
-        else:
-            messages.send({"answer": answer})
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Reads a dvc.lock. A damaged one is refused with a message that says how to mend it; DVC's message does not."""
+"""Reads a dvc.lock. A damaged one is refused with a message that says what to do; DVC's message does not."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _message(lock: Path, text: str, damage: str) -> str:
         damage = "it has marks of a merge in it (<<<<<<<)"
         back = f"take that of your branch, or the other with --theirs: git checkout --ours {lock}"
     return (
-        f"{lock} is damaged: {damage}\nDVC keeps the hashes of what its stages read and wrote there. To mend it,"
+        f"{lock} is damaged: {damage}\nDVC keeps the hashes of what its stages read and wrote there. To repair it,"
         f" {back}\nOr let DVC write it again (results in its cache are not made again): rm {lock} &&"
         f" .venv/bin/dvc repro {lock.with_name('dvc.yaml')}"
     )

@@ -25,10 +25,11 @@ _TEMPLATE = (
 
 def build(path: str, dtype: torch.dtype) -> Any:
     """A ``GlmImagePipeline``, as ``policies.glm_image.family.load`` gives it."""
-    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImagePipeline, GlmImageTransformer2DModel
+    from diffusers import AutoencoderKL, GlmImagePipeline, GlmImageTransformer2DModel
     from transformers import ByT5Tokenizer, GenerationConfig, GlmImageForConditionalGeneration, T5Config, T5EncoderModel
 
     from visual_grpo.policies.glm_image.processor import STOCK_SIDE, PreviewProcessor
+    from visual_grpo.starter.glm_image.modules import build_scheduler
 
     encoder = frozen(lambda: GlmImageForConditionalGeneration(_language_config()), dtype)
     encoder.generation_config = GenerationConfig(do_sample=True, temperature=0.9, top_p=0.75, eos_token_id=_END)
@@ -43,14 +44,7 @@ def build(path: str, dtype: torch.dtype) -> Any:
         vision_language_encoder=encoder,
         vae=frozen(lambda: AutoencoderKL(**_VAE), dtype),
         transformer=frozen(lambda: GlmImageTransformer2DModel(num_attention_heads=32, attention_head_dim=128), dtype),
-        scheduler=FlowMatchEulerDiscreteScheduler(
-            shift=1.0,
-            use_dynamic_shifting=True,
-            time_shift_type="linear",
-            base_shift=0.25,
-            max_shift=0.75,
-            base_image_seq_len=256,
-        ),
+        scheduler=build_scheduler(),
     )
     pipeline.processor = PreviewProcessor.of(processor, STOCK_SIDE)
     pipeline.set_progress_bar_config(disable=True)
