@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from visual_grpo.folders import walked
 from visual_grpo.third_party_output import silence_libraries
 from visual_grpo.tracking.leftovers import deliver_leftovers
 from visual_grpo.tracking.outbox import lock, outboxes
@@ -75,7 +76,7 @@ def _redirect(outputs: list[Path], uri: str) -> list[str]:
 
 def _roots(outputs: list[Path]) -> list[Path]:
     """The folders of spools."""
-    return sorted({root for output in outputs for root in output.rglob(FOLDER)})
+    return sorted({path for output in outputs for path in walked(output) if path.name == FOLDER})
 
 
 def _arguments() -> argparse.Namespace:

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.folders import walked
 from visual_grpo.secret_values import hidden
 from visual_grpo.tracking.dvc_lock import stages_of
 
@@ -133,8 +134,9 @@ def recorded(project_path: Path) -> dict[str, str]:
 
 def dvc_files(project_path: Path) -> list[Path]:
     """The ``*.dvc`` of what DVC tracks beside its stages, in the project's folder and anywhere in ``data``."""
-    found = [*project_path.glob("*.dvc"), *(project_path / "data").rglob("*.dvc")]
-    return sorted(file for file in found if file.is_file())  # DVC's own folder is called .dvc.
+    # In the outputs' folders others may be at work: a spool is emptied while this looks.
+    inside = (path for path in walked(project_path / "data") if path.suffix == ".dvc")
+    return sorted(file for file in (*project_path.glob("*.dvc"), *inside) if file.is_file())  # DVC's own is a folder.
 
 
 def _paths(tree: Any) -> list[str]:
