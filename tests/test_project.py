@@ -19,6 +19,7 @@ ON_DEMAND = {
     "compare",
     "generate",
     "labels",
+    "gpu_check",
     "plan",
     "promote",
     "reproduce",

@@ -12,6 +12,7 @@ from visual_grpo import pipelines
 ON_DEMAND = {
     "compare",
     "generate",
+    "gpu_check",
     "labels",
     "plan",
     "promote",

@@ -14,6 +14,7 @@ from tests.plan.page import parameters_of
 from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.plan.dry_run import DryRunner
+from visual_grpo.plan.inputs import records_for
 from visual_grpo.plan.models import planned_model
 
 FEW: Mapping[str, Any] = {"steps": 1, "prompts_per_step": 2, "group_size": 4, "kl_weight": 0.01}
@@ -29,7 +30,7 @@ def measured(runner: DryRunner, model: Any) -> int:
     """Bytes of weights, and the most that a step of ``model`` has beside them."""
     trainer: Any = components.build_trainer(runner.config, runner.planned.plan, model, runner.scorer)
     memory = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-    with runner.records(2) as records, memory:
+    with records_for(runner.config, 2) as records, memory:
         next(iter(trainer.fit(records)))
     events: Any = memory.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")

@@ -15,6 +15,7 @@ from visual_grpo.config.alarm import AlarmConfig
 from visual_grpo.config.base import AdapterName, Strict
 from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.distributed import DistributedConfig
+from visual_grpo.config.gpu_check import GpuCheckConfig
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.plan import PlanConfig
 from visual_grpo.config.policy import LoraParams, ModelConfig, PolicyConfig, SamplingConfig
@@ -64,6 +65,7 @@ class Parameters(Strict):
     vote: VoteConfig = VoteConfig()
     promotion: PromotionConfig = PromotionConfig()
     plan: PlanConfig = PlanConfig()
+    gpu_check: GpuCheckConfig = GpuCheckConfig()
     run: AdapterName | None = Field(
         None,
         description="which training the pipeline reproduce repeats: the id or name of an MLflow run, the folder of its"

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from visual_grpo import components
-from visual_grpo.config import Parameters, RewardConfig, SamplerConfig
+from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.plan.attention import fused_attention
 from visual_grpo.plan.host_values import HostValues, literals_with_values
+from visual_grpo.plan.inputs import REWARD, records_for, unequal_scores, with_planned_reward
 from visual_grpo.plan.meter import Meter
 from visual_grpo.plan.models import PlannedModel
 from visual_grpo.plan.phases import CONDITIONS, REWARDS, phases_of_drawing, phases_of_training
-from visual_grpo.plan.released.words import prompt_of
 from visual_grpo.plan.repeats import Denoised, fewer_micro_batches, fewer_repeats
 from visual_grpo.plan.segmenter import PlannedSegmenter
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample
-
-_REWARD = "planned"
 
 
 class DryRunner:
@@ -32,7 +28,7 @@ class DryRunner:
 
     def __init__(self, config: Parameters, planned: PlannedModel, device: str) -> None:
         """``device``: cpu or cuda, whose kernels are taken."""
-        self.config, self.planned, self.device = _with_planned_reward(config), planned, device
+        self.config, self.planned, self.device = with_planned_reward(config), planned, device
         self.trajectories: dict[str, Any] = {}
         """By module, those of the last step."""
         self.denoised: Denoised | None = None
@@ -40,14 +36,14 @@ class DryRunner:
         self._values = HostValues()
         self._segmenter = PlannedSegmenter(config)
         self._meter = Meter()
-        self.scorer = RewardSet({_REWARD: (self._scores, 1.0)})
+        self.scorer = RewardSet({REWARD: (self._scores, 1.0)})
         self.trainer: Any = components.build_trainer(self.config, planned.plan, planned.model, self.scorer)
 
     def step(self) -> Meter:
         """A whole one: rollout, rewards that cost nothing, reference, replay, gradient, optimiser."""
         count = max(self.config.grpo_of(module).prompts_per_step for module in self.planned.plan.modules)
         with (
-            self.records(count) as records,
+            records_for(self.config, count) as records,
             self.counting() as meter,
             phases_of_training(meter, self.trainer),
             self._fewer_micro_batches(meter),
@@ -58,7 +54,7 @@ class DryRunner:
     def evaluation(self, sampler: SamplerConfig) -> Meter:
         """One batch of ``evaluation.batch_size`` samples."""
         count = self.config.evaluation.batch_size
-        with self.records(count) as records, self.counting() as meter, meter.phase(CONDITIONS):
+        with records_for(self.config, count) as records, self.counting() as meter, meter.phase(CONDITIONS):
             self._scores(records, self.planned.model.generate(records, list(range(count)), sampler))
         return meter
 
@@ -80,25 +76,10 @@ class DryRunner:
         with counted[0], counted[1], counted[2], literals_with_values(), meter:
             yield meter
 
-    @contextmanager
-    def records(self, count: int) -> Iterator[list[PromptRecord]]:
-        """Distinct prompts, with a blank picture where the task needs one."""
-        data = self.config.data
-        with TemporaryDirectory() as folder:
-            sources: tuple[Path, ...] = ()
-            if data.task in ("i2i", "segmentation"):
-                sources = (_blank(Path(folder), data.height, data.width),)
-            words = self.config.plan.prompt_words
-            yield [
-                PromptRecord(id=str(number), prompt=prompt_of(words, number), source_images=sources)
-                for number in range(count)
-            ]
-
     def _scores(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
-        """Different ones in every group, so that there is something to learn."""
         with self._meter.phase(REWARDS):
             self._segmenter.judge(prompts, samples, (self.config.data.height, self.config.data.width))
-        return torch.arange(len(samples), dtype=torch.float32) % 7
+        return unequal_scores(len(samples))
 
     def _seen(self, denoised: Denoised) -> None:
         self.denoised = denoised
@@ -116,16 +97,3 @@ class DryRunner:
 
                 stack.enter_context(fewer_micro_batches(meter, own.policy, batches, seen))
             yield
-
-
-def _with_planned_reward(config: Parameters) -> Parameters:
-    modules = {name: own.model_copy(update={"rewards": {}}) for name, own in config.modules.items()}
-    return config.model_copy(update={"rewards": {_REWARD: RewardConfig()}, "modules": modules})
-
-
-def _blank(folder: Path, height: int, width: int) -> Path:
-    from PIL import Image
-
-    file = folder / "blank.png"
-    Image.new("RGB", (width, height)).save(file)
-    return file

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from visual_grpo.plan.dry_run import DryRunner
+from visual_grpo.plan.inputs import records_for
 from visual_grpo.policies.token_policy import TokenPolicy
 
 
@@ -96,7 +97,7 @@ def _tokens_peak(runner: DryRunner, policy: TokenPolicy) -> Callable[[int], int]
         config = policy.config.model_copy(update={"rollout_batch": count})
         before, policy.config = policy.config, config
         try:
-            with runner.records(count) as records, runner.counting() as meter:
+            with records_for(runner.config, count) as records, runner.counting() as meter:
                 policy.sample(records, 1, torch.Generator().manual_seed(0))
         finally:
             policy.config = before

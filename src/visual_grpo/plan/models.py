@@ -49,20 +49,27 @@ class PlannedModel:
 
 def planned_model(config: Parameters) -> PlannedModel:
     """Raises UserError for a hub id whose sizes are not known here."""
-    family, loaded, source = _loaded(config)
+    return of_loaded(config, *_loaded(config))
+
+
+def of_loaded(config: Parameters, family: Family, loaded: Any, source: str) -> PlannedModel:
+    """``loaded``: what the family's ``load`` gives, with or without weights."""
     plan = make_plan(family, config)
     settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=plan.options)
     model = family.build(loaded, settings)
     return PlannedModel(plan=plan, model=model, networks=_networks(loaded), source=source)
 
 
+def build_released(path: str, dtype: torch.dtype) -> Any:
+    """One of `RELEASED`, as its family's ``load`` gives it."""
+    return load_attribute(f"visual_grpo.plan.released.{RELEASED[path].build}", "model.path")(path, dtype)
+
+
 def _loaded(config: Parameters) -> tuple[Family, Any, str]:
     path = config.model.path
     if path in RELEASED and not Path(path).exists():
-        released = RELEASED[path]
-        build = load_attribute(f"visual_grpo.plan.released.{released.build}", "model.path")
-        loaded = build(path, getattr(torch, config.model.dtype))
-        return find_family(released.family), loaded, f"the published sizes of {path}"
+        loaded = build_released(path, getattr(torch, config.model.dtype))
+        return find_family(RELEASED[path].family), loaded, f"the published sizes of {path}"
     folder = path or config.starter.model
     if Path(folder).is_dir():
         family = find_family(config.model.family, folder)

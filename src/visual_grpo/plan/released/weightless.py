@@ -1,15 +1,27 @@
-"""Modules of the real classes whose weights have shapes only."""
+"""Modules of the real classes whose weights have shapes only, or random values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 M = TypeVar("M", bound=nn.Module)
+_device: ContextVar[str] = ContextVar("device", default="meta")
+
+
+@contextmanager
+def with_values_on(device: str) -> Iterator[None]:
+    """What `frozen` builds meanwhile is on ``device``, with the random values that its classes start with."""
+    token = _device.set(device)
+    try:
+        yield
+    finally:
+        _device.reset(token)
 
 
 @contextmanager
@@ -25,8 +37,11 @@ def weightless(dtype: torch.dtype, device: str = "meta") -> Iterator[None]:
 
 
 def frozen(build: Callable[[], Any], dtype: torch.dtype) -> Any:
-    """What ``build`` gives, without weights, as `from_pretrained` leaves it: in evaluation mode, nothing trained."""
-    with weightless(dtype):
+    """What ``build`` gives, as `from_pretrained` leaves it: in evaluation mode, nothing trained.
+
+    Without weights, except within `with_values_on`.
+    """
+    with weightless(dtype, _device.get()):
         module = build()
     if dtype == torch.float16:
         _keep_in_float32(module)
