@@ -18,10 +18,10 @@ PORT ?= 8765
 WORKER := .venv-workers/$(NAME)
 
 .PHONY: help setup demo repro retrain dvc-stages test test-slow test-kill lint format docs lock audit sbom sign verify ui deliver viz clean
-.PHONY: worker upgrade schedule-systemd airflow airflow-dag airflow-test
+.PHONY: worker gpu-check upgrade schedule-systemd airflow airflow-dag airflow-test
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## Install requirements.lock into .venv (needs Python 3.11 or newer)
 
@@ -48,6 +48,9 @@ repro: setup  ## Run the pipelines with DVC: only stages that changed since the 
 
 dvc-stages: setup  ## Write dvc.yaml again after a change of pipelines, imports or parameters; ENV=NAME for conf/NAME/dvc.yaml
 	@$(BIN)/python -m visual_grpo.dvc_stages $(if $(ENV),--env=$(ENV))
+
+gpu-check: setup  ## Take a few steps on the GPU and hold them against the plan (ENV=NAME: another environment)
+	@$(BIN)/kedro run --pipeline=gpu_check $(if $(ENV),--env=$(ENV))
 
 retrain: setup  ## Retrain if there is a reason to, and promote what is better (ENV=NAME: another environment)
 	@$(BIN)/python -m visual_grpo.retraining $(if $(ENV),--env=$(ENV))
