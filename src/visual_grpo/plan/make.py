@@ -18,6 +18,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
     model that is not known, and for more cards than groups."""
     settings = parameters.plan
     card = None if settings.gpu is None else find_card(settings.gpu)
+    parameters = _with_growing_cache(parameters)
     planned = planned_model(parameters)
     config = _share_of_one_card(parameters, planned.plan.modules)
     runner = DryRunner(config, planned, "cpu" if card is None else "cuda")
@@ -35,6 +36,11 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
     )
     batches = largest_batches(runner, card.usable) if card is not None and settings.largest_batches else []
     return plan_of(counted, card, batches)
+
+
+def _with_growing_cache(config: Parameters) -> Parameters:
+    """A static one is as large as this one is in the end, and counted as it is; a graph's time nobody has measured."""
+    return config.model_copy(update={"policy": config.policy.model_copy(update={"token_cache": "growing"})})
 
 
 def _share_of_one_card(config: Parameters, modules: tuple[str, ...]) -> Parameters:

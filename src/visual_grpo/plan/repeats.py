@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from visual_grpo.plan.meter import Meter
 from visual_grpo.plan.replaced import replaced
-from visual_grpo.policies import token_model
+from visual_grpo.policies import token_model, token_steps
 from visual_grpo.policies.denoising import Denoiser
 from visual_grpo.policies.flow_policy import FlowPolicy
 from visual_grpo.types import ReplayChunk
@@ -43,7 +43,7 @@ def fewer_repeats(meter: Meter, seen: Callable[[Denoised], None]) -> Iterator[No
         decoding = _Decoding(meter)
         stack.enter_context(replaced(token_model, "_sample_batch", decoding.batch))
         stack.enter_context(replaced(token_model, "prefill", decoding.prefill))
-        stack.enter_context(replaced(token_model, "forward", decoding.forward))
+        stack.enter_context(replaced(token_steps, "forward", decoding.forward))
         stack.enter_context(replaced(Denoiser, "_ode", lambda real: _one_step(meter, real, seen)))
         stack.enter_context(replaced(Denoiser, "_batched", lambda real: _one_batch(meter, real)))
         stack.enter_context(replaced(FlowPolicy, "reference_means", lambda real: _one_reference(meter, real)))
@@ -58,12 +58,12 @@ class _Decoding:
         self._length, self._runs, self._done, self._prompt = 0, 0, 0, 0
 
     def batch(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def sample(model: Any, prompts: Any, prompt_of_row: Tensor, uniforms: Tensor, sampler: Any) -> Any:
+        def sample(model: Any, prompts: Any, prompt_of_row: Tensor, uniforms: Tensor, *rest: Any) -> Any:
             self._length = uniforms.shape[1]
             self._runs, self._done = min(_TOKENS, self._length), 0
             before = self._meter.weight
             try:
-                found = real(model, prompts, prompt_of_row, uniforms[:, : self._runs], sampler)
+                found = real(model, prompts, prompt_of_row, uniforms[:, : self._runs], *rest)
             finally:
                 self._meter.weight = before
             return tuple(pad(column, (0, self._length - self._runs)) for column in found)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import SamplerConfig
-from visual_grpo.policies.prompt_cache import Prompts, TokenMask, forward, hidden_shared, hidden_whole, prefill
+from visual_grpo.policies.prompt_cache import Prompts, hidden_shared, hidden_whole, prefill
 from visual_grpo.policies.rows import distinct
+from visual_grpo.policies.token_steps import TokenCache, token_steps
 from visual_grpo.policies.tokens import TokenSampler, chosen_log_probs, deviation, draw, entropy, row_uniforms
 from visual_grpo.types import PromptRecord, Sample
 
@@ -99,7 +100,12 @@ class TokenModel(Protocol[E]):
 
 @torch.no_grad()
 def sample_tokens(
-    model: TokenModel[E], records: Sequence[PromptRecord], seeds: Sequence[int], sampler: TokenSampler, batch: int
+    model: TokenModel[E],
+    records: Sequence[PromptRecord],
+    seeds: Sequence[int],
+    sampler: TokenSampler,
+    batch: int,
+    cache: TokenCache = "growing",
 ) -> SampledTokens[E]:
     """T tokens for each of B records, ``batch`` rows at a time; row i is a function of its record, ``seeds[i]`` and
     the weights.
@@ -110,7 +116,7 @@ def sample_tokens(
     encoded = model.encode(firsts)
     uniforms = row_uniforms(seeds, encoded.prompts.token_positions.shape[-1])
     parts = [
-        _sample_batch(model, encoded.prompts, prompt_of_row[rows], uniforms[rows], sampler)
+        _sample_batch(model, encoded.prompts, prompt_of_row[rows], uniforms[rows], sampler, cache)
         for rows in torch.arange(len(records)).split(batch)
     ]
     tokens, log_probs, entropies, deviations = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -150,18 +156,20 @@ def is_end(model: TokenModel[E], tokens: Tensor) -> Tensor:
 
 
 def _sample_batch(
-    model: TokenModel[E], prompts: Prompts, prompt_of_row: Tensor, uniforms: Tensor, sampler: TokenSampler
+    model: TokenModel[E],
+    prompts: Prompts,
+    prompt_of_row: Tensor,
+    uniforms: Tensor,
+    sampler: TokenSampler,
+    cache: TokenCache,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """[b, T] tokens, log-probs, entropies and deviations, token by token after one prefill per prompt.
 
     T columns are returned whether or not every row ends before, so that batches can be joined.
     """
     prefix = prefill(model.network, prompts, prompt_of_row)
-    hidden, mask, embed = (
-        prefix.hidden,
-        TokenMask(model.network, prefix.mask),
-        model.network.model.get_input_embeddings(),
-    )
+    hidden, steps = prefix.hidden, token_steps(model.network, prefix, uniforms.shape[1], cache)
+    embed = model.network.model.get_input_embeddings()
     padding = model.ends[0] if model.ends else 0
     tokens = torch.full(uniforms.shape, padding, device=hidden.device)
     log_probs, entropies, deviations = torch.zeros(3, *uniforms.shape, device=hidden.device)
@@ -187,8 +195,7 @@ def _sample_batch(
             done |= is_end(model, token)
             if step % look == look - 1 and done.all():
                 break
-        positions = prefix.token_positions[..., step : step + 1]
-        hidden = forward(model.network, embed(token[:, None]), mask.of_next(), positions, prefix.cache)
+        hidden = steps.next(embed(token[:, None]), prefix.token_positions[..., step : step + 1])
     return tokens, log_probs, entropies, deviations
 
 

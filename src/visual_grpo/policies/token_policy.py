@@ -91,7 +91,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
         decode_seeds = seeds
         if self.config.share_start_noise:
             decode_seeds = [seeds[row - row % group_size] for row in range(len(records))]
-        sampled = sample_merged(self.model, records, seeds, self.sampler, self.config.rollout_batch)
+        sampled = sample_merged(self.model, records, seeds, self.sampler, self.config)
         if self.kl_reference:
             reference = self.reference_log_probs(sampled.trajectory)
             sampled = replace(sampled, trajectory=replace(sampled.trajectory, reference_log_probs=reference))
@@ -151,9 +151,9 @@ def sample_merged(
     records: Sequence[PromptRecord],
     seeds: Sequence[int],
     settings: SamplerConfig,
-    batch: int,
+    config: PolicyConfig,
 ) -> SampledTokens[E]:
     """B trajectories under the present adapter, which is merged into the weights meanwhile."""
     model.network.eval()
     with lora.merged(model.network):
-        return sample_tokens(model, records, seeds, model.sampler(settings), batch)
+        return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.token_cache)

@@ -112,7 +112,7 @@ class GlmImage:
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> SampledTokens[EncodedPrompts]:
         """B trajectories under the present adapter."""
-        return sample_merged(self._stage_one(), records, seeds, sampler, self.config.rollout_batch)
+        return sample_merged(self._stage_one(), records, seeds, sampler, self.config)
 
     def denoiser(self, decoder: GlmImageDecoder) -> Denoiser[Conditions]:
         config = self.config

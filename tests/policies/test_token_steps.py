@@ -1,0 +1,111 @@
+"""Tokens drawn with a static cache are those drawn with a growing one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import SIZE, stir
+from tests.policies.test_token_policy import RECORDS
+from visual_grpo.components import load_policy
+from visual_grpo.config import PolicyConfig
+from visual_grpo.errors import UserError
+from visual_grpo.policies import token_steps
+from visual_grpo.policies.token_model import SampledTokens, sample_tokens
+from visual_grpo.policies.tokens import TokenSampler
+
+
+def draw(folder: Path, cache: Any, attention: str = "sdpa", rows: int = 6) -> SampledTokens[Any]:
+    """Rows of prompts of different lengths, in batches of different sizes."""
+    policy = load_policy(str(folder), size=SIZE, device="cpu")
+    stir(policy)
+    policy.model.network.set_attn_implementation(attention)
+    records = [RECORDS[row % len(RECORDS)] for row in range(rows)]
+    return sample_tokens(policy.model, records, range(rows), TokenSampler(), 4, cache)
+
+
+def assert_same(one: SampledTokens[Any], other: SampledTokens[Any]) -> None:
+    assert torch.equal(one.trajectory.tokens, other.trajectory.tokens)
+    # Down to -10 from logits of tens: a few units in the last place of float32.
+    torch.testing.assert_close(one.log_probs, other.log_probs, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(one.entropy, other.entropy, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_same_tokens_and_log_probs(pipeline_folder: Path, attention: str) -> None:
+    assert_same(draw(pipeline_folder, "static", attention), draw(pipeline_folder, "growing", attention))
+
+
+def test_one_prompt_needs_no_padding(pipeline_folder: Path) -> None:
+    assert_same(draw(pipeline_folder, "static", rows=1), draw(pipeline_folder, "growing", rows=1))
+
+
+def test_the_parameter_decides(pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rollouts, of which the replay's ratio is 1 with either."""
+    made = []
+    real = token_steps.StaticSteps.__init__
+    monkeypatch.setattr(token_steps.StaticSteps, "__init__", lambda *args: (made.append(1), real(*args))[1])
+    policy = load_policy(str(pipeline_folder), size=SIZE, policy=PolicyConfig(token_cache="static"), device="cpu")
+    rollout = policy.rollout(RECORDS[:2], 2, torch.Generator().manual_seed(0))
+    (chunk,) = policy.replay(rollout.trajectory, torch.arange(4))
+    assert made
+    torch.testing.assert_close(chunk.log_probs.detach(), rollout.log_probs, rtol=0, atol=5e-5)
+
+
+def test_other_attention_is_refused(pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_steps, "_attention", lambda _: "flash_attention_2")
+    with pytest.raises(UserError, match="attends by flash_attention_2; expected sdpa or eager"):
+        draw(pipeline_folder, "static")
+
+
+class Graph:
+    """Launches what was captured, as a CUDA graph does: the same step, whose result lies where it lay."""
+
+    captured = 0
+
+    def replay(self) -> None:
+        self.out.copy_(self.step())
+
+
+def test_a_captured_step_gives_the_same(pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a capture must leave as it was: it runs one step for real before, and none while it captures."""
+    real = token_steps.StaticSteps.__init__
+    current: list[Any] = []
+
+    def init(self: Any, *args: Any) -> None:
+        real(self, *args)
+        self._captures = True
+        current[:] = [self]
+
+    @contextmanager
+    def graph(made: Any, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        counters = [layer.cumulative_length for layer in current[0]._cache.layers]
+        before = [counter.clone() for counter in counters]
+        yield
+        made.step, made.out = current[0]._step, current[0]._hidden
+        for counter, value in zip(counters, before, strict=True):
+            counter.copy_(value)
+        Graph.captured += 1
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            """Nothing is to be waited for on a CPU."""
+
+    @contextmanager
+    def stream(_: Any) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(token_steps.StaticSteps, "__init__", init)
+    for name, value in {"CUDAGraph": Graph, "graph": graph, "Stream": Stream, "stream": stream}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    found = draw(pipeline_folder, "static")
+    assert Graph.captured == 2  # Of each batch once.
+    monkeypatch.undo()
+    assert_same(found, draw(pipeline_folder, "growing"))
