@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,8 @@ class Graph:
     """Launches what was captured, as a CUDA graph does: the same step, whose result lies where it lay."""
 
     captured = 0
+    step: Callable[[], torch.Tensor]
+    out: torch.Tensor
 
     def replay(self) -> None:
         self.out.copy_(self.step())
