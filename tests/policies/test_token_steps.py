@@ -49,7 +49,12 @@ def test_the_parameter_decides(pipeline_folder: Path, monkeypatch: pytest.Monkey
     """In rollouts, of which the replay's ratio is 1 with either."""
     made = []
     real = token_steps.StaticSteps.__init__
-    monkeypatch.setattr(token_steps.StaticSteps, "__init__", lambda *args: (made.append(1), real(*args))[1])
+
+    def init(*args: Any) -> None:
+        made.append(args)
+        real(*args)
+
+    monkeypatch.setattr(token_steps.StaticSteps, "__init__", init)
     policy = load_policy(str(pipeline_folder), size=SIZE, policy=PolicyConfig(token_cache="static"), device="cpu")
     rollout = policy.rollout(RECORDS[:2], 2, torch.Generator().manual_seed(0))
     (chunk,) = policy.replay(rollout.trajectory, torch.arange(4))
