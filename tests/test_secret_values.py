@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
+from pydantic import BaseModel
 
 from visual_grpo import secret_values
 from visual_grpo.errors import UserError
@@ -106,3 +108,21 @@ def test_headers_are_secret_by_whatever_name_a_service_calls_them() -> None:
     assert hidden(options)["headers"] == {"X-Whatever": HIDDEN, "Content-Type": "application/json"}
     remember_named({"rewards": {"judge": {"options": options}}})
     assert hidden("sent swordfish as application/json") == f"sent {HIDDEN} as application/json"
+
+
+def test_no_parameter_of_the_project_is_named_like_a_secret() -> None:
+    """It would be stored as hidden, and nobody could repeat the run."""
+    from visual_grpo.config.schema import Parameters
+
+    def sections(model: type[BaseModel], path: str = "") -> Iterator[str]:
+        for name, field in model.model_fields.items():
+            yield f"{path}{name}"
+            inner = field.annotation
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from sections(inner, f"{path}{name}.")
+
+    names = list(sections(Parameters))
+    assert "policy.flow.sampler" in names
+    assert [
+        name for name in names if hidden({name.rpartition(".")[2]: "value"}) != {name.rpartition(".")[2]: "value"}
+    ] == []

@@ -55,7 +55,7 @@ def test_the_parameter_decides(pipeline_folder: Path, monkeypatch: pytest.Monkey
         real(*args)
 
     monkeypatch.setattr(token_steps.StaticSteps, "__init__", init)
-    policy = load_policy(str(pipeline_folder), size=SIZE, policy=PolicyConfig(token_cache="static"), device="cpu")
+    policy = load_policy(str(pipeline_folder), size=SIZE, policy=PolicyConfig(kv_cache="static"), device="cpu")
     rollout = policy.rollout(RECORDS[:2], 2, torch.Generator().manual_seed(0))
     (chunk,) = policy.replay(rollout.trajectory, torch.arange(4))
     assert made

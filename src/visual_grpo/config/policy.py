@@ -102,7 +102,7 @@ class PolicyConfig(Strict):
     share_start_noise: bool = Field(True, description="one start noise of the decoder per prompt")
     denoise_batch: int = Field(64, ge=1, description="images denoised at a time; on a CPU, by each core")
     decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time; on a CPU, by each core")
-    token_cache: Literal["growing", "static"] = Field(
+    kv_cache: Literal["growing", "static"] = Field(
         "growing",
         description="of the tokens that are generated; static: as long as the whole row from the first one on, and on a"
         " GPU the kernels of a token are launched together, as a CUDA graph",

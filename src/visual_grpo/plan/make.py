@@ -40,7 +40,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
 
 def _with_growing_cache(config: Parameters) -> Parameters:
     """A static one is as large as this one is in the end, and counted as it is; a graph's time nobody has measured."""
-    return config.model_copy(update={"policy": config.policy.model_copy(update={"token_cache": "growing"})})
+    return config.model_copy(update={"policy": config.policy.model_copy(update={"kv_cache": "growing"})})
 
 
 def _share_of_one_card(config: Parameters, modules: tuple[str, ...]) -> Parameters:

@@ -156,4 +156,4 @@ def sample_merged(
     """B trajectories under the present adapter, which is merged into the weights meanwhile."""
     model.network.eval()
     with lora.merged(model.network):
-        return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.token_cache)
+        return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.kv_cache)

@@ -133,13 +133,11 @@ def _static(model: Any, prefix: Prefix, places: int) -> StaticCache:
 def _require_plain_cache(model: Any, prefix: Prefix) -> None:
     name = type(model).__name__
     if any(layer.is_sliding for layer in prefix.cache.layers):
-        raise UserError(
-            f"policy.token_cache is static, but {name} has layers that attend to a window only; use growing."
-        )
+        raise UserError(f"policy.kv_cache is static, but {name} has layers that attend to a window only; use growing.")
     if _attention(model) not in ("sdpa", "eager"):
         raise UserError(
-            f"policy.token_cache is static, but {name} attends by {_attention(model)}; expected sdpa or eager, or"
-            " policy.token_cache growing."
+            f"policy.kv_cache is static, but {name} attends by {_attention(model)}; expected sdpa or eager, or"
+            " policy.kv_cache growing."
         )
 
 

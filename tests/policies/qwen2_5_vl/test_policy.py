@@ -302,7 +302,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_static_cache_gives_the_same_answers(folder: Path, records: list[PromptRecord]) -> None:
     """Rows that end early, pictures of different sizes."""
-    drawn = [rollout(policy_of(folder, token_cache=cache), records) for cache in ("growing", "static")]
+    drawn = [rollout(policy_of(folder, kv_cache=cache), records) for cache in ("growing", "static")]
     first, second = (got.trajectory for got in drawn)
     assert first.mask.sum(1).unique().numel() > 1
     assert torch.equal(first.tokens, second.tokens)
