@@ -16,9 +16,11 @@ AIRFLOW_LOCK := schedules/airflow/requirements.lock
 NAME ?= template
 PORT ?= 8765
 WORKER := .venv-workers/$(NAME)
+# And the peers that benchmarks compare with.
+BENCH := .venv-bench
 
 .PHONY: help setup demo repro retrain dvc-stages test test-slow test-kill lint format docs lock audit sbom sign verify ui deliver viz clean
-.PHONY: worker gpu-check upgrade schedule-systemd airflow airflow-dag airflow-test
+.PHONY: worker bench gpu-check upgrade schedule-systemd airflow airflow-dag airflow-test
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -78,11 +80,23 @@ docs: setup  ## Build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open site/index.html"
 
+bench: $(BENCH)/.installed  ## Compare CPU time with other trainers, into bench/ (FLOW_GRPO=FOLDER: a checkout of flow_grpo)
+	@$(BENCH)/bin/python benchmarks/against_trl.py --json bench/against_trl.json
+	@$(if $(FLOW_GRPO),$(BENCH)/bin/python benchmarks/against_flow_grpo.py $(FLOW_GRPO) --json bench/against_flow_grpo.json)
+
+$(BENCH)/.installed: benchmarks/requirements.lock | setup
+	@[ -x $(BENCH)/bin/python ] || $(TOOLS)/bin/uv venv --quiet --python $(BIN)/python $(BENCH)
+	@$(TOOLS)/bin/uv pip sync --quiet --compile-bytecode --require-hashes --python $(BENCH)/bin/python benchmarks/requirements.lock
+	@$(TOOLS)/bin/uv pip install --quiet --python $(BENCH)/bin/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
 lock: setup  ## Update requirements.lock after a change in pyproject.toml
 	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group docs --group dvc --group notebooks --group viz --group trackers --group airflow \
 	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header $(UPGRADE)
 	@$(TOOLS)/bin/uv pip compile schedules/airflow/requirements.in --universal --generate-hashes --python-version 3.11 \
 	    --output-file $(AIRFLOW_LOCK) --quiet --no-header $(UPGRADE)
+	@$(TOOLS)/bin/uv pip compile pyproject.toml benchmarks/requirements.in --constraint requirements.lock --universal --generate-hashes \
+	    --python-version 3.11 --output-file benchmarks/requirements.lock --quiet --no-header $(UPGRADE)
 	@for folder in workers/*/; do $(TOOLS)/bin/uv pip compile $${folder}requirements.in --universal --generate-hashes \
 	    --python-version 3.11 --output-file $${folder}requirements.lock --quiet --no-header $(UPGRADE); done
 	@touch $(STAMP)

@@ -150,9 +150,10 @@ def token_log_probs(
 
 def is_end(model: TokenModel[E], tokens: Tensor) -> Tensor:
     """Which tokens end a row, bool in the shape of ``tokens``."""
-    if not model.ends:
-        return torch.zeros_like(tokens, dtype=torch.bool)
-    return torch.isin(tokens, torch.tensor(model.ends, device=tokens.device))
+    ended = torch.zeros_like(tokens, dtype=torch.bool)
+    for end in model.ends:  # A tensor of them would have to be sent to the GPU for every token.
+        ended |= tokens == end
+    return ended
 
 
 def _sample_batch(
