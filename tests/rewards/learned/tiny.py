@@ -17,7 +17,7 @@ LONGEST = 12
 WORDS = ("a", "red", "cat", "dog", "on", "the", "mat")
 
 
-def saved_clip(folder: Path, seed: int = 0) -> Path:
+def saved_clip(folder: Path, seed: int = 0, longest: int = LONGEST) -> Path:
     """A ``CLIPModel`` with its processor. Its layers are louder than fresh ones, whose embeddings are all alike."""
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
@@ -33,7 +33,7 @@ def saved_clip(folder: Path, seed: int = 0) -> Path:
         text_config=layers
         | {
             "vocab_size": len(ids),
-            "max_position_embeddings": LONGEST,
+            "max_position_embeddings": longest,
             "eos_token_id": ids["<|endoftext|>"],
             "bos_token_id": ids["<|startoftext|>"],
             "pad_token_id": ids["<|endoftext|>"],

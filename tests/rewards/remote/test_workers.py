@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.markdown import ROOT
 from tests.rewards.remote.processes import no_thread_left
+from tests.rewards.remote.worker_process import WORKERS, run_to_its_end, started
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.types import PromptRecord
 
-WORKERS = ROOT / "workers"
 FAILING = """
 import sys
 from serve import serve
@@ -41,26 +36,6 @@ def load():
 
 serve("failing-1", load, "They are on the hub; WEIGHTS names a local folder.")
 """
-
-
-@contextmanager
-def started(script: Path, **environment: str) -> Iterator[str]:
-    process = subprocess.Popen(
-        [sys.executable, str(script), "--port=0"],
-        env={**os.environ, "PYTHONPATH": str(WORKERS), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        url = process.stdout.readline().split()[1].rstrip(",")
-        assert process.stdout.readline().endswith(": ready\n")
-        yield url
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +116,7 @@ def test_a_key_is_needed_if_there_is_one() -> None:
 def test_a_worker_without_weights_ends(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text(FAILING)
-    ended = run_to_its_end(script, 0)
+    ended = run_to_its_end(script)
     told = "Error: failing-1 could not be loaded: FileNotFoundError: no weights\n"
     assert ended.stderr.endswith(told + "They are on the hub; WEIGHTS names a local folder.\n")
 
@@ -156,23 +131,9 @@ def test_a_port_that_is_taken_is_told() -> None:
     assert run_to_its_end(WORKERS / "template" / "worker.py", 99999).stderr.startswith("Error: cannot listen at")
 
 
-def run_to_its_end(script: Path, port: int) -> subprocess.CompletedProcess[str]:
-    """A worker that ends by itself, with the exit code 1."""
-    ended = subprocess.run(
-        [sys.executable, str(script), f"--port={port}"],
-        env={**os.environ, "PYTHONPATH": str(WORKERS)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert ended.returncode == 1
-    return ended
-
-
 def test_every_worker_has_a_lock_with_hashes_and_no_address() -> None:
     folders = [folder for folder in WORKERS.iterdir() if (folder / "worker.py").is_file()]
-    assert len(folders) >= 4
+    assert len(folders) >= 8
     for folder in folders:
         lock = (folder / "requirements.lock").read_text(encoding="utf-8")
         assert "--hash=sha256:" in lock, folder

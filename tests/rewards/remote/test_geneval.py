@@ -1,0 +1,310 @@
+"""GenEval's rules by hand, its detector's arithmetic, and the worker with a small Mask2Former over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.rewards.learned import tiny
+from tests.rewards.remote.processes import no_thread_left
+from tests.rewards.remote.worker_process import WORKERS, module_of, run_to_its_end, started
+from visual_grpo.rewards.remote.http_reward import HttpReward
+from visual_grpo.rewards.reward import FunctionReward
+from visual_grpo.types import PromptRecord, RewardOutput
+
+# Tasks as the lines of GenEval's evaluation_metadata.jsonl have them.
+SINGLE = {"tag": "single_object", "include": [{"class": "bench", "count": 1}]}
+TWO = {"tag": "two_object", "include": [{"class": "bench", "count": 1}, {"class": "cat", "count": 1}]}
+COUNTING = {
+    "tag": "counting",
+    "include": [{"class": "clock", "count": 2}],
+    "exclude": [{"class": "clock", "count": 3}],
+}
+COLOUR = {"tag": "colors", "include": [{"class": "car", "count": 1, "color": "pink"}]}
+POSITION = {
+    "tag": "position",
+    "include": [{"class": "dog", "count": 1}, {"class": "kite", "count": 1, "position": ["above", 0]}],
+}
+ATTRIBUTES = {
+    "tag": "color_attr",
+    "include": [{"class": "bus", "count": 1, "color": "green"}, {"class": "apple", "count": 1, "color": "red"}],
+}
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return module_of("geneval", "geneval_rules", monkeypatch)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:
+    return module_of("geneval", "geneval_names", monkeypatch).NAMES
+
+
+class Judging:
+    """A verdict on objects (class, box, confidence, colour)."""
+
+    def __init__(self, rules: ModuleType, names: Sequence[str]) -> None:
+        self.rules = rules
+        self.names = names
+
+    def __call__(self, task: dict[str, Any], *objects: tuple[Any, ...]) -> tuple[bool, float]:
+        found: dict[str, list[Any]] = {}
+        colours = {}
+        for name, box, confidence, *colour in objects:
+            one = self.rules.Found(box, confidence)
+            found.setdefault(name, []).append(one)
+            colours[id(one)] = colour[0] if colour else "white"
+        told = self.rules.judge(
+            self.rules.task_of(task, self.names), found, lambda _, own: [colours[id(one)] for one in own]
+        )
+        return told.correct, told.share
+
+
+@pytest.fixture
+def judged(rules: ModuleType, names: Sequence[str]) -> Judging:
+    return Judging(rules, names)
+
+
+BOX = (0, 0, 10, 10)
+
+
+def test_single_and_two_objects(judged: Judging) -> None:
+    assert judged(SINGLE, ("bench", BOX, 0.31)) == (True, 1.0)
+    assert judged(SINGLE, ("bench", BOX, 0.3)) == (False, 0.0)  # It must be surer than 0.3.
+    assert judged(SINGLE, ("bench", BOX, 0.9), ("bench", BOX, 0.9)) == (True, 1.0)  # More are not excluded.
+    assert judged(SINGLE) == (False, 0.0)
+    assert judged(TWO, ("cat", BOX, 0.5), ("bench", BOX, 0.5)) == (True, 1.0)
+    assert judged(TWO, ("cat", BOX, 0.5), ("dog", BOX, 0.5)) == (False, 0.5)
+
+
+def test_counting_has_its_own_confidence_and_an_end(judged: Judging) -> None:
+    sure, unsure = ("clock", BOX, 0.91), ("clock", BOX, 0.9)
+    assert judged(COUNTING, sure, sure) == (True, 1.0)
+    assert judged(COUNTING, sure, sure, unsure) == (True, 1.0)
+    assert judged(COUNTING, sure, unsure) == (False, 0.5)  # At least two: no. Fewer than three: yes.
+    assert judged(COUNTING, sure, sure, sure) == (False, 0.5)
+    assert judged({**COUNTING, "tag": "two_object"}, sure, sure, unsure) == (False, 0.5)
+
+
+def test_only_the_16_surest_objects_of_a_class_count(judged: Judging) -> None:
+    task = {"tag": "many", "include": [{"class": "cup", "count": 16}], "exclude": [{"class": "cup", "count": 17}]}
+    assert judged(task, *[("cup", BOX, 0.5)] * 40) == (True, 1.0)
+
+
+def test_a_colour_is_that_of_the_surest_object(judged: Judging) -> None:
+    assert judged(COLOUR, ("car", BOX, 0.5, "pink")) == (True, 1.0)
+    assert judged(COLOUR, ("car", BOX, 0.5, "red")) == (False, 0.5)
+    assert judged(COLOUR, ("car", BOX, 0.5, "pink"), ("car", BOX, 0.6, "red")) == (False, 0.5)
+    assert judged(COLOUR) == (False, 0.0)
+    both = {"tag": "colors", "include": [{"class": "car", "count": 2, "color": "pink"}]}
+    assert judged(both, ("car", BOX, 0.5, "pink"), ("car", BOX, 0.6, "red")) == (False, 0.5)
+
+
+def test_attributes_must_be_of_the_right_object(judged: Judging) -> None:
+    assert judged(ATTRIBUTES, ("bus", BOX, 0.5, "green"), ("apple", BOX, 0.5, "red")) == (True, 1.0)
+    assert judged(ATTRIBUTES, ("bus", BOX, 0.5, "red"), ("apple", BOX, 0.5, "green")) == (False, 0.5)
+    assert judged(ATTRIBUTES, ("bus", BOX, 0.5, "green"), ("apple", BOX, 0.5, "green")) == (False, 0.75)
+
+
+def test_a_place_is_seen_from_the_object_of_an_earlier_entry(judged: Judging) -> None:
+    dog, above, below = ("dog", (0, 50, 10, 60), 0.5), ("kite", (0, 0, 10, 10), 0.5), ("kite", (0, 90, 10, 99), 0.5)
+    assert judged(POSITION, dog, above) == (True, 1.0)
+    assert judged(POSITION, dog, below) == (False, 2 / 3)
+    assert judged(POSITION, above) == (False, 1 / 3)  # The kite is there; the dog that it should be above is not.
+    assert judged(POSITION, dog) == (False, 1 / 3)
+    # A dog of the wrong colour is no dog to be above of.
+    red = {**POSITION, "include": [{"class": "dog", "count": 1, "color": "red"}, POSITION["include"][1]]}  # type: ignore[index]
+    assert judged(red, dog, above) == (False, 0.5)
+    assert judged(red, (*dog, "red"), above) == (True, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("box", "expected"),
+    [
+        ((20, 0, 30, 10), {"right of"}),
+        ((-20, 0, -10, 10), {"left of"}),
+        ((0, -20, 10, -10), {"above"}),
+        ((0, 20, 10, 30), {"below"}),
+        # 20 and 20 apart: 18 of 28.28 are left on both axes, 0.64.
+        ((20, 20, 30, 30), {"right of", "below"}),
+        # 20 and 10 apart: 18 and 8 of 22.36 are left, 0.80 and 0.36.
+        ((20, 10, 30, 20), {"right of"}),
+        # A tenth of both sizes, 2 pixels, is no distance; 3 apart leave 1 of 3.
+        ((2, 0, 12, 10), set()),
+        ((3, 0, 13, 10), set()),
+        # 4.1 apart leave 2.1, just more than half.
+        ((4.1, 0, 14.1, 10), {"right of"}),
+        ((0, 0, 10, 10), set()),
+    ],
+)
+def test_relations_by_hand(rules: ModuleType, box: Any, expected: set[str]) -> None:
+    assert rules.relations(box, (0, 0, 10, 10)) == expected
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({}, "must have include or exclude"),
+        ({"tag": "colors"}, "must have include or exclude"),
+        ({"include": [{"class": "cat", "count": 1}]}, "tag must be a text"),
+        ({**SINGLE, "include": "bench"}, "include must be a list"),
+        ({**SINGLE, "include": ["bench"]}, "must be an object with class and count"),
+        ({**SINGLE, "include": [{"class": "unicorn", "count": 1}]}, "one of COCO's 80 as GenEval names them"),
+        ({**SINGLE, "exclude": [{"class": "mouse", "count": 1}]}, "got 'mouse'"),
+        ({**SINGLE, "include": [{"class": "cat", "count": 0}]}, "count of cat must be"),
+        ({**SINGLE, "include": [{"class": "cat", "count": "2"}]}, "count of cat must be"),
+        ({**SINGLE, "include": [{"class": "cat", "count": True}]}, "count of cat must be"),
+        ({**SINGLE, "include": [{"class": "cat", "count": 1, "color": "grey"}]}, "color of cat must be"),
+        ({**SINGLE, "include": [{"class": "cat", "count": 1, "position": ["above", 0]}]}, "an earlier entry"),
+        ({**SINGLE, "include": [{"class": "cat", "count": 1, "position": ["on", 0]}]}, "position of cat must be"),
+        ({**SINGLE, "include": [{"class": "cat", "count": 1, "position": "above"}]}, "position of cat must be"),
+    ],
+)
+def test_metadata_that_is_no_task(
+    rules: ModuleType, names: Sequence[str], metadata: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(rules.UnusableError, match=reason):
+        rules.task_of(metadata, names)
+
+
+def test_there_are_cocos_80_names(names: Sequence[str]) -> None:
+    assert len(names) == len(set(names)) == 80
+    assert (names[0], names[41], names[64], names[79]) == ("person", "cup", "computer mouse", "toothbrush")
+
+
+def test_sizes_of_the_detectors_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    detector = module_of("geneval", "geneval_detector", monkeypatch)
+    assert detector.sizes_of(512, 512) == detector.Sizes((512, 512), (800, 800), (800, 800))
+    # 800 / 300 would make the longer side 2400: 1333 / 900 decides. 300 * 1333 / 900 = 444.33.
+    assert detector.sizes_of(900, 300) == detector.Sizes((900, 300), (1333, 444), (1344, 448))
+
+
+def test_what_the_detector_found_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    detector = module_of("geneval", "geneval_detector", monkeypatch)
+    sizes = detector.Sizes((4, 8), (4, 8), (4, 12))
+    class_logits = torch.zeros(3, 81)
+    # e^9 / (e^9 + 80) = 0.9902 for a cat; equally sure of a dog and a cow, 0.4951; and "no object".
+    class_logits[0, 15] = class_logits[1, [16, 19]] = class_logits[2, 80] = 9.0
+    mask_logits = torch.full((3, 4, 12), -5.0)
+    mask_logits[0, 1:3, 2:5] = 2.0
+    mask_logits[1, 0, 7:] = 1.0  # The filling beyond the eighth column is no part of the picture.
+    mask_logits[2] = 9.0
+    found = detector.found_in(class_logits, mask_logits, sizes)
+    assert sorted(found) == ["cat", "cow", "dog"]
+    (cat,), (cow,) = found["cat"], found["cow"]
+    assert cat.box == (2, 1, 5, 3)
+    assert cat.confidence == pytest.approx(0.9902 * 0.8808, abs=1e-4)  # The logistic of 2 is 0.8808.
+    assert cat.mask.sum() == 6
+    assert cat.mask.shape == (4, 8)
+    assert cow.box == (7, 0, 8, 1)
+    assert cow.confidence == pytest.approx(np.exp(9) / (2 * np.exp(9) + 79) * 0.7311, abs=1e-4)
+    assert detector.found_in(class_logits[:, :], -mask_logits.abs(), sizes) == {}  # Empty masks are no objects.
+
+
+def test_only_the_object_is_cut_out(monkeypatch: pytest.MonkeyPatch, rules: ModuleType) -> None:
+    colours = module_of("geneval", "geneval_colours", monkeypatch)
+    mask = np.zeros((4, 8), dtype=bool)
+    mask[1, 2:4] = mask[2, 2] = True
+    cut = colours.cut_out(Image.new("RGB", (8, 4), (255, 0, 0)), rules.Found((2, 1, 4, 3), 0.9, mask))
+    red, grey = [255, 0, 0], [153, 153, 153]
+    assert np.asarray(cut).tolist() == [[red, red], [red, grey]]
+
+
+def small_detector(folder: Path, sure_of: int) -> Path:
+    """Mask2Former's real classes with drawn weights, nearly certain that every query is one class."""
+    from transformers import (
+        Mask2FormerConfig,
+        Mask2FormerForUniversalSegmentation,
+        Mask2FormerImageProcessor,
+        SwinConfig,
+    )
+
+    config = Mask2FormerConfig(
+        backbone_config=SwinConfig(
+            image_size=64,
+            embed_dim=8,
+            depths=[1, 1, 1, 1],
+            num_heads=[1, 1, 2, 2],
+            window_size=4,
+            out_features=["stage1", "stage2", "stage3", "stage4"],
+        ),
+        feature_size=32,
+        mask_feature_size=32,
+        hidden_dim=32,
+        encoder_feedforward_dim=32,
+        dim_feedforward=32,
+        encoder_layers=1,
+        decoder_layers=2,
+        num_attention_heads=2,
+        num_queries=5,
+        num_labels=80,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Mask2FormerForUniversalSegmentation(config)
+        with torch.no_grad():
+            model.class_predictor.bias[sure_of] += 12
+    model.save_pretrained(folder)
+    Mask2FormerImageProcessor().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def detector_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_detector(tmp_path_factory.mktemp("mask2former"), sure_of=15)
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.saved_clip(tmp_path_factory.mktemp("clip"), longest=77)
+
+
+@pytest.mark.slow
+def test_a_small_detector_over_http(detector_folder: Path, clip_folder: Path) -> None:
+    cats = {"tag": "single_object", "include": [{"class": "cat", "count": 1}]}
+    coloured = [{**cats, "include": [{"class": "cat", "count": 1, "color": colour}]} for colour in COLOURS]
+    tasks = [cats, SINGLE, {}, {"include": 5}, {**cats, "exclude": [{"class": "cat", "count": 1}]}, *coloured]
+    prompts = [PromptRecord(id=str(row), prompt="a cat", metadata=task) for row, task in enumerate(tasks)]
+    images = [tiny.picture(0)] * len(tasks)
+    weights = {"GENEVAL_DETECTOR": str(detector_folder), "GENEVAL_CLIP": str(clip_folder)}
+
+    def scored(reward: HttpReward, rows: slice) -> RewardOutput:
+        return FunctionReward("geneval", reward, max_failed_share=0)(prompts[rows], images[rows])
+
+    with no_thread_left(), started(WORKERS / "geneval" / "worker.py", **weights) as url:
+        reward = HttpReward(url, model=f"geneval-correct:{detector_folder}+{clip_folder}")
+        output = scored(reward, slice(None))
+        alone = scored(reward, slice(5, 6))
+    assert output.values[:2].tolist() == [1.0, 0.0]
+    assert output.values[2:4].isnan().all()
+    assert not output.failed
+    assert (float(output.values[4]), float(output.parts["share"][4])) == (0.0, 0.5)
+    # A cat has exactly one of the colours, whichever these weights see.
+    assert sorted(output.values[5:].tolist()) == [0.0] * 9 + [1.0]
+    assert sorted(output.parts["share"][5:].tolist()) == [0.5] * 9 + [1.0]
+    assert alone.values[0] == output.values[5]
+    with started(WORKERS / "geneval" / "worker.py", GENEVAL_SCORE="share", **weights) as url:
+        assert scored(HttpReward(url), slice(4, 5)).values.tolist() == [0.5]
+
+
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+
+
+@pytest.mark.slow
+def test_other_weights_are_refused(detector_folder: Path, clip_folder: Path, tmp_path: Path) -> None:
+    worker = WORKERS / "geneval" / "worker.py"
+    told = run_to_its_end(worker, GENEVAL_DETECTOR=str(tmp_path), GENEVAL_CLIP=str(clip_folder)).stderr
+    assert told.rstrip().endswith("GENEVAL_DETECTOR and GENEVAL_CLIP name others, or local folders.")
+    assert "could not be loaded" in told
+    told = run_to_its_end(worker, GENEVAL_DETECTOR=str(detector_folder), GENEVAL_CLIP=str(detector_folder)).stderr
+    assert "could not be loaded" in told
+    told = run_to_its_end(worker, GENEVAL_SCORE="both").stderr
+    assert "GENEVAL_SCORE must be correct or share, got 'both'" in told
