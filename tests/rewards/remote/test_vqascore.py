@@ -1,0 +1,219 @@
+"""VQAScore's arithmetic by hand, and a small CLIP-FlanT5 in the published layout, here and over HTTP."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tests.rewards.learned import tiny
+from tests.rewards.remote.processes import no_thread_left
+from tests.rewards.remote.worker_process import WORKERS, module_of, run_to_its_end, started
+from visual_grpo.images import to_pil
+from visual_grpo.rewards.remote.http_reward import HttpReward
+from visual_grpo.rewards.reward import FunctionReward
+from visual_grpo.types import PromptRecord
+
+TOWER = "vision_tower.vision_tower.vision_model.post_layernorm.weight"
+
+
+@pytest.fixture
+def question(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return module_of("vqascore", "vqa_question", monkeypatch)
+
+
+@pytest.fixture
+def clip_flant5(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return module_of("vqascore", "clip_flant5", monkeypatch)
+
+
+def test_the_probability_of_yes_by_hand(question: ModuleType) -> None:
+    # P(Yes) = 0.36, P(end | Yes) = 0.81: the package reports sqrt(0.36 * 0.81) = 0.54.
+    answer = [math.log(0.36), math.log(0.81)]
+    assert question.probability(answer) == pytest.approx(0.36)
+    assert question.as_published(answer) == pytest.approx(0.54)
+    # An answer of two tokens: 0.5 * 0.4; (0.5 * 0.4 * 0.2)^(1/3) = 0.04^(1/3).
+    answer = [math.log(0.5), math.log(0.4), math.log(0.2)]
+    assert question.probability(answer) == pytest.approx(0.2)
+    assert question.as_published(answer) == pytest.approx(0.341995, abs=1e-6)
+
+
+def test_what_is_said_around_the_picture(question: ModuleType) -> None:
+    before, after = question.around_the_picture('a "red" {text} {0}')
+    assert before.endswith("questions. USER: ")
+    assert after == '\nDoes this figure show "a "red" {text} {0}"? Please answer yes or no. ASSISTANT: '
+
+
+def small_clip_flant5(folder: Path, shards: int = 2) -> Path:
+    """T5's real class with drawn weights, saved as CLIP-FlanT5's training saves; a CLIP and a tokenizer beside it."""
+    from transformers import T5Config, T5ForConditionalGeneration, T5Tokenizer
+
+    tower = tiny.saved_clip(folder / "clip")
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), ("▁Yes", -1.0)]
+    pieces += [(character, -4.0) for character in map(chr, range(33, 127))]
+    tokenizer = T5Tokenizer(vocab=pieces, extra_ids=0)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    config = T5Config(
+        vocab_size=128,  # More than the tokenizer has, as in Flan-T5.
+        d_model=24,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_heads=3,
+        feed_forward_proj="gated-gelu",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = T5ForConditionalGeneration(config)
+        tiny.loud(model, 0.2)
+        projector = {f"mm_projector.{n}.weight": torch.randn(24, size) * 0.3 for n, size in ((0, 16), (2, 24))}
+        lm_head = torch.randn(128, 24) * 0.4
+        projector |= {f"mm_projector.{n}.bias": torch.randn(24) * 0.1 for n in (0, 2)}
+    tensors = {**model.state_dict(), **projector, TOWER: torch.zeros(16)}
+    tensors["embed_tokens.weight"] = tensors["shared.weight"]
+    tensors["lm_head.weight"] = lm_head  # Flan-T5's is one of its own.
+    settings = config.to_dict() | {
+        "tie_word_embeddings": False,
+        "architectures": ["CLIPT5ForConditionalGeneration"],
+        "model_type": "clip_t5",
+        "mm_vision_tower": str(tower),
+        "mm_hidden_size": 16,
+        "mm_projector_type": "mlp2x_gelu",
+        "mm_vision_select_layer": -2,
+        "mm_vision_select_feature": "patch",
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+    save(folder, tensors, shards)
+    return folder
+
+
+def save(folder: Path, tensors: dict[str, Tensor], shards: int = 2) -> None:
+    files = [f"pytorch_model-{n + 1:05d}-of-{shards:05d}.bin" for n in range(shards)]
+    where = {name: files[n % shards] for n, name in enumerate(sorted(tensors))}
+    for file in files:
+        torch.save({name: tensors[name] for name, own in where.items() if own == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_clip_flant5(tmp_path_factory.mktemp("clip-flant5"))
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    return {name: value for file in folder.glob("*.bin") for name, value in torch.load(file).items()}
+
+
+def by_hand(folder: Path, image: Image.Image, text: str, question: ModuleType) -> list[float]:
+    """The same from the parts, in float32: CLIP's last layer but one, two linear layers, T5's encoder, and its decoder by steps."""
+    from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel, T5Config, T5ForConditionalGeneration
+
+    tensors = {name: value.bfloat16().float() for name, value in tensors_of(folder).items()}
+    settings = json.loads((folder / "config.json").read_text())
+    settings.pop("model_type")
+    t5 = T5ForConditionalGeneration(T5Config(**settings)).eval()
+    t5.lm_head.weight = torch.nn.Parameter(tensors["lm_head.weight"])
+    t5.load_state_dict({name: tensors[name] for name in t5.state_dict()})
+    clip = CLIPModel.from_pretrained(folder / "clip", dtype=torch.bfloat16).vision_model.float().eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    pixels = CLIPImageProcessor.from_pretrained(folder / "clip")(images=image, return_tensors="pt").pixel_values
+    with torch.inference_mode():
+        seen = clip(pixels, output_hidden_states=True).hidden_states[-2][:, 1:]
+        for number in (0, 2):
+            weight, bias = tensors[f"mm_projector.{number}.weight"], tensors[f"mm_projector.{number}.bias"]
+            seen = torch.nn.functional.linear(seen if number == 0 else torch.nn.functional.gelu(seen), weight, bias)
+        before, after = (torch.tensor([tokenizer(part).input_ids]) for part in question.around_the_picture(text))
+        assert before[0, -1] == after[0, -1] == tokenizer.eos_token_id
+        read = t5.encoder(inputs_embeds=torch.cat([t5.shared(before), seen, t5.shared(after)], 1)).last_hidden_state
+        yes, end = tokenizer("Yes").input_ids
+        first = t5(encoder_outputs=(read,), decoder_input_ids=torch.tensor([[0]])).logits[0, -1, :99]
+        second = t5(encoder_outputs=(read,), decoder_input_ids=torch.tensor([[0, yes]])).logits[0, -1, :99]
+        return [first.log_softmax(-1)[yes].item(), second.log_softmax(-1)[end].item()]
+
+
+def test_a_small_model_is_what_its_parts_are(folder: Path, clip_flant5: ModuleType, question: ModuleType) -> None:
+    model = clip_flant5.ClipFlanT5(str(folder), str(folder / "tokenizer"), None, "cpu")
+    assert len(model.tokenizer) == 99
+    assert {parameter.dtype for parameter in model.language.parameters()} == {torch.bfloat16}
+    model.language.float()
+    model.vision.float()
+    images = [to_pil(tiny.picture(seed, 40, 40)) for seed in (0, 1)]
+    answers = [model.answer(image, text) for image in images for text in ("a cat", "a dog on the mat")]
+    expected = [by_hand(folder, image, text, question) for image in images for text in ("a cat", "a dog on the mat")]
+    for answer, own in zip(answers, expected, strict=True):
+        assert answer == pytest.approx(own, abs=1e-5)
+    firsts = [answer[0] for answer in answers]
+    assert min(abs(a - b) for row, a in enumerate(firsts) for b in firsts[:row]) > 1e-3
+
+
+def test_a_picture_is_filled_to_a_square(clip_flant5: ModuleType) -> None:
+    red, grey = (255, 0, 0), (9, 9, 9)
+    wide, tall = (clip_flant5.square(Image.new("RGB", size, red), grey) for size in ((6, 2), (1, 4)))
+    assert (wide.size, tall.size) == ((6, 6), (4, 4))
+    assert [wide.getpixel((0, row)) for row in range(6)] == [grey, grey, red, red, grey, grey]
+    assert [tall.getpixel((column, 0)) for column in range(4)] == [grey, red, grey, grey]
+
+
+def test_projectors(clip_flant5: ModuleType) -> None:
+    assert [type(own).__name__ for own in clip_flant5.projector("mlp3x_gelu", 2, 4)] == [
+        *("Linear", "GELU", "Linear", "GELU", "Linear")
+    ]
+    assert clip_flant5.projector("linear", 2, 4).weight.shape == (4, 2)
+    with pytest.raises(ValueError, match="must be linear or mlpNx_gelu, got 'resampler'"):
+        clip_flant5.projector("resampler", 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda tensors: tensors.pop("mm_projector.2.bias"), r"missing \['mm_projector.2.bias'\]"),
+        (lambda tensors: tensors.pop("lm_head.weight"), r"missing \['lm_head.weight'\]"),
+        (lambda tensors: tensors.update({"model.layers.0.w": torch.zeros(1)}), r"not of it \['model.layers.0.w'\]"),
+    ],
+)
+def test_weights_of_another_model(tmp_path: Path, clip_flant5: ModuleType, change: Any, reason: str) -> None:
+    small_clip_flant5(tmp_path, shards=1)
+    tensors = tensors_of(tmp_path)
+    change(tensors)
+    save(tmp_path, tensors, shards=1)
+    with pytest.raises(ValueError, match=reason):
+        clip_flant5.ClipFlanT5(str(tmp_path), str(tmp_path / "tokenizer"), None, "cpu")
+
+
+def test_a_config_of_another_model(tmp_path: Path, clip_flant5: ModuleType) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ValueError, match=r"is no CLIP-FlanT5: config\.json has no mm_projector_type"):
+        clip_flant5.read_config(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_small_model_over_http(folder: Path) -> None:
+    prompts = [
+        PromptRecord(id=str(row), prompt=text) for row, text in enumerate(("a cat", "a dog on the mat", " ", "a cat"))
+    ]
+    images = [tiny.picture(row, 40, 48) for row in range(4)]
+    weights = {"VQASCORE": str(folder), "VQASCORE_TOKENIZER": str(folder / "tokenizer")}
+    with no_thread_left(), started(WORKERS / "vqascore" / "worker.py", **weights) as url:
+        reward = FunctionReward("vqa", HttpReward(url, model=f"vqascore:{folder}"), max_failed_share=0)
+        output = reward(prompts, images)
+        alone = reward(prompts[3:], images[3:])
+    assert output.values.isnan().tolist() == [False, False, True, False]
+    known = output.values[[0, 1, 3]]
+    assert 0 < known.min() < known.max() < 1
+    assert len(set(known.tolist())) == 3
+    assert alone.values[0] == output.values[3]
+    assert output.parts["published"].isnan().tolist() == [False, False, True, False]
+
+
+@pytest.mark.slow
+def test_missing_weights_are_told(tmp_path: Path) -> None:
+    told = run_to_its_end(WORKERS / "vqascore" / "worker.py", VQASCORE=str(tmp_path)).stderr
+    assert f"Error: vqascore:{tmp_path} could not be loaded: " in told
+    assert told.rstrip().endswith("VQASCORE, VQASCORE_TOKENIZER and VQASCORE_VISION name others, or local folders.")
