@@ -112,15 +112,14 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
 
 
 def by_hand(folder: Path, image: Image.Image, text: str, question: ModuleType) -> list[float]:
-    """The same from the parts, in float32: CLIP's last layer but one, two linear layers, T5's encoder, and its decoder by steps."""
+    """The same from the parts, in float32, without what transformers adds to T5's encoder and decoder."""
     from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel, T5Config, T5ForConditionalGeneration
 
     tensors = {name: value.bfloat16().float() for name, value in tensors_of(folder).items()}
     settings = json.loads((folder / "config.json").read_text())
     settings.pop("model_type")
     t5 = T5ForConditionalGeneration(T5Config(**settings)).eval()
-    t5.lm_head.weight = torch.nn.Parameter(tensors["lm_head.weight"])
-    t5.load_state_dict({name: tensors[name] for name in t5.state_dict()})
+    t5.load_state_dict({name: tensors[name.replace("lm_head", "shared")] for name in t5.state_dict()})
     clip = CLIPModel.from_pretrained(folder / "clip", dtype=torch.bfloat16).vision_model.float().eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     pixels = CLIPImageProcessor.from_pretrained(folder / "clip")(images=image, return_tensors="pt").pixel_values
@@ -133,9 +132,10 @@ def by_hand(folder: Path, image: Image.Image, text: str, question: ModuleType) -
         assert before[0, -1] == after[0, -1] == tokenizer.eos_token_id
         read = t5.encoder(inputs_embeds=torch.cat([t5.shared(before), seen, t5.shared(after)], 1)).last_hidden_state
         yes, end = tokenizer("Yes").input_ids
-        first = t5(encoder_outputs=(read,), decoder_input_ids=torch.tensor([[0]])).logits[0, -1, :99]
-        second = t5(encoder_outputs=(read,), decoder_input_ids=torch.tensor([[0, yes]])).logits[0, -1, :99]
-        return [first.log_softmax(-1)[yes].item(), second.log_softmax(-1)[end].item()]
+        said = torch.tensor([[tokenizer.pad_token_id, yes]])
+        spoken = t5.decoder(said, encoder_hidden_states=read).last_hidden_state[0]
+        first, second = (spoken @ tensors["lm_head.weight"].T)[:, :99].log_softmax(-1)
+        return [first[yes].item(), second[end].item()]
 
 
 def test_a_small_model_is_what_its_parts_are(folder: Path, clip_flant5: ModuleType, question: ModuleType) -> None:
