@@ -89,6 +89,7 @@ def small_clip_flant5(folder: Path, shards: int = 2) -> Path:
         "mm_vision_select_layer": -2,
         "mm_vision_select_feature": "patch",
     }
+    del settings["scale_decoder_outputs"]  # Of transformers 5 only, which makes it of tie_word_embeddings.
     (folder / "config.json").write_text(json.dumps(settings))
     save(folder, tensors, shards)
     return folder
