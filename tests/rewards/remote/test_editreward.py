@@ -254,12 +254,10 @@ def test_a_small_model_over_http(small: tuple[Path, Any, Any], tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_what_is_missing_is_told(small: tuple[Path, Any, Any], tmp_path: Path) -> None:
     worker = WORKERS / "editreward" / "worker.py"
-    told = run_to_its_end(worker).stderr
-    assert "ValueError: EDITREWARD_CODE must name a copy of github.com/TIGER-AI-Lab/EditReward" in told
-    told = run_to_its_end(
-        worker, EDITREWARD_CODE=str(copy_of_the_repository(tmp_path)), EDITREWARD=str(tmp_path)
-    ).stderr
-    assert f"Error: editreward:{tmp_path} could not be loaded: " in told
+    assert "ValueError: EDITREWARD_CODE must name a copy of github.com/TIGER" in run_to_its_end(worker).stderr
+    environment = {"EDITREWARD_CODE": str(small[0]), "EDITREWARD_BASE": str(small[0] / "base")}
+    told = run_to_its_end(worker, EDITREWARD=str(tmp_path), **environment).stderr
+    assert f"Error: editreward:{tmp_path} could not be loaded: ValueError: {tmp_path} has none of model.pth" in told
     assert told.rstrip().endswith("EDITREWARD_CODE names a copy of the repository TIGER-AI-Lab/EditReward.")
