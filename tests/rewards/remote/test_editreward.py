@@ -123,10 +123,16 @@ def test_a_small_model_is_what_its_parts_are(
     assert {parameter.dtype for parameter in reward.model.parameters()} == {torch.bfloat16}
     assert {parameter.dtype for head in reward.heads for parameter in head.parameters()} == {torch.float32}
     reward.model.float()
+    positions: list[Tensor] = []
+    reward.model.language_model.register_forward_pre_hook(
+        lambda _, __, given: positions.append(given["position_ids"]), with_kwargs=True
+    )
     source, edited = (to_pil(tiny.picture(seed, 64, 64)) for seed in (0, 1))
     found = reward(source, edited, "a hat")
     expected = by_hand(small, [source, edited], wording)
     assert list(found) == list(expected) == ["following", "quality"]
+    for given in positions:
+        assert torch.equal(given, torch.arange(given.shape[-1]).expand(3, 1, -1))
     for aspect in expected:
         assert found[aspect] == pytest.approx(expected[aspect], abs=1e-4)
     assert reward(edited, source, "a hat")["quality"] != pytest.approx(found["quality"], abs=1e-3)

@@ -135,8 +135,8 @@ def test_a_place_is_seen_from_the_object_of_an_earlier_entry(judged: Judging) ->
         ((0, 20, 10, 30), {"below"}),
         # 20 and 20 apart: 18 of 28.28 are left on both axes, 0.64.
         ((20, 20, 30, 30), {"right of", "below"}),
-        # 20 and 10 apart: 18 and 8 of 22.36 are left, 0.80 and 0.36.
-        ((20, 10, 30, 20), {"right of"}),
+        # 20 and 12 apart: 18 and 10 of 23.32 are left, 0.77 and 0.43.
+        ((20, 12, 30, 22), {"right of"}),
         # A tenth of both sizes, 2 pixels, is no distance; 3 apart leave 1 of 3.
         ((2, 0, 12, 10), set()),
         ((3, 0, 13, 10), set()),
