@@ -58,6 +58,27 @@ LICENCES = (
         "code MIT, weights not found",
         "CodeGoat24/UnifiedReward, LICENSE; on the hub UnifiedReward-7b says MIT, UnifiedReward-qwen-7b shows none",
     ),
+    (
+        "Mask2Former, Swin-S, COCO instances",
+        "worker `geneval`",
+        "code MIT; weights: the hub says other",
+        "facebookresearch/Mask2Former, LICENSE; hub facebook/mask2former-swin-small-coco-instance",
+    ),
+    ("CLIP ViT-L/14", "worker `geneval`", "MIT", "openai/CLIP, LICENSE; the hub's copy: not found"),
+    ("GenEval", "worker `geneval`, its prompts and metadata", "MIT", "djghosh13/geneval, LICENSE"),
+    (
+        "CLIP-FlanT5",
+        "worker `vqascore`",
+        "hub Apache-2.0; its repository: for research only",
+        "hub zhiqiulin/clip-flant5-xxl; linzhiqiu/CLIP-FlanT5, README (code Apache-2.0, LICENSE)",
+    ),
+    ("CLIP ViT-L/14 at 336 px", "worker `vqascore`", "MIT", "openai/CLIP, LICENSE; the hub's copy: not found"),
+    (
+        "EditReward",
+        "worker `editreward`",
+        "code MIT, weights not found",
+        "TIGER-AI-Lab/EditReward, LICENSE",
+    ),
 )
 """The weights that a reward loads by default, the rewards, the licence, and the file or page that says so."""
 
