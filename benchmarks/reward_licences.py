@@ -61,8 +61,8 @@ LICENCES = (
     (
         "Mask2Former, Swin-S, COCO instances",
         "worker `geneval`",
-        "code MIT; weights: the hub says other",
-        "facebookresearch/Mask2Former, LICENSE; hub facebook/mask2former-swin-small-coco-instance",
+        "code MIT, weights CC-BY-NC-4.0: not for commercial use",
+        "facebookresearch/Mask2Former, LICENSE and MODEL_ZOO.md; hub: other",
     ),
     ("CLIP ViT-L/14", "worker `geneval`", "MIT", "openai/CLIP, LICENSE; the hub's copy: not found"),
     ("GenEval", "worker `geneval`, its prompts and metadata", "MIT", "djghosh13/geneval, LICENSE"),
@@ -72,12 +72,19 @@ LICENCES = (
         "hub Apache-2.0; its repository: for research only",
         "hub zhiqiulin/clip-flant5-xxl; linzhiqiu/CLIP-FlanT5, README (code Apache-2.0, LICENSE)",
     ),
+    ("Flan-T5 XXL, tokenizer", "worker `vqascore`", "Apache-2.0", "hub google/flan-t5-xxl"),
     ("CLIP ViT-L/14 at 336 px", "worker `vqascore`", "MIT", "openai/CLIP, LICENSE; the hub's copy: not found"),
     (
         "EditReward",
         "worker `editreward`",
         "code MIT, weights not found",
         "TIGER-AI-Lab/EditReward, LICENSE",
+    ),
+    (
+        "Qwen2.5-VL-7B-Instruct, of which EditReward was made",
+        "worker `editreward`",
+        "Apache-2.0",
+        "hub Qwen/Qwen2.5-VL-7B-Instruct",
     ),
 )
 """The weights that a reward loads by default, the rewards, the licence, and the file or page that says so."""

@@ -169,4 +169,5 @@ def _model(folder: str, base: str, body: Tensors, tokens: int) -> nn.Module:
             f"{folder} does not hold EditReward on {base}: missing {wrong['missing_keys']}, of another size"
             f" {wrong['mismatched_keys']}, not of it {wrong['unexpected_keys']}"
         )
-    return model
+    # The rotary frequencies too, which transformers leaves in float32: the authors train and score with rounded ones.
+    return model.to(torch.bfloat16)

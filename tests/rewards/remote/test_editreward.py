@@ -145,6 +145,7 @@ def by_hand(
     from transformers import AutoProcessor
 
     folder, model, tensors = small
+    model.bfloat16().float()  # The rotary frequencies are rounded as the weights are.
     model.load_state_dict({name: value.float() for name, value in tensors.items() if not name.startswith("rm_heads")})
     processor = AutoProcessor.from_pretrained(folder / "base")
     token = len(processor.tokenizer)
@@ -263,7 +264,8 @@ def test_a_small_model_over_http(small: tuple[Path, Any, Any], tmp_path: Path) -
 def test_what_is_missing_is_told(small: tuple[Path, Any, Any], tmp_path: Path) -> None:
     worker = WORKERS / "editreward" / "worker.py"
     assert "ValueError: EDITREWARD_CODE must name a copy of github.com/TIGER" in run_to_its_end(worker).stderr
-    environment = {"EDITREWARD_CODE": str(small[0]), "EDITREWARD_BASE": str(small[0] / "base")}
-    told = run_to_its_end(worker, EDITREWARD=str(tmp_path), **environment).stderr
+    told = run_to_its_end(
+        worker, EDITREWARD=str(tmp_path), EDITREWARD_CODE=str(small[0]), EDITREWARD_BASE=str(small[0] / "base")
+    ).stderr
     assert f"Error: editreward:{tmp_path} could not be loaded: ValueError: {tmp_path} has none of model.pth" in told
     assert told.rstrip().endswith("EDITREWARD_CODE names a copy of the repository TIGER-AI-Lab/EditReward.")

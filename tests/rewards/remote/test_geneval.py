@@ -121,7 +121,7 @@ def test_a_place_is_seen_from_the_object_of_an_earlier_entry(judged: Judging) ->
     assert judged(POSITION, above) == (False, 1 / 3)  # The kite is there; the dog that it should be above is not.
     assert judged(POSITION, dog) == (False, 1 / 3)
     # A dog of the wrong colour is no dog to be above of.
-    red = {**POSITION, "include": [{"class": "dog", "count": 1, "color": "red"}, POSITION["include"][1]]}  # type: ignore[index]
+    red = {**POSITION, "include": [{"class": "dog", "count": 1, "color": "red"}, POSITION["include"][1]]}
     assert judged(red, dog, above) == (False, 0.5)
     assert judged(red, (*dog, "red"), above) == (True, 1.0)
 
@@ -271,7 +271,14 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_small_detector_over_http(detector_folder: Path, clip_folder: Path) -> None:
     cats = {"tag": "single_object", "include": [{"class": "cat", "count": 1}]}
     coloured = [{**cats, "include": [{"class": "cat", "count": 1, "color": colour}]} for colour in COLOURS]
-    tasks = [cats, SINGLE, {}, {"include": 5}, {**cats, "exclude": [{"class": "cat", "count": 1}]}, *coloured]
+    tasks: list[dict[str, Any]] = [
+        cats,
+        SINGLE,
+        {},
+        {"include": 5},
+        {**cats, "exclude": [{"class": "cat", "count": 1}]},
+        *coloured,
+    ]
     prompts = [PromptRecord(id=str(row), prompt="a cat", metadata=task) for row, task in enumerate(tasks)]
     images = [tiny.picture(0)] * len(tasks)
     weights = {"GENEVAL_DETECTOR": str(detector_folder), "GENEVAL_CLIP": str(clip_folder)}

@@ -126,9 +126,9 @@ def test_a_port_that_is_taken_is_told() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ended = run_to_its_end(WORKERS / "template" / "worker.py", port)
+        ended = run_to_its_end(WORKERS / "template" / "worker.py", port=port)
     assert ended.stderr.startswith(f"Error: cannot listen at 127.0.0.1:{port}: ")
-    assert run_to_its_end(WORKERS / "template" / "worker.py", 99999).stderr.startswith("Error: cannot listen at")
+    assert run_to_its_end(WORKERS / "template" / "worker.py", port=99999).stderr.startswith("Error: cannot listen at")
 
 
 def test_every_worker_has_a_lock_with_hashes_and_no_address() -> None:

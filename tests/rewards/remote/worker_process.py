@@ -39,7 +39,7 @@ def started(script: Path, **environment: str) -> Iterator[str]:
         process.stdout.close()
 
 
-def run_to_its_end(script: Path, port: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_to_its_end(script: Path, *, port: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
     """A worker that ends by itself, with the exit code 1."""
     ended = subprocess.run(
         [sys.executable, str(script), f"--port={port}"],
