@@ -174,6 +174,8 @@ def _sample_batch(
     padding = model.ends[0] if model.ends else 0
     tokens = torch.full(uniforms.shape, padding, device=hidden.device)
     log_probs, entropies, deviations = torch.zeros(3, *uniforms.shape, device=hidden.device)
+    # What every token needs is on the device before the first: each copy would make the GPU wait for the host.
+    uniforms, ends = uniforms.to(hidden.device), _ends(model, hidden.device)
     look = 1 if hidden.device.type == "cpu" else LOOK  # Asking a GPU waits for it.
     done = torch.zeros(len(tokens), dtype=torch.bool, device=hidden.device)
     for step in range(uniforms.shape[1]):
@@ -182,7 +184,7 @@ def _sample_batch(
             logits = logits + model.bias
         plain = (logits / sampler.temperature).log_softmax(-1)
         chosen = sampler.warp(logits).log_softmax(-1) if sampler.truncates else plain
-        token = draw(chosen, uniforms[:, step].to(chosen.device))
+        token = draw(chosen, uniforms[:, step])
         if model.ends:
             token = torch.where(done, padding, token)
         tokens[:, step] = token

@@ -1,0 +1,114 @@
+"""A step of every policy on a pretend GPU: no mix of devices, nothing copied token by token, the CPU's results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tests.pretend.accelerator import Accelerator, DeviceMixError
+from tests.pretend.trained import TOKENS, assert_equal, config_of, records_of, train
+from visual_grpo.plan.replaced import replaced
+from visual_grpo.policies import token_model
+from visual_grpo.policies.token_model import LOOK
+from visual_grpo.types import PromptRecord
+
+FLOW: Mapping[str, Any] = {"kinds": ["flow"]}
+VL: Mapping[str, Any] = {
+    "kinds": ["tokens"],
+    "data": {"task": "segmentation"},
+    "model": {"options": {"max_tokens": TOKENS}},
+}
+CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "ar": ("pipeline_folder", {"policy": {"train": "ar"}}),
+    "dit": ("pipeline_folder", {"policy": {"train": "dit"}}),
+    "alternating": ("pipeline_folder", {}),
+    "joint": ("pipeline_folder", {"policy": {"stages": "joint"}}),
+    "checkpointed": ("pipeline_folder", {"policy": {"stages": "joint", "gradient_checkpointing": True}}),
+    "sd3": ("sd3_folder", FLOW),
+    "qwen_image": ("qwen_image_folder", FLOW),
+    "qwen2_5_vl": ("vl_folder", VL),
+}
+SLOW = ("ar", "alternating", "checkpointed")
+"""What joint runs covers most of these."""
+
+
+@pytest.fixture
+def case(
+    request: pytest.FixtureRequest, source_images: list[Path]
+) -> Callable[[str], tuple[Path, Mapping[str, Any], list[PromptRecord]]]:
+    def find(name: str) -> tuple[Path, Mapping[str, Any], list[PromptRecord]]:
+        folder, changes = CASES[name]
+        return request.getfixturevalue(folder), changes, records_of(source_images if name == "qwen2_5_vl" else ())
+
+    return find
+
+
+@contextmanager
+def transfers_between_tokens(gpu: Accelerator) -> Iterator[list[tuple[int, int]]]:
+    """(number of the token, transfers since the one before), for each generated token but the first two of a batch."""
+    seen: list[tuple[int, int]] = []
+    state = {"number": 0, "before": 0}
+
+    def prefilled(real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            state["number"] = 0
+            return real(*args)
+
+        return run
+
+    def counted(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(*args: Any) -> Tensor:
+            state["number"] += 1
+            if state["number"] > 1:
+                seen.append((state["number"], gpu.count() - state["before"]))
+            state["before"] = gpu.count()
+            return real(*args)
+
+        return run
+
+    with replaced(token_model, "prefill", prefilled), replaced(token_model, "forward", counted):
+        yield seen
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
+def test_a_policy_is_trained_on_a_gpu_as_on_the_cpu(case: Any, tmp_path: Path, name: str) -> None:
+    folder, changes, records = case(name)
+    expected = train(config_of(tmp_path, "cpu", **changes), folder, records)
+    with Accelerator() as gpu, transfers_between_tokens(gpu) as between:
+        found = train(config_of(tmp_path, "cuda:0", **changes), folder, records)
+    assert_equal(expected, found)
+    moved = [bool(value.any()) for adapter, value in found.adapters.items() if "lora_B" in adapter]
+    assert sum(moved) > 0.8 * len(moved), "what nothing follows from is not moved: the last block's text"
+    assert bool(between) == ("tokens" in changes.get("kinds", ["tokens"]))
+    assert name != "qwen2_5_vl" or any(number % LOOK == 0 for number, _ in between)
+    looks = LOOK if name == "qwen2_5_vl" else None
+    for number, count in between:
+        # Whether all rows have ended is asked for after every LOOK-th token.
+        assert count == (looks is not None and number % looks == 0), (number, gpu.transfers)
+
+
+def test_a_copy_at_every_token_is_seen(case: Any, tmp_path: Path) -> None:
+    folder, changes, records = case("qwen2_5_vl")
+    changes = {**changes, "grpo": {"steps": 1, "updates_per_rollout": 1}}
+    slow = {"draw": lambda real: lambda log_probs, uniforms: real(log_probs, uniforms.cpu().to(log_probs.device))}
+    with Accelerator() as gpu, transfers_between_tokens(gpu) as between, replaced(token_model, "draw", slow["draw"]):
+        train(config_of(tmp_path, "cuda:0", **changes), folder, records)
+    assert all(count >= 2 for _, count in between)
+    assert between
+
+
+def test_a_tensor_left_on_the_host_is_refused(case: Any, tmp_path: Path) -> None:
+    folder, changes, records = case("qwen2_5_vl")
+    changes = {**changes, "grpo": {"steps": 1, "updates_per_rollout": 1}}
+    left = {"draw": lambda real: lambda log_probs, uniforms: real(log_probs, uniforms.cpu())}
+    with (
+        Accelerator(),
+        replaced(token_model, "draw", left["draw"]),
+        pytest.raises(DeviceMixError, match=r"aten.mul got .* on cpu, .* on cuda:0, policies/tokens.py"),
+    ):
+        train(config_of(tmp_path, "cuda:0", **changes), folder, records)

@@ -1,0 +1,117 @@
+"""Small models of the real classes, each trained for two steps on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.test_training import parameters
+from visual_grpo import components
+from visual_grpo.config import Parameters
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.types import PromptRecord, Sample, TextSample
+
+TOKENS = 20
+PROMPTS = ["a red circle", 'a sign that says "open"', "画一只猫"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a training gave, all on the CPU."""
+
+    adapters: dict[str, Tensor]
+    metrics: list[dict[str, float]]
+    """Of each step, without times and memory."""
+    samples: Sequence[Sample]
+    """Of the trained model at the stock sampler."""
+
+
+def records_of(pictures: Sequence[Path] = ()) -> list[PromptRecord]:
+    """With a picture each, where there are ``pictures``."""
+    return [
+        PromptRecord(id=f"r{n}", prompt=text, source_images=tuple(pictures[n : n + 1]))
+        for n, text in enumerate(PROMPTS)
+    ]
+
+
+def config_of(folder: Path, device: str, kinds: Sequence[str] = ("tokens", "flow"), **changes: Any) -> Parameters:
+    """Two steps of two updates with a penalty for the distance to the reference."""
+    model = {"device": device, "threads": 1, **changes.pop("model", {})}
+    policy = {"train": "all", "signal_check": {"rollouts": 0}, **changes.pop("policy", {})}
+    grpo = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "updates_per_rollout": 2, "micro_batch_size": 2}
+    return parameters(
+        folder,
+        starter={"world": "scenes"} if changes.get("data") else {},
+        model=model,
+        policy=policy,
+        grpo={**grpo, "learning_rate": 1e-2, "kl_weight": 0.1, "schedule": "constant", **changes.pop("grpo", {})},
+        sampling={"rollout": _of(kinds, steps=3), "stock": _of(kinds, steps=2)},
+        **changes,
+    )
+
+
+def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> Trained:
+    """As the pipeline does: loads ``folder``, puts adapters on, trains, draws."""
+    model = components.build_model(config, str(folder))
+    if config.model.device == "cpu":
+        _align(model)
+    trainer = components.build_trainer(
+        config, components.make_plan(config, str(folder)), model, RewardSet({"brightness": (score, 1.0)})
+    )
+    return finish(config, trainer, model, records)
+
+
+def finish(config: Parameters, trainer: Any, model: Any, records: Sequence[PromptRecord]) -> Trained:
+    steps = [step.values for step in trainer.fit(records)]
+    samples = model.generate(records, list(range(len(records))), config.sampling.stock)
+    adapters = {name: value.cpu() for name, value in model.adapters.state().items()}
+    return Trained(adapters=adapters, metrics=[_lasting(step) for step in steps], samples=samples)
+
+
+def score(prompts: Any, samples: Sequence[Any]) -> list[float]:
+    """Differs from sample to sample."""
+    return [_of_text(s) if isinstance(s, TextSample) else float(s.float().std()) for s in samples]
+
+
+def assert_equal(first: Trained, second: Trained) -> None:
+    """Bit for bit."""
+    assert first.adapters.keys() == second.adapters.keys()
+    for name, value in first.adapters.items():
+        assert torch.equal(value, second.adapters[name]), (name, (value - second.adapters[name]).abs().max())
+    assert first.metrics == second.metrics
+    for one, other in zip(first.samples, second.samples, strict=True):
+        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+def networks_of(model: Any) -> list[torch.nn.Module]:
+    """All of a built model, the frozen ones too."""
+    whole = model if hasattr(model, "pipeline") else model.model
+    if not hasattr(whole, "pipeline"):
+        return [whole.network]
+    return [part for part in whole.pipeline.components.values() if isinstance(part, torch.nn.Module)]
+
+
+def _align(model: Any) -> None:
+    """Copies weights that are read where they lie in a file: some matrix products round by where memory begins."""
+    for network in networks_of(model):
+        for parameter in network.parameters():
+            parameter.data = parameter.data.clone()
+
+
+def _of(kinds: Sequence[str], steps: int) -> dict[str, Any]:
+    tokens = {"temperature": 1.0, "top_p": 1.0, "top_k": 0} if "tokens" in kinds else {}
+    return {**tokens, **({"steps": steps, "guidance_scale": 1.5} if "flow" in kinds else {})}
+
+
+def _of_text(sample: TextSample) -> float:
+    return sum(map(ord, sample.text)) % 97 / 97
+
+
+def _lasting(values: Any) -> dict[str, float]:
+    passing = ("seconds", "speed", "memory", "time")
+    return {name: value for name, value in values.items() if not any(part in name for part in passing)}
