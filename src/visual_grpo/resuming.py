@@ -18,7 +18,7 @@ from visual_grpo.secret_values import SECTIONS, revealed
 
 AUTO, SAME, NEVER = "auto", "same", "never"
 ROUNDING = (
-    *("model.device", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),
+    *("model.device", "model.offload", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),
     *("policy.rollout_batch", "policy.denoise_batch", "policy.decode_batch", "policy.gradient_checkpointing"),
     "distributed.processes",
 )

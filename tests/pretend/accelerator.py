@@ -205,6 +205,8 @@ class Accelerator(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.transfers: Counter[tuple[str, str]] = Counter()
+        self.pinned = 0
+        """Bytes."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Accelerator:
@@ -375,6 +377,16 @@ def _literal(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return make
 
 
+def _pinned(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def pin(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, OnDevice):
+            raise RuntimeError("only dense CPU tensors can be pinned")
+        _PRESENT[-1].pinned += tensor.nbytes
+        return tensor.clone()
+
+    return pin
+
+
 def _as_tensor(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def make(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
         made = data if isinstance(data, Tensor) else real(data)
@@ -391,6 +403,7 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (torch, "tensor", _literal),
     (torch, "as_tensor", _as_tensor),
     (torch.Tensor, "to", _anywhere),
+    (torch.Tensor, "pin_memory", _pinned),
     (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", _answer(None)),
     (torch.cuda, "_lazy_init", _answer(None)),
     (torch.cuda, "is_available", _answer(True)),

@@ -25,6 +25,11 @@ class ModelConfig(Strict):
     )
     dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    offload: Literal["none", "phases"] = Field(
+        "none",
+        description="phases: each network is on the GPU only while it computes, its frozen weights wait in pinned host"
+        " memory; for cards that do not hold the whole model, same results",
+    )
     threads: int = Field(1, ge=1, description="CPU threads of torch; results can differ in their last bits")
     options: dict[str, object] = Field(
         default_factory=dict, description="of the family, as instruction and max_tokens of qwen2_5_vl"

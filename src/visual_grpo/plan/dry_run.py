@@ -11,6 +11,7 @@ from torch import Tensor
 
 from visual_grpo import components
 from visual_grpo.config import Parameters, SamplerConfig
+from visual_grpo.hardware.turns import on_device, put_away
 from visual_grpo.plan.attention import fused_attention
 from visual_grpo.plan.host_values import HostValues, literals_with_values
 from visual_grpo.plan.inputs import REWARD, records_for, unequal_scores, with_planned_reward
@@ -38,6 +39,7 @@ class DryRunner:
         self._meter = Meter()
         self.scorer = RewardSet({REWARD: (self._scores, 1.0)})
         self.trainer: Any = components.build_trainer(self.config, planned.plan, planned.model, self.scorer)
+        put_away(*planned.networks.values())  # Those that take turns; they have come to get their adapters.
 
     def step(self) -> Meter:
         """A whole one: rollout, rewards that cost nothing, reference, replay, gradient, optimiser."""
@@ -68,7 +70,7 @@ class DryRunner:
         """What happens within is counted; the weights and what the optimiser keeps are there before."""
         self._meter = meter = Meter(values=self._values)
         for network in self.networks().values():
-            meter.hold([*network.parameters(), *network.buffers()])
+            meter.hold(on_device(network))
         for own in self.trainer.modules.values():
             kept = (value for state in own.optimizer.state.values() for value in state.values())
             meter.hold(value for value in kept if isinstance(value, Tensor))

@@ -11,6 +11,7 @@ import torch
 from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.hardware.turns import take_turns
 from visual_grpo.importing import load_attribute
 from visual_grpo.plan.saved import load_without_weights
 from visual_grpo.plan.small import build_small
@@ -56,8 +57,11 @@ def of_loaded(config: Parameters, family: Family, loaded: Any, source: str) -> P
     """``loaded``: what the family's ``load`` gives, with or without weights."""
     plan = make_plan(family, config)
     settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=plan.options)
+    networks = _networks(loaded)
+    if config.model.offload == "phases":
+        take_turns(networks, torch.device("meta"))
     model = family.build(loaded, settings)
-    return PlannedModel(plan=plan, model=model, networks=_networks(loaded), source=source)
+    return PlannedModel(plan=plan, model=model, networks=networks, source=source)
 
 
 def build_released(path: str, dtype: torch.dtype) -> Any:

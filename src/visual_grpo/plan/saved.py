@@ -19,7 +19,7 @@ def load_without_weights(family: Family, path: str, config: ModelConfig) -> Any:
     """What ``family.load`` gives; the files of weights need not be there."""
     dtype = getattr(torch, config.dtype)
     with _weights_left_out(dtype):
-        return family.load(path, config.model_copy(update={"device": "meta"}))
+        return family.load(path, config.model_copy(update={"device": "meta", "offload": "none"}))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from visual_grpo.config import LoraParams
 from visual_grpo.errors import UserError
+from visual_grpo.hardware.turns import present
 from visual_grpo.policies.family import Module
 from visual_grpo.policies.lora import Adapter
 
@@ -27,12 +28,14 @@ class AdapterSet:
         values."""
         for name, own in params.items():
             module = self._modules[name]
-            self._adapters[name] = module.adapter.attach(self._networks[name], own, module.targets, seed)
+            with present(self._networks[name]):  # The LoRA is put where the weights are, and stays there.
+                self._adapters[name] = module.adapter.attach(self._networks[name], own, module.targets, seed)
 
     def load(self, folder: Path, names: Sequence[str]) -> None:
         """Saved adapters, one folder a module, for sampling only."""
         for name in names:
-            self._adapters[name] = self._modules[name].adapter.load(self._networks[name], folder / name)
+            with present(self._networks[name]):
+                self._adapters[name] = self._modules[name].adapter.load(self._networks[name], folder / name)
 
     def start_from(self, folder: Path) -> None:
         """Gives the attached adapters the weights of saved ones of the same LoRA, to be trained on."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from visual_grpo.config import FlowConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.hardware.parallel import map_on_cores
+from visual_grpo.hardware.turns import present
 from visual_grpo.policies import lora
 from visual_grpo.policies.flow_model import FlowModel, Schedule
 from visual_grpo.policies.flow_sde import noises, ode_step, transition
@@ -74,7 +75,7 @@ class Denoiser(Generic[C]):
     def integrate(self, conditions: C, entries: Tensor, noise_seeds: Sequence[int], steps: int) -> Tensor:
         """ODE from start noise to latents, [B, C, h, w] float32, with the adapter merged into the weights."""
         schedule = self.model.schedule(steps)
-        with lora.merged(self.model.transformer):
+        with present(self.model.transformer), lora.merged(self.model.transformer):
             return self._ode(self.start_noise(noise_seeds), conditions, entries, schedule, range(steps))
 
     @torch.no_grad()
@@ -130,6 +131,19 @@ class Denoiser(Generic[C]):
             noise_seeds: [B], of the start noise.
             step_seeds: [B], of the noise of the stochastic steps.
         """
+        with present(self.model.transformer):
+            return self._sample_path(conditions, entries, noise_seeds, step_seeds, steps, window, twins)
+
+    def _sample_path(
+        self,
+        conditions: C,
+        entries: Tensor,
+        noise_seeds: Sequence[int],
+        step_seeds: Sequence[int],
+        steps: int,
+        window: range,
+        twins: Twins,
+    ) -> DenoisedPath:
         schedule = self.model.schedule(steps)
         start = self.start_noise(noise_seeds)
         drawn = noises([seed ^ STEP_NOISE for seed in step_seeds], len(window), self.model.latent_shape)

@@ -160,7 +160,16 @@ def check_family(family: Family, config: Parameters) -> None:
     _check_stages(family, config.policy)
     _check_window(family, config)
     _check_kl_correction(family, config)
+    _check_offload(family, config)
     options_of(family, config.model.options)
+
+
+def _check_offload(family: Family, config: Parameters) -> None:
+    if config.model.offload != "none" and "flow" not in family.kinds():
+        raise UserError(
+            f"model.offload is {config.model.offload}, but {family.name} is one network, which is always needed; only"
+            " a model of several can have them take turns on the GPU. Set it to none."
+        )
 
 
 def _check_samplers(family: Family, sampling: SamplingConfig) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import PolicyConfig, SamplerConfig
+from visual_grpo.hardware.turns import present
 from visual_grpo.policies.adapter_policy import AdapterPolicy
 from visual_grpo.policies.denoising import Denoiser, Twins
 from visual_grpo.policies.flow_model import FlowModel, Schedule
@@ -143,6 +144,10 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
 
     def replay(self, trajectory: FlowTrajectory[C], rows: Tensor) -> Iterator[ReplayChunk]:
         """One chunk per trained step, so that only one step's graph is alive at a time."""
+        with present(self.model.transformer):  # Also while the caller goes backward.
+            yield from self._chunks(trajectory, rows)
+
+    def _chunks(self, trajectory: FlowTrajectory[C], rows: Tensor) -> Iterator[ReplayChunk]:
         for column in range(len(trajectory.steps)):
             mean, std = self._step(trajectory, column, rows)
             sample = trajectory.next_states[rows, column]
@@ -160,7 +165,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
     def reference_means(self, trajectory: FlowTrajectory[C]) -> Tensor:
         """[B, S, C, h, w] with the adapter switched off."""
         batches = torch.arange(len(trajectory.states)).split(self.config.denoise_batch)
-        with self.adapter.disabled():
+        with present(self.model.transformer), self.adapter.disabled():
             columns = [
                 torch.cat([self._step(trajectory, column, rows)[0] for rows in batches])
                 for column in range(len(trajectory.steps))

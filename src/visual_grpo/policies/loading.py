@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from visual_grpo.config import ModelConfig
 from visual_grpo.errors import UserError
 from visual_grpo.hardware.device import resolve_device
+from visual_grpo.hardware.turns import take_turns
 from visual_grpo.saved_model import may_be_hub_id
 from visual_grpo.third_party_output import hidden_progress_bars
 
@@ -21,7 +22,12 @@ M = TypeVar("M")
 
 
 def load_pipeline(
-    pipeline_class: str, path: str, config: ModelConfig, parts: Sequence[str], without: Sequence[str] = ()
+    pipeline_class: str,
+    path: str,
+    config: ModelConfig,
+    parts: Sequence[str],
+    without: Sequence[str] = (),
+    prepare: Callable[[Any], object] = lambda pipeline: None,
 ) -> Any:
     """A diffusers pipeline by plain ``from_pretrained``: frozen, in evaluation mode, on the device.
 
@@ -30,6 +36,7 @@ def load_pipeline(
         path: folder or hub id.
         parts: components that must be there.
         without: components that are not loaded even where they are there.
+        prepare: what is done to the pipeline's networks before they are on the device.
 
     Raises:
         UserError: nothing at ``path``, another class, or a component is missing; the message names it.
@@ -51,10 +58,21 @@ def load_pipeline(
     if missing:
         raise _incomplete(path, missing)
     pipeline.set_progress_bar_config(disable=True)
-    for component in pipeline.components.values():
-        if isinstance(component, torch.nn.Module):
-            component.eval().requires_grad_(False)
-    return pipeline.to(resolve_device(config.device))
+    for network in networks_of(pipeline).values():
+        network.eval().requires_grad_(False)
+    prepare(pipeline)
+    device = resolve_device(config.device)
+    if config.offload == "none":
+        return pipeline.to(device)
+    take_turns(networks_of(pipeline), device)
+    return pipeline
+
+
+def networks_of(pipeline: Any) -> dict[str, Any]:
+    """By the names of the pipeline's components."""
+    import torch
+
+    return {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
 
 
 @contextmanager

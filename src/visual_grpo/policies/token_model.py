@@ -175,7 +175,7 @@ def _sample_batch(
     tokens = torch.full(uniforms.shape, padding, device=hidden.device)
     log_probs, entropies, deviations = torch.zeros(3, *uniforms.shape, device=hidden.device)
     # What every token needs is on the device before the first: each copy would make the GPU wait for the host.
-    uniforms, ends = uniforms.to(hidden.device), _ends(model, hidden.device)
+    uniforms = uniforms.to(hidden.device)
     look = 1 if hidden.device.type == "cpu" else LOOK  # Asking a GPU waits for it.
     done = torch.zeros(len(tokens), dtype=torch.bool, device=hidden.device)
     for step in range(uniforms.shape[1]):

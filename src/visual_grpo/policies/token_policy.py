@@ -15,6 +15,7 @@ from torch import Tensor
 
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
+from visual_grpo.hardware.turns import present
 from visual_grpo.policies import lora
 from visual_grpo.policies.adapter_policy import AdapterPolicy
 from visual_grpo.policies.half_precision import expected_gap
@@ -121,16 +122,17 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
 
     def replay(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Iterator[ReplayChunk]:
         """One chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
-        log_probs = self._log_probs(trajectory, rows)
-        kl = None
-        if trajectory.reference_log_probs is not None:
-            kl = k3_kl(log_probs, trajectory.reference_log_probs[rows])
-        yield ReplayChunk(steps=slice(0, log_probs.shape[1]), log_probs=log_probs, kl=kl)
+        with present(self.model.network):  # Also while the caller goes backward.
+            log_probs = self._log_probs(trajectory, rows)
+            kl = None
+            if trajectory.reference_log_probs is not None:
+                kl = k3_kl(log_probs, trajectory.reference_log_probs[rows])
+            yield ReplayChunk(steps=slice(0, log_probs.shape[1]), log_probs=log_probs, kl=kl)
 
     @torch.no_grad()
     def reference_log_probs(self, trajectory: TokenTrajectory[E]) -> Tensor:
         """[B, T] float32 with the adapter switched off."""
-        with self.adapter.disabled():
+        with present(self.model.network), self.adapter.disabled():
             batches = torch.arange(len(trajectory.tokens)).split(self.config.rollout_batch)
             return torch.cat([self._log_probs(trajectory, rows) for rows in batches])
 
@@ -155,5 +157,5 @@ def sample_merged(
 ) -> SampledTokens[E]:
     """B trajectories under the present adapter, which is merged into the weights meanwhile."""
     model.network.eval()
-    with lora.merged(model.network):
+    with present(model.network), lora.merged(model.network):
         return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.kv_cache)

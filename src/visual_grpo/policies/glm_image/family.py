@@ -21,9 +21,11 @@ def load(path: str, config: ModelConfig) -> GlmImagePipeline:
 
     from visual_grpo.policies.glm_image.processor import PreviewProcessor, preview_side
 
-    pipeline = load_pipeline("GlmImagePipeline", path, config, _PARTS)
+    def prepare(pipeline: GlmImagePipeline) -> None:
+        pipeline.vae.to(memory_format=torch.channels_last)  # 3x faster convolutions on a CPU.
+
+    pipeline = load_pipeline("GlmImagePipeline", path, config, _PARTS, prepare=prepare)
     pipeline.processor = PreviewProcessor.of(pipeline.processor, preview_side(path))
-    pipeline.vae.to(memory_format=torch.channels_last)  # 3x faster convolutions on a CPU.
     return pipeline
 
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from cachetools import LRUCache, cachedmethod
 from torch import Tensor
 
+from visual_grpo.hardware.turns import present
 from visual_grpo.images import fit, read_image
 from visual_grpo.policies.rows import source_count
 from visual_grpo.types import PromptRecord
@@ -55,13 +56,19 @@ class SourceEncoder:
     @torch.no_grad()
     def _encode(self, image: Image) -> Source:
         ar, vae = self.pipeline.vision_language_encoder, self.pipeline.vae
-        inputs = self.pipeline.processor.image_processor(images=[image], return_tensors="pt").to(ar.device)
-        grid = inputs["image_grid_thw"]
-        features = ar.get_image_features(inputs["pixel_values"], grid).pooler_output
-        tokens = ar.get_image_tokens(features, grid).view(*grid[0, 1:].tolist())
+        with present(ar):
+            inputs = self.pipeline.processor.image_processor(images=[image], return_tensors="pt").to(ar.device)
+            grid = inputs["image_grid_thw"]
+            features = ar.get_image_features(inputs["pixel_values"], grid).pooler_output
+            tokens = ar.get_image_tokens(features, grid).view(*grid[0, 1:].tolist())
+        with present(vae):
+            latents = self._latents(image, vae)
+        return Source(image=image, tokens=tokens, latents=latents)
+
+    def _latents(self, image: Image, vae: Any) -> Tensor:
         pixels = self.pipeline.image_processor.preprocess(image, height=self.size[0], width=self.size[1])
         encoded = vae.encode(pixels.to(vae.device, vae.dtype).contiguous(memory_format=torch.channels_last))
         mean = torch.tensor(vae.config.latents_mean, device=vae.device).view(-1, 1, 1)
         std = torch.tensor(vae.config.latents_std, device=vae.device).view(-1, 1, 1)
         latents = (encoded.latent_dist.mode()[0].float() - mean) / std
-        return Source(image=image, tokens=tokens, latents=latents.contiguous())
+        return latents.contiguous()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from visual_grpo.config import Strict
 from visual_grpo.errors import UserError
+from visual_grpo.hardware.turns import present
 from visual_grpo.images import fit, read_image
 from visual_grpo.policies.flow_model import Schedule, Velocity, as_images, latent_shape
 from visual_grpo.policies.guidance import guided
@@ -102,7 +103,7 @@ class QwenImage:
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
-        mean, std = self._statistics()
+        mean, std = self._statistics(latents.device)
         latents = (latents[:, :, None] / (1 / std) + mean).to(self.pipeline.vae.dtype)
         with self._decoding:  # The VAE keeps features between its calls: two at a time would mix them up.
             return as_images(self.pipeline.vae.decode(latents, return_dict=False)[0][:, :, 0])
@@ -134,13 +135,15 @@ class QwenImage:
 
     def _source_tokens(self, image: Any) -> Tensor:
         """[1, S, 4 C] float32."""
-        vae, (mean, std) = self.pipeline.vae, self._statistics()
+        vae = self.pipeline.vae
         pixels = self.pipeline.image_processor.preprocess(image, *self._source_size).unsqueeze(2)
-        latents = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist.mode().float()
+        with present(vae):
+            latents = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist.mode().float()
+        mean, std = self._statistics(latents.device)
         return packed(((latents - mean) / std)[:, :, 0])
 
-    def _statistics(self) -> list[Tensor]:
+    def _statistics(self, device: torch.device) -> list[Tensor]:
         """Mean and standard deviation of the VAE's latents, [C, 1, 1, 1] float32."""
-        vae = self.pipeline.vae
-        both = (vae.config.latents_mean, vae.config.latents_std)
-        return [torch.tensor(values, device=vae.device).view(-1, 1, 1, 1) for values in both]
+        config = self.pipeline.vae.config
+        both = (config.latents_mean, config.latents_std)
+        return [torch.tensor(values, device=device).view(-1, 1, 1, 1) for values in both]
