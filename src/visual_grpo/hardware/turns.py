@@ -128,8 +128,8 @@ def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
 
 def _copied(host: Tensor, device: torch.device) -> Tensor:
     if host.device == device:  # meta, where a plan counts what is there.
-        return _like(host, host.detach().clone())
-    return _like(host, host.detach().to(device, non_blocking=True))
+        return _like(host, host.clone())
+    return _like(host, host.to(device, non_blocking=True))
 
 
 def _like(tensor: Tensor, values: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def _like(tensor: Tensor, values: Tensor) -> Tensor:
 def _hook_class() -> Any:
     from accelerate.hooks import ModelHook
 
-    class Comes(ModelHook):  # type: ignore[misc]
+    class Comes(ModelHook):
         """Before a network is called."""
 
         def __init__(self, turn: _Turn) -> None:
