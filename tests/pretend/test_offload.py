@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from tests.pretend.accelerator import Accelerator
+from tests.pretend.accelerator import DEVICE, Accelerator, OnDevice
 from tests.pretend.test_policies import CASES
-from tests.pretend.trained import assert_equal, config_of, records_of, train
+from tests.pretend.trained import assert_equal, config_of, networks_of, records_of, score, train
+from visual_grpo import components
+from visual_grpo.errors import UserError
 from visual_grpo.hardware import turns
+from visual_grpo.hardware.turns import on_device, present, put_away, take_turns
 from visual_grpo.plan.replaced import replaced
+from visual_grpo.rewards.combine import RewardSet
 
-FAST = ["sd3", "qwen_image"]
-SLOW = ["ar", "dit", "alternating", "joint", "checkpointed"]
+FAST = ["qwen_image"]
+SLOW = ["ar", "dit", "alternating", "joint", "checkpointed", "sd3"]
 
 
 def offloaded(folder: Path, changes: Any) -> Any:
@@ -61,4 +67,122 @@ def test_edits_are_drawn_as_if_all_were_there(pipeline_folder: Path, tmp_path: P
     with Accelerator(), watched() as together:
         found = train(offloaded(tmp_path, changes), pipeline_folder, records)
     assert_equal(expected, found)
-    assert max(together) == 2, "the tokens of the first stage are drawn after a source is encoded by the VAE"
+    assert max(together) == 2, "where the first stage reads a source, the VAE encodes it meanwhile"
+
+
+def small(**sizes: int) -> dict[str, nn.Module]:
+    """Frozen networks of one layer, of which the second half shares its weight with the first."""
+    made = {}
+    for name, width in sizes.items():
+        network = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
+        network[1].weight = network[0].weight
+        network[0].register_buffer("counted", torch.arange(width))
+        made[name] = network.requires_grad_(False)
+    return made
+
+
+def where(network: nn.Module) -> set[torch.device]:
+    return {tensor.device for tensor in (*network.parameters(), *network.buffers())}
+
+
+def test_one_network_is_there_at_a_time_and_those_that_are_needed_together() -> None:
+    with Accelerator():
+        networks = small(first=2, second=3, third=4)
+        first, second, third = networks.values()
+        take_turns(networks, DEVICE)
+        host = {torch.device("cpu")}
+        assert where(first) == where(second) == host
+        with present(first):
+            assert first(torch.ones(1, 2, device=DEVICE)).device == DEVICE
+            second(torch.ones(1, 3, device=DEVICE))
+            assert where(first) == where(second) == {DEVICE}
+        third(torch.ones(1, 4, device=DEVICE))
+        assert where(first) == where(second) == host
+        assert where(third) == {DEVICE}
+        put_away(third)
+        assert where(third) == host
+
+
+def test_a_weight_that_two_layers_share_is_copied_once_and_stays_the_same_on_the_host() -> None:
+    with Accelerator() as gpu:
+        networks = small(only=3)
+        (network,) = networks.values()
+        values = network[0].weight.clone()
+        take_turns(networks, DEVICE)
+        host, before = network[0].weight, gpu.count()
+        with present(network):
+            assert network[0].weight is network[1].weight
+            assert isinstance(network[0].weight, OnDevice)
+            assert gpu.count() - before == len([*network.parameters(), *network.buffers()]) == 4
+        put_away(network)
+        assert network[0].weight is network[1].weight is host
+        assert torch.equal(host, values)
+
+
+def test_an_error_leaves_nobody_needed() -> None:
+    with Accelerator():
+        networks = small(first=2, second=3)
+        take_turns(networks, DEVICE)
+        with pytest.raises(ZeroDivisionError), present(networks["first"]):
+            raise ZeroDivisionError
+        networks["second"](torch.ones(1, 3, device=DEVICE))
+        assert where(networks["first"]) == {torch.device("cpu")}
+
+
+def test_what_is_trained_keeps_its_identity_and_its_place(sd3_folder: Path, tmp_path: Path) -> None:
+    components.build_model(config_of(tmp_path, "cpu", **CASES["sd3"][1]), str(sd3_folder))
+    config = offloaded(tmp_path, CASES["sd3"][1])
+    with Accelerator():
+        model: Any = components.build_model(config, str(sd3_folder))
+        scorer = RewardSet({"brightness": (score, 1.0)})
+        plan = components.make_plan(config, str(sd3_folder))
+        trainer: Any = components.build_trainer(config, plan, model, scorer)
+        before = [id(parameter) for parameter in trainer.parameters]
+        next(iter(trainer.fit(records_of())))
+        transformer = model.model.transformer
+        put_away(*networks_of(model))
+        trained = [p for p in transformer.parameters() if p.requires_grad]
+        assert [id(parameter) for parameter in trained] == before
+        assert {parameter.device for parameter in trained} == {DEVICE}
+        assert {state["exp_avg"].device for state in trainer.optimizer.state.values()} == {DEVICE}
+        assert {t.device for t in on_device(transformer)} == {DEVICE}
+        assert sum(t.nbytes for t in on_device(transformer)) == sum(parameter.nbytes for parameter in trained)
+        tensors, facts = trainer.state()
+        resumed: Any = components.build_trainer(config, plan, components.build_model(config, str(sd3_folder)), scorer)
+        resumed.load_state({name: value.cpu().clone() for name, value in tensors.items()}, facts)
+        expected, found = next(iter(trainer.fit(records_of()))), next(iter(resumed.fit(records_of())))
+        assert expected.values["reward/total"] == found.values["reward/total"]
+        after = zip(trainer.parameters, resumed.parameters, strict=True)
+        assert all(torch.equal(one.cpu(), other.cpu()) for one, other in after)
+
+
+def test_saved_adapters_draw_as_if_all_were_there(sd3_folder: Path, tmp_path: Path) -> None:
+    changes = CASES["sd3"][1]
+    here = config_of(tmp_path, "cpu", **changes)
+    trained: Any = components.build_model(here, str(sd3_folder))
+    trained.adapters.attach({"dit": here.lora_of("dit")}, 0)
+    with torch.no_grad():
+        for parameter in trained.adapters["dit"].parameters():
+            parameter.fill_(0.05)
+    trained.adapters.save(tmp_path / "adapters")
+
+    def drawn(config: Any) -> Any:
+        model = components.build_model(config, str(sd3_folder))
+        model.adapters.load(tmp_path / "adapters", ["dit"])
+        return model.generate(records_of(), [1, 2, 3], config.sampling.stock)
+
+    with Accelerator():
+        all_there = drawn(config_of(tmp_path, "cuda:0", **changes))
+        turns_taken = drawn(offloaded(tmp_path, changes))
+    assert all(torch.equal(one, other) for one, other in zip(all_there, turns_taken, strict=True))
+
+
+def test_a_model_of_one_network_is_refused(vl_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.offload is phases, but qwen2_5_vl is one network"):
+        components.make_plan(offloaded(tmp_path, CASES["qwen2_5_vl"][1]), str(vl_folder))
+
+
+def test_on_a_cpu_all_stays_where_it_computes(sd3_folder: Path, tmp_path: Path) -> None:
+    config = config_of(tmp_path, "cpu", **{**CASES["sd3"][1], "model": {"offload": "phases"}})
+    model = components.build_model(config, str(sd3_folder))
+    assert not any(hasattr(network, "_hf_hook") for network in networks_of(model))
