@@ -26,6 +26,23 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "glm_image, decoder": ("glm_image", {"policy": {"train": "dit"}}),
     "sd3": ("sd3", {}),
     "qwen_image": ("qwen_image", {}),
+    "glm_image, 24 GB": (
+        "glm_image",
+        {
+            "model": {"offload": "phases"},
+            "policy": {"rollout_batch": 8, "denoise_batch": 2},
+            "plan": {"gpu": "RTX 4090"},
+        },
+    ),
+    "glm_image, decoder, 24 GB": (
+        "glm_image",
+        {
+            "model": {"offload": "phases"},
+            "policy": {"train": "dit", "rollout_batch": 8, "denoise_batch": 2},
+            "plan": {"gpu": "RTX 4090"},
+        },
+    ),
+    "qwen_image, 48 GB": ("qwen_image", {"model": {"offload": "phases"}, "plan": {"gpu": "L40S"}}),
     "qwen2_5_vl": ("qwen2_5_vl", {}),
     "qwen2_5_vl, 3B": ("qwen2_5_vl", {"model": {"path": "Qwen/Qwen2.5-VL-3B-Instruct"}}),
 }

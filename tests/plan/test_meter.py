@@ -137,3 +137,23 @@ def test_tensors_of_two_devices_are_told_but_copies_and_indices_are_not():
         assert not meter.mixed
         table + torch.ones(2)
     assert [operation.split(" at ")[0] for operation in meter.mixed] == ["aten.add"]
+
+
+def test_what_waits_on_the_host_is_not_counted():
+    from torch import nn
+
+    from visual_grpo.hardware.turns import brought, on_device, present, put_away, take_turns
+
+    large, small = (nn.Linear(width, width, bias=False, device="meta").requires_grad_(False) for width in (64, 8))
+    take_turns({"large": large, "small": small}, torch.device("meta"))
+    with Meter() as meter:
+        meter.hold([*on_device(large), *on_device(small)])
+        assert meter.live == 0
+        large(meta(1, 64))
+        assert meter.live == FLOAT * 64 * 64
+        with present(small):
+            assert meter.live == FLOAT * 8 * 8
+        put_away(small)
+        assert meter.live == 0
+    assert meter.peak == FLOAT * (64 * 64 + 2 * 64), "with its input and result"
+    assert brought(large, small) == FLOAT * (64 * 64 + 8 * 8)

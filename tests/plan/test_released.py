@@ -44,7 +44,8 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_released_configuration_fits_its_card_and_mixes_no_devices(name: str) -> None:
     environment, changes = CONFIGURATIONS[name]
-    plan = make_plan(parameters_of(environment, {**changes, "plan": {"largest_batches": False}}))
+    settings = {**changes.get("plan", {}), "largest_batches": False}
+    plan = make_plan(parameters_of(environment, {**changes, "plan": settings}))
     assert plan["fits"], plan["changes"]
     assert plan["mixed_devices"] == {}
     assert sum(phase["host_waits"] for phase in plan["step"]) <= WAITS[name]

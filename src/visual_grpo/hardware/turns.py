@@ -57,6 +57,11 @@ def put_away(*networks: nn.Module) -> None:
             vars(network)[_TURN].leave()
 
 
+def brought(*networks: nn.Module) -> int:
+    """Bytes that have been copied to the device for those that take turns."""
+    return sum(vars(network)[_TURN].brought for network in networks if _TURN in vars(network))
+
+
 def on_device(network: nn.Module) -> Iterator[Tensor]:
     """Parameters and buffers without those that wait on the host."""
     turn = vars(network).get(_TURN)
@@ -87,7 +92,7 @@ class _Turn:
     """Of one network. A tensor that several layers share is copied once."""
 
     def __init__(self, network: nn.Module, device: torch.device, turns: _Turns) -> None:
-        self.device, self.needed, self._turns = device, 0, turns
+        self.device, self.needed, self.brought, self._turns = device, 0, 0, turns
         hosts = {id(tensor): _pinned(tensor, device) for tensor in (*network.parameters(), *network.buffers())}
         self.places = [
             _Place(tensors, name, hosts[id(tensor)])
@@ -109,6 +114,7 @@ class _Turn:
             if id(place.host) not in copies:
                 copies[id(place.host)] = _copied(place.host, self.device)
         self._put(lambda host: copies[id(host)])
+        self.brought += sum(copy.nbytes for copy in copies.values())
         self._turns.there.append(self)
 
     def leave(self) -> None:

@@ -9,10 +9,22 @@ from visual_grpo.plan.cards import CARDS, Card
 from visual_grpo.plan.largest import LargestBatch
 
 
-def changes(config: Parameters, card: Card, weights: int, peak: int, batches: Sequence[LargestBatch]) -> list[str]:
-    """Each as a line; none where ``peak`` bytes fit. ``weights``: bytes that the model takes by itself."""
+def changes(
+    config: Parameters, card: Card, weights: int, peak: int, batches: Sequence[LargestBatch], *, networks: int = 1
+) -> list[str]:
+    """Each as a line; none where ``peak`` bytes fit. ``weights``: bytes that the model takes by itself; ``networks``:
+    of how many it is made."""
     if peak <= card.usable:
         return []
+    if networks > 1 and config.model.offload == "none":
+        taking_turns = "model.offload=phases (one network on the card at a time; plan again with it)"
+        return [taking_turns, *_other_changes(config, card, weights, peak, batches)]
+    return _other_changes(config, card, weights, peak, batches)
+
+
+def _other_changes(
+    config: Parameters, card: Card, weights: int, peak: int, batches: Sequence[LargestBatch]
+) -> list[str]:
     if weights > card.usable:
         return [_another_card(peak, f"The model alone takes {weights / 1e9:.1f} GB"), *_smaller_model(config)]
     lines = [

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from visual_grpo import components
 from visual_grpo.config import Parameters, SamplerConfig
-from visual_grpo.hardware.turns import on_device, put_away
+from visual_grpo.hardware.turns import brought, on_device, put_away
 from visual_grpo.plan.attention import fused_attention
 from visual_grpo.plan.host_values import HostValues, literals_with_values
 from visual_grpo.plan.inputs import REWARD, records_for, unequal_scores, with_planned_reward
@@ -76,7 +76,9 @@ class DryRunner:
             meter.hold(value for value in kept if isinstance(value, Tensor))
         counted = (phases_of_drawing(meter), fewer_repeats(meter, self._seen), fused_attention(self.device))
         with counted[0], counted[1], counted[2], literals_with_values(), meter:
+            before = brought(*self.planned.networks.values())
             yield meter
+            meter.brought = brought(*self.planned.networks.values()) - before
 
     def _scores(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
         with self._meter.phase(REWARDS):

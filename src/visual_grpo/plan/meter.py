@@ -57,6 +57,8 @@ class Meter(TorchDispatchMode):
         super().__init__()
         self.device = device
         self.live = 0
+        self.brought = 0
+        """Bytes that were copied from the host to networks that take turns."""
         self.weight = 1.0
         """How many real operations each one stands for."""
         self.phases: dict[str, Phase] = {}

@@ -16,7 +16,14 @@ from visual_grpo.plan.largest import LargestBatch
 from visual_grpo.plan.meter import OUTSIDE, Meter
 from visual_grpo.plan.models import PlannedModel
 from visual_grpo.plan.run_time import RunTime, run_time
-from visual_grpo.plan.time_model import CALIBRATION, CALL_SECONDS, FLOPS_SHARE, LAUNCH_SECONDS, seconds_of
+from visual_grpo.plan.time_model import (
+    CALIBRATION,
+    CALL_SECONDS,
+    FLOPS_SHARE,
+    HOST_BANDWIDTH,
+    LAUNCH_SECONDS,
+    seconds_of,
+)
 
 ESTIMATED = (
     "Memory, operations and host waits are counted from the code itself. Seconds, hours and cost are estimates,"
@@ -52,7 +59,8 @@ class Counted:
         )
 
     def _seconds(self, meter: Meter, card: Card) -> float:
-        return sum(seconds_of(phase, card, self.config.model.dtype) for phase in meter.phases.values())
+        computing = sum(seconds_of(phase, card, self.config.model.dtype) for phase in meter.phases.values())
+        return computing + meter.brought / HOST_BANDWIDTH
 
 
 def plan_of(counted: Counted, card: Card | None, batches: Sequence[LargestBatch]) -> dict[str, Any]:
@@ -66,11 +74,14 @@ def plan_of(counted: Counted, card: Card | None, batches: Sequence[LargestBatch]
         if card is None
         else {**asdict(card), "usable": card.usable, "count": config.distributed.processes},
         "fits": None if card is None else counted.peak <= card.usable,
-        "changes": [] if card is None else changes(config, card, counted.weights, counted.peak, batches),
+        "changes": []
+        if card is None
+        else changes(config, card, counted.weights, counted.peak, batches, networks=len(counted.planned.networks)),
         "parameters": {name: _parameters(network) for name, network in counted.networks.items()},
         "trained_parameters": counted.trained,
         "weights_gb": counted.weights / 1e9,
         "peak_gb": counted.peak / 1e9,
+        "brought_gb": counted.step.brought / 1e9,
         "step": _phases(counted.step, config, card),
         "evaluation": {name: _phases(meter, config, card) for name, meter in counted.evaluation.items()},
         "largest_batches": [{**asdict(batch), "peak": batch.peak / 1e9} for batch in batches],
@@ -129,6 +140,8 @@ def show(plan: Mapping[str, Any]) -> None:
     memory = {"weights": f"{plan['weights_gb']:.3g} GB", "largest peak": f"{plan['peak_gb']:.3g} GB"}
     console.summary("Parameters", {**parameters, **trained, **memory, "sizes from": plan["sizes_from"]})
     _table("One step", plan["step"])
+    if plan["brought_gb"]:
+        console.note(f"Networks take turns: a step copies {plan['brought_gb']:.0f} GB from the host to the card.")
     for name, phases in plan["evaluation"].items():
         _table(f"One batch of the evaluation, sampler {name}", phases)
     if plan["largest_batches"]:

@@ -18,6 +18,8 @@ FLOPS_SHARE = 0.398
 """Of the dense rate: 2.54 s a PFLOP on an H100 of 989 TFLOP/s."""
 KERNEL_FLOPS_SHARE, BANDWIDTH_SHARE = 0.45, 0.8
 """Of the card's rates, within one large matrix product or copy; assumed."""
+HOST_BANDWIDTH = 25e9
+"""Bytes a second from pinned host memory: PCIe 4.0 with 16 lanes; assumed."""
 CALL_SECONDS = 7.0
 """Of one call of the stock pipeline, apart from these; a step of a training has no such call."""
 
