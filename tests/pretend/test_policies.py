@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.pretend.accelerator import Accelerator, DeviceMixError
 from tests.pretend.trained import TOKENS, assert_equal, config_of, records_of, train
 from visual_grpo.plan.replaced import replaced
-from visual_grpo.policies import token_model
+from visual_grpo.policies import token_model, token_steps
 from visual_grpo.policies.token_model import LOOK
 from visual_grpo.types import PromptRecord
 
@@ -71,7 +71,7 @@ def transfers_between_tokens(gpu: Accelerator) -> Iterator[list[tuple[int, int]]
 
         return run
 
-    with replaced(token_model, "prefill", prefilled), replaced(token_model, "forward", counted):
+    with replaced(token_model, "prefill", prefilled), replaced(token_steps, "forward", counted):
         yield seen
 
 
