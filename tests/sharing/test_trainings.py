@@ -50,7 +50,8 @@ def test_two_and_three_processes_train_what_one_does(prepared: Path, kind: str) 
         files = sorted((output / "06_models/adapters/last").rglob("*.safetensors"))
         trained.append({f"{file}/{name}": value for file in files for name, value in load_file(file).items()})
     alone, *others = trained
-    assert all(float(value.abs().max()) > 0 for value in alone.values()), "something was not trained"
+    moved = [bool(value.any()) for name, value in alone.items() if "lora_B" in name]
+    assert sum(moved) > 0.8 * len(moved), "nothing follows from a last block's text, but from all else"
     for many in others:
         assert max(float((alone[name] - many[name]).abs().max()) for name in alone) < 1e-5
 
