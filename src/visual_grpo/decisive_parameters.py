@@ -15,7 +15,6 @@ from visual_grpo.config import flatten
 NEVER = (
     *("resume", "output", "generate", "score", "compare", "reward_report", "tracking", "starter"),
     *("vote", "promotion", "retrain", "run", "reproduce", "plan", "gpu_check", "evaluation.redraw"),
-    "model.offload",
 )
 """Where and how results are written, and what other pipelines do. Of the starter its report speaks."""
 _OF_TRAINING = (
