@@ -21,8 +21,11 @@ from visual_grpo.types import PromptRecord
 WAITS = {
     "glm_image": 390,
     "glm_image, decoder": 490,
+    "glm_image, 24 GB": 1060,
+    "glm_image, decoder, 24 GB": 490,
     "sd3": 180,
     "qwen_image": 380,
+    "qwen_image, 48 GB": 380,
     "qwen2_5_vl": 1330,
     "qwen2_5_vl, 3B": 1330,
 }
