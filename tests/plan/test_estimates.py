@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 
 from tests.plan.page import parameters_of
 from visual_grpo.components import make_plan
@@ -114,3 +115,18 @@ def test_nothing_of_a_plan_decides_a_result():
     config = parameters_of("glm_image", {"plan": {"price_per_hour": 2.5}})
     assert (config.plan.gpu, config.plan.price_per_hour) == ("H100", 2.5)
     assert decisive("train", config.model_dump()) == decisive("train", parameters_of("glm_image", {}).model_dump())
+
+
+def test_a_module_without_weights_has_the_types_that_loading_gives(tmp_path):
+    """Saved buffers follow the weights; what is made anew on loading does not."""
+    from diffusers import SD3Transformer2DModel
+
+    from visual_grpo.plan.released.weightless import frozen
+    from visual_grpo.starter.sd3.modules import build_transformer
+
+    build_transformer(64, 0).save_pretrained(tmp_path)
+    loaded = SD3Transformer2DModel.from_pretrained(tmp_path, torch_dtype=torch.float16)
+    planned = frozen(lambda: SD3Transformer2DModel.from_config(loaded.config), torch.float16)
+    found = {name: value.dtype for name, value in (*planned.named_parameters(), *planned.named_buffers())}
+    assert found == {name: value.dtype for name, value in (*loaded.named_parameters(), *loaded.named_buffers())}
+    assert "pos_embed.pos_embed" in found

@@ -43,9 +43,18 @@ def frozen(build: Callable[[], Any], dtype: torch.dtype) -> Any:
     """
     with weightless(dtype, _device.get()):
         module = build()
+    _as_saved(module, dtype)
     if dtype == torch.float16:
         _keep_in_float32(module)
     return module.eval().requires_grad_(False)
+
+
+def _as_saved(module: nn.Module, dtype: torch.dtype) -> None:
+    """Numbers that a file holds beside the weights, such as SD3's fixed positions, are loaded as these are."""
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer.is_floating_point() and name not in part._non_persistent_buffers_set:
+                part.register_buffer(name, buffer.to(dtype))
 
 
 def _keep_in_float32(module: nn.Module) -> None:
