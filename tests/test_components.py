@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.evaluation.defaults import parameters
+from visual_grpo import components
 from visual_grpo.components import check, make_plan
 from visual_grpo.errors import UserError
 
@@ -97,3 +98,16 @@ def test_a_hub_id_of_a_named_family_is_not_looked_up_before_it_is_loaded(monkeyp
     check(parameters(model={"family": "glm_image", "path": "zai-org/GLM-Image"}))
     with pytest.raises(UserError, match="holds neither model_index"):
         check(parameters(model={"family": "glm_image", "path": "/nowhere/at/all"}))
+
+
+def test_a_gated_reward_has_weights_of_one_sign():
+    """Its worst is another one by each sign, and a joint rollout judges both modules together."""
+    gated = {"hard": {"function": "x:y"}, "easy": {"function": "x:y", "clip": [0, 1], "only_where": {"hard": 0.5}}}
+    for sign in (0.5, 0.0, -0.5):
+        config = parameters(rewards=gated, modules={"dit": {"rewards": {"easy": sign}}})
+        components._check_gates(config, ["ar"])
+        if sign >= 0:
+            components._check_gates(config, ["ar", "dit"])
+            continue
+        with pytest.raises(UserError, match=r"rewards.easy.only_where.*ar 1, dit -0.5. Expected weights of one sign"):
+            components._check_gates(config, ["ar", "dit"])

@@ -71,7 +71,13 @@ class Worker:
 
 
 def plain(scores: Scores) -> list[float | None]:
-    return [None if score is None else float(score) for score in scores]
+    return [None if score is None else number(score) for score in scores]
+
+
+def number(score: Any) -> float:
+    if isinstance(score, str | bytes | bool):  # What a model said is not yet what it means.
+        raise TypeError(f"a score must be a number or None, got {score!r}")
+    return float(score)
 
 
 def parsed(body: Mapping[str, Any]) -> Request:
@@ -120,6 +126,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, self.server.worker.answer(self.body()))
         except BadRequestError as error:
             self.send(error.status, {"error": str(error)})
+        except ConnectionError:  # The client has gone: its time was up.
+            self.close_connection = True
         except Exception as error:  # The model's code: the client is told, the worker lives on.
             traceback.print_exc()
             self.send(500, {"error": f"{type(error).__name__}: {error}"})
@@ -173,9 +181,11 @@ def serve(name: str, load: Callable[[], Score], weights: str = "") -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8765)
     given = parser.parse_args()
-    worker = Worker(name, load)
+    worker, key = Worker(name, load), os.environ.get(KEY)
+    if key == "":
+        sys.exit(f"Error: {KEY} is empty, so that anybody could ask. Give it the key, or unset it to ask for none")
     try:
-        server = Server((given.host, given.port), worker, os.environ.get(KEY))
+        server = Server((given.host, given.port), worker, key)
     except (OSError, OverflowError) as error:
         sys.exit(
             f"Error: cannot listen at {given.host}:{given.port}: {error}. Another worker may run there: stop it, or"

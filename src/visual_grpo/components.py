@@ -102,11 +102,25 @@ def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problem
             made = build_reward(name, reward)
             if scores:
                 made.check_machine()
+    with problems.collect():
+        _check_gates(config, modules)
     if config.reward == "auto" or len(problems.texts) > before:
         return
     for module in modules:
         with problems.collect():
             build_scorer(config, [module])
+
+
+def _check_gates(config: Parameters, modules: Sequence[str]) -> None:
+    """A reward of both signs has no worst score for all modules, and both are judged together."""
+    for name in (name for name, reward in config.rewards.items() if reward.only_where):
+        weights = {module: config.weights([module])[name] for module in modules}
+        if min(weights.values(), default=0.0) < 0 < max(weights.values(), default=0.0):
+            raise UserError(
+                f"rewards.{name}.only_where: where the others are not satisfied, the reward counts as its worst, which"
+                f" is another one by the weights of each module: {', '.join(f'{m} {w:g}' for m, w in weights.items())}."
+                " Expected weights of one sign; or name the function twice, as two rewards"
+            )
 
 
 def check_unchanged(starter_report: Mapping[str, Any]) -> None:

@@ -510,3 +510,20 @@ def test_a_child_that_a_reward_forks_does_not_go_on_beside_its_parent(tmp_path: 
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == "went on\n"
+
+
+def test_a_generator_that_fails_is_told_as_any_reward_that_does() -> None:
+    def scores(prompts, samples):
+        for number, _ in enumerate(samples):
+            yield 1 / (1 - number)
+
+    with pytest.raises(UserError, match=r"reward 'mine' failed on the records 'a'.*ZeroDivisionError"):
+        FunctionReward("mine", scores)(PROMPTS, SAMPLES)
+
+
+def test_a_reward_may_sort_its_prompts() -> None:
+    prompts = list(PROMPTS)
+    FunctionReward("mine", lambda own, samples: (own.sort(key=lambda p: p.id, reverse=True), [0, 0, 0])[1])(
+        prompts, SAMPLES
+    )
+    assert prompts == PROMPTS

@@ -63,7 +63,9 @@ class FunctionReward:
         # Copies: what a reward paints into an image must reach neither the next reward nor what is kept.
         own = [sample.clone() if isinstance(sample, Tensor) else sample for sample in samples]
         with _blaming(f"reward {self.name!r} failed on the records {_some_ids(prompts)}"), kept_surroundings():
-            returned = self.function(prompts, own)
+            # A list of its own as well: a reward may sort it. And a generator fails, if it does, while it is read.
+            returned = self.function(list(prompts), own)
+            returned = list(returned) if isinstance(returned, Iterator) else returned
         return checked_output(self.name, returned, prompts)
 
     @property

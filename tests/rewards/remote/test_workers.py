@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
+import io
 import json
 import socket
+import struct
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.rewards.remote.processes import no_thread_left
 from tests.rewards.remote.worker_process import WORKERS, run_to_its_end, started
@@ -31,7 +36,8 @@ def load():
     def score(request):
         if "crash" in request.prompts:
             raise RuntimeError("out of memory")
-        return [{"nan": float("nan"), "none": None}.get(prompt, 0.5) for prompt in request.prompts]
+        said = {"nan": float("nan"), "none": None, "text": "0.5", "true": True}
+        return [said.get(prompt, 0.5) for prompt in request.prompts]
     return score
 
 serve("failing-1", load, "They are on the hub; WEIGHTS names a local folder.")
@@ -111,6 +117,45 @@ def test_a_key_is_needed_if_there_is_one() -> None:
         assert output.values.tolist() == [1.0]
         with pytest.raises(UserError, match=r"answered 401: .*set the option api_key"):
             HttpReward(url)(records("a"), grey(255))
+
+
+def test_an_empty_key_is_refused() -> None:
+    ended = run_to_its_end(WORKERS / "template" / "worker.py", WORKER_API_KEY="")
+    assert ended.stderr.startswith("Error: WORKER_API_KEY is empty")
+
+
+@pytest.mark.parametrize("prompt", ["text", "true"])
+def test_what_is_no_number_is_no_score(failing: str, prompt: str) -> None:
+    reward = FunctionReward("judge", HttpReward(failing, retries=0, stop_after=0), max_failed_share=0.5)
+    output = reward(records("a", prompt), grey(0, 1))
+    assert output.values.isnan().tolist() == [False, True]
+    assert "a score must be a number or None" in output.failed[1]
+
+
+def _png() -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "png")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def test_a_client_that_has_gone_is_no_error_of_the_worker(tmp_path: Path) -> None:
+    """It hangs up while its images are judged."""
+    script = tmp_path / "slow.py"
+    waits = "lambda request: (time.sleep(0.5), [0.5])[1]"
+    script.write_text(f"import time\nfrom serve import serve\nserve('slow-1', lambda: {waits})\n")
+    errors = tmp_path / "errors"
+    with errors.open("w") as file, started(script, stderr=file) as url:
+        port = int(url.rpartition(":")[2])
+        body = json.dumps({"images": [_png()], "prompts": ["a"]}).encode()
+        head = f"POST /score HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.sendall(head + body)
+                time.sleep(0.2)
+        assert HttpReward(url)(records("a"), grey(255)).values.tolist() == [0.5]
+        time.sleep(0.3)
+    assert "Traceback" not in errors.read_text()
 
 
 def test_a_worker_without_weights_ends(tmp_path: Path) -> None:

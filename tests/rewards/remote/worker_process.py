@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,13 @@ WORKERS = ROOT / "workers"
 
 
 @contextmanager
-def started(script: Path, **environment: str) -> Iterator[str]:
+def started(script: Path, *, stderr: Any = subprocess.DEVNULL, **environment: str) -> Iterator[str]:
     """The address of a worker that has loaded its weights."""
     process = subprocess.Popen(
         [sys.executable, str(script), "--port=0"],
         env={**os.environ, "PYTHONPATH": str(WORKERS), **environment},
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=stderr,
         text=True,
     )
     assert process.stdout is not None
