@@ -62,7 +62,7 @@ def test_two_and_three_processes_train_what_one_does(prepared: Path, kind: str) 
 def test_a_killed_process_ends_the_command_and_the_training_goes_on_later(
     prepared: Path, kind: str, after: float
 ) -> None:
-    line = command(kind, "train", f"{LEARNED},grpo.steps=300,distributed.processes=2,tracking.checkpoint_every=2")
+    line = command(kind, "train", f"{LEARNED},grpo.steps=60,distributed.processes=2,tracking.checkpoint_every=2")
     started = subprocess.Popen(
         ["bash", "-c", f"exec {line}"], cwd=prepared, env=environment(prepared), stderr=subprocess.PIPE, text=True
     )
@@ -84,7 +84,7 @@ def test_a_killed_process_ends_the_command_and_the_training_goes_on_later(
     assert "was ended by SIGKILL" in said
     assert not any(is_there(pid) for pid in others)
     done = paste(
-        command(kind, "train", f"{LEARNED},resume=auto,distributed.processes=1,grpo.steps=300").replace(COMMON, ""),
+        command(kind, "train", f"{LEARNED},resume=auto,distributed.processes=1,grpo.steps=60").replace(COMMON, ""),
         prepared,
     )
     assert done.returncode == 0, done.stderr[-2000:]
