@@ -103,7 +103,9 @@ class Theirs:
         patch = "flow_grpo.diffusers_patch.sd3_"
         self._draw: Any = importlib.import_module(f"{patch}pipeline_with_logprob").pipeline_with_logprob
         self.transition: Callable[..., Any] = importlib.import_module(f"{patch}sde_with_logprob").sde_step_with_logprob
-        self.pipeline: Any = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
+        self.pipeline: Any = StableDiffusion3Pipeline.from_pretrained(
+            folder, text_encoder_3=None, tokenizer_3=None, use_safetensors=True
+        )
         self.pipeline.set_progress_bar_config(disable=True)
         for part in (self.pipeline.vae, self.pipeline.text_encoder, self.pipeline.text_encoder_2):
             part.requires_grad_(False)

@@ -126,7 +126,9 @@ class Trls:
         from visual_grpo.policies.qwen2_5_vl.family import FAMILY
 
         shape = setup.shape
-        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(setup.folder, dtype=torch.float32)
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+            setup.folder, dtype=torch.float32, use_safetensors=True
+        )
         arguments = Arguments(
             output_dir=str(folder / "trl"),
             per_device_train_batch_size=shape.prompts * shape.group,
