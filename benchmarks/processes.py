@@ -28,7 +28,7 @@ def train(folder: Path, processes: int, steps: int, more: str) -> list[float]:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    [history] = folder.glob("data/**/training.csv")
+    history = folder / "data/08_reporting/training.csv"
     return [float(value) for value in pd.read_csv(history)["seconds/step"][1:]]
 
 

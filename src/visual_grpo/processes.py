@@ -10,7 +10,7 @@ from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.policies.family import Model
 from visual_grpo.sharing.model import SharedModel
-from visual_grpo.sharing.worker import Trained
+from visual_grpo.sharing.worker import Build, Trained
 from visual_grpo.sharing.workers import Workers
 from visual_grpo.third_party_output import silence_libraries
 from visual_grpo.types import AdaptedModel
@@ -24,7 +24,7 @@ def start_workers(config: Parameters, model: str, start: Path | None) -> Workers
     count = config.distributed.processes
     if count == 1 and config.resume == "never":
         return None
-    return Workers(count, build_share, _arguments(config, model=model, start=start))
+    return _workers(config, build_share, model=model, start=start)
 
 
 def start_drawing(config: Parameters, model: str, adapters: Path | None) -> Workers | None:
@@ -32,7 +32,7 @@ def start_drawing(config: Parameters, model: str, adapters: Path | None) -> Work
     count = config.distributed.processes
     if count == 1:
         return None
-    return Workers(count, build_drawing, _arguments(config, model=model, adapters=adapters))
+    return _workers(config, build_drawing, model=model, adapters=adapters)
 
 
 def shared_model(model: Model, workers: Workers | None) -> AdaptedModel:
@@ -67,8 +67,14 @@ def _on(device: str, config: Parameters) -> Parameters:
     return config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
 
 
-def _arguments(config: Parameters, **named: str | Path | None) -> list[dict[str, Any]]:
-    """Of the function that builds, for each process but the first."""
+def _workers(config: Parameters, build: Build, **named: str | Path | None) -> Workers:
+    """Those that call ``build``."""
     tree = config.model_dump(mode="json")
     texts = {name: None if value is None else str(value) for name, value in named.items()}
-    return [{"config": tree, "device": device, **texts} for device in components.process_devices(config)[1:]]
+    first, *devices = components.process_devices(config)
+    arguments = [{"config": tree, "device": device, **texts} for device in devices]
+    return Workers(config.distributed.processes, build, arguments, sharded_on=first if _is_sharded(config) else None)
+
+
+def _is_sharded(config: Parameters) -> bool:
+    return config.distributed.sharded and config.distributed.processes > 1

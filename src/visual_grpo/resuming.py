@@ -20,7 +20,7 @@ AUTO, SAME, NEVER = "auto", "same", "never"
 ROUNDING = (
     *("model.device", "model.offload", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),
     *("policy.rollout_batch", "policy.denoise_batch", "policy.decode_batch", "policy.gradient_checkpointing"),
-    "distributed.processes",
+    *("distributed.processes", "distributed.sharded"),
 )
 """Patterns of the parameters that say where and in how large parts something is computed."""
 MAY_CHANGE = (

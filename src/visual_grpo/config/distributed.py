@@ -14,3 +14,8 @@ class DistributedConfig(Strict):
         description="that train together on this machine, each with the whole model, and each on another GPU where"
         " model.device is cuda; each draws and replays whole groups, so at most grpo.prompts_per_step",
     )
+    sharded: bool = Field(
+        False,
+        description="each process keeps a part of every layer, which is gathered when it is called (torch's FSDP2): for"
+        " a model that does not fit on one GPU; slower than whole models",
+    )

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import torch
 
+from visual_grpo.hardware import shards
+
 A = TypeVar("A")
 B = TypeVar("B")
 _processes = 1
@@ -18,11 +20,13 @@ def map_on_cores(function: Callable[[A], B], items: Iterable[A], device: torch.d
     """Applies ``function`` to each item without gradient; results are in the order of the items.
 
     On a CPU, items run in (cores / torch threads) parallel workers; unlike more torch threads, this does not change
-    rounding. On a GPU, items run one after the other.
+    rounding. On a GPU, and of networks that are cut (`shards`), items run one after the other.
     """
     items = list(items)
     threads = torch.get_num_threads()
-    workers = min(len(items), _cores() // threads) if device.type == "cpu" else 1
+    # Layers are gathered in an order that all processes share: not by several threads at a time.
+    alone = device.type != "cpu" or shards.active()
+    workers = 1 if alone else min(len(items), _cores() // threads)
     if workers < 2:
         return [_without_gradient(function, item) for item in items]
     with ThreadPoolExecutor(workers) as pool:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from visual_grpo.config import ModelConfig
 from visual_grpo.errors import UserError
+from visual_grpo.hardware import shards
 from visual_grpo.hardware.device import resolve_device
 from visual_grpo.hardware.turns import take_turns
 from visual_grpo.saved_model import may_be_hub_id
 from visual_grpo.third_party_output import hidden_progress_bars
+
+if TYPE_CHECKING:
+    import torch
 
 PIPELINE_FILE = "model_index.json"
 MODEL_FILE = "config.json"
@@ -62,10 +66,19 @@ def load_pipeline(
         network.eval().requires_grad_(False)
     prepare(pipeline)
     device = resolve_device(config.device)
-    if config.offload == "none":
-        return pipeline.to(device)
-    take_turns(networks_of(pipeline), device)
+    place(networks_of(pipeline), device, config.offload)
     return pipeline
+
+
+def place(networks: Mapping[str, Any], device: torch.device, offload: str = "none") -> None:
+    """Puts the frozen ``networks`` on ``device``: whole, in turns, or this process's part of them (`shards`)."""
+    if shards.active():
+        shards.cut(networks, device)
+    elif offload != "none":
+        take_turns(networks, device)
+    else:
+        for network in networks.values():
+            network.to(device)
 
 
 def networks_of(pipeline: Any) -> dict[str, Any]:

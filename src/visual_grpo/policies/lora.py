@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from visual_grpo.command import again
 from visual_grpo.config import LoraParams
 from visual_grpo.errors import UserError
+from visual_grpo.hardware import shards
 from visual_grpo.policies.low_rank import three_kernels
 
 if TYPE_CHECKING:
@@ -181,12 +182,13 @@ def merged(model: nn.Module) -> Iterator[None]:
     """Any adapter of ``model`` folded into the weights while sampling: one matrix product instead of three.
 
     Afterwards the weights are put back from copies, since adding and subtracting would leave rounding
-    behind. In half precision folding rounds the update away: there it is `three_kernels`.
+    behind. In half precision folding rounds the update away: there it is `three_kernels`, as it is where a process
+    has only a part of the weights.
     """
     from peft.tuners.lora import LoraLayer
 
     layers = [m for m in model.modules() if isinstance(m, LoraLayer)]
-    if not all(layer.get_base_layer().weight.dtype == torch.float32 for layer in layers):
+    if shards.active() or not all(layer.get_base_layer().weight.dtype == torch.float32 for layer in layers):
         with three_kernels(layers):
             yield
         return

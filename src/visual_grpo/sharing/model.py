@@ -33,7 +33,8 @@ class SharedModel:
             if count
             for part in [slice(start, start + count)]
         ]
-        samples = list(self.own.generate(records[:mine], seeds[:mine], sampler)) if mine else []
+        with self.workers.together():
+            samples = list(self.own.generate(records[:mine], seeds[:mine], sampler)) if mine else []
         for other, request in asked:
             samples += other.answer(request)
         return samples

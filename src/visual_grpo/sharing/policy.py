@@ -15,6 +15,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor, nn
 
+from visual_grpo.hardware import shards
 from visual_grpo.policies.seeds import share_of_seeds
 from visual_grpo.sharing.messages import Packed
 from visual_grpo.sharing.workers import Remote, Workers, blocks
@@ -38,7 +39,14 @@ class SharedTrajectory:
 class Stream(Protocol):
     """The chunks of one part's replay."""
 
+    other: Remote | None
+    """The process that computes them; None = this one."""
+
     def ask(self) -> None: ...
+
+    def compute(self) -> None:
+        """What is computed in this process, while the others do what they were asked for."""
+        ...
 
     def chunk(self) -> ReplayChunk | None:
         """What was asked for; None after the last one."""
@@ -80,28 +88,34 @@ class SharedPolicy(Generic[T]):
 
     def replay(self, trajectory: Any, rows: Tensor) -> Iterator[ReplayChunk]:
         """All parts of ``rows`` at the same time; their order is that of ``rows``."""
-        if not isinstance(trajectory, SharedTrajectory):  # From a checkpoint of one process.
-            yield from self.own.replay(trajectory, rows)
-            return
         self.workers.send_adapters()
+        if not isinstance(trajectory, SharedTrajectory):  # From a checkpoint of one process.
+            yield from self._chunks([_Here(self.own.replay(trajectory, rows))], torch.arange(len(rows)))
+            return
         streams, places = [], []
         for number, (start, size) in enumerate(_ranges(trajectory.sizes)):
             mine = ((rows >= start) & (rows < start + size)).nonzero()[:, 0]
             if len(mine):
                 streams.append(self._stream(trajectory, number, rows[mine] - start))
                 places.append(mine)
-        order = torch.cat(places).argsort()
+        yield from self._chunks(streams, torch.cat(places).argsort())
+
+    def _chunks(self, streams: Sequence[Stream], order: Tensor) -> Iterator[ReplayChunk]:
         while True:
             for stream in streams:
                 stream.ask()
+            with self.workers.together():
+                for stream in streams:
+                    stream.compute()
             chunks = [stream.chunk() for stream in streams]
             found = [chunk for chunk in chunks if chunk is not None]
             if not found:
                 return
             kl = [chunk.kl for chunk in found if chunk.kl is not None]
+            log_probs = torch.cat([chunk.log_probs for chunk in found])[order]
             yield ReplayChunk(
                 steps=found[0].steps,
-                log_probs=torch.cat([chunk.log_probs for chunk in found])[order],
+                log_probs=_Together.apply(log_probs, self.workers, streams) if shards.active() else log_probs,
                 kl=torch.cat(kl)[order] if kl else None,
             )
 
@@ -239,7 +253,7 @@ def shared_out(
         for number, start, count in shares[1:]
     ]
     _, _, count = shares[0]
-    with share_of_seeds(0, count, len(prompts)):
+    with workers.together(), share_of_seeds(0, count, len(prompts)):
         mine = here(prompts[:count])
     return [(0, mine), *((number, workers.others[number - 1].answer(request)) for number, request in asked)]
 
@@ -247,33 +261,42 @@ def shared_out(
 class _Here:
     """The first process's own share."""
 
+    other = None
+
     def __init__(self, chunks: Iterator[ReplayChunk]) -> None:
         self._chunks = chunks
+        self._chunk: ReplayChunk | None = None
 
     def ask(self) -> None:
         """The others first: they compute while this one does."""
 
+    def compute(self) -> None:
+        self._chunk = next(self._chunks, None)
+
     def chunk(self) -> ReplayChunk | None:
-        return next(self._chunks, None)
+        return self._chunk
 
 
 class _There:
     """The share of another process."""
 
     def __init__(self, other: Remote, module: str, name: str, rows: Tensor) -> None:
-        self._other, self._name, self._request = other, name, 0
+        self.other, self._name, self._request = other, name, 0
         other.tell("replay", module=module, name=name, rows=rows)
 
     def ask(self) -> None:
-        self._request = self._other.ask("next_chunk", name=self._name)
+        self._request = self.other.ask("next_chunk", name=self._name)
+
+    def compute(self) -> None:
+        """Is done elsewhere."""
 
     def chunk(self) -> ReplayChunk | None:
-        got = self._other.answer(self._request)
+        got = self.other.answer(self._request)
         if got is None:
             return None
         first, last, log_probs, kl = got
         asked = torch.ones((), requires_grad=True)  # So that the values have a gradient.
-        values = _Values.apply(asked, log_probs, kl, self._other, self._name)
+        values = _Values.apply(asked, log_probs, kl, self.other, self._name)
         log_probs, kl = values if kl is not None else (values, None)
         return ReplayChunk(steps=slice(first, last), log_probs=log_probs, kl=kl)
 
@@ -295,7 +318,29 @@ class _Values(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
         log_probs, kl = gradients if len(gradients) == 2 else (gradients[0], None)
         ctx.other.tell("backward", name=ctx.name, log_probs=log_probs, kl=kl)
+        if shards.active():
+            ctx.other.tell("lend")
         return (None,) * 5
+
+
+class _Together(torch.autograd.Function):
+    """A chunk of all processes, each of which has a part of the model only: its backward pass needs all of them.
+
+    Younger than what it joins, it comes first: those that have no share of the chunk lend, and this process does once
+    its backward pass is over.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, log_probs: Tensor, workers: Workers, streams: Sequence[Stream]) -> Tensor:
+        ctx.idle = set(workers.others) - {stream.other for stream in streams}
+        return log_probs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        for other in ctx.idle:
+            other.tell("lend")
+        torch.autograd.Variable._execution_engine.queue_callback(shards.lend)
+        return gradients[0], None, None
 
 
 def _ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -16,7 +16,9 @@ from torch import Tensor
 from visual_grpo.config import SamplerConfig
 from visual_grpo.errors import user_error
 from visual_grpo.faults import is_out_of_memory, machine_fault
+from visual_grpo.hardware import shards
 from visual_grpo.hardware.parallel import share_cores
+from visual_grpo.hardware.shards import Meeting
 from visual_grpo.policies.seeds import share_of_seeds
 from visual_grpo.sharing.messages import Messages, Packed
 from visual_grpo.types import JointPolicy, Policy, PromptRecord, ReplayChunk, Rollout, Sample, SampleGenerator
@@ -37,12 +39,19 @@ Build = Callable[..., Trained]
 """A function of a module, called with keyword arguments that are JSON, once in each process."""
 
 
-def work(connection: Connection, count: int, build: Build, arguments: Mapping[str, Any]) -> None:
-    """The main function of one of ``count`` processes. It ends with the first one, whatever that dies of."""
+def work(
+    connection: Connection, number: int, count: int, build: Build, arguments: Mapping[str, Any], meeting: Meeting | None
+) -> None:
+    """The main function of process ``number`` of ``count``. It ends with the first one, whatever that dies of.
+
+    ``meeting``: where processes meet that have parts of one model; the first one is number 0 there.
+    """
     share_cores(count)
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # The first process decides what becomes of a run.
         signal.signal(stop, signal.SIG_IGN)
     try:
+        if meeting is not None:
+            shards.join(meeting, number - 1, torch.device(arguments["device"]))
         _answer_all(connection, build, arguments)
     except (EOFError, OSError):  # The first process is gone.
         os._exit(1)
@@ -157,6 +166,10 @@ class Worker:
             chunk.log_probs.backward(log_probs)
         else:
             torch.autograd.backward([chunk.log_probs, chunk.kl], [log_probs, kl])
+
+    def lend(self) -> None:
+        """Holds out this process's part of what others compute with."""
+        shards.lend()
 
     def gradients(self, module: str) -> list[Tensor | None]:
         return [parameter.grad for parameter in self.trained.policies[module].trainable_parameters()]

@@ -5,11 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from visual_grpo.errors import UserError
+from visual_grpo.hardware import shards
 from visual_grpo.hardware.parallel import share_cores
+from visual_grpo.hardware.shards import Meeting
 from visual_grpo.sharing.messages import Messages
 from visual_grpo.sharing.worker import Build, work
 from visual_grpo.types import Policy
@@ -17,6 +22,8 @@ from visual_grpo.types import Policy
 _SPAWN = multiprocessing.get_context("spawn")
 _END = 10.0
 """Seconds that a process may take to end after it was asked to."""
+_MOMENT = 1.0
+"""Seconds between the end of a process's connections and its own."""
 
 
 class WorkerDiedError(RuntimeError):
@@ -26,12 +33,17 @@ class WorkerDiedError(RuntimeError):
 class Remote:
     """One other process."""
 
-    def __init__(self, number: int, count: int, build: Build, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, number: int, count: int, build: Build, arguments: Mapping[str, Any], meeting: Meeting | None
+    ) -> None:
         """The ``number``-th of ``count``."""
         self.number = number
         ours, theirs = _SPAWN.Pipe()
         self._process = _SPAWN.Process(
-            target=work, args=(theirs, count, build, dict(arguments)), name=f"training {number}", daemon=True
+            target=work,
+            args=(theirs, number, count, build, dict(arguments), meeting),
+            name=f"training {number}",
+            daemon=True,
         )
         self._process.start()
         theirs.close()
@@ -50,7 +62,7 @@ class Remote:
         try:
             self._messages.send({"do": do, **arguments})
         except OSError as error:
-            raise self._died() from error
+            raise self.died() from error
         self._asked += 1
         return self._asked - 1
 
@@ -79,7 +91,7 @@ class Remote:
         try:
             got = self._messages.receive()
         except (EOFError, OSError) as error:
-            raise self._died() from error
+            raise self.died() from error
         number, self._read = self._read, self._read + 1
         if "answer" not in got:
             if got["expected"]:
@@ -89,6 +101,11 @@ class Remote:
             self._told.remove(number)
         else:
             self._answers[number] = got["answer"]
+
+    def is_gone(self) -> bool:
+        """Whether it has ended, or does so within a moment."""
+        self._process.join(_MOMENT)
+        return not self._process.is_alive()
 
     def end(self) -> None:
         """Asks it to end, and kills it if it does not."""
@@ -100,7 +117,8 @@ class Remote:
             self._process.kill()
             self._process.join()
 
-    def _died(self) -> WorkerDiedError:
+    def died(self) -> WorkerDiedError:
+        """The error of a process that has ended, or hangs."""
         self._process.join(_END)
         code = self._process.exitcode
         how = "hangs" if code is None else f"ended with exit code {code}"
@@ -115,29 +133,64 @@ class Remote:
 class Workers:
     """Processes 2 to ``count`` of a training; a context that ends them."""
 
-    def __init__(self, count: int, build: Build, arguments: Sequence[Mapping[str, Any]]) -> None:
-        """``arguments``: of ``build``, for each of the ``count - 1`` other processes."""
-        self.count = count
-        self.others = [Remote(number, count, build, own) for number, own in enumerate(arguments, 2)]
+    def __init__(
+        self, count: int, build: Build, arguments: Sequence[Mapping[str, Any]], *, sharded_on: str | None = None
+    ) -> None:
+        """
+        Args:
+            arguments: of ``build``, for each of the ``count - 1`` other processes.
+            sharded_on: this process's device, where each has a part of the model only.
+        """
+        self.count, self._sharded_on = count, sharded_on
+        self._meeting = None if sharded_on is None else shards.open_meeting(count)
+        self.others = [Remote(number, count, build, own, self._meeting) for number, own in enumerate(arguments, 2)]
         self._policies: dict[str, Policy[Any]] = {}
         self._sent: dict[str, list[int]] = {}
 
     def __enter__(self) -> Workers:
         share_cores(self.count)
+        if self._meeting is not None:
+            shards.join(self._meeting, 0, torch.device(self._sharded_on or "cpu"))
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         share_cores(1)
+        gone = [other for other in self.others if isinstance(error, shards.LostPeerError) and other.is_gone()]
         for other in self.others:
             other.end()
         deadline = time.monotonic() + _END
         for other in self.others:
             other.kill_after(deadline)
+        shards.leave()
+        if gone:
+            raise gone[0].died() from error
 
     def wait_until_ready(self) -> None:
         """Raises UserError, RuntimeError or WorkerDiedError where a process could not build its model."""
         for other in self.others:
             other.settle()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """For what this process computes while the others do what they were asked for.
+
+        Where each has a part of the model only, all hold out theirs until the last one is done.
+        """
+        self.lend()
+        try:
+            yield
+        except shards.LostPeerError:
+            raise
+        except Exception:  # Of this process alone: the others finish what they have begun.
+            shards.lend()
+            raise
+        shards.lend()
+
+    def lend(self) -> None:
+        """Has the others lend once they have done what they were asked for before."""
+        if shards.active():
+            for other in self.others:
+                other.tell("lend")
 
     def follow(self, module: str, policy: Policy[Any]) -> None:
         """From now on `send_adapters` sends the adapter of ``policy``."""

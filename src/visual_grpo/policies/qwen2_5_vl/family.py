@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.policies.family import Family, ModelSettings, Module
-from visual_grpo.policies.loading import loading
+from visual_grpo.policies.loading import loading, place
 from visual_grpo.policies.lora import PeftAdapter
 from visual_grpo.policies.qwen2_5_vl.answer_model import AnswerModel, EncodedQueries
 from visual_grpo.policies.token_generator import TokenGenerator
@@ -56,7 +56,8 @@ def load(path: str, config: ModelConfig) -> Loaded:
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
             path, dtype=getattr(torch, config.dtype), revision=config.revision, use_safetensors=True
         )
-    return model.eval().requires_grad_(False).to(resolve_device(config.device)), processor
+    place({"vl": model.eval().requires_grad_(False)}, resolve_device(config.device))
+    return model, processor
 
 
 def build(loaded: Loaded, settings: ModelSettings) -> TokenGenerator[EncodedQueries]:
