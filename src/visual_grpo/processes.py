@@ -73,8 +73,6 @@ def _workers(config: Parameters, build: Build, **named: str | Path | None) -> Wo
     texts = {name: None if value is None else str(value) for name, value in named.items()}
     first, *devices = components.process_devices(config)
     arguments = [{"config": tree, "device": device, **texts} for device in devices]
-    return Workers(config.distributed.processes, build, arguments, sharded_on=first if _is_sharded(config) else None)
-
-
-def _is_sharded(config: Parameters) -> bool:
-    return config.distributed.sharded and config.distributed.processes > 1
+    return Workers(
+        config.distributed.processes, build, arguments, sharded_on=first if config.distributed.sharded else None
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.toys import ToyGaussianPolicy, ToyTokenPolicy
 from visual_grpo.errors import UserError
+from visual_grpo.hardware import shards
 from visual_grpo.policies.seeds import draw_seeds
 from visual_grpo.sharing.worker import Trained
 from visual_grpo.types import PromptRecord, ReplayChunk, Rollout
@@ -75,10 +77,55 @@ class Failing(SeededTokens):
             raise ZeroDivisionError("a bug")
 
 
-KINDS = {kind.__name__: kind for kind in (SeededTokens, SeededSteps, Failing, Unpackable)}
+class LayeredTokens(SeededTokens):
+    """What it learns goes through frozen layers. How often it calls them, forward and backward, depends on its rows, as
+    with real prompts: the calls beside the first change nothing."""
+
+    is_cut = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Module()
+        self.network.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+        given = torch.Generator().manual_seed(2)
+        for parameter in self.network.requires_grad_(False).parameters():
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=given)
+        if self.is_cut and shards.active():
+            shards.cut({"network": self.network}, torch.device("cpu"))
+
+    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
+        with self._layered(len(prompts)):
+            return super().rollout(prompts, group_size, generator)
+
+    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
+        with self._layered(int(trajectory[rows].sum()) % 3):
+            yield from super().replay(trajectory, rows)
+
+    @contextmanager
+    def _layered(self, more: int) -> Iterator[None]:
+        own, self.table = self.table, self._through_layers() + 0.0 * sum(self._through_layers() for _ in range(more))
+        try:
+            yield
+        finally:
+            self.table = own
+
+    def _through_layers(self) -> Any:
+        value: Tensor = self.table
+        for layer in self.network.layers:
+            value = value + layer(value).tanh()
+        return value
 
 
-def toys(kind: str, where: str = "") -> Trained:
+class LayeredWhole(LayeredTokens):
+    """Also where others are cut."""
+
+    is_cut = False
+
+
+KINDS = {kind.__name__: kind for kind in (SeededTokens, SeededSteps, LayeredTokens, Failing, Unpackable)}
+
+
+def toys(kind: str, where: str = "", device: str = "cpu") -> Trained:
     if where == "build":
         raise UserError("no such model")
     return Trained(policies={"toy": Failing(where) if kind == "Failing" else KINDS[kind]()})

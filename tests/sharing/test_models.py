@@ -66,9 +66,14 @@ def joint_sampler() -> Any:
     return joint(Path("unused"), 1).sampling.stock
 
 
-def test_both_stages_are_trained_by_two_processes_as_by_one(pipeline_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "in parts"])
+def test_both_stages_are_trained_by_two_processes_as_by_one(
+    pipeline_folder: Path, tmp_path: Path, sharded: bool
+) -> None:
     alone, expected, rewards = train(joint(tmp_path, 1), pipeline_folder)
-    together, samples, others = train(joint(tmp_path, 2), pipeline_folder)
+    config = joint(tmp_path, 2)
+    distributed = config.distributed.model_copy(update={"sharded": sharded})
+    together, samples, others = train(config.model_copy(update={"distributed": distributed}), pipeline_folder)
     assert others == pytest.approx(rewards, rel=1e-5)
     assert alone.keys() == together.keys()
     assert {name.split("/")[0] for name in alone} == {"ar", "dit"}

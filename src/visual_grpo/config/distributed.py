@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from visual_grpo.config.base import Strict
 
@@ -19,3 +21,9 @@ class DistributedConfig(Strict):
         description="each process keeps a part of every layer, which is gathered when it is called (torch's FSDP2): for"
         " a model that does not fit on one GPU; slower than whole models",
     )
+
+    @model_validator(mode="after")
+    def _has_whom_to_share_with(self) -> Self:
+        if self.sharded and self.processes == 1:
+            raise ValueError("sharded needs processes of at least 2, each of which keeps a part of the model")
+        return self

@@ -33,7 +33,7 @@ class Case:
                 "policy": parameters.policy.model_copy(update={"train": self.module, "stages": "alternating"}),
                 "grpo": parameters.grpo.model_copy(update={"prompts_per_step": check.prompts, "steps": check.steps}),
                 "modules": modules,
-                "distributed": parameters.distributed.model_copy(update={"processes": 1}),
+                "distributed": parameters.distributed.model_copy(update={"processes": 1, "sharded": False}),
             }
         )
 

@@ -91,7 +91,7 @@ def cut(networks: Mapping[str, nn.Module], device: torch.device) -> None:
     on ``device``. What is not in a row of like layers (embeddings, heads), or is a convolution, stays whole and is put there."""
     assert _shards is not None
     for network in networks.values():
-        for layer in _layers(network):
+        for layer in layers_of(network):
             _shards.cut(layer)
         network.to(device)
 
@@ -181,11 +181,11 @@ _shards: _Shards | None = None
 _store: Any = None
 
 
-def _layers(network: nn.Module) -> list[nn.Module]:
+def layers_of(network: nn.Module) -> list[nn.Module]:
     """The members of every outermost row of like layers; convolutions are left out, as a VAE is small."""
     found = []
     for part in network.children():
-        found += list(part) if _is_row(part) else _layers(part)
+        found += list(part) if _is_row(part) else layers_of(part)
     return found
 
 

@@ -26,7 +26,8 @@ def _other_changes(
     config: Parameters, card: Card, weights: int, peak: int, batches: Sequence[LargestBatch]
 ) -> list[str]:
     if weights > card.usable:
-        return [_another_card(peak, f"The model alone takes {weights / 1e9:.1f} GB"), *_smaller_model(config)]
+        alone = _another_card(peak, f"The model alone takes {weights / 1e9:.1f} GB")
+        return [alone, *_in_parts(config), *_smaller_model(config)]
     lines = [
         f"{batch.parameter}={batch.largest} (set: {batch.value})"
         for batch in batches
@@ -41,6 +42,13 @@ def _other_changes(
         lines += _smaller_model(config)
         lines.append(_another_card(peak, f"Not even 1 fits of {', '.join(hopeless)}" if hopeless else "Or"))
     return lines
+
+
+def _in_parts(config: Parameters) -> list[str]:
+    if config.distributed.sharded:
+        return []
+    count = max(2, config.distributed.processes)
+    return [f"distributed.sharded=true,distributed.processes={count} (each of {count} cards keeps a part; plan again)"]
 
 
 def _smaller_model(config: Parameters) -> list[str]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from visual_grpo.errors import UserError, nearest_hint
 
 _MIB, _GIB = 2**20, 2**30
+_PCIE = 32e9
+"""Of version 4.0 with 16 lanes."""
 _SPARE = 0.05
 """Share of the memory that a plan leaves to the CUDA context, the libraries' workspaces and fragmentation."""
 
@@ -23,6 +25,8 @@ class Card:
     """FLOP/s of dense matrix products in bfloat16 or float16, summed in float32."""
     single: float
     """FLOP/s in float32."""
+    link: float
+    """Bytes a second from the other cards of a machine, in one direction: by NVLink, else by PCIe."""
 
     @property
     def usable(self) -> int:
@@ -37,12 +41,12 @@ class Card:
 CARDS: Mapping[str, Card] = {
     card.name: card
     for card in (
-        Card(name="RTX 4090", memory=24564 * _MIB, bandwidth=1.008e12, half=165.2e12, single=82.6e12),
-        Card(name="L40S", memory=46068 * _MIB, bandwidth=0.864e12, half=362e12, single=91.6e12),
-        Card(name="RTX A6000", memory=49140 * _MIB, bandwidth=0.768e12, half=154.8e12, single=38.7e12),
-        Card(name="A100 80GB", memory=81920 * _MIB, bandwidth=2.039e12, half=312e12, single=19.5e12),
-        Card(name="H100", memory=81559 * _MIB, bandwidth=3.35e12, half=989e12, single=67e12),
-        Card(name="H200", memory=143771 * _MIB, bandwidth=4.8e12, half=989e12, single=67e12),
+        Card(name="RTX 4090", memory=24564 * _MIB, bandwidth=1.008e12, half=165.2e12, single=82.6e12, link=_PCIE),
+        Card(name="L40S", memory=46068 * _MIB, bandwidth=0.864e12, half=362e12, single=91.6e12, link=_PCIE),
+        Card(name="RTX A6000", memory=49140 * _MIB, bandwidth=0.768e12, half=154.8e12, single=38.7e12, link=_PCIE),
+        Card(name="A100 80GB", memory=81920 * _MIB, bandwidth=2.039e12, half=312e12, single=19.5e12, link=300e9),
+        Card(name="H100", memory=81559 * _MIB, bandwidth=3.35e12, half=989e12, single=67e12, link=450e9),
+        Card(name="H200", memory=143771 * _MIB, bandwidth=4.8e12, half=989e12, single=67e12, link=450e9),
     )
 }
 

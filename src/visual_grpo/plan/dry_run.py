@@ -17,6 +17,7 @@ from visual_grpo.plan.host_values import HostValues, literals_with_values
 from visual_grpo.plan.inputs import REWARD, records_for, unequal_scores, with_planned_reward
 from visual_grpo.plan.meter import Meter
 from visual_grpo.plan.models import PlannedModel
+from visual_grpo.plan.parts import Parts
 from visual_grpo.plan.phases import CONDITIONS, REWARDS, phases_of_drawing, phases_of_training
 from visual_grpo.plan.repeats import Denoised, fewer_micro_batches, fewer_repeats
 from visual_grpo.plan.segmenter import PlannedSegmenter
@@ -39,6 +40,11 @@ class DryRunner:
         self._meter = Meter()
         self.scorer = RewardSet({REWARD: (self._scores, 1.0)})
         self.trainer: Any = components.build_trainer(self.config, planned.plan, planned.model, self.scorer)
+        self._parts = (
+            Parts(planned.networks.values(), config.distributed.processes) if config.distributed.sharded else None
+        )
+        if self._parts is not None:
+            self._parts.tell(lambda count: self._meter.gather(count))
         put_away(*planned.networks.values())  # Those that take turns; they have come to get their adapters.
 
     def step(self) -> Meter:
@@ -71,6 +77,8 @@ class DryRunner:
         self._meter = meter = Meter(values=self._values)
         for network in self.networks().values():
             meter.hold(on_device(network))
+        if self._parts is not None:
+            meter.live -= self._parts.saved
         for own in self.trainer.modules.values():
             kept = (value for state in own.optimizer.state.values() for value in state.values())
             meter.hold(value for value in kept if isinstance(value, Tensor))

@@ -38,6 +38,8 @@ class Phase:
     flops: float = 0.0
     bytes: float = 0.0
     kernels: float = 0.0
+    gathered: float = 0.0
+    """Bytes that came from other cards, which keep parts of the layers."""
     waits: float = 0.0
     """How often the host waits for a value of the device."""
     work: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -79,6 +81,10 @@ class Meter(TorchDispatchMode):
         for tensor in tensors:
             if tensor.device.type == self.device:
                 self._hold(tensor)
+
+    def gather(self, count: float) -> None:
+        """So many bytes come from other cards."""
+        self._row().gathered += self.weight * count
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

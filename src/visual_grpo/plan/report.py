@@ -82,6 +82,7 @@ def plan_of(counted: Counted, card: Card | None, batches: Sequence[LargestBatch]
         "weights_gb": counted.weights / 1e9,
         "peak_gb": counted.peak / 1e9,
         "brought_gb": counted.step.brought / 1e9,
+        "gathered_gb": sum(phase.gathered for phase in counted.step.phases.values()) / 1e9,
         "step": _phases(counted.step, config, card),
         "evaluation": {name: _phases(meter, config, card) for name, meter in counted.evaluation.items()},
         "largest_batches": [{**asdict(batch), "peak": batch.peak / 1e9} for batch in batches],
@@ -142,6 +143,10 @@ def show(plan: Mapping[str, Any]) -> None:
     _table("One step", plan["step"])
     if plan["brought_gb"]:
         console.note(f"Networks take turns: a step copies {plan['brought_gb']:.0f} GB from the host to the card.")
+    if plan["gathered_gb"]:
+        console.note(
+            f"Each card keeps a part of every layer: a step brings it {plan['gathered_gb']:.0f} GB of the others."
+        )
     for name, phases in plan["evaluation"].items():
         _table(f"One batch of the evaluation, sampler {name}", phases)
     if plan["largest_batches"]:

@@ -2,7 +2,7 @@
 
 A phase takes the longest of three times: its floating-point operations at the share of the card's rate that the stock
 pipeline reaches; each kernel's operations or bytes, whichever take longer, at rates that large kernels reach; and its
-kernels one after the other as the host launches them.
+kernels one after the other as the host launches them. What comes from other cards is taken not to overlap with it.
 """
 
 from __future__ import annotations
@@ -46,4 +46,5 @@ def seconds_of(phase: Phase, card: Card, dtype: str) -> float:
     """Estimated, on one ``card``."""
     flops_rate, byte_rate = KERNEL_FLOPS_SHARE * card.flops(dtype), BANDWIDTH_SHARE * card.bandwidth
     kernels = sum(count * max(flops / flops_rate, moved / byte_rate) for (flops, moved), count in phase.work.items())
-    return max(phase.flops / (FLOPS_SHARE * card.flops(dtype)), kernels, phase.kernels * LAUNCH_SECONDS)
+    computing = max(phase.flops / (FLOPS_SHARE * card.flops(dtype)), kernels, phase.kernels * LAUNCH_SECONDS)
+    return computing + phase.gathered / (BANDWIDTH_SHARE * card.link)

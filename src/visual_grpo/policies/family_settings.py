@@ -161,6 +161,7 @@ def check_family(family: Family, config: Parameters) -> None:
     _check_window(family, config)
     _check_kl_correction(family, config)
     _check_offload(family, config)
+    _check_shards(config)
     options_of(family, config.model.options)
 
 
@@ -169,6 +170,21 @@ def _check_offload(family: Family, config: Parameters) -> None:
         raise UserError(
             f"model.offload is {config.model.offload}, but {family.name} is one network, which is always needed; only"
             " a model of several can have them take turns on the GPU. Set it to none."
+        )
+
+
+def _check_shards(config: Parameters) -> None:
+    if not config.distributed.sharded:
+        return
+    if config.model.offload != "none":
+        raise UserError(
+            f"distributed.sharded is true, and model.offload is {config.model.offload}: networks that are cut have"
+            " nothing that could take turns. Set one of them to false or none."
+        )
+    if config.policy.kv_cache == "static":
+        raise UserError(
+            "distributed.sharded is true, and policy.kv_cache is static: its kernels are captured once for all tokens,"
+            " but the layers of a cut network are gathered anew for each. Set policy.kv_cache to growing."
         )
 
 

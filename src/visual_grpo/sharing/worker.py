@@ -24,6 +24,10 @@ from visual_grpo.sharing.messages import Messages, Packed
 from visual_grpo.types import JointPolicy, Policy, PromptRecord, ReplayChunk, Rollout, Sample, SampleGenerator
 
 
+FAILED, BEREFT = 1, 2
+"""Exit codes: of itself, and as another process has ended."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """What a process trains with."""
@@ -53,8 +57,10 @@ def work(
         if meeting is not None:
             shards.join(meeting, number - 1, torch.device(arguments["device"]))
         _answer_all(connection, build, arguments)
+    except shards.LostPeerError as error:  # Whoever waits for this process learns of it by its end.
+        os._exit(FAILED if is_out_of_memory(error) else BEREFT)
     except (EOFError, OSError):  # The first process is gone.
-        os._exit(1)
+        os._exit(FAILED)
 
 
 def _answer_all(connection: Connection, build: Build, arguments: Mapping[str, Any]) -> None:
@@ -69,10 +75,14 @@ def _answer_all(connection: Connection, build: Build, arguments: Mapping[str, An
                 answer = getattr(worker, request.pop("do"))(**request)
             messages.send({"answer": answer})
         except Exception as error:  # Of any kind: the first process raises it.
+            if isinstance(error, shards.LostPeerError) and not is_out_of_memory(error):
+                raise
             fault, known = machine_fault(error), user_error(error)
             # A model that could not be loaded for want of memory is not damaged, as the UserError then says.
             expected = fault if known is None or is_out_of_memory(error) else str(known)
             messages.send({"error": expected or traceback.format_exc(), "expected": expected is not None})
+            if isinstance(error, shards.LostPeerError):
+                raise
             if worker is None:
                 return
 

@@ -107,6 +107,20 @@ class Remote:
         self._process.join(_MOMENT)
         return not self._process.is_alive()
 
+    def exit_code(self) -> int:
+        """Of a process that has ended; negative = by that signal."""
+        code = self._process.exitcode
+        assert code is not None
+        return code
+
+    def why_gone(self) -> Exception:
+        """Of a process that has ended: what it said of it, or that it did."""
+        try:
+            self.settle()
+        except (UserError, RuntimeError) as error:
+            return error
+        return self.died()
+
     def end(self) -> None:
         """Asks it to end, and kills it if it does not."""
         self._messages.close()
@@ -155,15 +169,16 @@ class Workers:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         share_cores(1)
-        gone = [other for other in self.others if isinstance(error, shards.LostPeerError) and other.is_gone()]
+        lost = isinstance(error, shards.LostPeerError)
+        gone = sorted((other.exit_code(), other.number) for other in self.others if lost and other.is_gone())
         for other in self.others:
             other.end()
         deadline = time.monotonic() + _END
         for other in self.others:
             other.kill_after(deadline)
         shards.leave()
-        if gone:
-            raise gone[0].died() from error
+        if gone:  # The one that was killed, or failed, before those that ended as it was gone.
+            raise self.others[gone[0][1] - 2].why_gone() from error
 
     def wait_until_ready(self) -> None:
         """Raises UserError, RuntimeError or WorkerDiedError where a process could not build its model."""
