@@ -85,8 +85,8 @@ class LayeredTokens(SeededTokens):
 
     def __init__(self) -> None:
         super().__init__()
-        self.network = nn.Module()
-        self.network.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+        self.network = nn.ModuleDict({"layers": self.layers})
         given = torch.Generator().manual_seed(2)
         for parameter in self.network.requires_grad_(False).parameters():
             parameter.data = 0.3 * torch.randn(parameter.shape, generator=given)
@@ -111,7 +111,7 @@ class LayeredTokens(SeededTokens):
 
     def _through_layers(self) -> Any:
         value: Tensor = self.table
-        for layer in self.network.layers:
+        for layer in self.layers:
             value = value + layer(value).tanh()
         return value
 

@@ -43,7 +43,7 @@ def test_two_and_three_processes_train_what_one_does(prepared: Path, kind: str) 
         (folder.parent for folder in prepared.glob("data/**/05_model_input")), key=lambda path: len(path.parts)
     )
     trained = []
-    for processes in (1, 2, 3):
+    for processes in ("1", "2", "3", "2,distributed.sharded=true"):
         more = f"{LEARNED},{ROW_BY_ROW},distributed.processes={processes}"
         done = paste(command(kind, "train", more), prepared)
         assert done.returncode == 0, done.stderr[-2000:]

@@ -43,7 +43,7 @@ class Meeting:
 
 def open_meeting(count: int, host: str = "127.0.0.1") -> Meeting:
     """For ``count`` processes; the one that calls this is number 0 and must `join`, too."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     global _store
     _store = TCPStore(host, 0, count, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
@@ -53,7 +53,7 @@ def open_meeting(count: int, host: str = "127.0.0.1") -> Meeting:
 def join(meeting: Meeting, number: int, device: torch.device) -> None:
     """Waits for all processes; from now on `cut` cuts, until `leave`."""
     import torch.distributed as dist
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     global _shards
     store = _store or TCPStore(meeting.host, meeting.port, meeting.count, timeout=TIMEOUT)
@@ -88,7 +88,7 @@ def active() -> bool:
 
 def cut(networks: Mapping[str, nn.Module], device: torch.device) -> None:
     """Every layer of the frozen ``networks`` is cut into as many parts as there are processes, each of which keeps one
-    on ``device``. What is not in a row of like layers (embeddings, heads), or is a convolution, stays whole and is put there."""
+    on ``device``. What is not in a row of like layers (embeddings, heads), or is a convolution, is put there whole."""
     assert _shards is not None
     for network in networks.values():
         for layer in layers_of(network):
@@ -185,14 +185,16 @@ def layers_of(network: nn.Module) -> list[nn.Module]:
     """The members of every outermost row of like layers; convolutions are left out, as a VAE is small."""
     found = []
     for part in network.children():
-        found += list(part) if _is_row(part) else layers_of(part)
+        if isinstance(part, nn.ModuleList) and _is_row(part):
+            found += list(part)
+        else:
+            found += layers_of(part)
     return found
 
 
-def _is_row(part: nn.Module) -> bool:
+def _is_row(part: nn.ModuleList) -> bool:
     return (
-        isinstance(part, nn.ModuleList)
-        and len(part) > 1
+        len(part) > 1
         and len({type(layer) for layer in part}) == 1
         and all(any(True for _ in layer.parameters()) for layer in part)
         and all(parameter.dim() <= 2 for parameter in part.parameters())

@@ -16,7 +16,7 @@ def changes(
     of how many it is made."""
     if peak <= card.usable:
         return []
-    if networks > 1 and config.model.offload == "none":
+    if networks > 1 and config.model.offload == "none" and not config.distributed.sharded:
         taking_turns = "model.offload=phases (one network on the card at a time; plan again with it)"
         return [taking_turns, *_other_changes(config, card, weights, peak, batches)]
     return _other_changes(config, card, weights, peak, batches)
@@ -27,7 +27,7 @@ def _other_changes(
 ) -> list[str]:
     if weights > card.usable:
         alone = _another_card(peak, f"The model alone takes {weights / 1e9:.1f} GB")
-        return [alone, *_in_parts(config), *_smaller_model(config)]
+        return [alone, *_smaller_model(config), *_in_parts(config)]
     lines = [
         f"{batch.parameter}={batch.largest} (set: {batch.value})"
         for batch in batches
@@ -45,7 +45,7 @@ def _other_changes(
 
 
 def _in_parts(config: Parameters) -> list[str]:
-    if config.distributed.sharded:
+    if config.distributed.sharded or config.model.offload != "none":
         return []
     count = max(2, config.distributed.processes)
     return [f"distributed.sharded=true,distributed.processes={count} (each of {count} cards keeps a part; plan again)"]

@@ -39,8 +39,10 @@ class SharedTrajectory:
 class Stream(Protocol):
     """The chunks of one part's replay."""
 
-    other: Remote | None
-    """The process that computes them; None = this one."""
+    @property
+    def other(self) -> Remote | None:
+        """The process that computes them; None = this one."""
+        ...
 
     def ask(self) -> None: ...
 

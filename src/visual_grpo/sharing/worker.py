@@ -23,7 +23,6 @@ from visual_grpo.policies.seeds import share_of_seeds
 from visual_grpo.sharing.messages import Messages, Packed
 from visual_grpo.types import JointPolicy, Policy, PromptRecord, ReplayChunk, Rollout, Sample, SampleGenerator
 
-
 FAILED, BEREFT = 1, 2
 """Exit codes: of itself, and as another process has ended."""
 
