@@ -74,6 +74,12 @@ def test_a_checkpoint_in_the_middle_of_a_step_goes_on_in_parts(before: int) -> N
     torch.testing.assert_close(own.table, alone.table, rtol=0, atol=1e-6)
 
 
+def test_an_answer_that_is_larger_than_what_a_pipe_holds_waits_for_nobody() -> None:
+    with crew(2) as (_, policy, _):
+        rollout = policy.rollout(records(4), 5000, torch.Generator().manual_seed(0))
+    assert len(rollout.samples) == 20_000
+
+
 def test_an_error_in_the_first_process_keeps_no_other_waiting() -> None:
     with crew(2) as (own, policy, workers):
 

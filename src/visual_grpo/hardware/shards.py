@@ -13,7 +13,8 @@ lend, and lends itself once it is done. Agreeing costs a small message by gloo f
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -101,6 +102,19 @@ def lend() -> None:
     if _shards is not None:
         while _shards.gather(None) != _NONE:
             pass
+
+
+@contextmanager
+def lending() -> Iterator[None]:
+    """`lend` after the block, also where it fails: the others finish what they have begun."""
+    try:
+        yield
+    except LostPeerError:
+        raise
+    except Exception:
+        lend()
+        raise
+    lend()
 
 
 class _Shards:

@@ -33,7 +33,7 @@ class SharedModel:
             if count
             for part in [slice(start, start + count)]
         ]
-        with self.workers.together():
+        with self.workers.together(other for other, _ in asked):
             samples = list(self.own.generate(records[:mine], seeds[:mine], sampler)) if mine else []
         for other, request in asked:
             samples += other.answer(request)

@@ -106,7 +106,7 @@ class SharedPolicy(Generic[T]):
         while True:
             for stream in streams:
                 stream.ask()
-            with self.workers.together():
+            with self.workers.together(stream.other for stream in streams):
                 for stream in streams:
                     stream.compute()
             chunks = [stream.chunk() for stream in streams]
@@ -255,7 +255,8 @@ def shared_out(
         for number, start, count in shares[1:]
     ]
     _, _, count = shares[0]
-    with workers.together(), share_of_seeds(0, count, len(prompts)):
+    busy = [workers.others[number - 1] for number, _ in asked]
+    with workers.together(busy), share_of_seeds(0, count, len(prompts)):
         mine = here(prompts[:count])
     return [(0, mine), *((number, workers.others[number - 1].answer(request)) for number, request in asked)]
 
@@ -320,8 +321,6 @@ class _Values(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
         log_probs, kl = gradients if len(gradients) == 2 else (gradients[0], None)
         ctx.other.tell("backward", name=ctx.name, log_probs=log_probs, kl=kl)
-        if shards.active():
-            ctx.other.tell("lend")
         return (None,) * 5
 
 
@@ -334,13 +333,12 @@ class _Together(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, log_probs: Tensor, workers: Workers, streams: Sequence[Stream]) -> Tensor:
-        ctx.idle = set(workers.others) - {stream.other for stream in streams}
+        ctx.workers, ctx.idle = workers, set(workers.others) - {stream.other for stream in streams}
         return log_probs.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        for other in ctx.idle:
-            other.tell("lend")
+        ctx.workers.have_lent(ctx.idle)
         torch.autograd.Variable._execution_engine.queue_callback(shards.lend)
         return gradients[0], None, None
 

@@ -7,8 +7,9 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +39,8 @@ class Trained:
     device: str = "cpu"
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Build = Callable[..., Trained]
 """A function of a module, called with keyword arguments that are JSON, once in each process."""
 
@@ -86,6 +89,20 @@ def _answer_all(connection: Connection, build: Build, arguments: Mapping[str, An
                 return
 
 
+def _together(method: Callable[P, R]) -> Callable[P, R]:
+    """Of what all processes do at the same time: whoever is done lends until all are.
+
+    The answer is sent after it: the first process reads none before it is done, and a large one would wait for that.
+    """
+
+    @wraps(method)
+    def until_all_are_done(*args: P.args, **kwargs: P.kwargs) -> R:
+        with shards.lending():
+            return method(*args, **kwargs)
+
+    return until_all_are_done
+
+
 @dataclass
 class Worker:
     """Answers the requests of `SharedPolicy` and `SharedModel`; a method for each."""
@@ -100,6 +117,7 @@ class Worker:
         for module, state in adapters.items():
             self.trained.policies[module].load_adapter_state_dict(state)
 
+    @_together
     def roll_out(
         self,
         module: str,
@@ -115,6 +133,7 @@ class Worker:
         self._parts[name] = rollout.trajectory
         return _packed(rollout)
 
+    @_together
     def roll_out_jointly(
         self,
         names: Sequence[str],
@@ -133,6 +152,7 @@ class Worker:
                 self._parts[name] = own.trajectory
         return [None if own is None else _packed(own) for own in stages]
 
+    @_together
     def generate(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: Mapping[str, Any]
     ) -> Sequence[Sample]:
@@ -158,6 +178,7 @@ class Worker:
     def replay(self, module: str, name: str, rows: Tensor) -> None:
         self._streams[name] = self.trained.policies[module].replay(self._parts[name], rows)
 
+    @_together
     def next_chunk(self, name: str) -> Any:
         """First column, last column and log-probs of the next chunk, with its KL; None after the last one."""
         self._last.pop(name, None)
@@ -168,6 +189,7 @@ class Worker:
         self._last[name] = chunk
         return [chunk.steps.start, chunk.steps.stop, chunk.log_probs, chunk.kl]
 
+    @_together
     def backward(self, name: str, log_probs: Tensor, kl: Tensor | None) -> None:
         """Adds up the gradient of a loss of which these are the derivatives to the last chunk's values."""
         chunk = self._last.pop(name)
@@ -176,9 +198,9 @@ class Worker:
         else:
             torch.autograd.backward([chunk.log_probs, chunk.kl], [log_probs, kl])
 
+    @_together
     def lend(self) -> None:
-        """Holds out this process's part of what others compute with."""
-        shards.lend()
+        """Has nothing to do itself."""
 
     def gradients(self, module: str) -> list[Tensor | None]:
         return [parameter.grad for parameter in self.trained.policies[module].trainable_parameters()]

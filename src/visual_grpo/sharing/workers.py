@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -186,25 +186,19 @@ class Workers:
             other.settle()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """For what this process computes while the others do what they were asked for.
+    def together(self, busy: Iterable[Remote | None]) -> Iterator[None]:
+        """For what this process computes while the ``busy`` ones do what they were asked for.
 
         Where each has a part of the model only, all hold out theirs until the last one is done.
         """
-        self.lend()
-        try:
+        self.have_lent(set(self.others).difference(busy))
+        with shards.lending():
             yield
-        except shards.LostPeerError:
-            raise
-        except Exception:  # Of this process alone: the others finish what they have begun.
-            shards.lend()
-            raise
-        shards.lend()
 
-    def lend(self) -> None:
-        """Has the others lend once they have done what they were asked for before."""
+    def have_lent(self, idle: Iterable[Remote]) -> None:
+        """Has those lend that were asked for nothing."""
         if shards.active():
-            for other in self.others:
+            for other in idle:
                 other.tell("lend")
 
     def follow(self, module: str, policy: Policy[Any]) -> None:
