@@ -71,7 +71,7 @@ def transfers_between_tokens(gpu: Accelerator) -> Iterator[list[tuple[int, int]]
 
         return run
 
-    with replaced(token_model, "prefill", prefilled), replaced(token_steps, "forward", counted):
+    with replaced(token_model, "prefill", prefilled), replaced(token_steps, "layers", counted):
         yield seen
 
 

@@ -43,7 +43,8 @@ def fewer_repeats(meter: Meter, seen: Callable[[Denoised], None]) -> Iterator[No
         decoding = _Decoding(meter)
         stack.enter_context(replaced(token_model, "_sample_batch", decoding.batch))
         stack.enter_context(replaced(token_model, "prefill", decoding.prefill))
-        stack.enter_context(replaced(token_steps, "forward", decoding.forward))
+        for name in ("layers", "forward"):
+            stack.enter_context(replaced(token_steps, name, decoding.step))
         stack.enter_context(replaced(Denoiser, "_ode", lambda real: _one_step(meter, real, seen)))
         stack.enter_context(replaced(Denoiser, "_batched", lambda real: _one_batch(meter, real)))
         stack.enter_context(replaced(FlowPolicy, "reference_means", lambda real: _one_reference(meter, real)))
@@ -79,13 +80,13 @@ class _Decoding:
 
         return run
 
-    def forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def step(model: Any, embeds: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> Tensor:
+    def step(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(model: Any, embeds: Tensor, mask: Tensor | None, positions: Any, cache: Any) -> Tensor:
             self._done += 1
             steps, runs = self._length - 1, self._runs - 1
             before = self._prompt + self._done * steps // runs - 1
             _grow(cache, before)
-            # As `TokenMask` gives it: none, or [b, 1, 1, all tokens], or [b, all tokens].
+            # None, or [b, 1, 1, all tokens], or [b, all tokens].
             longer = None if mask is None else pad(mask, (0, before + 1 - mask.shape[-1]), value=1)
             with self._meter.weighted(steps / runs * self._runs / self._length):
                 hidden: Tensor = real(model, embeds, longer, positions, cache)

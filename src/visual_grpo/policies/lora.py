@@ -181,7 +181,8 @@ class PipelineAdapter(DiffusersAdapter):
 def merged(model: nn.Module) -> Iterator[None]:
     """Any adapter of ``model`` folded into the weights while sampling: one matrix product instead of three.
 
-    Afterwards the weights are put back from copies, since adding and subtracting would leave rounding
+    Meanwhile peft's layers are the plain ones below them, since what peft looks at in each call takes as long as a
+    small product. Afterwards the weights are put back from copies, since adding and subtracting would leave rounding
     behind. In half precision folding rounds the update away: there it is `three_kernels`, as it is where a process
     has only a part of the weights.
     """
@@ -196,9 +197,12 @@ def merged(model: nn.Module) -> Iterator[None]:
     try:
         for layer in layers:
             layer.merge()
+            if not layer.disable_adapters:  # Such a one unmerges itself in its call.
+                layer.forward = layer.get_base_layer().forward
         yield
     finally:
         for layer, weight in zip(layers, originals, strict=True):
+            vars(layer).pop("forward", None)
             layer.merged_adapters.clear()
             layer.get_base_layer().weight.data.copy_(weight)
 

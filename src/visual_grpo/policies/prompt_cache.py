@@ -61,27 +61,6 @@ def prefill(model: Any, prompts: Prompts, prompt_of_row: Tensor) -> Prefix:
     )
 
 
-class TokenMask:
-    """The attention mask of token after token.
-
-    transformers looks at the values of a mask in every forward, whether it can do without: each time the host waits for
-    the GPU. Here it is looked at once, and what is passed on is what transformers makes of it.
-    """
-
-    def __init__(self, model: Any, mask: Tensor) -> None:
-        """``mask``: [b, P] int64 of the prompts."""
-        self._mask = mask
-        self._is_prepared = model.config.get_text_config()._attn_implementation == "sdpa"
-        self._pads = bool((mask == 0).any())
-
-    def of_next(self) -> Tensor | None:
-        """Of one token more than before."""
-        self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], 1)
-        if not self._is_prepared:
-            return self._mask
-        return self._mask.bool()[:, None, None] if self._pads else None
-
-
 def hidden_shared(model: Any, prompts: Prompts, prompt_of_row: Tensor, tokens: Tensor) -> Tensor:
     """[b, T, H] that predict ``tokens`` ([b, T] int64), after one forward per distinct prompt."""
     prefix = prefill(model, prompts, prompt_of_row)
@@ -100,10 +79,10 @@ def hidden_whole(model: Any, prompts: Prompts, prompt_of_row: Tensor, tokens: Te
     return forward(model, embeds, mask, positions, None)[:, -count:]
 
 
-def forward(model: Any, embeds: Tensor, mask: Tensor | None, positions: Tensor, cache: DynamicCache | None) -> Tensor:
+def forward(model: Any, embeds: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None) -> Tensor:
     """Hidden states [b, L, H] for embeddings [b, L, H] after what ``cache`` holds.
 
-    ``mask``: [b, all tokens] int64, 1 = a real one; or as `TokenMask` gives it.
+    ``mask``: [b, all tokens] int64, 1 = a real one.
     """
     output = model.model.language_model(
         inputs_embeds=embeds,

@@ -65,7 +65,10 @@ class TokenModel(Protocol[E]):
 
     @property
     def network(self) -> Any:
-        """The transformers model that the LoRA adapter is on."""
+        """The transformers model that the LoRA adapter is on.
+
+        Its language model is a stack of ``layers`` between embeddings and ``norm``, which share one ``rotary_emb``.
+        """
         ...
 
     @property
@@ -198,7 +201,7 @@ def _sample_batch(
             done |= is_end(model, token)
             if step % look == look - 1 and done.all():
                 break
-        hidden = steps.next(embed(token[:, None]), prefix.token_positions[..., step : step + 1])
+        hidden = steps.next(embed(token[:, None]))
     return tokens, log_probs, entropies, deviations
 
 

@@ -11,19 +11,20 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.policies.prompt_cache import Prefix, TokenMask, forward
+from visual_grpo.policies.prompt_cache import Prefix, forward
 
 if TYPE_CHECKING:
-    from transformers import StaticCache
+    from transformers import DynamicCache, StaticCache
 
 TokenCache = Literal["growing", "static"]
+_KNOWN_ATTENTION = ("sdpa", "eager")
 
 
 class TokenSteps(Protocol):
     """Asked for one token after the other, the first one after the prompt."""
 
-    def next(self, embeds: Tensor, positions: Tensor) -> Tensor:
-        """[b, 1, H] after the token with these embeddings, [b, 1, H]; ``positions``: [3, b, 1] int64."""
+    def next(self, embeds: Tensor) -> Tensor:
+        """[b, 1, H] after the token with these embeddings, [b, 1, H]."""
         ...
 
 
@@ -32,18 +33,42 @@ def token_steps(model: Any, prefix: Prefix, length: int, cache: TokenCache) -> T
 
     Raises UserError for a model whose cache cannot be static.
     """
-    return StaticSteps(model, prefix, length) if cache == "static" else GrowingSteps(model, prefix)
+    if cache == "static":
+        return StaticSteps(model, prefix, length)
+    return GrowingSteps(model, prefix, length) if _is_known(model, prefix) else StockSteps(model, prefix)
+
+
+class StockSteps:
+    """Every token is a call of the language model, which makes its own mask: for an attention unknown here."""
+
+    def __init__(self, model: Any, prefix: Prefix) -> None:
+        self._model, self._cache, self._mask = model, prefix.cache, prefix.mask
+        self._positions = iter(prefix.token_positions.split(1, -1))
+
+    def next(self, embeds: Tensor) -> Tensor:
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], 1)
+        return forward(self._model, embeds, self._mask, next(self._positions), self._cache)
 
 
 class GrowingSteps:
-    """Every token makes the cache and the mask longer by one."""
+    """Every token makes the cache longer by one."""
 
-    def __init__(self, model: Any, prefix: Prefix) -> None:
-        self._model, self._cache = model, prefix.cache
-        self._mask = TokenMask(model, prefix.mask)
+    def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
+        before = prefix.mask.shape[1]
+        self._model, self._cache, self._seen = model, prefix.cache, before
+        self._rotary = _Rotary(model, prefix)
+        # Without a mask sdpa looks at all that is in the cache.
+        plain = _attention(model) == "sdpa" and not bool((prefix.mask == 0).any())
+        self._mask = None
+        if not plain:
+            mask = _Mask(model, prefix, before + length - 1)
+            mask.show(slice(before, None))
+            self._mask = mask.values
 
-    def next(self, embeds: Tensor, positions: Tensor) -> Tensor:
-        return forward(self._model, embeds, self._mask.of_next(), positions, self._cache)
+    def next(self, embeds: Tensor) -> Tensor:
+        self._seen += 1
+        mask = None if self._mask is None else self._mask[..., : self._seen]
+        return layers(self._model, embeds, mask, self._rotary.next(), self._cache)
 
 
 class StaticSteps:
@@ -59,16 +84,19 @@ class StaticSteps:
         self._model, self._place = model, before
         # The last token is drawn and not read again.
         self._cache = _static(model, prefix, before + length - 1)
-        self._mask = _Mask(model, prefix.mask, before + length - 1, prefix.hidden.dtype)
+        self._mask = _Mask(model, prefix, before + length - 1)
         self._embeds = prefix.hidden.new_empty(rows, 1, prefix.hidden.shape[-1])
-        self._positions = prefix.token_positions.new_empty(len(prefix.token_positions), rows, 1)
+        self._tables = _Rotary(model, prefix)
+        cos, sin = self._tables.at(0)
+        self._rotary = torch.empty_like(cos), torch.empty_like(sin)
         self._hidden = prefix.hidden
         self._captures = prefix.hidden.device.type == "cuda"
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def next(self, embeds: Tensor, positions: Tensor) -> Tensor:
+    def next(self, embeds: Tensor) -> Tensor:
         self._embeds.copy_(embeds)
-        self._positions.copy_(positions)
+        for own, table in zip(self._rotary, self._tables.next(), strict=True):
+            own.copy_(table)
         self._mask.show(self._place)
         self._place += 1
         if self._captures and self._graph is None:
@@ -80,7 +108,7 @@ class StaticSteps:
         return self._hidden
 
     def _step(self) -> Tensor:
-        return forward(self._model, self._embeds, self._mask.values, self._positions, self._cache)
+        return layers(self._model, self._embeds, self._mask.values, self._rotary, self._cache)
 
     def _capture(self) -> None:
         """Runs a step before, as libraries choose their kernels then; what it changes in the cache is undone."""
@@ -100,22 +128,49 @@ class StaticSteps:
         self._graph = graph
 
 
+class _Rotary:
+    """Cosines and sines of the generated tokens' positions, made for all of them at once."""
+
+    def __init__(self, model: Any, prefix: Prefix) -> None:
+        self._cos, self._sin = model.model.language_model.rotary_emb(prefix.hidden, prefix.token_positions)
+        self._place = 0
+
+    def at(self, place: int) -> tuple[Tensor, Tensor]:
+        """[b, 1, width of a head] twice."""
+        return self._cos[:, place : place + 1], self._sin[:, place : place + 1]
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        self._place += 1
+        return self.at(self._place - 1)
+
+
 class _Mask:
-    """[b, 1, 1, P + T - 1], as attention takes it without a look at its values: bool, or numbers that are added."""
+    """[b, 1, 1, P + T - 1], as attention adds it to its scores without a look at its values."""
 
-    def __init__(self, model: Any, prompts: Tensor, places: int, dtype: torch.dtype) -> None:
-        """``prompts``: [b, P] int64, 1 = a real token."""
-        rows, before = prompts.shape
-        shown = torch.zeros(rows, 1, 1, places, dtype=torch.bool, device=prompts.device)
-        shown[..., :before] = prompts.bool()[:, None, None]
-        if _attention(model) == "sdpa":
-            self.values, self._of_shown = shown, True
-        else:
-            hidden = torch.full(shown.shape, torch.finfo(dtype).min, dtype=dtype, device=prompts.device)
-            self.values, self._of_shown = hidden.masked_fill(shown, 0.0), False
+    def __init__(self, model: Any, prefix: Prefix, places: int) -> None:
+        rows, before = prefix.mask.shape
+        # What transformers takes for what is hidden: sdpa's own number is another one than that of its eager attention.
+        hidden = -torch.inf if _attention(model) == "sdpa" else torch.finfo(prefix.hidden.dtype).min
+        self.values = prefix.hidden.new_full((rows, 1, 1, places), hidden)
+        self.values[..., :before].masked_fill_(prefix.mask.bool()[:, None, None], 0.0)
 
-    def show(self, place: int) -> None:
-        self.values[..., place] = float(self._of_shown)
+    def show(self, place: int | slice) -> None:
+        self.values[..., place] = 0.0
+
+
+def layers(
+    model: Any, embeds: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor], cache: DynamicCache | StaticCache
+) -> Tensor:
+    """Hidden states [b, 1, H] of one token more than ``cache`` holds, by the language model's layers themselves.
+
+    Its own forward would make mask and ``rotary`` anew for each token, and look at the mask's values: each time the
+    host waits for the GPU.
+    """
+    network, hidden = model.model.language_model, embeds
+    for layer in network.layers:
+        hidden = layer(hidden, attention_mask=mask, position_embeddings=rotary, past_key_values=cache)
+    normed: Tensor = network.norm(hidden)
+    return normed
 
 
 def _static(model: Any, prefix: Prefix, places: int) -> StaticCache:
@@ -134,11 +189,16 @@ def _require_plain_cache(model: Any, prefix: Prefix) -> None:
     name = type(model).__name__
     if any(layer.is_sliding for layer in prefix.cache.layers):
         raise UserError(f"policy.kv_cache is static, but {name} has layers that attend to a window only; use growing.")
-    if _attention(model) not in ("sdpa", "eager"):
+    if _attention(model) not in _KNOWN_ATTENTION:
         raise UserError(
             f"policy.kv_cache is static, but {name} attends by {_attention(model)}; expected sdpa or eager, or"
             " policy.kv_cache growing."
         )
+
+
+def _is_known(model: Any, prefix: Prefix) -> bool:
+    """Whether `layers` and `_Mask` are what the model's own forward does."""
+    return _attention(model) in _KNOWN_ATTENTION and not any(layer.is_sliding for layer in prefix.cache.layers)
 
 
 def _attention(model: Any) -> str:
