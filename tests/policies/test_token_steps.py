@@ -16,6 +16,7 @@ from visual_grpo.components import load_policy
 from visual_grpo.config import PolicyConfig
 from visual_grpo.errors import UserError
 from visual_grpo.policies import token_steps
+from visual_grpo.policies.prompt_cache import forward
 from visual_grpo.policies.token_model import SampledTokens, sample_tokens
 from visual_grpo.policies.tokens import TokenSampler
 
@@ -43,6 +44,29 @@ def test_the_same_tokens_and_log_probs(pipeline_folder: Path, attention: str) ->
 
 def test_one_prompt_needs_no_padding(pipeline_folder: Path) -> None:
     assert_same(draw(pipeline_folder, "static", rows=1), draw(pipeline_folder, "growing", rows=1))
+
+
+@pytest.mark.parametrize("rows", [1, 6])  # One prompt needs no mask.
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_masks_and_rotary_tables_are_those_of_the_models_own_forward(
+    pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch, attention: str, rows: int
+) -> None:
+    """Bit for bit; the model's own forward serves an attention that is not known here."""
+    found = draw(pipeline_folder, "growing", attention, rows)
+    own = 0
+
+    def counted(*args: Any) -> torch.Tensor:
+        nonlocal own
+        own += 1
+        return forward(*args)
+
+    monkeypatch.setattr(token_steps, "_KNOWN_ATTENTION", ())
+    monkeypatch.setattr(token_steps, "forward", counted)
+    expected = draw(pipeline_folder, "growing", attention, rows)
+    assert own == (expected.log_probs.shape[1] - 1) * -(-rows // 4)
+    assert torch.equal(found.trajectory.tokens, expected.trajectory.tokens)
+    assert torch.equal(found.log_probs, expected.log_probs)
+    assert torch.equal(found.entropy, expected.entropy)
 
 
 def test_the_parameter_decides(pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
