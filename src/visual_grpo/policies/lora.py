@@ -19,7 +19,7 @@ from visual_grpo.command import again
 from visual_grpo.config import LoraParams
 from visual_grpo.errors import UserError
 from visual_grpo.hardware import shards
-from visual_grpo.policies.low_rank import three_kernels
+from visual_grpo.policies.low_rank import folded, three_kernels
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -186,9 +186,7 @@ def merged(model: nn.Module) -> Iterator[None]:
     behind. In half precision folding rounds the update away: there it is `three_kernels`, as it is where a process
     has only a part of the weights.
     """
-    from peft.tuners.lora import LoraLayer
-
-    layers = [m for m in model.modules() if isinstance(m, LoraLayer)]
+    layers = _layers(model)
     if shards.active() or not all(layer.get_base_layer().weight.dtype == torch.float32 for layer in layers):
         with three_kernels(layers):
             yield
@@ -205,6 +203,17 @@ def merged(model: nn.Module) -> Iterator[None]:
             vars(layer).pop("forward", None)
             layer.merged_adapters.clear()
             layer.get_base_layer().weight.data.copy_(weight)
+
+
+def merged_with_gradient(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """As `merged`, but the adapter gets its gradient, and no weight is changed; in half precision nothing is done."""
+    return folded(_layers(model))
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    from peft.tuners.lora import LoraLayer
+
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]
 
 
 def _config(params: LoraParams, default_targets: str | list[str]) -> LoraConfig:

@@ -122,7 +122,8 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
 
     def replay(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Iterator[ReplayChunk]:
         """One chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
-        with present(self.model.network):  # Also while the caller goes backward.
+        network = self.model.network
+        with present(network), lora.merged_with_gradient(network):  # Also while the caller goes backward.
             log_probs = self._log_probs(trajectory, rows)
             kl = None
             if trajectory.reference_log_probs is not None:
