@@ -5,6 +5,7 @@ Shapes: N prompts, G samples of each, B = N * G rows, T tokens.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -122,9 +123,9 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
 
     def replay(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Iterator[ReplayChunk]:
         """One chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
-        network = self.model.network
-        with present(network), lora.merged_with_gradient(network):  # Also while the caller goes backward.
-            log_probs = self._log_probs(trajectory, rows)
+        with present(self.model.network):  # Also while the caller goes backward.
+            with self._products():
+                log_probs = self._log_probs(trajectory, rows)
             kl = None
             if trajectory.reference_log_probs is not None:
                 kl = k3_kl(log_probs, trajectory.reference_log_probs[rows])
@@ -142,6 +143,14 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
             return 0.0
         deviation = float(sampled.deviation[sampled.trajectory.mask].mean())
         return expected_gap(self.model.network, self.model.head.dtype, deviation / self.temperature)
+
+    def _products(self) -> contextlib.AbstractContextManager[None]:
+        """How the adapter is computed with gradient."""
+        if (
+            self.config.gradient_checkpointing
+        ):  # It computes again when the caller goes backward, and must find the same.
+            return contextlib.nullcontext()
+        return lora.merged_with_gradient(self.model.network)
 
     def _log_probs(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Tensor:
         # No module has dropout, so the mode changes nothing else: checkpointing is active only in training mode.

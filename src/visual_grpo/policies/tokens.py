@@ -73,7 +73,9 @@ class _ChosenLogProbs(torch.autograd.Function):
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
             logits = (hidden[part] @ head.t()).float()
-            log_probs = ((logits if bias is None else logits + bias) / temperature).log_softmax(-1)
+            if bias is not None:
+                logits += bias
+            log_probs = logits.div_(temperature).log_softmax(-1)
             values[part] = log_probs.gather(1, tokens[part, None])[:, 0]
             if gradient is not None:
                 expected = log_probs.exp().to(head.dtype) @ head
