@@ -146,9 +146,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
 
     def _products(self) -> contextlib.AbstractContextManager[None]:
         """How the adapter is computed with gradient."""
-        if (
-            self.config.gradient_checkpointing
-        ):  # It computes again when the caller goes backward, and must find the same.
+        if self.config.gradient_checkpointing:  # It computes again backward, when the block may have been left.
             return contextlib.nullcontext()
         return lora.merged_with_gradient(self.model.network)
 
