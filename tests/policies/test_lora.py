@@ -61,7 +61,7 @@ def gradients(network: Any) -> list[torch.Tensor]:
     """Of inputs and adapters, for one gradient of all outputs."""
     layers = [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
     generator = torch.Generator().manual_seed(1)
-    found = []
+    found: list[torch.Tensor] = []
     for layer in layers:
         x = torch.randn(2, 5, layer.in_features, generator=generator, requires_grad=True)
         y = layer(x)
