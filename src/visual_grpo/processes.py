@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from visual_grpo import components
 from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError, counted
+from visual_grpo.joined_files import check_same, digests
 from visual_grpo.policies.family import Model
+from visual_grpo.sharing import crew
 from visual_grpo.sharing.model import SharedModel
-from visual_grpo.sharing.worker import Trained
+from visual_grpo.sharing.worker import Build, Trained
 from visual_grpo.sharing.workers import Workers
 from visual_grpo.third_party_output import silence_libraries
 from visual_grpo.types import AdaptedModel
@@ -24,7 +28,7 @@ def start_workers(config: Parameters, model: str, start: Path | None) -> Workers
     count = config.distributed.processes
     if count == 1 and config.resume == "never":
         return None
-    return Workers(count, build_share, _arguments(config, model=model, start=start))
+    return _workers(config, build_share, model=model, start=start)
 
 
 def start_drawing(config: Parameters, model: str, adapters: Path | None) -> Workers | None:
@@ -32,7 +36,7 @@ def start_drawing(config: Parameters, model: str, adapters: Path | None) -> Work
     count = config.distributed.processes
     if count == 1:
         return None
-    return Workers(count, build_drawing, _arguments(config, model=model, adapters=adapters))
+    return _workers(config, build_drawing, model=model, adapters=adapters)
 
 
 def shared_model(model: Model, workers: Workers | None) -> AdaptedModel:
@@ -63,12 +67,54 @@ def build_drawing(config: Mapping[str, Any], model: str, adapters: str | None, d
     return Trained(policies={}, model=built, device=device)
 
 
+def builds(local_rank: int) -> dict[str, Build]:
+    """What a process that has joined from another machine may be asked to build, by name.
+
+    Args:
+        local_rank: its number among the processes of its machine, and that of its GPU.
+    """
+
+    def joined(build: Build) -> Build:
+        def checked(files: Mapping[str, str | None], device: str, **arguments: Any) -> Trained:
+            check_same(files)
+            return build(device=own_device(device, local_rank), **arguments)
+
+        return checked
+
+    return {build.__name__: joined(build) for build in (build_share, build_drawing)}
+
+
+def own_device(kind: str, local_rank: int) -> str:
+    """Raises UserError where this machine has too few GPUs."""
+    import torch
+
+    if kind != "cuda":
+        return kind
+    if local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"{socket.gethostname()} has {counted(torch.cuda.device_count(), 'GPU')}, but processes of torchrun's up to"
+            f" local rank {local_rank}: each needs one. Expected --nproc-per-node of at most the number of GPUs."
+        )
+    return f"cuda:{local_rank}"
+
+
 def _on(device: str, config: Parameters) -> Parameters:
     return config.model_copy(update={"model": config.model.model_copy(update={"device": device})})
 
 
-def _arguments(config: Parameters, **named: str | Path | None) -> list[dict[str, Any]]:
-    """Of the function that builds, for each process but the first."""
-    tree = config.model_dump(mode="json")
-    texts = {name: None if value is None else str(value) for name, value in named.items()}
-    return [{"config": tree, "device": device, **texts} for device in components.process_devices(config)[1:]]
+def _workers(config: Parameters, build: Build, *, model: str, **folders: Path | None) -> Workers:
+    """The other processes, which call ``build``: those that have joined from other machines, or new ones here."""
+    count, joined = config.distributed.processes, crew.present()
+    named = {name: None if folder is None else str(folder) for name, folder in folders.items()}
+    if joined is None:
+        tree = config.model_dump(mode="json")
+        devices = components.process_devices(config)[1:]
+        return Workers(count, build, [{"config": tree, "model": model, "device": own, **named} for own in devices])
+    given = {
+        "config": config.public(),  # Rewards and trackers, which may have secrets, are the first one's.
+        "model": model,
+        "device": components.process_devices(config)[0].partition(":")[0],
+        "files": digests(config, model, *named.values()),
+        **named,
+    }
+    return Workers(count, build, [given] * (count - 1), joined)

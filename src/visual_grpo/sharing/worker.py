@@ -7,7 +7,6 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from visual_grpo.errors import user_error
 from visual_grpo.faults import is_out_of_memory, machine_fault
 from visual_grpo.hardware.parallel import share_cores
 from visual_grpo.policies.seeds import share_of_seeds
+from visual_grpo.sharing.frames import Channel
 from visual_grpo.sharing.messages import Messages, Packed
 from visual_grpo.types import JointPolicy, Policy, PromptRecord, ReplayChunk, Rollout, Sample, SampleGenerator
 
@@ -37,7 +37,7 @@ Build = Callable[..., Trained]
 """A function of a module, called with keyword arguments that are JSON, once in each process."""
 
 
-def work(connection: Connection, count: int, build: Build, arguments: Mapping[str, Any]) -> None:
+def work(connection: Channel, count: int, build: Build, arguments: Mapping[str, Any]) -> None:
     """The main function of one of ``count`` processes. It ends with the first one, whatever that dies of."""
     share_cores(count)
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # The first process decides what becomes of a run.
@@ -48,7 +48,7 @@ def work(connection: Connection, count: int, build: Build, arguments: Mapping[st
         os._exit(1)
 
 
-def _answer_all(connection: Connection, build: Build, arguments: Mapping[str, Any]) -> None:
+def _answer_all(connection: Channel, build: Build, arguments: Mapping[str, Any]) -> None:
     messages = Messages(connection)
     worker: Worker | None = None
     while True:

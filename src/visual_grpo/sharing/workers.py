@@ -2,48 +2,90 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from visual_grpo.errors import UserError
 from visual_grpo.hardware.parallel import share_cores
+from visual_grpo.sharing.frames import Channel
 from visual_grpo.sharing.messages import Messages
-from visual_grpo.sharing.worker import Build, work
+from visual_grpo.sharing.spawned import Spawned
+from visual_grpo.sharing.worker import Build
 from visual_grpo.types import Policy
 
-_SPAWN = multiprocessing.get_context("spawn")
 _END = 10.0
 """Seconds that a process may take to end after it was asked to."""
 
 
-class WorkerDiedError(RuntimeError):
+class WorkerDiedError(UserError):
     """A process is gone; what was whole before is not touched."""
 
 
-class Remote:
-    """One other process."""
+class Process(Protocol):
+    """Another process that has been given what to build, however it came to be: `Spawned` or `crew.Joined`."""
 
-    def __init__(self, number: int, count: int, build: Build, arguments: Mapping[str, Any]) -> None:
-        """The ``number``-th of ``count``."""
-        self.number = number
-        ours, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(
-            target=work, args=(theirs, count, build, dict(arguments)), name=f"training {number}", daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        self._messages = Messages(ours)
+    @property
+    def channel(self) -> Channel:
+        """Its first message says whether it has built what it was given."""
+        ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def where(self) -> str:
+        """What tells it from the others, for messages."""
+        ...
+
+    def end(self) -> None:
+        """Asks it to end what it does for this training; raises nothing where it is gone."""
+        ...
+
+    def kill_after(self, deadline: float) -> None:
+        """Waits until it has, and kills it if it has not by ``deadline`` (of `time.monotonic`)."""
+        ...
+
+    def how_it_ended(self, seconds: float) -> str:
+        """ "was ended by SIGKILL" and the like; waits for its end so long."""
+        ...
+
+
+class Source(Protocol):
+    """Where the other processes come from."""
+
+    here: int
+    """Processes on this machine, the first one among them."""
+
+    def start(self, number: int, build: Build, arguments: Mapping[str, Any]) -> Process:
+        """Gives the ``number``-th process what it builds; the first is number 1."""
+        ...
+
+
+class Spawning:
+    """They are started on this machine."""
+
+    def __init__(self, count: int) -> None:
+        self.here = count
+
+    def start(self, number: int, build: Build, arguments: Mapping[str, Any]) -> Process:
+        return Spawned(number, self.here, build, arguments)
+
+
+class Remote:
+    """One other process, to which requests are sent."""
+
+    def __init__(self, number: int, process: Process) -> None:
+        """The ``number``-th."""
+        self.number, self.process = number, process
+        self._messages = Messages(process.channel)
         self._asked, self._read = 1, 0  # The start is the first.
         self._told: set[int] = {0}
         self._answers: dict[int, Any] = {}
 
     @property
     def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+        return self.process.pid
 
     def ask(self, do: str, **arguments: Any) -> int:
         """Begins something; `answer` gives what came of it for the number that this returns."""
@@ -90,49 +132,40 @@ class Remote:
         else:
             self._answers[number] = got["answer"]
 
-    def end(self) -> None:
-        """Asks it to end, and kills it if it does not."""
-        self._messages.close()
-
-    def kill_after(self, deadline: float) -> None:
-        self._process.join(max(0.0, deadline - time.monotonic()))
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
     def _died(self) -> WorkerDiedError:
-        self._process.join(_END)
-        code = self._process.exitcode
-        how = "hangs" if code is None else f"ended with exit code {code}"
-        if code is not None and code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
         return WorkerDiedError(
-            f"Process {self.number} of this training (pid {self.pid}) {how}. The usual cause is too little memory: each"
-            " process has the model (distributed.processes)."
+            f"Process {self.number} of this training ({self.process.where}) {self.process.how_it_ended(_END)}. The"
+            " usual cause is too little memory: each process has the model (distributed.processes)."
         )
 
 
 class Workers:
     """Processes 2 to ``count`` of a training; a context that ends them."""
 
-    def __init__(self, count: int, build: Build, arguments: Sequence[Mapping[str, Any]]) -> None:
-        """``arguments``: of ``build``, for each of the ``count - 1`` other processes."""
-        self.count = count
-        self.others = [Remote(number, count, build, own) for number, own in enumerate(arguments, 2)]
+    def __init__(
+        self, count: int, build: Build, arguments: Sequence[Mapping[str, Any]], source: Source | None = None
+    ) -> None:
+        """
+        Args:
+            arguments: of ``build``, for each of the ``count - 1`` other processes.
+            source: where they come from; None = they are started on this machine.
+        """
+        self.count, self.source = count, source or Spawning(count)
+        self.others = [Remote(number, self.source.start(number, build, own)) for number, own in enumerate(arguments, 2)]
         self._policies: dict[str, Policy[Any]] = {}
         self._sent: dict[str, list[int]] = {}
 
     def __enter__(self) -> Workers:
-        share_cores(self.count)
+        share_cores(self.source.here)
         return self
 
     def __exit__(self, *exception: object) -> None:
         share_cores(1)
         for other in self.others:
-            other.end()
+            other.process.end()
         deadline = time.monotonic() + _END
         for other in self.others:
-            other.kill_after(deadline)
+            other.process.kill_after(deadline)
 
     def wait_until_ready(self) -> None:
         """Raises UserError, RuntimeError or WorkerDiedError where a process could not build its model."""
