@@ -21,7 +21,7 @@ from visual_grpo.threads import in_thread
 
 CLOSED = getattr(select, "POLLRDHUP", 0)
 """What to ask `select.poll` for, so that it tells when the other end of a connection is gone."""
-_LOOK = 500
+_LOOK = 200
 """Milliseconds between two looks at whether the watch is to end."""
 
 _present: list[Crew] = []
@@ -85,11 +85,13 @@ class Crew:
         _present.append(self)
         self._before = signal.signal(signal.SIGUSR1, self._raise)
         main = threading.get_ident()
-        threading.Thread(target=self._watch, args=(main,), name="watch of the others", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, args=(main,), name="watch of the others", daemon=True)
+        self._watcher.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._over.set()
+        self._watcher.join()  # A signal that comes later would end this process.
         _present.remove(self)
         signal.signal(signal.SIGUSR1, self._before)
         # Where this one fails, all do: torchrun starts all again, or none.
@@ -102,6 +104,11 @@ class Crew:
     def knows(self, member: Member) -> None:
         """Somebody raises an error because of it, or has given it up: it is not told again."""
         self._known.add(member.rank)
+
+    @property
+    def has_lost_one(self) -> bool:
+        """Then its command ends."""
+        return bool(self._known)
 
     def _watch(self, main: int) -> None:
         poll = select.poll()
@@ -148,8 +155,9 @@ class Joined:
             self._loan.close()
 
     def kill_after(self, deadline: float) -> None:
-        """One that is busy for longer than that is given up; it ends as soon as it sees so."""
+        """One that is busy for longer than that, or when another is gone, is given up; it ends when it sees so."""
         ended = in_thread(self._loan.skip, f"end of {self.where}")
+        deadline = 0.0 if self._crew.has_lost_one else deadline
         try:
             ended.result(max(0.0, deadline - time.monotonic()))
         except (TimeoutError, EOFError, OSError):

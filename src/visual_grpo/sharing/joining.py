@@ -150,8 +150,8 @@ def _difference(own: Mapping[str, str], theirs: Mapping[str, str]) -> str | None
     shown = ", ".join(f"{name} {own.get(name, 'none')} instead of {theirs.get(name, 'none')}" for name in names)
     return (
         f"{socket.gethostname()} differs from the first process's host: {shown}. Expected the same there, so that"
-        " samples and gradients do not depend on who computes them: check out the same commit, install requirements.lock"
-        " (make setup), and launch all with the same command."
+        " samples and gradients do not depend on who computes them: check out the same commit, install"
+        " requirements.lock (make setup), and launch all with the same command."
     )
 
 
@@ -160,6 +160,6 @@ def _missing(ranks: set[int], seconds: float, server: socket.socket, refused: li
     also = f" Refused: {', '.join(dict.fromkeys(refused))}." if refused else ""
     return UserError(
         f"{counted(len(ranks), 'rank')} of torchrun's did not connect within {seconds:g} s: {named}. Expected on"
-        f" {socket.gethostname()}, port {server.getsockname()[1]}.{also} Look at the output of torchrun on their hosts, and"
-        " at firewalls between (VISUAL_GRPO_PORT names a fixed port). VISUAL_GRPO_JOIN_SECONDS waits longer."
+        f" {socket.gethostname()}, port {server.getsockname()[1]}.{also} Look at the output of torchrun on their hosts,"
+        " and at firewalls between (VISUAL_GRPO_PORT names a fixed port). VISUAL_GRPO_JOIN_SECONDS waits longer."
     )
