@@ -7,14 +7,14 @@ import sys
 import time
 from typing import Any
 
-from tests.sharing.build import KINDS, toys
+from tests.sharing.build import SeededTokens, toys
 from visual_grpo.sharing.joining import join
 from visual_grpo.sharing.serving import serve
 from visual_grpo.sharing.worker import Trained
 from visual_grpo.types import PromptRecord, Rollout
 
 
-class Slow(KINDS["SeededTokens"]):  # type: ignore[misc]
+class Slow(SeededTokens):
     """Takes a minute for a rollout."""
 
     def rollout(self, prompts: list[PromptRecord], group_size: int, generator: Any) -> Rollout[Any]:
