@@ -105,7 +105,7 @@ def test_whoever_is_killed_all_end_and_the_training_goes_on_later(project: Path,
     if victim in ("other rank", "its torchrun"):
         assert "-m visual_grpo.hosts run --pipeline=train --params=" in said
         assert "resume=auto" in said
-    steps = max(int(file.name.partition("-")[2]) for file in (project / CHECKPOINTS).glob("step-*")) + 1
+    steps = max(int(file.name.split("-")[1]) for file in (project / CHECKPOINTS).glob("step-*")) + 1
     done = paste(of_one("train", f"resume=auto,distributed.processes=1,grpo.steps={steps}"), project)
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 from tests.sharing.build import SeededTokens, toys
 from visual_grpo.sharing.joining import join
@@ -17,7 +20,7 @@ from visual_grpo.types import PromptRecord, Rollout
 class Slow(SeededTokens):
     """Takes a minute for a rollout."""
 
-    def rollout(self, prompts: list[PromptRecord], group_size: int, generator: Any) -> Rollout[Any]:
+    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
         for _ in range(600):
             time.sleep(0.1)
         raise AssertionError("nobody waits so long")
