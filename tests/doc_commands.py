@@ -72,6 +72,14 @@ def _kedro(words: list[str], project: Path) -> None:
     check_parameters(parameters_of(project, given["env"], given["params"]))
 
 
+def _torchrun(words: list[str], project: Path) -> None:
+    from torch.distributed.run import get_args_parser
+
+    given = get_args_parser().parse_args(words[1:])
+    assert (given.module, given.training_script) == (True, "visual_grpo.hosts"), words
+    _kedro(["kedro", *given.training_script_args], project)
+
+
 def _make(words: list[str], project: Path) -> None:
     """``-n`` runs nothing."""
     subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
@@ -132,6 +140,7 @@ def _dvc(words: list[str], project: Path) -> None:
 
 CHECKERS: dict[str, Callable[[list[str], Path], None]] = {
     "kedro": _kedro,
+    "torchrun": _torchrun,
     "make": _make,
     "python": _python,
     "cp": _cp,

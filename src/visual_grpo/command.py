@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,12 @@ _OPTIONS = {
 """Kedro's run parameter -> its option."""
 NEXT_PARAMETER = r",\s*[^\s,=]+\s*="
 """Pattern of the comma in ``--params`` that separates two parameters (`cli`)."""
+_OF_LAUNCHER = "distributed.processes"
 _DEFAULT = "local"
 """The environment of a run that names none."""
 
 
+_launcher: list[str] = []
 _running: list[Command] = []
 _source: list[str | None] = [None]
 _taken: dict[str, Any] = {}
@@ -38,6 +40,19 @@ _taken: dict[str, Any] = {}
 def use_source(source: str | None) -> None:
     """Says where the configuration of this process's commands is; None = in the project."""
     _source[:] = [source]
+
+
+def use_launcher(words: Sequence[str]) -> None:
+    """Says what starts this process's commands in the place of ``kedro``, as for processes of several machines.
+
+    How many they are is the launcher's to say, and no parameter.
+    """
+    _launcher[:] = words
+
+
+def launched_by() -> list[str]:
+    """The words that `use_launcher` was given; none for ``kedro``."""
+    return list(_launcher)
 
 
 def takes_over(parameters: Mapping[str, Any]) -> None:
@@ -107,14 +122,15 @@ class Command:
         return replace(self.of_pipeline("train"), parameters=resumed)
 
     def __str__(self) -> str:
-        words = [_kedro(), "run"]
+        words = [*(_launcher or [_kedro()]), "run"]
         if self.source is not None:
             words.append(f"--conf-source={self.source}")
         if self.environment is not None:
             words.append(f"--env={self.environment}")
         words += self.options
-        if self.parameters:
-            words.append("--params=" + ",".join(f"{name}={_shown(value)}" for name, value in self.parameters.items()))
+        given = {name: value for name, value in self.parameters.items() if not (_launcher and name == _OF_LAUNCHER)}
+        if given:
+            words.append("--params=" + ",".join(f"{name}={_shown(value)}" for name, value in given.items()))
         return shlex.join(hidden(words))
 
 

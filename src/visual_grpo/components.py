@@ -195,13 +195,17 @@ def build_policies(
 
 
 def process_devices(config: Parameters) -> list[str]:
-    """Of each process. Raises UserError where there are fewer GPUs."""
+    """Of each process. Raises UserError where there are fewer GPUs.
+
+    Of processes of several machines each looks at its own GPU.
+    """
     import torch
 
     from visual_grpo.hardware.device import resolve_device
+    from visual_grpo.sharing import crew
 
     count, device = config.distributed.processes, resolve_device(config.model.device)
-    if device.type != "cuda" or count == 1:
+    if device.type != "cuda" or count == 1 or crew.present() is not None:
         return [str(device)] * count
     if torch.cuda.device_count() < count:
         raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,6 +13,9 @@ from typing import Any
 
 TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 """Of ``kill`` and batch systems, and of a terminal that is closed."""
+
+_ONE_STOP = 5.0
+"""Seconds in which the same signal of them means the same."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -38,15 +42,24 @@ class StopRequest:
 def stop_request(on_ask: Callable[[], None]) -> Iterator[StopRequest]:
     """Keeps the first SIGINT, SIGTERM or SIGHUP, so that what is being done can be finished and saved.
 
-    The handlers are then removed, so that a second signal acts at once. Outside the main thread no handler can be
-    installed, and signals act as usual.
+    The handlers are then removed, so that a second signal acts at once; but a batch system and a launcher may both pass
+    on the same one of `TERMINATING`, which is one stop if both come within seconds. Outside the main thread no handler
+    can be installed, and signals act as usual.
     """
     request = StopRequest()
     previous: dict[int, Any] = {}
+    asked = time.monotonic()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        request.by = signal.Signals(number)
-        restore()
+        nonlocal asked
+        if request.by is not None:
+            if number != request.by or time.monotonic() - asked > _ONE_STOP:
+                restore()
+                signal.raise_signal(number)
+            return
+        request.by, asked = signal.Signals(number), time.monotonic()
+        if number not in TERMINATING:
+            restore()
         _forget_a_closed_terminal(number)
         on_ask()
 

@@ -13,8 +13,9 @@ class DistributedConfig(Strict):
     processes: int = Field(
         1,
         ge=1,
-        description="that train together on this machine, each with the whole model, and each on another GPU where"
-        " model.device is cuda; each draws and replays whole groups, so at most grpo.prompts_per_step",
+        description="that train together, each with the whole model, and each on another GPU where model.device is"
+        " cuda; on this machine, or those that torchrun has started on several; each draws and replays whole groups, so"
+        " at most grpo.prompts_per_step",
     )
     sharded: bool = Field(
         False,

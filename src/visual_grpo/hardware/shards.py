@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -34,12 +34,18 @@ class LostPeerError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Where the processes find each other."""
+    """Where the processes find each other; the fields are JSON."""
 
     host: str
     port: int
     count: int
     """Of processes."""
+    number: int = 0
+    """Of the one that joins."""
+
+    def of(self, number: int) -> dict[str, Any]:
+        """As another process gets it."""
+        return asdict(replace(self, number=number))
 
 
 def open_meeting(count: int, host: str = "127.0.0.1") -> Meeting:
@@ -51,7 +57,7 @@ def open_meeting(count: int, host: str = "127.0.0.1") -> Meeting:
     return Meeting(host=host, port=_store.port, count=count)
 
 
-def join(meeting: Meeting, number: int, device: torch.device) -> None:
+def join(meeting: Meeting, device: torch.device) -> None:
     """Waits for all processes; from now on `cut` cuts, until `leave`."""
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -61,11 +67,12 @@ def join(meeting: Meeting, number: int, device: torch.device) -> None:
     if meeting.host == "127.0.0.1":  # Otherwise gloo looks the machine's name up, which may lead nowhere.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        # One that torchrun has started looks at the GPU of its own number there.
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index)
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
         store=store,
-        rank=number,
+        rank=meeting.number,
         world_size=meeting.count,
         timeout=TIMEOUT,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from visual_grpo.grpo import packing
+from visual_grpo.sharing.frames import Channel
 
 _LENGTH = 8
 """Bytes before the JSON, which say how long it is."""
@@ -39,7 +39,7 @@ class Packed:
 class Messages:
     """One end of a connection. What is no tensor is as `grpo.packing` takes it: dataclasses, lists, mappings, texts."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Channel) -> None:
         self._connection = connection
 
     def send(self, value: Any) -> None:

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -21,9 +20,12 @@ from visual_grpo.hardware import shards
 from visual_grpo.hardware.parallel import share_cores
 from visual_grpo.hardware.shards import Meeting
 from visual_grpo.policies.seeds import share_of_seeds
+from visual_grpo.sharing.frames import Channel
 from visual_grpo.sharing.messages import Messages, Packed
 from visual_grpo.types import JointPolicy, Policy, PromptRecord, ReplayChunk, Rollout, Sample, SampleGenerator
 
+MEETING = "meeting"
+"""The argument that says where processes meet that have parts of one model."""
 FAILED, BEREFT = 1, 2
 """Exit codes: of itself, and as another process has ended."""
 
@@ -45,27 +47,30 @@ Build = Callable[..., Trained]
 """A function of a module, called with keyword arguments that are JSON, once in each process."""
 
 
-def work(
-    connection: Connection, number: int, count: int, build: Build, arguments: Mapping[str, Any], meeting: Meeting | None
-) -> None:
-    """The main function of process ``number`` of ``count``. It ends with the first one, whatever that dies of.
+def work(connection: Channel, count: int, build: Build, arguments: Mapping[str, Any]) -> None:
+    """The main function of one of ``count`` processes. It ends with the first one, whatever that dies of.
 
-    ``meeting``: where processes meet that have parts of one model; the first one is number 0 there.
+    Args:
+        arguments: of ``build``; beside them the `MEETING`, if there is one.
     """
     share_cores(count)
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # The first process decides what becomes of a run.
         signal.signal(stop, signal.SIG_IGN)
+    own = dict(arguments)
+    meeting = own.pop(MEETING, None)
     try:
         if meeting is not None:
-            shards.join(meeting, number - 1, torch.device(arguments["device"]))
-        _answer_all(connection, build, arguments)
+            shards.join(Meeting(**meeting), torch.device(own["device"]))
+        _answer_all(connection, build, own)
     except shards.LostPeerError as error:  # Whoever waits for this process learns of it by its end.
         os._exit(FAILED if is_out_of_memory(error) else BEREFT)
     except (EOFError, OSError):  # The first process is gone.
         os._exit(FAILED)
+    finally:
+        shards.leave()
 
 
-def _answer_all(connection: Connection, build: Build, arguments: Mapping[str, Any]) -> None:
+def _answer_all(connection: Channel, build: Build, arguments: Mapping[str, Any]) -> None:
     messages = Messages(connection)
     worker: Worker | None = None
     while True:

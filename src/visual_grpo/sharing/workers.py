@@ -2,67 +2,109 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from visual_grpo.errors import UserError
 from visual_grpo.hardware import shards
 from visual_grpo.hardware.parallel import share_cores
-from visual_grpo.hardware.shards import Meeting
+from visual_grpo.sharing.frames import Channel
 from visual_grpo.sharing.messages import Messages
-from visual_grpo.sharing.worker import Build, work
+from visual_grpo.sharing.spawned import Spawned
+from visual_grpo.sharing.worker import MEETING, Build
 from visual_grpo.types import Policy
 
-_SPAWN = multiprocessing.get_context("spawn")
 _END = 10.0
 """Seconds that a process may take to end after it was asked to."""
 _MOMENT = 1.0
 """Seconds between the end of a process's connections and its own."""
 
 
-class WorkerDiedError(RuntimeError):
+class WorkerDiedError(UserError):
     """A process is gone; what was whole before is not touched."""
 
 
-class Remote:
-    """One other process."""
+class Process(Protocol):
+    """Another process that has been given what to build, however it came to be: `Spawned` or `crew.Joined`."""
 
-    def __init__(
-        self, number: int, count: int, build: Build, arguments: Mapping[str, Any], meeting: Meeting | None
-    ) -> None:
-        """The ``number``-th of ``count``."""
-        self.number = number
-        ours, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(
-            target=work,
-            args=(theirs, number, count, build, dict(arguments), meeting),
-            name=f"training {number}",
-            daemon=True,
-        )
-        self._process.start()
-        theirs.close()
-        self._messages = Messages(ours)
+    @property
+    def channel(self) -> Channel:
+        """Its first message says whether it has built what it was given."""
+        ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def where(self) -> str:
+        """What tells it from the others, for messages."""
+        ...
+
+    def end(self) -> None:
+        """Asks it to end what it does for this training; raises nothing where it is gone."""
+        ...
+
+    def kill_after(self, deadline: float) -> None:
+        """Waits until it has, and kills it if it has not by ``deadline`` (of `time.monotonic`)."""
+        ...
+
+    def exit_code(self, seconds: float) -> int | None:
+        """Of one that has ended, or does within so many; negative = by that signal. None where that is not known."""
+        ...
+
+    def how_it_ended(self, seconds: float) -> str:
+        """ "was ended by SIGKILL" and the like; waits for its end so long."""
+        ...
+
+
+class Source(Protocol):
+    """Where the other processes come from."""
+
+    here: int
+    """Processes on this machine, the first one among them."""
+    host: str
+    """The name or address of this machine, for the others."""
+
+    def start(self, number: int, build: Build, arguments: Mapping[str, Any]) -> Process:
+        """Gives the ``number``-th process what it builds; the first is number 1."""
+        ...
+
+
+class Spawning:
+    """They are started on this machine."""
+
+    def __init__(self, count: int) -> None:
+        self.here, self.host = count, "127.0.0.1"
+
+    def start(self, number: int, build: Build, arguments: Mapping[str, Any]) -> Process:
+        return Spawned(number, self.here, build, arguments)
+
+
+class Remote:
+    """One other process, to which requests are sent."""
+
+    def __init__(self, number: int, process: Process) -> None:
+        """The ``number``-th."""
+        self.number, self.process = number, process
+        self._messages = Messages(process.channel)
         self._asked, self._read = 1, 0  # The start is the first.
         self._told: set[int] = {0}
         self._answers: dict[int, Any] = {}
 
     @property
     def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+        return self.process.pid
 
     def ask(self, do: str, **arguments: Any) -> int:
         """Begins something; `answer` gives what came of it for the number that this returns."""
         try:
             self._messages.send({"do": do, **arguments})
         except OSError as error:
-            raise self.died() from error
+            raise self._died() from error
         self._asked += 1
         return self._asked - 1
 
@@ -91,7 +133,7 @@ class Remote:
         try:
             got = self._messages.receive()
         except (EOFError, OSError) as error:
-            raise self.died() from error
+            raise self._died() from error
         number, self._read = self._read, self._read + 1
         if "answer" not in got:
             if got["expected"]:
@@ -102,16 +144,9 @@ class Remote:
         else:
             self._answers[number] = got["answer"]
 
-    def is_gone(self) -> bool:
-        """Whether it has ended, or does so within a moment."""
-        self._process.join(_MOMENT)
-        return not self._process.is_alive()
-
-    def exit_code(self) -> int:
-        """Of a process that has ended; negative = by that signal."""
-        code = self._process.exitcode
-        assert code is not None
-        return code
+    def exit_code(self) -> int | None:
+        """Of a process that has ended, or does within a moment; negative = by that signal."""
+        return self.process.exit_code(_MOMENT)
 
     def why_gone(self) -> Exception:
         """Of a process that has ended: what it said of it, or that it did."""
@@ -119,28 +154,12 @@ class Remote:
             self.settle()
         except (UserError, RuntimeError) as error:
             return error
-        return self.died()
+        return self._died()
 
-    def end(self) -> None:
-        """Asks it to end, and kills it if it does not."""
-        self._messages.close()
-
-    def kill_after(self, deadline: float) -> None:
-        self._process.join(max(0.0, deadline - time.monotonic()))
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-    def died(self) -> WorkerDiedError:
-        """The error of a process that has ended, or hangs."""
-        self._process.join(_END)
-        code = self._process.exitcode
-        how = "hangs" if code is None else f"ended with exit code {code}"
-        if code is not None and code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
+    def _died(self) -> WorkerDiedError:
         return WorkerDiedError(
-            f"Process {self.number} of this training (pid {self.pid}) {how}. The usual cause is too little memory: each"
-            " process has the model (distributed.processes)."
+            f"Process {self.number} of this training ({self.process.where}) {self.process.how_it_ended(_END)}. The"
+            " usual cause is too little memory: each process has the model (distributed.processes)."
         )
 
 
@@ -148,34 +167,44 @@ class Workers:
     """Processes 2 to ``count`` of a training; a context that ends them."""
 
     def __init__(
-        self, count: int, build: Build, arguments: Sequence[Mapping[str, Any]], *, sharded_on: str | None = None
+        self,
+        count: int,
+        build: Build,
+        arguments: Sequence[Mapping[str, Any]],
+        source: Source | None = None,
+        *,
+        sharded_on: str | None = None,
     ) -> None:
         """
         Args:
             arguments: of ``build``, for each of the ``count - 1`` other processes.
+            source: where they come from; None = they are started on this machine.
             sharded_on: this process's device, where each has a part of the model only.
         """
-        self.count, self._sharded_on = count, sharded_on
-        self._meeting = None if sharded_on is None else shards.open_meeting(count)
-        self.others = [Remote(number, count, build, own, self._meeting) for number, own in enumerate(arguments, 2)]
+        self.count, self.source = count, source or Spawning(count)
+        self._meeting, self._device = None, torch.device(sharded_on or "cpu")
+        if sharded_on is not None:
+            self._meeting = shards.open_meeting(count, self.source.host)
+            arguments = [{**own, MEETING: self._meeting.of(number)} for number, own in enumerate(arguments, 1)]
+        self.others = [Remote(number, self.source.start(number, build, own)) for number, own in enumerate(arguments, 2)]
         self._policies: dict[str, Policy[Any]] = {}
         self._sent: dict[str, list[int]] = {}
 
     def __enter__(self) -> Workers:
-        share_cores(self.count)
+        share_cores(self.source.here)
         if self._meeting is not None:
-            shards.join(self._meeting, 0, torch.device(self._sharded_on or "cpu"))
+            shards.join(self._meeting, self._device)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         share_cores(1)
-        lost = isinstance(error, shards.LostPeerError)
-        gone = sorted((other.exit_code(), other.number) for other in self.others if lost and other.is_gone())
+        codes = {other.number: other.exit_code() for other in self.others if isinstance(error, shards.LostPeerError)}
+        gone = sorted((code, number) for number, code in codes.items() if code is not None)
         for other in self.others:
-            other.end()
+            other.process.end()
         deadline = time.monotonic() + _END
         for other in self.others:
-            other.kill_after(deadline)
+            other.process.kill_after(deadline)
         shards.leave()
         if gone:  # The one that was killed, or failed, before those that ended as it was gone.
             raise self.others[gone[0][1] - 2].why_gone() from error

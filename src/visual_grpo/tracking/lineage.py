@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.command import launched_by
 from visual_grpo.folders import walked
 from visual_grpo.secret_values import hidden
 from visual_grpo.tracking.dvc_lock import stages_of
@@ -26,6 +27,8 @@ _KEDRO = ".venv/bin/kedro"
 
 def command() -> str:
     """The command line of this process, as it can be pasted into a terminal in the project's folder."""
+    if launcher := launched_by():
+        return shlex.join(hidden([*launcher, *sys.argv[1:]]))
     if _is_kedro():
         return shlex.join([_KEDRO, *hidden(sys.argv[1:])])
     return shlex.join(["python", *hidden(sys.orig_argv[1:])])
@@ -49,7 +52,10 @@ def tags(project_path: Path) -> dict[str, str]:
 
 def origin_tags() -> dict[str, str]:
     """What MLflow shows in its columns Created by and Source: the user, and the program without its folders."""
-    source = {"mlflow.source.type": "LOCAL", "mlflow.source.name": _KEDRO if _is_kedro() else Path(sys.argv[0]).name}
+    source = {
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": _KEDRO if _is_kedro() or launched_by() else Path(sys.argv[0]).name,
+    }
     try:
         return {"mlflow.user": getpass.getuser(), **source}
     except (OSError, KeyError, ImportError):  # As in a container, where nobody has the number of this user.
