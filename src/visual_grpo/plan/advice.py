@@ -26,7 +26,8 @@ def _other_changes(
     config: Parameters, card: Card, weights: int, peak: int, batches: Sequence[LargestBatch]
 ) -> list[str]:
     if weights > card.usable:
-        return [_another_card(peak, f"The model alone takes {weights / 1e9:.1f} GB"), *_smaller_model(config)]
+        alone = f"The model alone takes {weights / 1e9:.1f} GB"
+        return [*_fewer_bits(config), _another_card(peak, alone), *_smaller_model(config)]
     lines = [
         f"{batch.parameter}={batch.largest} (set: {batch.value})"
         for batch in batches
@@ -38,9 +39,14 @@ def _other_changes(
     if hopeless or not lines:
         half = [32 * max(side // 64, 1) for side in (config.data.height, config.data.width)]
         lines.append(f"data.height={half[0]},data.width={half[1]}")
-        lines += _smaller_model(config)
+        lines += [*_fewer_bits(config), *_smaller_model(config)]
         lines.append(_another_card(peak, f"Not even 1 fits of {', '.join(hopeless)}" if hopeless else "Or"))
     return lines
+
+
+def _fewer_bits(config: Parameters) -> list[str]:
+    fewer = {"full": "8bit", "8bit": "4bit"}.get(config.model.base_weights)
+    return [] if fewer is None else [f"model.base_weights={fewer} (another base model; plan again with it)"]
 
 
 def _smaller_model(config: Parameters) -> list[str]:

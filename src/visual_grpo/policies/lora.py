@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from visual_grpo.command import again
 from visual_grpo.config import LoraParams
 from visual_grpo.errors import UserError
+from visual_grpo.hardware.quantised import QuantisedLinear
 from visual_grpo.policies.low_rank import three_kernels
 
 if TYPE_CHECKING:
@@ -181,12 +182,13 @@ def merged(model: nn.Module) -> Iterator[None]:
     """Any adapter of ``model`` folded into the weights while sampling: one matrix product instead of three.
 
     Afterwards the weights are put back from copies, since adding and subtracting would leave rounding
-    behind. In half precision folding rounds the update away: there it is `three_kernels`.
+    behind. In half precision folding rounds the update away, and so it would in 8 or 4 bits: there it is
+    `three_kernels`.
     """
     from peft.tuners.lora import LoraLayer
 
     layers = [m for m in model.modules() if isinstance(m, LoraLayer)]
-    if not all(layer.get_base_layer().weight.dtype == torch.float32 for layer in layers):
+    if not all(_is_foldable(layer.get_base_layer()) for layer in layers):
         with three_kernels(layers):
             yield
         return
@@ -199,6 +201,10 @@ def merged(model: nn.Module) -> Iterator[None]:
         for layer, weight in zip(layers, originals, strict=True):
             layer.merged_adapters.clear()
             layer.get_base_layer().weight.data.copy_(weight)
+
+
+def _is_foldable(base: nn.Module) -> bool:
+    return not isinstance(base, QuantisedLinear) and base.weight.dtype == torch.float32
 
 
 def _config(params: LoraParams, default_targets: str | list[str]) -> LoraConfig:

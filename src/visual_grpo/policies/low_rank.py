@@ -2,7 +2,8 @@
 
 peft casts the input to the adapter's float32 and back and adds in another kernel: seven for each layer where the plain
 layer has one, and decoding token by token is bound by launching them. Here they are three, in the model's precision.
-Folding the adapter into the weights would need only one, but half precision would round most of it away.
+Folding the adapter into the weights would need only one, but half precision would round most of it away, and weights of
+8 or 4 bits all of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from visual_grpo.hardware.quantised import QuantisedLinear
 
 
 @contextlib.contextmanager
@@ -35,7 +38,8 @@ def three_kernels(layers: Sequence[Any]) -> Iterator[None]:
 
 def _factors(layer: Any) -> list[tuple[Tensor, Tensor]]:
     """A^T [in, r] and s B^T [r, out] of each active adapter."""
-    dtype = layer.get_base_layer().weight.dtype
+    base = layer.get_base_layer()
+    dtype = base.compute_dtype if isinstance(base, QuantisedLinear) else base.weight.dtype
     return [
         (
             layer.lora_A[name].weight.detach().t().to(dtype),
