@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from visual_grpo.config import GRPOConfig
+from visual_grpo.errors import UserError
 from visual_grpo.hardware.bits import bitsandbytes
 
 SETTING = "grpo.optimizer"
@@ -44,11 +45,14 @@ def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimiser_state(optimiser: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Restores what `optimiser_state` gave."""
+    """Restores what `optimiser_state` gave. Raises UserError for what the other kind of optimiser gave."""
     entries: dict[int, dict[str, Any]] = {}
     for key, value in state.items():
         index, name = key.split("/")
         entries.setdefault(int(index), {})[name] = value
+    names = {name for own in entries.values() for name in own}
+    if names and ("state1" in names) != _in_few_bits(optimiser):
+        raise UserError(f"The checkpoint was written with another {SETTING}. Set it as it was, or start at step 1.")
     if _in_few_bits(optimiser):
         entries = {index: _with_tables(own, optimiser) for index, own in entries.items()}
     optimiser.load_state_dict({"state": entries, "param_groups": optimiser.state_dict()["param_groups"]})
