@@ -20,7 +20,7 @@ WORKER := .venv-workers/$(NAME)
 BENCH := .venv-bench
 
 .PHONY: help setup demo repro retrain dvc-stages test test-slow test-kill lint format docs lock audit sbom sign verify ui deliver viz clean
-.PHONY: quantised worker bench gpu-check upgrade schedule-systemd airflow airflow-dag airflow-test
+.PHONY: quantised test-quantised worker bench gpu-check upgrade schedule-systemd airflow airflow-dag airflow-test
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ retrain: setup  ## Retrain if there is a reason to, and promote what is better (
 
 test: setup  ## Run the tests, side by side on the cores that there are
 	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8
+
+test-quantised: quantised  ## Run the tests that need bitsandbytes
+	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 tests/quantised
 
 test-slow: setup  ## Run only the slow tests (minutes)
 	@$(BIN)/pytest -m slow
@@ -116,7 +119,7 @@ upgrade: setup  ## Raise the locked versions as far as pyproject.toml allows, in
 	@git show HEAD:requirements.lock | $(BIN)/python .ci/lock_changes.py /dev/stdin requirements.lock
 
 audit: setup  ## Look up known vulnerabilities of the locked packages (needs the network)
-	@$(TOOLS)/bin/uv tool run --quiet pip-audit --requirement requirements.lock --disable-pip --require-hashes
+	@$(TOOLS)/bin/uv tool run --quiet pip-audit --requirement requirements.lock --requirement quantised.lock --disable-pip --require-hashes
 
 sbom: setup  ## Write sbom.json, the list of the locked packages in CycloneDX's format
 	@$(TOOLS)/bin/uv tool run --quiet --from cyclonedx-bom cyclonedx-py requirements --outfile sbom.json requirements.lock

@@ -19,6 +19,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.hardware import bits
 from visual_grpo.hardware.quantised import check_base_weights, require_quantised
 from visual_grpo.plan.replaced import replaced
+from visual_grpo.policies import loading
 from visual_grpo.resuming import MAY_CHANGE
 
 
@@ -70,6 +71,18 @@ def test_a_network_without_such_layers_is_refused() -> None:
     with pytest.raises(UserError, match="nothing to quantise in dit: expected nn"):
         require_quantised({"dit": nn.Sequential(nn.Linear(64, 64))}, "4bit")
     require_quantised({"dit": nn.Linear(64, 64)}, "full")
+
+
+def test_a_family_that_quantises_nothing_is_refused_when_its_model_is_built(
+    pipeline_folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes", reason="make quantised")
+    config = few_bits(tmp_path, "dit", "8bit")
+    with (
+        replaced(loading, "quantise", lambda real: lambda *_, **__: None),
+        pytest.raises(UserError, match="in ar, dit"),
+    ):
+        loaded(config, pipeline_folder)
 
 
 def test_another_base_decides_every_result_and_no_resume_may_change_it() -> None:

@@ -18,7 +18,7 @@ from visual_grpo.hardware.quantised import quantised_layers
 
 pytest.importorskip("bitsandbytes", reason="make quantised")
 BITS = ("8bit", "4bit")
-REPLAYED = {"grpo": {"old_log_probs": "replay"}}
+REPLAYED: Any = {"grpo": {"old_log_probs": "replay"}}
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_family_trains(folder_of: Any, tmp_path: Path, source_images: list[Pat
     trained = model.adapters.state()
     assert all(value.isfinite().all() for value in trained.values())
     moved = [name for name, value in trained.items() if not torch.equal(value, fresh[name])]
-    assert len(moved) > 0.9 * len(trained), "in every layer"
+    assert len(moved) > 0.8 * len(trained), "all but what the last block of an MMDiT leaves unused"
     after = base_tensors(networks)
     assert len(before) == len(after)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
@@ -73,9 +73,10 @@ def test_bases_differ_and_the_reference_is_the_quantised_one(pipeline_folder: Pa
             for parameter in model.adapters["dit"].parameters():
                 parameter.add_(0.02)
         assert not torch.equal(model.generate(records, [1, 2, 3], config.sampling.stock)[0], plain[0])
-        with model.adapters["dit"].disabled():
-            again = model.generate(records, [1, 2, 3], config.sampling.stock)
-        assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
+        if bits != "full":  # A full base is sampled with the adapter folded into it.
+            with model.adapters["dit"].disabled():
+                again = model.generate(records, [1, 2, 3], config.sampling.stock)
+            assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
         drawn[bits] = torch.stack(list(plain)).float()
     apart = {bits: float((drawn[bits] - drawn["full"]).square().mean()) for bits in BITS}
     assert 0 < apart["8bit"] < apart["4bit"]
