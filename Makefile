@@ -20,7 +20,7 @@ WORKER := .venv-workers/$(NAME)
 BENCH := .venv-bench
 
 .PHONY: help setup demo repro retrain dvc-stages test test-slow test-kill lint format docs lock audit sbom sign verify ui deliver viz clean
-.PHONY: worker bench gpu-check upgrade schedule-systemd airflow airflow-dag airflow-test
+.PHONY: quantised test-quantised worker bench gpu-check upgrade schedule-systemd airflow airflow-dag airflow-test
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -51,6 +51,12 @@ repro: setup  ## Run the pipelines with DVC: only stages that changed since the 
 dvc-stages: setup  ## Write dvc.yaml again after a change of pipelines, imports or parameters; ENV=NAME for conf/NAME/dvc.yaml
 	@$(BIN)/python -m visual_grpo.dvc_stages $(if $(ENV),--env=$(ENV))
 
+quantised: $(VENV)/.quantised  ## Add bitsandbytes to .venv: model.base_weights=8bit or 4bit, grpo.optimizer=adamw_8bit
+
+$(VENV)/.quantised: quantised.lock $(STAMP)
+	@$(TOOLS)/bin/uv pip install --quiet --compile-bytecode --require-hashes --no-deps --python $(BIN)/python --requirement $<
+	@touch $@
+
 gpu-check: setup  ## Take a few steps on the GPU and hold them against the plan (ENV=NAME: another environment)
 	@$(BIN)/kedro run --pipeline=gpu_check $(if $(ENV),--env=$(ENV))
 
@@ -59,6 +65,9 @@ retrain: setup  ## Retrain if there is a reason to, and promote what is better (
 
 test: setup  ## Run the tests, side by side on the cores that there are
 	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8
+
+test-quantised: quantised  ## Run the tests that need bitsandbytes
+	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 tests/quantised
 
 test-slow: setup  ## Run only the slow tests (minutes)
 	@$(BIN)/pytest -m slow
@@ -93,6 +102,8 @@ $(BENCH)/.installed: benchmarks/requirements.lock | setup
 lock: setup  ## Update requirements.lock after a change in pyproject.toml
 	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group docs --group dvc --group notebooks --group viz --group trackers --group airflow \
 	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header $(UPGRADE)
+	@$(TOOLS)/bin/uv pip compile --group quantised --no-deps --constraint requirements.lock --universal --generate-hashes \
+	    --python-version 3.11 --output-file quantised.lock --quiet --no-header $(UPGRADE)
 	@$(TOOLS)/bin/uv pip compile schedules/airflow/requirements.in --universal --generate-hashes --python-version 3.11 \
 	    --output-file $(AIRFLOW_LOCK) --quiet --no-header $(UPGRADE)
 	@$(TOOLS)/bin/uv pip compile pyproject.toml benchmarks/requirements.in --constraint requirements.lock --universal --generate-hashes \
@@ -108,7 +119,7 @@ upgrade: setup  ## Raise the locked versions as far as pyproject.toml allows, in
 	@git show HEAD:requirements.lock | $(BIN)/python .ci/lock_changes.py /dev/stdin requirements.lock
 
 audit: setup  ## Look up known vulnerabilities of the locked packages (needs the network)
-	@$(TOOLS)/bin/uv tool run --quiet pip-audit --requirement requirements.lock --disable-pip --require-hashes
+	@$(TOOLS)/bin/uv tool run --quiet pip-audit --requirement requirements.lock --requirement quantised.lock --disable-pip --require-hashes
 
 sbom: setup  ## Write sbom.json, the list of the locked packages in CycloneDX's format
 	@$(TOOLS)/bin/uv tool run --quiet --from cyclonedx-bom cyclonedx-py requirements --outfile sbom.json requirements.lock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from visual_grpo.command import again
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
@@ -61,6 +61,8 @@ def check(config: Parameters, *, scores: bool = True) -> None:
         _check_processes(config, modules)
     _check_rewards(config, modules, problems, scores)
     with problems.collect():
+        _check_libraries(config, training=True)
+    with problems.collect():
         resolve_device(config.model.device)
         process_devices(config)
     problems.raise_if_any()
@@ -77,8 +79,20 @@ def _check_processes(config: Parameters, modules: Sequence[str]) -> None:
         )
 
 
+def _check_libraries(config: Parameters, *, training: bool) -> None:
+    """Raises UserError where a parameter asks for an optional library that is not installed."""
+    from visual_grpo.hardware.bits import require_bitsandbytes
+
+    if config.model.base_weights != "full":
+        require_bitsandbytes("model.base_weights", config.model.base_weights)
+    if training and config.grpo.optimizer != "adamw":
+        require_bitsandbytes("grpo.optimizer", config.grpo.optimizer)
+
+
 def check_model(config: Parameters) -> None:
-    """Raises UserError where the starter cannot make the model, or the model's folder holds none; loads no model."""
+    """Raises UserError where the starter cannot make the model, or the model's folder holds none, or where the library
+    for ``model.base_weights`` is missing; loads no model."""
+    _check_libraries(config, training=False)
     if config.model.path is None:
         from visual_grpo.starter.build import check_starter
 
@@ -150,6 +164,7 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
         raise UserError(
             f"model.path is {config.model.path}, but the starter was run with {model}. Run it again: {again('starter')}"
         )
+    from visual_grpo.hardware.quantised import require_quantised
     from visual_grpo.hardware.threads import use_threads
     from visual_grpo.hub_files import check_downloads
     from visual_grpo.policies.family import ModelSettings
@@ -159,6 +174,7 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
     size = (config.data.height, config.data.width)
     settings = ModelSettings(size=size, policy=config.policy, options=plan.options)
     built = plan.family.build(plan.family.load(model, config.model), settings)
+    require_quantised(built.adapters.networks, config.model.base_weights)
     check_downloads(model, config.model.revision)
     if adapters is not None:
         check_weights(adapters)
@@ -283,6 +299,7 @@ def load_model(
     family: str = "auto",
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
+    base_weights: Literal["full", "8bit", "4bit"] = "full",
     device: str = "auto",
     seed: int = 0,
 ) -> Model:
@@ -293,9 +310,11 @@ def load_model(
         size: (height, width) in pixels, multiples of 32.
         train: the modules that get an adapter.
         adapters: folder with the saved adapters of these modules to sample with, instead of fresh ones to train.
+        base_weights: as ``model.base_weights``.
         family: ``auto`` recognises it from the saved model.
         options: of the family.
     """
+    from visual_grpo.hardware.quantised import require_quantised
     from visual_grpo.policies.families import find_family
     from visual_grpo.policies.family import ModelSettings
     from visual_grpo.policies.family_settings import options_of
@@ -303,7 +322,9 @@ def load_model(
     config = policy or PolicyConfig()
     found = find_family(family, model)
     settings = ModelSettings(size=size, policy=config, options=options_of(found, options or {}))
-    built = found.build(found.load(model, ModelConfig(path=model, dtype=dtype, device=device)), settings)
+    own = ModelConfig(path=model, dtype=dtype, base_weights=base_weights, device=device)
+    built = found.build(found.load(model, own), settings)
+    require_quantised(built.adapters.networks, base_weights)
     if adapters is not None:
         built.adapters.load(adapters, train)
     else:
@@ -322,6 +343,7 @@ def load_policy(
     family: str = "auto",
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
+    base_weights: Literal["full", "8bit", "4bit"] = "full",
     device: str = "auto",
     seed: int = 0,
 ) -> Any:
@@ -349,6 +371,7 @@ def load_policy(
         family=family,
         options=options,
         dtype=dtype,
+        base_weights=base_weights,
         device=device,
         seed=seed,
     )

@@ -20,20 +20,26 @@ MEANING = {SOURCES: "source files of this project", NUMERICS: "versions of libra
 
 def computed_with(pipeline: str, config: Parameters) -> dict[str, str]:
     """``source.digest`` of the files that ``pipeline`` depends on; ``numerics``: libraries and processor."""
-    return {SOURCES: source_digest(pipeline), NUMERICS: _numerics(config.model.device)}
+    return {SOURCES: source_digest(pipeline), NUMERICS: _numerics(config)}
 
 
-def _numerics(device: str) -> str:
+def _numerics(config: Parameters) -> str:
     import torch
 
     from visual_grpo.hardware.device import resolve_device
 
-    versions = [f"{name} {_version(name)}" for name in LIBRARIES]
+    device = config.model.device
+    versions = [f"{name} {_version(name)}" for name in (*LIBRARIES, *_of_few_bits(config))]
     kind = resolve_device(device).type
     processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     if kind == "cuda":
         processor += f" {torch.cuda.get_device_name(resolve_device(device))}"
     return ", ".join([f"python {platform.python_version()}", *versions, f"{kind} {processor}"])
+
+
+def _of_few_bits(config: Parameters) -> list[str]:
+    """bitsandbytes, where the model or the optimiser is computed with it: others need not have it."""
+    return ["bitsandbytes"] if (config.model.base_weights, config.grpo.optimizer) != ("full", "adamw") else []
 
 
 def _version(library: str) -> str:

@@ -235,6 +235,7 @@ def test_conditions_contain_exactly_what_images_and_scores_depend_on() -> None:
         {"policy": {"flow": {"noise": 0.5}}},
         {"evaluation": {"images_per_prompt": 2}},
         {"model": {"dtype": "bfloat16"}},
+        {"model": {"base_weights": "4bit"}},
         {"model": {"device": "cuda:1"}},
     ):
         assert conditions_of(changed) != base, changed

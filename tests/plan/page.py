@@ -43,6 +43,18 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "qwen_image, 48 GB": ("qwen_image", {"model": {"offload": "phases"}, "plan": {"gpu": "L40S"}}),
+    "glm_image, 4 bits, 24 GB": (
+        "glm_image",
+        {
+            "model": {"base_weights": "4bit"},
+            "policy": {"rollout_batch": 8, "denoise_batch": 2},
+            "plan": {"gpu": "RTX 4090"},
+        },
+    ),
+    "qwen_image, 4 bits, 24 GB": (
+        "qwen_image",
+        {"model": {"base_weights": "4bit", "offload": "phases"}, "plan": {"gpu": "RTX 4090"}},
+    ),
     "qwen2_5_vl": ("qwen2_5_vl", {}),
     "qwen2_5_vl, 3B": ("qwen2_5_vl", {"model": {"path": "Qwen/Qwen2.5-VL-3B-Instruct"}}),
 }

@@ -79,16 +79,17 @@ def test_what_to_change_is_said_in_parameters():
     assert changes(config, card, 10**10, card.usable, [too_much]) == []
     assert changes(config, card, 10**10, card.usable + 1, [too_much, fits]) == ["policy.denoise_batch=3 (set: 8)"]
     whole = changes(config, card, card.usable + 1, card.usable + 1, [])
-    assert "plan.gpu=L40S" in whole[0]
-    assert whole[1].startswith("model.options.max_sequence_length=0")
-    assert whole[2].startswith("distributed.sharded=true,distributed.processes=2 ")
+    assert whole[0].startswith("model.base_weights=8bit ")
+    assert "plan.gpu=L40S" in whole[1]
+    assert whole[2].startswith("model.options.max_sequence_length=0")
+    assert whole[3].startswith("distributed.sharded=true,distributed.processes=2 ")
     of_several = changes(config, card, card.usable + 1, card.usable + 1, [], networks=4)
     assert of_several[0].startswith("model.offload=phases")
     assert of_several[1:] == whole
     swapping = parameters_of("sd3", {"model": {"offload": "phases"}})
-    assert changes(swapping, card, card.usable + 1, card.usable + 1, [], networks=4) == whole[:2]
+    assert changes(swapping, card, card.usable + 1, card.usable + 1, [], networks=4) == whole[:-1]
     cut = parameters_of("sd3", {"distributed": {"processes": 2, "sharded": True}})
-    assert changes(cut, card, card.usable + 1, card.usable + 1, [], networks=4)[-1] == whole[1]
+    assert changes(cut, card, card.usable + 1, card.usable + 1, [], networks=4) == whole[1:-1]
 
 
 def test_every_configuration_names_a_card_that_is_known():

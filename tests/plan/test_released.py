@@ -23,6 +23,8 @@ WAITS = {
     "glm_image, decoder": 490,
     "glm_image, 24 GB": 1060,
     "glm_image, decoder, 24 GB": 490,
+    "glm_image, 4 bits, 24 GB": 1060,
+    "qwen_image, 4 bits, 24 GB": 380,
     "sd3": 180,
     "qwen_image": 380,
     "qwen_image, 48 GB": 380,

@@ -119,6 +119,7 @@ def _train_until_killed(after: float, killed: list[float]) -> None:
     ("changes", "said"),
     [
         ({"model": {"offload": "phases"}}, "nothing that could take turns"),
+        ({"model": {"base_weights": "4bit"}}, "not codes of fewer bits"),
         ({"policy": {"kv_cache": "static"}}, "Set policy.kv_cache to growing"),
     ],
 )

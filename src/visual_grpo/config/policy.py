@@ -24,6 +24,12 @@ class ModelConfig(Strict):
         " given, the downloaded files are checked by the hub's hashes",
     )
     dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
+    base_weights: Literal["full", "8bit", "4bit"] = Field(
+        "full",
+        description="of the frozen Linear layers in the networks' blocks (not of the VAE); 8bit, 4bit (NF4): stored in"
+        " so few bits and computed with in dtype, which needs bitsandbytes (make quantised); less memory, another base"
+        " model; adapters fit each of them",
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     offload: Literal["none", "phases"] = Field(
         "none",

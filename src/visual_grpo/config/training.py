@@ -52,6 +52,11 @@ class GRPOConfig(Strict):
     )
     updates_per_rollout: int = Field(1, ge=1, description="optimiser updates on the same samples; 1 = on-policy")
     micro_batch_size: int | None = Field(None, ge=1, description="rows per backward pass; null = all at once")
+    optimizer: Literal["adamw", "adamw_8bit"] = Field(
+        "adamw",
+        description="adamw_8bit keeps AdamW's two moments in 8 bits, of adapter matrices of 4,096 numbers and more"
+        " (arXiv 2110.02861); needs bitsandbytes (make quantised)",
+    )
     learning_rate: float = Field(gt=0, description="of AdamW, before warm-up and schedule")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.99), description="of AdamW"

@@ -70,8 +70,9 @@ def conditions(
     return {
         "seed": config.evaluation.seed,
         "model": {"digest": model, "content": content, "dtype": config.model.dtype}
-        # As it was before devices were told apart: results of a CPU still pair.
-        | ({} if device == "cpu" else {"device": device}),
+        # As it was before devices and bases were told apart: results of a CPU, and of full weights, still pair.
+        | ({} if device == "cpu" else {"device": device})
+        | ({} if config.model.base_weights == "full" else {"base_weights": config.model.base_weights}),
         "dataset": dataset,
         "data": {side: tree["data"][side] for side in ("height", "width")},
         "sampling": {name: sampler.model_dump(mode="json") for name, sampler in samplers.items()},

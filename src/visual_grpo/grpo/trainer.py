@@ -18,6 +18,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.grpo import metrics
 from visual_grpo.grpo.collecting import Collector
 from visual_grpo.grpo.gradient import Gradient, ids
+from visual_grpo.grpo.optimisers import build_optimiser, load_optimiser_state, optimiser_state
 from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.rewinding import rewound_by_errors
 from visual_grpo.grpo.schedule import learning_rate_factor
@@ -76,9 +77,7 @@ class GRPOTrainer(Generic[T]):
         self._module = module
         self.parameters = policy.trainable_parameters()
         self.device = self.parameters[0].device
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
-        )
+        self.optimizer = build_optimiser(self.parameters, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "float16")
         self.setbacks = Setbacks(config.non_finite)
         self._collector = Collector(policy, scorer, config, replayed=config.replays(dtype))
@@ -152,9 +151,7 @@ class GRPOTrainer(Generic[T]):
             CannotPackError: the policy's trajectory cannot be written; only between two updates.
         """
         tensors = {f"adapter/{k}": v for k, v in self.policy.adapter_state_dict().items()}
-        optimizer = self.optimizer.state_dict()["state"]
-        for index, entries in optimizer.items():
-            tensors |= {f"optimizer/{index}/{k}": torch.as_tensor(v) for k, v in entries.items()}
+        tensors |= {f"optimizer/{k}": v for k, v in optimiser_state(self.optimizer).items()}
         tensors["rng/trainer"] = self.generator.get_state()
         facts = {"step": self.step, "positions": self.positions, "scaler": self.scaler.state_dict()}
         facts["setbacks"] = self.setbacks.state()
@@ -164,12 +161,7 @@ class GRPOTrainer(Generic[T]):
         """Restores what ``state`` gave."""
         split = _split_keys(tensors)
         self.policy.load_adapter_state_dict(split["adapter"])
-        entries: dict[int, dict[str, Tensor]] = {}
-        for key, value in split.get("optimizer", {}).items():
-            index, name = key.split("/")
-            entries.setdefault(int(index), {})[name] = value
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        load_optimiser_state(self.optimizer, split.get("optimizer", {}))
         self.generator.set_state(split["rng"]["trainer"])
         self.scaler.load_state_dict(facts["scaler"])
         if "setbacks" in facts:  # Not in checkpoints of older versions.

@@ -27,7 +27,7 @@ def _other_changes(
 ) -> list[str]:
     if weights > card.usable:
         alone = _another_card(peak, f"The model alone takes {weights / 1e9:.1f} GB")
-        return [alone, *_smaller_model(config), *_in_parts(config)]
+        return [*_fewer_bits(config), alone, *_smaller_model(config), *_in_parts(config)]
     lines = [
         f"{batch.parameter}={batch.largest} (set: {batch.value})"
         for batch in batches
@@ -39,7 +39,7 @@ def _other_changes(
     if hopeless or not lines:
         half = [32 * max(side // 64, 1) for side in (config.data.height, config.data.width)]
         lines.append(f"data.height={half[0]},data.width={half[1]}")
-        lines += _smaller_model(config)
+        lines += [*_fewer_bits(config), *_smaller_model(config)]
         lines.append(_another_card(peak, f"Not even 1 fits of {', '.join(hopeless)}" if hopeless else "Or"))
     return lines
 
@@ -49,6 +49,15 @@ def _in_parts(config: Parameters) -> list[str]:
         return []
     count = max(2, config.distributed.processes)
     return [f"distributed.sharded=true,distributed.processes={count} (each of {count} cards keeps a part; plan again)"]
+
+
+def _fewer_bits(config: Parameters) -> list[str]:
+    fewer = {"full": "8bit", "8bit": "4bit"}.get(config.model.base_weights)
+    return (
+        []
+        if fewer is None or config.distributed.sharded
+        else [f"model.base_weights={fewer} (another base model; plan again with it)"]
+    )
 
 
 def _smaller_model(config: Parameters) -> list[str]:

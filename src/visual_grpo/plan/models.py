@@ -11,6 +11,7 @@ import torch
 from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.hardware.quantised import quantise, require_quantised
 from visual_grpo.hardware.turns import take_turns
 from visual_grpo.importing import load_attribute
 from visual_grpo.plan.saved import load_without_weights
@@ -58,9 +59,11 @@ def of_loaded(config: Parameters, family: Family, loaded: Any, source: str) -> P
     plan = make_plan(family, config)
     settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=plan.options)
     networks = _networks(loaded)
+    _quantise(networks, config)
     if config.model.offload == "phases":
         take_turns(networks, torch.device("meta"))
     model = family.build(loaded, settings)
+    require_quantised(model.adapters.networks, config.model.base_weights)
     return PlannedModel(plan=plan, model=model, networks=networks, source=source)
 
 
@@ -85,6 +88,13 @@ def _loaded(config: Parameters) -> tuple[Family, Any, str]:
         f"model.path is {path}, whose sizes are not known without the model.{nearest_hint(path, RELEASED)}"
         f" Known: {', '.join(RELEASED)}. Or name the folder of a downloaded model: its configuration files are enough."
     )
+
+
+def _quantise(networks: dict[str, torch.nn.Module], config: Parameters) -> None:
+    """As a family's ``load`` does with weights that have values."""
+    chosen = {name: network for name, network in networks.items() if name != "vae"}
+    device = next(parameter.device for network in chosen.values() for parameter in network.parameters())
+    quantise(chosen, config.model.base_weights, device, kept=device)
 
 
 def _networks(loaded: Any) -> dict[str, torch.nn.Module]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from visual_grpo import console
 from visual_grpo.config import Parameters
+from visual_grpo.hardware.quantised import quantised_layers
 from visual_grpo.plan.advice import changes
 from visual_grpo.plan.cards import CARDS, Card
 from visual_grpo.plan.largest import LargestBatch
@@ -100,7 +101,8 @@ def plan_of(counted: Counted, card: Card | None, batches: Sequence[LargestBatch]
 
 
 def _parameters(network: Any) -> int:
-    return sum(parameter.numel() for parameter in network.parameters() if not parameter.requires_grad)
+    full = sum(parameter.numel() for parameter in network.parameters() if not parameter.requires_grad)
+    return full + sum(layer.elements for layer in quantised_layers(network))
 
 
 def _phases(meter: Meter, config: Parameters, card: Card | None) -> list[dict[str, Any]]:

@@ -19,7 +19,8 @@ def load_without_weights(family: Family, path: str, config: ModelConfig) -> Any:
     """What ``family.load`` gives; the files of weights need not be there."""
     dtype = getattr(torch, config.dtype)
     with _weights_left_out(dtype):
-        return family.load(path, config.model_copy(update={"device": "meta", "offload": "none"}))
+        changes = {"device": "meta", "offload": "none", "base_weights": "full"}  # Both come later, for any model.
+        return family.load(path, config.model_copy(update=changes))
 
 
 @contextmanager

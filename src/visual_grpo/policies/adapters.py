@@ -20,7 +20,7 @@ class AdapterSet:
 
     def __init__(self, modules: Mapping[str, Module], networks: Mapping[str, Any]) -> None:
         """``networks``: the model of transformers or diffusers that each module's LoRA is put on."""
-        self._modules, self._networks = modules, networks
+        self._modules, self.networks = modules, networks
         self._adapters: dict[str, Adapter] = {}
 
     def attach(self, params: Mapping[str, LoraParams], seed: int) -> None:
@@ -28,14 +28,14 @@ class AdapterSet:
         values."""
         for name, own in params.items():
             module = self._modules[name]
-            with present(self._networks[name]):  # The LoRA is put where the weights are, and stays there.
-                self._adapters[name] = module.adapter.attach(self._networks[name], own, module.targets, seed)
+            with present(self.networks[name]):  # The LoRA is put where the weights are, and stays there.
+                self._adapters[name] = module.adapter.attach(self.networks[name], own, module.targets, seed)
 
     def load(self, folder: Path, names: Sequence[str]) -> None:
         """Saved adapters, one folder a module, for sampling only."""
         for name in names:
-            with present(self._networks[name]):
-                self._adapters[name] = self._modules[name].adapter.load(self._networks[name], folder / name)
+            with present(self.networks[name]):
+                self._adapters[name] = self._modules[name].adapter.load(self.networks[name], folder / name)
 
     def start_from(self, folder: Path) -> None:
         """Gives the attached adapters the weights of saved ones of the same LoRA, to be trained on."""

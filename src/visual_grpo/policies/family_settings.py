@@ -181,6 +181,11 @@ def _check_shards(config: Parameters) -> None:
             f"distributed.sharded is true, and model.offload is {config.model.offload}: networks that are cut have"
             " nothing that could take turns. Set one of them to false or none."
         )
+    if config.model.base_weights != "full":
+        raise UserError(
+            f"distributed.sharded is true, and model.base_weights is {config.model.base_weights}: only weights of full"
+            " precision are cut, not codes of fewer bits. Set one of them to false or full."
+        )
     if config.policy.kv_cache == "static":
         raise UserError(
             "distributed.sharded is true, and policy.kv_cache is static: its kernels are captured once for all tokens,"

@@ -12,6 +12,7 @@ from visual_grpo.config import ModelConfig
 from visual_grpo.errors import UserError
 from visual_grpo.hardware import shards
 from visual_grpo.hardware.device import resolve_device
+from visual_grpo.hardware.quantised import check_base_weights, quantise
 from visual_grpo.hardware.turns import take_turns
 from visual_grpo.saved_model import may_be_hub_id
 from visual_grpo.third_party_output import hidden_progress_bars
@@ -49,6 +50,8 @@ def load_pipeline(
     import torch
 
     check_parts(path, parts)
+    device = resolve_device(config.device)
+    check_base_weights(config.base_weights, device)
     loader = getattr(diffusers, pipeline_class)
     with loading(path):
         # diffusers loads a pipeline that was saved without a component only where it is told so.
@@ -65,7 +68,8 @@ def load_pipeline(
     for network in networks_of(pipeline).values():
         network.eval().requires_grad_(False)
     prepare(pipeline)
-    device = resolve_device(config.device)
+    kept = device if config.offload == "none" else torch.device("cpu")
+    quantise(transformers_of(pipeline), config.base_weights, device, kept=kept)
     place(networks_of(pipeline), device, config.offload)
     return pipeline
 
@@ -86,6 +90,11 @@ def networks_of(pipeline: Any) -> dict[str, Any]:
     import torch
 
     return {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+
+
+def transformers_of(pipeline: Any) -> dict[str, Any]:
+    """`networks_of` without the VAE, whose convolutions and pixels need their precision."""
+    return {name: network for name, network in networks_of(pipeline).items() if name != "vae"}
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from visual_grpo.command import again
 from visual_grpo.config import LoraParams
 from visual_grpo.errors import UserError
 from visual_grpo.hardware import shards
+from visual_grpo.hardware.quantised import QuantisedLinear
 from visual_grpo.policies.low_rank import folded, three_kernels
 
 if TYPE_CHECKING:
@@ -183,11 +184,11 @@ def merged(model: nn.Module) -> Iterator[None]:
 
     Meanwhile peft's layers are the plain ones below them, since what peft looks at in each call takes as long as a
     small product. Afterwards the weights are put back from copies, since adding and subtracting would leave rounding
-    behind. In half precision folding rounds the update away: there it is `three_kernels`, as it is where a process
-    has only a part of the weights.
+    behind. In half precision folding rounds the update away, and so it would in 8 or 4 bits: there it is
+    `three_kernels`, as it is where a process has only a part of the weights.
     """
     layers = _layers(model)
-    if shards.active() or not all(layer.get_base_layer().weight.dtype == torch.float32 for layer in layers):
+    if shards.active() or not all(_is_foldable(layer.get_base_layer()) for layer in layers):
         with three_kernels(layers):
             yield
         return
@@ -214,6 +215,10 @@ def _layers(model: nn.Module) -> list[Any]:
     from peft.tuners.lora import LoraLayer
 
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
+def _is_foldable(base: nn.Module) -> bool:
+    return not isinstance(base, QuantisedLinear) and base.weight.dtype == torch.float32
 
 
 def _config(params: LoraParams, default_targets: str | list[str]) -> LoraConfig:

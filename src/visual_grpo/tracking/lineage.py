@@ -18,7 +18,7 @@ from visual_grpo.folders import walked
 from visual_grpo.secret_values import hidden
 from visual_grpo.tracking.dvc_lock import stages_of
 
-DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", ":(glob)*.py")
+DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", ":(glob)*.py")
 """What results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
 _DVC_SECONDS = 60

@@ -72,7 +72,7 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
             data_path=str(inside),
             signature=signature(config, facts["model"]),
             input_example=_example(adapters, config),
-            pip_requirements=_requirements(),  # Found by loading the model otherwise, which takes ten times as long.
+            pip_requirements=_requirements(config),  # Else found by loading the model: ten times as long.
             model_config={DEVICE: "auto"},
             metadata=dict(about),
         )
@@ -131,11 +131,12 @@ def _example(adapters: Path, config: Parameters) -> list[Any]:
     return [{"prompt": prompt, "image": base64.b64encode(grey).decode()}]
 
 
-def _requirements() -> list[str]:
-    """The libraries that this package asks for, in the versions that are installed; not the package itself, which
-    is on no index: it must be installed where the model is loaded."""
+def _requirements(config: Parameters) -> list[str]:
+    """The libraries that this package and the model ask for, in the versions that are installed; not the package
+    itself, which is on no index: it must be installed where the model is loaded."""
     from packaging.requirements import Requirement
 
     asked = [Requirement(text) for text in metadata.requires("visual-grpo") or []]
     names = [one.name for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
+    names += [] if config.model.base_weights == "full" else ["bitsandbytes"]
     return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in names]

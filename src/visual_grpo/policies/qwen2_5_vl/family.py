@@ -50,13 +50,18 @@ def load(path: str, config: ModelConfig) -> Loaded:
     from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
     from visual_grpo.hardware.device import resolve_device
+    from visual_grpo.hardware.quantised import check_base_weights, quantise
 
+    device = resolve_device(config.device)
+    check_base_weights(config.base_weights, device)
     with loading(path):
         processor = AutoProcessor.from_pretrained(path, revision=config.revision)
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
             path, dtype=getattr(torch, config.dtype), revision=config.revision, use_safetensors=True
         )
-    place({"vl": model.eval().requires_grad_(False)}, resolve_device(config.device))
+    model.eval().requires_grad_(False)
+    quantise({"model": model}, config.base_weights, device, kept=device)
+    place({"model": model}, device)
     return model, processor
 
 

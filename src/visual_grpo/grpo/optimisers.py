@@ -1,0 +1,74 @@
+"""AdamW for the adapters, with its moments in 32 or in 8 bits, and its state as plain tensors.
+
+The 8-bit one is bitsandbytes' (block-wise dynamic quantisation, arXiv 2110.02861): on a GPU a kernel, on a CPU torch
+operations. Its moments are rounded by each update, so they are saved as the codes that they are, and going on from a
+checkpoint is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visual_grpo.config import GRPOConfig
+from visual_grpo.errors import UserError
+from visual_grpo.hardware.bits import bitsandbytes
+
+SETTING = "grpo.optimizer"
+_TABLES = {"qmap1": "dynamic", "qmap2": "udynamic"}
+"""What the codes of each moment mean: entries of bitsandbytes' state that are the same for all parameters, by the names
+of the optimiser's own tables."""
+
+
+def build_optimiser(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> torch.optim.Optimizer:
+    """As ``grpo.optimizer`` says. Raises UserError where its library is missing or does not work on their device."""
+    kind: Any = torch.optim.AdamW
+    if config.optimizer == "adamw_8bit":
+        kind = bitsandbytes(SETTING, config.optimizer, parameters[0].device).optim.AdamW8bit
+    made: torch.optim.Optimizer = kind(
+        parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
+    )
+    return made
+
+
+def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """``NUMBER/NAME`` -> tensor, for each parameter in its order that was updated; numbers as tensors of one."""
+    return {
+        f"{index}/{name}": torch.as_tensor(value)
+        for index, parameter in enumerate(_parameters(optimiser))
+        for name, value in optimiser.state.get(parameter, {}).items()
+        if not (_in_few_bits(optimiser) and name in _TABLES)
+    }
+
+
+def load_optimiser_state(optimiser: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
+    """Restores what `optimiser_state` gave. Raises UserError for what the other kind of optimiser gave."""
+    entries: dict[int, dict[str, Any]] = {}
+    for key, value in state.items():
+        index, name = key.split("/")
+        entries.setdefault(int(index), {})[name] = value
+    names = {name for own in entries.values() for name in own}
+    if names and ("state1" in names) != _in_few_bits(optimiser):
+        raise UserError(f"The checkpoint was written with another {SETTING}. Set it as it was, or start at step 1.")
+    if _in_few_bits(optimiser):
+        entries = {index: _with_tables(own, optimiser) for index, own in entries.items()}
+    optimiser.load_state_dict({"state": entries, "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
+
+
+def _in_few_bits(optimiser: torch.optim.Optimizer) -> bool:
+    return hasattr(optimiser, "name2qmap")
+
+
+def _with_tables(entries: Mapping[str, Tensor], optimiser: Any) -> dict[str, Any]:
+    """As bitsandbytes keeps them: the number of the update is no tensor, and codes come with their tables."""
+    own: dict[str, Any] = {**entries, "step": int(entries["step"])}
+    if entries["state1"].dtype == torch.uint8:
+        own |= {name: optimiser.name2qmap[table] for name, table in _TABLES.items()}
+    return own

@@ -1,0 +1,111 @@
+"""AdamW with moments of 8 bits: what it keeps, that it resumes bit for bit, and that it learns as AdamW does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.pretend.trained import records_of
+from tests.quantised.making import few_bits, loaded, trainer_of
+from visual_grpo.config import GRPOConfig
+from visual_grpo.grpo.checkpoint import load_checkpoint, save_checkpoint
+from visual_grpo.grpo.optimisers import build_optimiser, load_optimiser_state, optimiser_state
+
+pytest.importorskip("bitsandbytes", reason="make quantised")
+LARGE, SMALL = 4096, 64
+CONFIG = GRPOConfig(
+    steps=1, prompts_per_step=1, group_size=2, learning_rate=0.01, weight_decay=0.1, optimizer="adamw_8bit"
+)
+WIDE = {"lora": {"rank": 64, "alpha": 64}}
+"""So that the small models' adapters are large enough for 8 bits."""
+
+
+def parameters() -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(size)) for size in (LARGE, SMALL)]
+
+
+def updated(optimiser: torch.optim.Optimizer, own: list[nn.Parameter], times: range) -> None:
+    for number in times:
+        generator = torch.Generator().manual_seed(number)
+        for parameter in own:
+            parameter.grad = torch.randn(parameter.shape, generator=generator) * parameter.detach().abs()
+        optimiser.step()
+
+
+def test_large_matrices_have_codes_and_small_ones_numbers() -> None:
+    own = parameters()
+    optimiser = build_optimiser(own, CONFIG)
+    updated(optimiser, own, range(2))
+    state = optimiser_state(optimiser)
+    assert state["0/state1"].dtype == state["0/state2"].dtype == torch.uint8
+    assert state["1/state1"].dtype == state["1/state2"].dtype == torch.float32
+    assert int(state["0/step"]) == 2
+    of_the_large = sum(value.nbytes for name, value in state.items() if name.startswith("0/"))
+    assert of_the_large < 0.26 * (2 * LARGE * 4)
+
+
+def test_it_goes_on_bit_for_bit() -> None:
+    one, other = parameters(), parameters()
+    first, second = build_optimiser(one, CONFIG), build_optimiser(other, CONFIG)
+    updated(first, one, range(3))
+    for parameter, value in zip(other, one, strict=True):
+        parameter.data.copy_(value)
+    load_optimiser_state(second, {name: value.clone() for name, value in optimiser_state(first).items()})
+    updated(first, one, range(3, 6))
+    updated(second, other, range(3, 6))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_it_moves_as_adamw_does_but_for_the_rounding_of_its_moments() -> None:
+    start, one, other = parameters(), parameters(), parameters()
+    updated(build_optimiser(one, CONFIG), one, range(30))
+    plain = CONFIG.model_copy(update={"optimizer": "adamw"})
+    updated(build_optimiser(other, plain), other, range(30))
+    for began, rounded, exact in zip(start, one, other, strict=True):
+        apart, way = float((rounded - exact).detach().norm()), float((exact - began).detach().norm())
+        assert apart < 0.1 * way
+    assert not torch.equal(one[0], other[0])
+    assert torch.allclose(one[1], other[1], atol=1e-6)
+
+
+@pytest.mark.parametrize(("case", "updates"), [("dit", 0), ("dit", 1), ("alternating", 1)])
+def test_a_training_goes_on_from_its_checkpoint_bit_for_bit(
+    pipeline_folder: Path, tmp_path: Path, case: str, updates: int
+) -> None:
+    config = few_bits(tmp_path, case, "4bit", policy=WIDE, grpo={"optimizer": "adamw_8bit", "steps": 3})
+    model = loaded(config, pipeline_folder)
+    trainer = trainer_of(config, pipeline_folder, model)
+    steps = trainer.fit(records_of())
+    next(steps)
+    saved: list[Any] = []
+
+    def save() -> None:
+        if not saved:
+            saved.append(save_checkpoint(tmp_path / "checkpoints", 1, *trainer.state(), updates=trainer.updates_done))
+
+    if updates:
+        trainer.between_updates = save
+    else:
+        save()
+    expected = list(steps)
+    tensors, facts = load_checkpoint(saved[0])
+    codes = [value for name, value in tensors.items() if name.endswith("/state1") and value.dtype == torch.uint8]
+    assert codes, "nothing was kept in 8 bits"
+    again = loaded(config, pipeline_folder)
+    resumed = trainer_of(config, pipeline_folder, again)
+    resumed.load_state(tensors, facts)
+    found = list(resumed.fit(records_of()))
+    assert [step.values["reward/total"] for step in expected] == [step.values["reward/total"] for step in found]
+    for name, value in model.adapters.state().items():
+        assert torch.equal(value, again.adapters.state()[name]), name
+    assert_equal_states(trainer.state()[0], resumed.state()[0])
+
+
+def assert_equal_states(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(value, other[name]) for name, value in one.items())

@@ -1,0 +1,86 @@
+"""A plan counts the bytes of a base of few bits as torch sets them aside, without bitsandbytes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plan.test_against_cpu import FEW, measured, small, weights_of
+from tests.pretend.trained import networks_of
+from tests.quantised.making import bytes_of
+from visual_grpo import components
+from visual_grpo.plan.advice import changes
+from visual_grpo.plan.cards import find_card
+from visual_grpo.plan.dry_run import DryRunner
+from visual_grpo.plan.models import planned_model
+from visual_grpo.plan.report import _parameters
+
+
+def config_of(folder: Path, bits: str, module: str = "dit", optimizer: str = "adamw") -> Any:
+    own = {"policy": {"train": module, "lora": {"rank": 64}}, "grpo": {**FEW, "optimizer": optimizer}}
+    config = small("base", folder, own)
+    return config.model_copy(update={"model": config.model.model_copy(update={"base_weights": bits})})
+
+
+@pytest.mark.parametrize("bits", ["full", "8bit", "4bit"])
+def test_weights_are_as_large_as_those_that_are_loaded(pipeline_folder: Path, bits: str) -> None:
+    if bits != "full":
+        pytest.importorskip("bitsandbytes", reason="make quantised")
+    config = config_of(pipeline_folder, bits)
+    runner = DryRunner(config, planned_model(config), "cpu")
+    model: Any = components.build_model(config, str(pipeline_folder))
+    model.adapters.attach({"dit": config.lora_of("dit")}, 0)
+    assert weights_of(runner) == bytes_of(networks_of(model))
+
+
+@pytest.mark.parametrize("module", ["ar", "dit"])
+def test_the_peak_of_a_step_is_that_of_real_tensors(pipeline_folder: Path, module: str) -> None:
+    pytest.importorskip("bitsandbytes", reason="make quantised")
+    config = config_of(pipeline_folder, "4bit", module, "adamw_8bit")
+    runner = DryRunner(config, planned_model(config), "cpu")
+    before = weights_of(runner)
+    planned = runner.step().peak - before
+    after = weights_of(runner)
+    model = components.build_model(config, str(pipeline_folder))
+    assert planned == pytest.approx(measured(runner, model), rel=0.05)
+    trained = sum(p.nbytes for own in runner.trainer.modules.values() for p in own.parameters)
+    assert 0.5 * trained < after - before < 0.52 * trained, "of the optimiser: two bytes for a parameter of four"
+
+
+def test_a_plan_needs_no_library_and_counts_the_same_parameters(
+    pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    counted, held = {}, {}
+    for bits in ("full", "8bit", "4bit"):
+        config = config_of(pipeline_folder, bits)
+        planned = planned_model(config)
+        counted[bits] = {name: _parameters(network) for name, network in planned.networks.items()}
+        runner = DryRunner(config, planned, "cpu")
+        held[bits] = weights_of(runner)
+        runner.step()
+    assert counted["full"] == counted["8bit"] == counted["4bit"]
+    assert held["full"] > held["8bit"] > held["4bit"]
+
+
+def test_networks_that_take_turns_bring_their_codes(pipeline_folder: Path) -> None:
+    brought = {}
+    for bits in ("full", "4bit"):
+        config = config_of(pipeline_folder, bits)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"offload": "phases"})})
+        brought[bits] = DryRunner(config, planned_model(config), "cpu").step().brought
+    assert 0 < brought["4bit"] < brought["full"]
+
+
+def test_advice_names_the_next_smaller_base(pipeline_folder: Path) -> None:
+    card = find_card("RTX 4090")
+    lines = {}
+    for bits in ("full", "8bit", "4bit"):
+        config = config_of(pipeline_folder, bits)
+        lines[bits] = " ".join(changes(config, card, 10**12, 10**12, []))
+    assert "model.base_weights=8bit" in lines["full"]
+    assert "model.base_weights=4bit" in lines["8bit"]
+    assert "base_weights" not in lines["4bit"]

@@ -1,0 +1,110 @@
+"""What cannot be done is said before weights are loaded, and what to do; results of another base are told apart."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.pretend.trained import records_of
+from tests.quantised.making import few_bits, loaded, trainer_of
+from visual_grpo import components, load_policy
+from visual_grpo.computed_with import NUMERICS, computed_with
+from visual_grpo.decisive_parameters import decides
+from visual_grpo.errors import UserError
+from visual_grpo.hardware import bits
+from visual_grpo.hardware.quantised import check_base_weights, require_quantised
+from visual_grpo.plan.replaced import replaced
+from visual_grpo.policies import loading
+from visual_grpo.resuming import MAY_CHANGE
+
+
+@pytest.fixture
+def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+
+
+@pytest.mark.usefixtures("without_library")
+@pytest.mark.parametrize(
+    ("setting", "value", "changes"),
+    [
+        ("model.base_weights", "4bit", {"model": {"base_weights": "4bit"}}),
+        ("grpo.optimizer", "adamw_8bit", {"grpo": {"optimizer": "adamw_8bit"}}),
+    ],
+)
+def test_a_missing_library_is_told_by_the_first_check(
+    pipeline_folder: Path, tmp_path: Path, setting: str, value: str, changes: Any
+) -> None:
+    model = {"path": str(pipeline_folder), **changes.pop("model", {})}
+    config = few_bits(tmp_path, "dit", model.pop("base_weights", "full"), model=model, **changes)
+    with pytest.raises(UserError, match=f"{setting} is {value}, which needs the library bitsandbytes.*make quantised"):
+        components.check(config, scores=False)
+
+
+@pytest.mark.usefixtures("without_library")
+def test_a_missing_library_is_told_before_a_model_is_loaded(tmp_path: Path, pipeline_folder: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UserError, match="make quantised"):
+        load_policy(str(pipeline_folder), base_weights="4bit", family="glm_image", size=(64, 96), device="cpu")
+    with pytest.raises(UserError, match="make quantised"):
+        trainer_of(few_bits(tmp_path, "dit", "full", grpo={"optimizer": "adamw_8bit"}), pipeline_folder)
+
+
+def test_a_library_that_does_not_work_is_told_with_its_reason() -> None:
+    pytest.importorskip("bitsandbytes", reason="make quantised")
+
+    def fails(real: Any) -> Any:
+        def run(device: torch.device) -> None:
+            raise RuntimeError("no kernel image")
+
+        return run
+
+    with replaced(bits, "_try", fails), pytest.raises(UserError, match="does not work on cpu: no kernel image"):
+        check_base_weights("8bit", torch.device("cpu"))
+
+
+def test_a_network_without_such_layers_is_refused() -> None:
+    with pytest.raises(UserError, match="nothing to quantise in dit: expected nn"):
+        require_quantised({"dit": nn.Sequential(nn.Linear(64, 64))}, "4bit")
+    require_quantised({"dit": nn.Linear(64, 64)}, "full")
+
+
+def test_a_family_that_quantises_nothing_is_refused_when_its_model_is_built(
+    pipeline_folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes", reason="make quantised")
+    config = few_bits(tmp_path, "dit", "8bit")
+    with (
+        replaced(loading, "quantise", lambda real: lambda *_, **__: None),
+        pytest.raises(UserError, match="in ar, dit"),
+    ):
+        loaded(config, pipeline_folder)
+
+
+def test_another_base_decides_every_result_and_no_resume_may_change_it() -> None:
+    for pipeline in ("baseline", "train", "evaluate"):
+        assert decides(pipeline, "model.base_weights")
+    assert decides("train", "grpo.optimizer")
+    assert not decides("baseline", "grpo.optimizer"), "which is the training's alone"
+    assert not {"model.base_weights", "grpo.optimizer"} & set(MAY_CHANGE)
+
+
+def test_the_version_of_the_library_counts_only_where_it_computes(tmp_path: Path) -> None:
+    full, few = (computed_with("train", few_bits(tmp_path, "dit", own))[NUMERICS] for own in ("full", "4bit"))
+    assert "bitsandbytes" not in full
+    assert "bitsandbytes" in few
+
+
+def test_the_state_of_one_optimiser_is_not_loaded_into_the_other(tmp_path: Path, pipeline_folder: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="make quantised")
+    model = loaded(few_bits(tmp_path, "dit", "full"), pipeline_folder)
+    trainer = trainer_of(few_bits(tmp_path, "dit", "full"), pipeline_folder, model)
+    next(iter(trainer.fit(records_of())))
+    tensors, facts = trainer.state()
+    other = trainer_of(few_bits(tmp_path, "dit", "full", grpo={"optimizer": "adamw_8bit"}), pipeline_folder)
+    with pytest.raises(UserError, match=r"grpo\.optimizer"):
+        other.load_state(tensors, facts)
