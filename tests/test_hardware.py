@@ -75,6 +75,16 @@ def test_no_batch_records_a_gradient_and_each_has_the_threads_of_torch(count: in
 
 
 @pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_gradient_is_recorded_where_it_is_asked_for(count: int) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        seen = map_on_cores(lambda item: (weight * item).requires_grad, range(count), CPU, gradient=True)
+        assert seen == [True] * count
+        assert not torch.is_grad_enabled()
+
+
+@pytest.mark.usefixtures("two_cores")
 def test_a_batch_that_fails_is_not_swallowed() -> None:
     def refuse(item: int) -> int:
         raise KeyError(item)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -16,8 +17,10 @@ B = TypeVar("B")
 _processes = 1
 
 
-def map_on_cores(function: Callable[[A], B], items: Iterable[A], device: torch.device) -> list[B]:
-    """Applies ``function`` to each item without gradient; results are in the order of the items.
+def map_on_cores(
+    function: Callable[[A], B], items: Iterable[A], device: torch.device, *, gradient: bool = False
+) -> list[B]:
+    """Applies ``function`` to each item, with ``gradient`` or without; results are in the order of the items.
 
     On a CPU, items run in (cores / torch threads) parallel workers; unlike more torch threads, this does not change
     rounding. On a GPU, and of networks that are cut (`shards`), items run one after the other.
@@ -27,16 +30,17 @@ def map_on_cores(function: Callable[[A], B], items: Iterable[A], device: torch.d
     # Layers are gathered in an order that all processes share: not by several threads at a time.
     alone = device.type != "cpu" or shards.active()
     workers = 1 if alone else min(len(items), _cores() // threads)
+    run = partial(_run, function, gradient)
     if workers < 2:
-        return [_without_gradient(function, item) for item in items]
+        return [run(item) for item in items]
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda item: _without_gradient(function, item), items))
+        return list(pool.map(run, items))
 
 
-@torch.no_grad()
-def _without_gradient(function: Callable[[A], B], item: A) -> B:
-    """Disables gradients inside the worker: the setting is per thread and is not inherited from the creator."""
-    return function(item)
+def _run(function: Callable[[A], B], gradient: bool, item: A) -> B:
+    """Sets the recording of gradients inside the worker: it is per thread and is not inherited from the creator."""
+    with torch.set_grad_enabled(gradient):
+        return function(item)
 
 
 def share_cores(processes: int) -> None:

@@ -23,7 +23,7 @@ from visual_grpo.starter.words.dataset import draw_words
 from visual_grpo.starter.words.world import VERSION as WORDS_VERSION
 from visual_grpo.third_party_output import hidden_progress_bars
 
-_VERSION = 5
+_VERSION = 6
 """Raised when the same configuration gives other weights."""
 _SD3_VERSION = 1
 """Of the small Stable Diffusion 3."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +15,13 @@ from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift
 from torch import Tensor
 
 from visual_grpo.policies.glm_image.source_cache import write_sources
-from visual_grpo.starter.optimise import Report, minimise
+from visual_grpo.starter.optimise import Loss, Report, minimise_in_parts
 
 _BATCH = 24
 _BATCH_WITH_SOURCES = 16
 """Smaller, because a row with a source costs twice as much."""
+_PARTS = 2
+"""Of a batch, side by side on the cores: while the DiT learns, there is nothing else to do."""
 _LEAST_SIGMA = 0.002
 _UNCONDITIONAL_SHARE = 0.1
 """Share of rows whose image tokens are dropped, for classifier-free guidance."""
@@ -62,27 +66,33 @@ def pretrain_dit(
     turns = itertools.cycle([False] if sources is None else [False, True])
     unconditional_share = _UNCONDITIONAL_SHARE if sources is None else 2 * _UNCONDITIONAL_SHARE
 
-    def loss_of_step() -> Tensor:
+    def losses_of_step() -> Sequence[Loss]:
         with_sources = next(turns)
         count = _BATCH_WITH_SOURCES if with_sources else _BATCH
         rows = torch.randint(len(latents), (count,), generator=generator)
-        clean, noise = latents[rows], torch.randn((count, *latents.shape[1:]), generator=generator)
+        noise = torch.randn((count, *latents.shape[1:]), generator=generator)
         sigma = torch.rand(count, 1, 1, 1, generator=generator) * (1 - _LEAST_SIGMA) + _LEAST_SIGMA
         dropped = torch.rand(count, 1, generator=generator) < (0.0 if with_sources else unconditional_share)
-        velocity = dit(
-            hidden_states=(1 - sigma) * clean + sigma * noise,
-            prior_token_id=tokens[rows],
-            prior_token_drop=dropped.expand(-1, tokens.shape[1]),
-            timestep=unshifted_timesteps(sigma.flatten(), shift) - 1,  # - 1 as in the pipeline
-            encoder_hidden_states=glyphs.expand(count, -1, -1),
-            target_size=torch.tensor([size], dtype=torch.float32).expand(count, -1),
-            crop_coords=torch.zeros(count, 2),
-            kv_caches=_source_kv(dit, sources, rows, glyphs.shape[-1]) if sources and with_sources else None,
-            return_dict=False,
-        )[0]
-        return F.mse_loss(velocity, noise - clean)
 
-    minimise(loss_of_step, dit.parameters(), steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
+        def loss(part: Tensor) -> Tensor:
+            """Of some of the batch, [b] int64: their share of its mean."""
+            own, clean = len(part), latents[rows[part]]
+            velocity = dit(
+                hidden_states=(1 - sigma[part]) * clean + sigma[part] * noise[part],
+                prior_token_id=tokens[rows[part]],
+                prior_token_drop=dropped[part].expand(-1, tokens.shape[1]),
+                timestep=unshifted_timesteps(sigma[part].flatten(), shift) - 1,  # - 1 as in the pipeline
+                encoder_hidden_states=glyphs.expand(own, -1, -1),
+                target_size=torch.tensor([size], dtype=torch.float32).expand(own, -1),
+                crop_coords=torch.zeros(own, 2),
+                kv_caches=_source_kv(dit, sources, rows[part], glyphs.shape[-1]) if sources and with_sources else None,
+                return_dict=False,
+            )[0]
+            return F.mse_loss(velocity, noise[part] - clean) * (own / count)
+
+        return [partial(loss, part) for part in torch.arange(count).chunk(_PARTS)]
+
+    minimise_in_parts(losses_of_step, dit.parameters(), steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
     dit.eval().requires_grad_(False)
 
 
