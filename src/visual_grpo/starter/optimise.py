@@ -56,9 +56,11 @@ def minimise_in_parts(
     def add_gradients() -> None:
         shares = map_on_cores(gradients_of, losses_of_step(), parameters[0].device, gradient=True)
         for parameter, *own in zip(parameters, *shares, strict=True):
-            for share in own:
-                if share is not None:
-                    parameter.grad = share if parameter.grad is None else parameter.grad + share
+            there = [share for share in own if share is not None]
+            if there:  # Laid out as the parameter, which a share need not be: AdamW is slow otherwise.
+                parameter.grad = torch.zeros_like(parameter)
+            for share in there:
+                parameter.grad += share
 
     _descend(add_gradients, parameters, steps, peak_learning_rate, warmup, report)
 
