@@ -115,6 +115,15 @@ def _train_until_killed(after: float, killed: list[float]) -> None:
         list(fit)
 
 
+def test_a_process_that_is_killed_before_all_are_there_ends_it_at_once() -> None:
+    given = {"kind": "LayeredTokens", "device": "cpu"}
+    workers = Workers(3, toys, [given] * 2, sharded_on="cpu")
+    os.kill(workers.others[1].pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match=r"Process 3 .* was ended by SIGKILL"), workers:
+        pass
+    assert not any(is_there(other.pid) for other in workers.others)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

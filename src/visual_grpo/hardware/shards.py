@@ -13,7 +13,8 @@ lend, and lends itself once it is done. Agreeing costs a small message by gloo f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -57,8 +58,11 @@ def open_meeting(count: int, host: str = "127.0.0.1") -> Meeting:
     return Meeting(host=host, port=_store.port, count=count)
 
 
-def join(meeting: Meeting, device: torch.device) -> None:
-    """Waits for all processes; from now on `cut` cuts, until `leave`."""
+def join(meeting: Meeting, device: torch.device, look: Callable[[], object] = lambda: None) -> None:
+    """Waits for all processes; from now on `cut` cuts, until `leave`.
+
+    ``look`` is called again and again while process 0 waits; it may raise.
+    """
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -66,6 +70,10 @@ def join(meeting: Meeting, device: torch.device) -> None:
     store = _store or TCPStore(meeting.host, meeting.port, meeting.count, timeout=TIMEOUT)
     if meeting.host == "127.0.0.1":  # Otherwise gloo looks the machine's name up, which may lead nowhere.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store.set(_here(meeting.number), "")
+    while meeting.number == 0 and not store.check([_here(number) for number in range(meeting.count)]):
+        look()
+        time.sleep(0.1)
     if device.type == "cuda":
         # One that torchrun has started looks at the GPU of its own number there.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index)
@@ -77,6 +85,10 @@ def join(meeting: Meeting, device: torch.device) -> None:
         timeout=TIMEOUT,
     )
     _shards = _Shards(device, meeting.count)
+
+
+def _here(number: int) -> str:
+    return f"visual_grpo/here/{number}"
 
 
 def leave() -> None:

@@ -193,21 +193,34 @@ class Workers:
     def __enter__(self) -> Workers:
         share_cores(self.source.here)
         if self._meeting is not None:
-            shards.join(self._meeting, self._device)
+            try:
+                shards.join(self._meeting, self._device, self._look)
+            except BaseException:
+                self._end()
+                raise
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        share_cores(1)
         codes = {other.number: other.exit_code() for other in self.others if isinstance(error, shards.LostPeerError)}
         gone = sorted((code, number) for number, code in codes.items() if code is not None)
+        self._end()
+        if gone:  # The one that was killed, or failed, before those that ended as it was gone.
+            raise self.others[gone[0][1] - 2].why_gone() from error
+
+    def _end(self) -> None:
+        share_cores(1)
         for other in self.others:
             other.process.end()
         deadline = time.monotonic() + _END
         for other in self.others:
             other.process.kill_after(deadline)
         shards.leave()
-        if gone:  # The one that was killed, or failed, before those that ended as it was gone.
-            raise self.others[gone[0][1] - 2].why_gone() from error
+
+    def _look(self) -> None:
+        """Raises the error of a process that has ended before it could begin."""
+        for other in self.others:
+            if other.process.exit_code(0.0) is not None:
+                raise other.why_gone()
 
     def wait_until_ready(self) -> None:
         """Raises UserError, RuntimeError or WorkerDiedError where a process could not build its model."""
