@@ -32,7 +32,7 @@ def train(folder: Path, processes: int, steps: int, more: str) -> list[float]:
     return [float(value) for value in pd.read_csv(history)["seconds/step"][1:]]
 
 
-def main() -> None:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--processes", type=int, nargs="*", default=[1, 2])
@@ -40,7 +40,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--params", default="", help="more parameters, such as policy.train=dit")
     parser.add_argument("--json", type=Path, help="file for the figures")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
     found: dict[int, list[float]] = {count: [] for count in arguments.processes}
     for number in range(arguments.rounds):
         for count in arguments.processes:

@@ -16,6 +16,7 @@ from tests.toys import CountingScorer
 from visual_grpo import resuming
 from visual_grpo.config.validation import validate
 from visual_grpo.errors import UserError
+from visual_grpo.resuming import Origin
 from visual_grpo.training import Callbacks, TrainingRun, check_resumable
 
 CONSTANT = {"schedule": "constant", "warmup_steps": 3}
@@ -253,3 +254,18 @@ def test_a_reward_that_the_run_had_removed_stays_removed(tmp_path: Path) -> None
     resumed = validate(resuming.parameters_of_run(run, {}, {}))
     assert list(resumed.rewards) == ["shapes", "brightness"]
     check_resumable(resumed.model_copy(update={"resume": "auto"}), print)
+
+
+def test_a_training_in_parts_goes_on_with_one_process(tmp_path: Path) -> None:
+    stopped(tmp_path, 2)
+    run = resuming.origin("auto", tmp_path / "checkpoints")
+    assert run is not None
+    in_parts = Origin(
+        checkpoint=run.checkpoint,
+        facts={**run.facts, "parameters": {**run.parameters, "distributed": {"processes": 2, "sharded": True}}},
+    )
+    alone = validate(resuming.parameters_of_run(in_parts, {"distributed": {"processes": 1}}, {})).distributed
+    assert (alone.processes, alone.sharded) == (1, False)
+    assert validate(resuming.parameters_of_run(in_parts, {}, {})).distributed.sharded
+    with pytest.raises(UserError, match="sharded needs processes of at least 2"):
+        validate(resuming.parameters_of_run(in_parts, {"distributed": {"processes": 1, "sharded": True}}, {}))

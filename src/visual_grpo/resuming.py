@@ -106,7 +106,10 @@ def parameters_of_run(run: Origin, given: Mapping[str, Any], present: Mapping[st
     """
     tree = presets.pinned(run.parameters)
     shown = {section: revealed(tree[section], present.get(section), section) for section in SECTIONS}
-    return merged({**tree, **shown}, given)
+    resumed = merged({**tree, **shown}, given)
+    if resumed["distributed"]["processes"] == 1 and "sharded" not in given.get("distributed", {}):
+        resumed["distributed"]["sharded"] = False  # A single process has the whole model.
+    return resumed
 
 
 def unrepeated(run: Origin, configured: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:

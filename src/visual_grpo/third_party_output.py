@@ -35,6 +35,10 @@ _SAID_ELSEWHERE = ("mlflow.store.db.utils", "urllib3.connectionpool", "mlflow.ut
 an environment without pip, which only says that a saved model's list of versions has none for pip."""
 
 
+_OF_WHAT_IS_NOT_CALLED = ("bitsandbytes.backends.cpu.ops",)
+"""Loggers that warn of kernels that are missing on some processors and that nothing here calls."""
+
+
 def silence_libraries() -> None:
     """Hides the warnings and notices of installed libraries, unless the environment or ``python -W`` says otherwise."""
     for name, value in _ENVIRONMENT.items():
@@ -42,6 +46,8 @@ def silence_libraries() -> None:
     sys.excepthook = _without_traceback_of_ctrl_c
     for name in _SAID_ELSEWHERE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in _OF_WHAT_IS_NOT_CALLED:
+        logging.getLogger(name).setLevel(logging.ERROR)
     if not sys.warnoptions:
         # Not a warnings filter: mlflow and kedro insert filters that take precedence when they are imported.
         logging.captureWarnings(True)

@@ -78,6 +78,11 @@ def test_what_to_change_is_said_in_parameters():
     fits = LargestBatch(parameter="policy.decode_batch", value=4, largest=9, peak=1)
     assert changes(config, card, 10**10, card.usable, [too_much]) == []
     assert changes(config, card, 10**10, card.usable + 1, [too_much, fits]) == ["policy.denoise_batch=3 (set: 8)"]
+    judged = changes(config, card, 10**10, card.usable + 1, [too_much], step=card.usable)
+    assert judged[0].startswith(f"evaluation.batch_size={config.evaluation.batch_size // 2} ")
+    assert changes(config, card, 10**10, card.usable + 1, [too_much], step=card.usable + 1) == [
+        "policy.denoise_batch=3 (set: 8)"
+    ]
     whole = changes(config, card, card.usable + 1, card.usable + 1, [])
     assert whole[0].startswith("model.base_weights=8bit ")
     assert "plan.gpu=L40S" in whole[1]

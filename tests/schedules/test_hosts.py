@@ -51,7 +51,9 @@ def test_the_pods_find_the_first_one_and_run_the_command() -> None:
     assert (given.module, given.training_script) == (True, "visual_grpo.hosts")
     word, *options = given.training_script_args
     assert word == "run"
-    assert run.make_context("run", options).params["params"] == {"resume": "same"}
+    processes = int(given.nnodes) * int(given.nproc_per_node)
+    asked = run.make_context("run", options).params["params"]
+    assert asked == {"resume": "same", "grpo": {"prompts_per_step": processes}}, "a prompt for each process"
     assert container["env"][0]["name"] == "VISUAL_GRPO_SECRET"
     assert {own["name"] for own in container["volumeMounts"]} == {own["name"] for own in pod["volumes"]}
 

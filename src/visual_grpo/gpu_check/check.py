@@ -19,7 +19,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.gpu_check.cases import Case, cases_of
 from visual_grpo.gpu_check.machine import card_of, describe
 from visual_grpo.gpu_check.measure import measure
-from visual_grpo.hardware.device import resolve_device
+from visual_grpo.hardware.device import device_kind, resolve_device
 
 
 def check_gpu(parameters: Parameters) -> dict[str, Any]:
@@ -27,12 +27,13 @@ def check_gpu(parameters: Parameters) -> dict[str, Any]:
 
     Raises UserError where the device is no GPU.
     """
-    device = resolve_device(parameters.model.device)
-    if device.type != "cuda":
+    if device_kind(parameters.model.device) != "cuda" or not torch.cuda.is_available():
+        there = "a CPU is asked for" if torch.cuda.is_available() else "there is only a CPU here"
         raise UserError(
-            f"model.device is {parameters.model.device}, which is a CPU here; this checks a GPU. What a training needs"
-            f" on one is told without any: {again('plan')}"
+            f"model.device is {parameters.model.device}, and {there}; this checks a GPU. What a training needs on one"
+            f" is told without any: {again('plan')}"
         )
+    device = resolve_device(parameters.model.device)
     cases = cases_of(parameters, components.family_of(parameters, parameters.model.path or parameters.starter.model))
     configured = [case.configured(parameters) for case in cases]
     card = card_of(device)

@@ -10,12 +10,27 @@ from visual_grpo.plan.largest import LargestBatch
 
 
 def changes(
-    config: Parameters, card: Card, weights: int, peak: int, batches: Sequence[LargestBatch], *, networks: int = 1
+    config: Parameters,
+    card: Card,
+    weights: int,
+    peak: int,
+    batches: Sequence[LargestBatch],
+    *,
+    networks: int = 1,
+    step: int | None = None,
 ) -> list[str]:
-    """Each as a line; none where ``peak`` bytes fit. ``weights``: bytes that the model takes by itself; ``networks``:
-    of how many it is made."""
+    """Each as a line; none where ``peak`` bytes fit.
+
+    Args:
+        weights: bytes that the model takes by itself.
+        networks: of how many it is made.
+        step: the part of ``peak`` that a step needs; None = all. More is the evaluation's.
+    """
     if peak <= card.usable:
         return []
+    size = config.evaluation.batch_size
+    if step is not None and step <= card.usable and size > 1:
+        return [f"evaluation.batch_size={size // 2} (set: {size}; a step fits, the evaluation does not. Plan again)"]
     if networks > 1 and config.model.offload == "none" and not config.distributed.sharded:
         taking_turns = "model.offload=phases (one network on the card at a time; plan again with it)"
         return [taking_turns, *_other_changes(config, card, weights, peak, batches)]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from visual_grpo import console
@@ -77,12 +78,21 @@ def plan_of(counted: Counted, card: Card | None, batches: Sequence[LargestBatch]
         "fits": None if card is None else counted.peak <= card.usable,
         "changes": []
         if card is None
-        else changes(config, card, counted.weights, counted.peak, batches, networks=len(counted.planned.networks)),
+        else changes(
+            config,
+            card,
+            counted.weights,
+            counted.peak,
+            batches,
+            networks=len(counted.planned.networks),
+            step=counted.step.peak,
+        ),
         "parameters": {name: _parameters(network) for name, network in counted.networks.items()},
         "trained_parameters": counted.trained,
         "weights_gb": counted.weights / 1e9,
         "peak_gb": counted.peak / 1e9,
         "brought_gb": counted.step.brought / 1e9,
+        "host_gb": config.distributed.processes * _loaded_bytes(counted) / 1e9,
         "gathered_gb": sum(phase.gathered for phase in counted.step.phases.values()) / 1e9,
         "step": _phases(counted.step, config, card),
         "evaluation": {name: _phases(meter, config, card) for name, meter in counted.evaluation.items()},
@@ -98,6 +108,12 @@ def plan_of(counted: Counted, card: Card | None, batches: Sequence[LargestBatch]
             "published": [asdict(point) for point in CALIBRATION],
         },
     }
+
+
+def _loaded_bytes(counted: Counted) -> int:
+    """Of the frozen weights as they are read, before any of them has fewer bits."""
+    size: int = getattr(torch, counted.config.model.dtype).itemsize
+    return size * sum(_parameters(network) for network in counted.planned.networks.values())
 
 
 def _parameters(network: Any) -> int:
@@ -141,7 +157,8 @@ def show(plan: Mapping[str, Any]) -> None:
     parameters = {name: f"{count / 1e6:,.1f} million" for name, count in plan["parameters"].items()}
     trained = {"trained (LoRA)": f"{plan['trained_parameters'] / 1e6:.1f} million"}
     memory = {"weights": f"{plan['weights_gb']:.3g} GB", "largest peak": f"{plan['peak_gb']:.3g} GB"}
-    console.summary("Parameters", {**parameters, **trained, **memory, "sizes from": plan["sizes_from"]})
+    loading = {"host memory, loading": f"{plan['host_gb']:.3g} GB"}
+    console.summary("Parameters", {**parameters, **trained, **memory, **loading, "sizes from": plan["sizes_from"]})
     _table("One step", plan["step"])
     if plan["brought_gb"]:
         console.note(f"Networks take turns: a step copies {plan['brought_gb']:.0f} GB from the host to the card.")
@@ -168,7 +185,10 @@ def _table(title: str, phases: Sequence[Mapping[str, Any]]) -> None:
 
 def _show_run(plan: Mapping[str, Any]) -> None:
     run = plan["run"]
-    cost = "" if run["cost"] is None else f"{run['cost']:.0f} {run['currency']}"
+    cards = plan["card"]["count"]
+    cost = "set plan.price_per_hour, that of one card"
+    if run["cost"] is not None:
+        cost = f"{run['cost']:.0f} {run['currency']}" + (f" for {cards} cards" if cards > 1 else "")
     console.summary(
         "Estimated",
         {
@@ -181,7 +201,7 @@ def _show_run(plan: Mapping[str, Any]) -> None:
             "baseline": f"{run['baseline'] / 3600:.1f} h",
             "evaluate": f"{run['evaluate'] / 3600:.1f} h",
             "everything": f"{run['hours']:.1f} h",
-            "cost": cost or None,
+            "cost": cost,
         },
     )
     rows = [

@@ -185,11 +185,15 @@ def merged(model: nn.Module) -> Iterator[None]:
     Meanwhile peft's layers are the plain ones below them, since what peft looks at in each call takes as long as a
     small product. Afterwards the weights are put back from copies, since adding and subtracting would leave rounding
     behind. In half precision folding rounds the update away, and so it would in 8 or 4 bits: there it is
-    `three_kernels`, as it is where a process has only a part of the weights.
+    `three_kernels`. Weights of which a process has a part are folded anew in each call, as they are whole only then.
     """
     layers = _layers(model)
-    if shards.active() or not all(_is_foldable(layer.get_base_layer()) for layer in layers):
+    if not all(_is_foldable(layer.get_base_layer()) for layer in layers):
         with three_kernels(layers):
+            yield
+        return
+    if shards.active():
+        with folded(layers):
             yield
         return
     originals = [layer.get_base_layer().weight.detach().clone() for layer in layers]

@@ -25,6 +25,6 @@ def require_fit(plan: dict[str, Any]) -> None:
     if plan["fits"] is False:
         card, lines = plan["card"], "\n".join(f"  {change}" for change in plan["changes"])
         raise UserError(
-            f"This does not fit: it needs {plan['peak_gb']:.1f} GB, and tensors may take {card['usable'] / 1e9:.1f} GB"
+            f"This does not fit: it needs {plan['peak_gb']:.2f} GB, and tensors may take {card['usable'] / 1e9:.2f} GB"
             f" of {card['name']}. What would help:\n{lines}"
         )
