@@ -71,7 +71,7 @@ def test_two_hosts_train_and_judge_what_one_process_does(tmp_path: Path) -> None
     assert max(float((alone[name] - together[name]).abs().max()) for name in alone) < 1e-5  # type: ignore[operator]
     first, second = sorted(outputs, key=lambda own: -len(own[0]))
     assert second == ("", "")
-    assert "2 of 2" in first[0]
+    assert "6 of 6" in first[0]
     assert "make ui" in first[0]
     for file in project.rglob("*"):
         if file.is_file() and not file.is_relative_to(project / ".venv"):
