@@ -1,13 +1,13 @@
 """Frozen networks of which each process keeps a part of every layer, for models that do not fit on one GPU.
 
-torch's FSDP2 (`fully_shard`) cuts the layers, gathers one when it is called and frees it again. A gathering takes all
-processes, and FSDP2 expects that each calls the same layers in the same order. Here each has prompts of its own: their
-texts differ in length, their answers end at another token, and one may have no sample at all. So before a process
-computes with a layer, all agree on which layer is gathered next; those that need another one, or none, hold out their
-part of it and go on (`lend`). What a process computes does not depend on the others then.
+torch's FSDP2 (`fully_shard`) shards the layers, gathers a layer before it runs and frees it afterwards. Gathering is a
+collective, and FSDP2 requires all processes to run the same layers in the same order. Here the processes work on
+different prompts: texts differ in length, answers end at different tokens, and a process may have no sample at all. So
+before each layer the processes agree on which one to gather, by a small all-reduce through gloo; a process that needs
+another layer, or none, only contributes its shard (`lend`). What a process computes is then independent of the others.
 
-All that the processes do together is between two moments at which none needs a layer: whoever begins has the others
-lend, and lends itself once it is done. Agreeing costs a small message by gloo for each layer.
+Processes compute together in rounds. In each, a process that has finished its share, or has none, lends until no
+process needs a layer any more.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def join(meeting: Meeting, device: torch.device, look: Callable[[], object] = la
         look()
         time.sleep(0.1)
     if device.type == "cuda":
-        # One that torchrun has started looks at the GPU of its own number there.
+        # torchrun numbers the GPUs of a machine by LOCAL_RANK.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index)
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",

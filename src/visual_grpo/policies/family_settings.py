@@ -189,7 +189,7 @@ def _check_shards(config: Parameters) -> None:
     if config.policy.kv_cache == "static":
         raise UserError(
             "distributed.sharded is true, and policy.kv_cache is static: its kernels are captured once for all tokens,"
-            " but the layers of a cut network are gathered anew for each. Set policy.kv_cache to growing."
+            " but the layers of a sharded network are gathered for every token. Set policy.kv_cache to growing."
         )
 
 

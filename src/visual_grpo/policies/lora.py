@@ -185,7 +185,7 @@ def merged(model: nn.Module) -> Iterator[None]:
     Meanwhile peft's layers are the plain ones below them, since what peft looks at in each call takes as long as a
     small product. Afterwards the weights are put back from copies, since adding and subtracting would leave rounding
     behind. In half precision folding rounds the update away, and so it would in 8 or 4 bits: there it is
-    `three_kernels`. Weights of which a process has a part are folded anew in each call, as they are whole only then.
+    `three_kernels`. Sharded weights are gathered for one call at a time, so they are folded in each call.
     """
     layers = _layers(model)
     if not all(_is_foldable(layer.get_base_layer()) for layer in layers):
