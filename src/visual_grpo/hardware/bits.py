@@ -6,7 +6,6 @@ It is no dependency: peft imports it wherever it is installed, which makes every
 from __future__ import annotations
 
 import importlib.util
-import logging
 from typing import Any
 
 import torch
@@ -33,8 +32,6 @@ def bitsandbytes(setting: str, value: str, device: torch.device) -> Any:
         UserError: it is not installed, or has no working kernels for the device.
     """
     require_bitsandbytes(setting, value)
-    # It notices on some processors that a kernel is missing which nothing here calls.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     try:
         import bitsandbytes as library
 

@@ -56,7 +56,7 @@ def _lead(launch: Launch, secret: bytes | None, arguments: Sequence[str]) -> int
     address.publish(launch, server.getsockname()[1])
     ranks = set(range(1, launch.count))
     members = gather(server, known, facts(launch), ranks=ranks, seconds=launch.seconds)
-    with Crew(members, launch.here, "127.0.0.1" if launch.on_one_host else launch.address):
+    with Crew(members, launch.here, launch.first_host):
         run(given[1:])  # Ends with SystemExit.
     return 0
 

@@ -27,13 +27,12 @@ def publish(launch: Launch, port: int) -> None:
 
 def where(launch: Launch) -> tuple[str, int]:
     """Address and port; raises OSError where rank 0 has not told yet."""
-    address = "127.0.0.1" if launch.on_one_host else launch.address
     if launch.own_port is not None:
-        return address, launch.own_port
+        return launch.first_host, launch.own_port
     store = _store(launch)
     if not store.check([_KEY]):
         raise OSError("rank 0 does not listen yet")
-    return address, int(store.get(_KEY))
+    return launch.first_host, int(store.get(_KEY))
 
 
 @cache

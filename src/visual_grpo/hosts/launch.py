@@ -68,9 +68,14 @@ class Launch:
         return self.here == self.count
 
     @property
+    def first_host(self) -> str:
+        """Where the processes find rank 0."""
+        return "127.0.0.1" if self.on_one_host else self.address
+
+    @property
     def interface(self) -> str:
         """Where rank 0 listens; "" = on all interfaces, of which others may reach any."""
-        return "127.0.0.1" if self.on_one_host or self.address.startswith(_LOOPBACK) else ""
+        return "127.0.0.1" if self.first_host.startswith(_LOOPBACK) else ""
 
 
 def launcher() -> list[str]:

@@ -9,7 +9,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from visual_grpo.hardware import shards
 from visual_grpo.policies.seeds import share_of_seeds
 from visual_grpo.sharing.messages import Packed
+from visual_grpo.sharing.streams import Here, Stream, There, Together
 from visual_grpo.sharing.workers import Remote, Workers, blocks
 from visual_grpo.types import JointPolicy, JointRollout, Policy, PromptRecord, ReplayChunk, Rollout
 
@@ -34,25 +35,6 @@ class SharedTrajectory:
     """By which a process that has a part knows it."""
     sizes: Sequence[int]
     """Rows of each part."""
-
-
-class Stream(Protocol):
-    """The chunks of one part's replay."""
-
-    @property
-    def other(self) -> Remote | None:
-        """The process that computes them; None = this one."""
-        ...
-
-    def ask(self) -> None: ...
-
-    def compute(self) -> None:
-        """What is computed in this process, while the others do what they were asked for."""
-        ...
-
-    def chunk(self) -> ReplayChunk | None:
-        """What was asked for; None after the last one."""
-        ...
 
 
 class SharedPolicy(Generic[T]):
@@ -92,7 +74,7 @@ class SharedPolicy(Generic[T]):
         """All parts of ``rows`` at the same time; their order is that of ``rows``."""
         self.workers.send_adapters()
         if not isinstance(trajectory, SharedTrajectory):  # From a checkpoint of one process.
-            yield from self._chunks([_Here(self.own.replay(trajectory, rows))], torch.arange(len(rows)))
+            yield from self._chunks([Here(self.own.replay(trajectory, rows))], torch.arange(len(rows)))
             return
         streams, places = [], []
         for number, (start, size) in enumerate(_ranges(trajectory.sizes)):
@@ -117,7 +99,7 @@ class SharedPolicy(Generic[T]):
             log_probs = torch.cat([chunk.log_probs for chunk in found])[order]
             yield ReplayChunk(
                 steps=found[0].steps,
-                log_probs=_Together.apply(log_probs, self.workers, streams) if shards.active() else log_probs,
+                log_probs=Together.apply(log_probs, self.workers, streams) if shards.active() else log_probs,
                 kl=torch.cat(kl)[order] if kl else None,
             )
 
@@ -196,9 +178,9 @@ class SharedPolicy(Generic[T]):
             if holder:
                 self.workers.others[holder - 1].tell("hold", name=name, trajectory=part)
         if holder:
-            return _There(self.workers.others[holder - 1], self.module, name, rows)
+            return There(self.workers.others[holder - 1], self.module, name, rows)
         device = self.trainable_parameters()[0].device
-        return _Here(self.own.replay(part.unpacked(device) if isinstance(part, Packed) else part, rows))
+        return Here(self.own.replay(part.unpacked(device) if isinstance(part, Packed) else part, rows))
 
 
 class SharedJointPolicy:
@@ -259,88 +241,6 @@ def shared_out(
     with workers.together(busy), share_of_seeds(0, count, len(prompts)):
         mine = here(prompts[:count])
     return [(0, mine), *((number, workers.others[number - 1].answer(request)) for number, request in asked)]
-
-
-class _Here:
-    """The first process's own share."""
-
-    other = None
-
-    def __init__(self, chunks: Iterator[ReplayChunk]) -> None:
-        self._chunks = chunks
-        self._chunk: ReplayChunk | None = None
-
-    def ask(self) -> None:
-        """The others first: they compute while this one does."""
-
-    def compute(self) -> None:
-        self._chunk = next(self._chunks, None)
-
-    def chunk(self) -> ReplayChunk | None:
-        return self._chunk
-
-
-class _There:
-    """The share of another process."""
-
-    def __init__(self, other: Remote, module: str, name: str, rows: Tensor) -> None:
-        self.other, self._name, self._request = other, name, 0
-        other.tell("replay", module=module, name=name, rows=rows)
-
-    def ask(self) -> None:
-        self._request = self.other.ask("next_chunk", name=self._name)
-
-    def compute(self) -> None:
-        """Is done elsewhere."""
-
-    def chunk(self) -> ReplayChunk | None:
-        got = self.other.answer(self._request)
-        if got is None:
-            return None
-        first, last, log_probs, kl = got
-        asked = torch.ones((), requires_grad=True)  # So that the values have a gradient.
-        values = _Values.apply(asked, log_probs, kl, self.other, self._name)
-        log_probs, kl = values if kl is not None else (values, None)
-        return ReplayChunk(steps=slice(first, last), log_probs=log_probs, kl=kl)
-
-
-class _Values(torch.autograd.Function):
-    """A chunk of another process, in which the backward pass goes on.
-
-    Autograd takes the youngest first: the other processes begin before this one does its own share.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, asked: Tensor, log_probs: Tensor, kl: Tensor | None, other: Remote, name: str
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        ctx.other, ctx.name = other, name
-        return log_probs.clone() if kl is None else (log_probs.clone(), kl.clone())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        log_probs, kl = gradients if len(gradients) == 2 else (gradients[0], None)
-        ctx.other.tell("backward", name=ctx.name, log_probs=log_probs, kl=kl)
-        return (None,) * 5
-
-
-class _Together(torch.autograd.Function):
-    """A chunk of all processes, each of which has a part of the model only: its backward pass needs all of them.
-
-    Younger than what it joins, it comes first: those that have no share of the chunk lend, and this process does once
-    its backward pass is over.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, log_probs: Tensor, workers: Workers, streams: Sequence[Stream]) -> Tensor:
-        ctx.workers, ctx.idle = workers, set(workers.others) - {stream.other for stream in streams}
-        return log_probs.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        ctx.workers.have_lent(ctx.idle)
-        torch.autograd.Variable._execution_engine.queue_callback(shards.lend)
-        return gradients[0], None, None
 
 
 def _ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:

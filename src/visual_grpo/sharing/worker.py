@@ -81,17 +81,22 @@ def _answer_all(connection: Channel, build: Build, arguments: Mapping[str, Any])
             else:
                 answer = getattr(worker, request.pop("do"))(**request)
             messages.send({"answer": answer})
+        except shards.LostPeerError as error:
+            if is_out_of_memory(error):  # Of this process: else another one has the reason.
+                messages.send(_told(error))
+            raise
         except Exception as error:  # Of any kind: the first process raises it.
-            if isinstance(error, shards.LostPeerError) and not is_out_of_memory(error):
-                raise
-            fault, known = machine_fault(error), user_error(error)
-            # A model that could not be loaded for want of memory is not damaged, as the UserError then says.
-            expected = fault if known is None or is_out_of_memory(error) else str(known)
-            messages.send({"error": expected or traceback.format_exc(), "expected": expected is not None})
-            if isinstance(error, shards.LostPeerError):
-                raise
+            messages.send(_told(error))
             if worker is None:
                 return
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """What the first process raises; called while ``error`` is handled."""
+    fault, known = machine_fault(error), user_error(error)
+    # A model that could not be loaded for want of memory is not damaged, as the UserError then says.
+    expected = fault if known is None or is_out_of_memory(error) else str(known)
+    return {"error": expected or traceback.format_exc(), "expected": expected is not None}
 
 
 def _together(method: Callable[P, R]) -> Callable[P, R]:
