@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.evaluation.defaults import parameters
-from visual_grpo import components
-from visual_grpo.components import check, make_plan
+from visual_grpo.components import make_plan
 from visual_grpo.errors import UserError
+from visual_grpo.preflight import configuration
+from visual_grpo.preflight.configuration import check
 
 LANGUAGE: dict[str, Any] = {
     "data": {"task": "segmentation"},
@@ -105,9 +106,9 @@ def test_a_gated_reward_has_weights_of_one_sign():
     gated = {"hard": {"function": "x:y"}, "easy": {"function": "x:y", "clip": [0, 1], "only_where": {"hard": 0.5}}}
     for sign in (0.5, 0.0, -0.5):
         config = parameters(rewards=gated, modules={"dit": {"rewards": {"easy": sign}}})
-        components._check_gates(config, ["ar"])
+        configuration._check_gates(config, ["ar"])
         if sign >= 0:
-            components._check_gates(config, ["ar", "dit"])
+            configuration._check_gates(config, ["ar", "dit"])
             continue
         with pytest.raises(UserError, match=r"rewards.easy.only_where.*ar 1, dit -0.5. Expected weights of one sign"):
-            components._check_gates(config, ["ar", "dit"])
+            configuration._check_gates(config, ["ar", "dit"])

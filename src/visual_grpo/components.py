@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from visual_grpo.command import again
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
-from visual_grpo.errors import Problems, UserError, counted
+from visual_grpo.errors import UserError, counted
 from visual_grpo.saved_model import content_digest
 from visual_grpo.trained_adapters import check_base, check_weights
 
@@ -42,99 +42,6 @@ def make_plan(config: Parameters, model: str | None = None) -> Plan:
     from visual_grpo.policies import family_settings
 
     return family_settings.make_plan(family_of(config, model), config)
-
-
-def check(config: Parameters, *, scores: bool = True) -> None:
-    """Raises UserError where a reward, the device, the family or the model's folder does not exist, or where the
-    parameters do not fit the family, with all of these problems; loads no model.
-
-    Args:
-        scores: whether anything will be scored, so that what the rewards need must be on this machine.
-    """
-    from visual_grpo.hardware.device import resolve_device
-
-    problems = Problems()
-    modules: tuple[str, ...] = ()
-    with problems.collect():
-        check_model(config)
-        modules = make_plan(config).modules
-        _check_processes(config, modules)
-    _check_rewards(config, modules, problems, scores)
-    with problems.collect():
-        _check_libraries(config, training=True)
-    with problems.collect():
-        resolve_device(config.model.device)
-        process_devices(config)
-    problems.raise_if_any()
-
-
-def _check_processes(config: Parameters, modules: Sequence[str]) -> None:
-    count = config.distributed.processes
-    prompts = min((config.grpo_of(module).prompts_per_step, module) for module in modules)
-    if count > prompts[0]:
-        raise UserError(
-            f"distributed.processes is {count}, but a step of {prompts[1]} has {counted(prompts[0], 'prompt')}"
-            " (grpo.prompts_per_step): the samples of a prompt stay in one process, so that more would have nothing to"
-            f" do. Expected at most {prompts[0]}."
-        )
-
-
-def _check_libraries(config: Parameters, *, training: bool) -> None:
-    """Raises UserError where a parameter asks for an optional library that is not installed."""
-    from visual_grpo.hardware.bits import require_bitsandbytes
-
-    if config.model.base_weights != "full":
-        require_bitsandbytes("model.base_weights", config.model.base_weights)
-    if training and config.grpo.optimizer != "adamw":
-        require_bitsandbytes("grpo.optimizer", config.grpo.optimizer)
-
-
-def check_model(config: Parameters) -> None:
-    """Raises UserError where the starter cannot make the model, or the model's folder holds none, or where the library
-    for ``model.base_weights`` is missing; loads no model."""
-    _check_libraries(config, training=False)
-    if config.model.path is None:
-        from visual_grpo.starter.build import check_starter
-
-        check_starter(config.starter.world, family_of(config).name)
-        return
-    from visual_grpo.policies.loading import saved_class
-    from visual_grpo.saved_model import may_be_hub_id
-
-    # A hub id of a named family is not looked up: that would need the network before it is used.
-    if not may_be_hub_id(config.model.path):
-        saved_class(config.model.path)
-
-
-def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problems, scores: bool) -> None:
-    """Notes every reward that cannot be made; for each module there must be one to optimise."""
-    from visual_grpo.rewards.catalogue import build_reward
-
-    before = len(problems.texts)
-    for name, reward in config.rewards.items():
-        with problems.collect():
-            made = build_reward(name, reward)
-            if scores:
-                made.check_machine()
-    with problems.collect():
-        _check_gates(config, modules)
-    if config.reward == "auto" or len(problems.texts) > before:
-        return
-    for module in modules:
-        with problems.collect():
-            build_scorer(config, [module])
-
-
-def _check_gates(config: Parameters, modules: Sequence[str]) -> None:
-    """A reward of both signs has no worst score for all modules, and both are judged together."""
-    for name in (name for name, reward in config.rewards.items() if reward.only_where):
-        weights = {module: config.weights([module])[name] for module in modules}
-        if min(weights.values(), default=0.0) < 0 < max(weights.values(), default=0.0):
-            raise UserError(
-                f"rewards.{name}.only_where: where the others are not satisfied, the reward counts as its worst, which"
-                f" is another one by the weights of each module: {', '.join(f'{m} {w:g}' for m, w in weights.items())}."
-                " Expected weights of one sign; or name the function twice, as two rewards"
-            )
 
 
 def check_unchanged(starter_report: Mapping[str, Any]) -> None:

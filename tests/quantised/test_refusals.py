@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.pretend.trained import records_of
 from tests.quantised.making import few_bits, loaded, trainer_of
-from visual_grpo import components, load_policy
+from visual_grpo import load_policy
 from visual_grpo.computed_with import NUMERICS, computed_with
 from visual_grpo.decisive_parameters import decides
 from visual_grpo.errors import UserError
@@ -20,6 +20,7 @@ from visual_grpo.hardware import bits
 from visual_grpo.hardware.quantised import check_base_weights, require_quantised
 from visual_grpo.plan.replaced import replaced
 from visual_grpo.policies import loading
+from visual_grpo.preflight.configuration import check
 from visual_grpo.resuming import MAY_CHANGE
 
 
@@ -42,7 +43,7 @@ def test_a_missing_library_is_told_by_the_first_check(
     model = {"path": str(pipeline_folder), **changes.pop("model", {})}
     config = few_bits(tmp_path, "dit", model.pop("base_weights", "full"), model=model, **changes)
     with pytest.raises(UserError, match=f"{setting} is {value}, which needs the library bitsandbytes.*make quantised"):
-        components.check(config, scores=False)
+        check(config, scores=False)
 
 
 @pytest.mark.usefixtures("without_library")

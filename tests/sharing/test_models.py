@@ -12,6 +12,7 @@ from tests.test_training import parameters
 from visual_grpo import components, processes
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
+from visual_grpo.preflight.configuration import check
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord
 
@@ -91,7 +92,7 @@ def test_both_stages_are_trained_by_two_processes_as_by_one(
 )
 def test_processes_that_would_have_nothing_to_do_are_refused(tmp_path: Path, distributed: Any, said: str) -> None:
     with pytest.raises((UserError, ValueError), match=said):
-        components.check(joint(tmp_path, distributed["processes"]))
+        check(joint(tmp_path, distributed["processes"]))
 
 
 def test_a_resumed_training_can_read_a_step_of_several_processes(pipeline_folder: Path, tmp_path: Path) -> None:

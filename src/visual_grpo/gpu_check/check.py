@@ -7,6 +7,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,7 +94,7 @@ def _caught(work: Callable[[Parameters], dict[str, Any]], config: Parameters) ->
 def _result(future: Future[dict[str, Any]]) -> dict[str, Any]:
     try:
         return future.result()
-    except Exception as error:  # The process itself has ended.
+    except BrokenProcessPool as error:  # The process itself has ended.
         return {"error": f"{type(error).__name__}: {error}"}
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from visual_grpo import components
 from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import AUTO, pinned
 from visual_grpo.config.validation import validate
 from visual_grpo.errors import Problems
+from visual_grpo.preflight.configuration import check, check_model
 
 if TYPE_CHECKING:
     from visual_grpo.preflight.data import Findings
@@ -50,10 +50,10 @@ def settled(
     chosen = _choose(config, outputs, findings, problems, command)
     if OF_THE_MODEL & outputs:
         with problems.collect():
-            components.check(chosen, scores=bool(SCORED & outputs))
+            check(chosen, scores=bool(SCORED & outputs))
     elif DRAWN_WITH_IT & outputs:
         with problems.collect():
-            components.check_model(chosen)
+            check_model(chosen)
     if findings is not None and chosen.reward != AUTO and SCORED & outputs:
         _check_records(chosen, findings, problems)
     # Where a reward has to be chosen, the lines for that have the other parameters too.
