@@ -119,6 +119,29 @@ def test_the_ode_is_the_pipelines_own(pipeline_folder: Path) -> None:
         torch.testing.assert_close(ours[row : row + 1], want, rtol=0, atol=1e-5)
 
 
+def test_rows_of_one_noise_share_the_first_unconditional_step(pipeline_folder: Path) -> None:
+    image = model_with(pipeline_folder)
+    decoder = image.decoder(ROLLOUT)
+    tokens = torch.randint(0, 200, (3, 2, 3), generator=torch.Generator().manual_seed(1))
+    seeds = [7, 4, 7]
+    rows: list[tuple[bool, int]] = []
+    image.pipeline.transformer.register_forward_pre_hook(
+        lambda _, __, given: rows.append((bool(given["prior_token_drop"]), len(given["hidden_states"]))),
+        with_kwargs=True,
+    )
+
+    def latents(known: list[int] | None) -> torch.Tensor:
+        rows.clear()
+        conditions = decoder.conditions_of(RECORDS, tokens, 1.5, known)
+        return image.denoiser(decoder).integrate(conditions, torch.arange(3), seeds, 3)
+
+    want = latents(None)
+    assert [count for dropped, count in rows if dropped] == [3, 3, 3]
+    torch.testing.assert_close(latents(seeds), want, rtol=0, atol=1e-5)
+    assert [count for dropped, count in rows if dropped] == [2, 3, 3]
+    assert (latents([7, 7, 4]) - want).abs().max() > 1e-3, "another row's noise gives another picture"
+
+
 def test_the_unconditional_branch_carries_no_gradient(pipeline_folder: Path) -> None:
     """The guided velocity's gradient is the conditional one's, times the guidance."""
     policy = policy_with(pipeline_folder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,6 +52,8 @@ class Conditions:
     """Of edits: K tensors [prompts, C, h, w] float32, one row for each distinct prompt."""
     source_tokens: Sequence[Tensor] = ()
     """Of edits: K tensors [prompts, h * w / 4] int64, like ``tokens``."""
+    noise_of_entry: Tensor | None = None
+    """[N] int64: entries with the same number start from the same noise; None = nothing is known of it."""
 
 
 class GlmImageDecoder:
@@ -85,7 +87,7 @@ class GlmImageDecoder:
         scheduler = self.pipeline.scheduler
         _, rows, columns = self.latent_shape
         config = scheduler.config
-        timesteps = np.linspace(config.num_train_timesteps, 1.0, steps + 1)[:-1].astype(np.int64).astype(np.float32)
+        timesteps = np.linspace(self._first_timestep, 1.0, steps + 1)[:-1].astype(np.int64).astype(np.float32)
         shift = calculate_shift(
             rows * columns // self.transformer.config.patch_size**2,
             config.get("base_image_seq_len", 256),
@@ -108,8 +110,18 @@ class GlmImageDecoder:
         return self.conditions_of(records, tokens, guidance_scale)
 
     @torch.no_grad()
-    def conditions_of(self, records: Sequence[PromptRecord], tokens: Tensor, guidance_scale: float) -> Conditions:
-        """With these image tokens, [N, rows, columns] int64, one for every 32 x 32 pixels."""
+    def conditions_of(
+        self,
+        records: Sequence[PromptRecord],
+        tokens: Tensor,
+        guidance_scale: float,
+        noise_seeds: Sequence[int] | None = None,
+    ) -> Conditions:
+        """With these image tokens, [N, rows, columns] int64, one for every 32 x 32 pixels.
+
+        ``noise_seeds``: [N], of the noise that the denoising will start from. Where some are equal, the unconditional
+        branch of its first step is computed once for each.
+        """
         firsts, prompt_of_entry = distinct(records)
         columns = list(zip(*self.sources.of(firsts), strict=True))  # K tuples with a source of each distinct prompt
         return Conditions(
@@ -120,6 +132,7 @@ class GlmImageDecoder:
             guidance_scale=guidance_scale,
             source_latents=[torch.stack([source.latents for source in column]) for column in columns],
             source_tokens=[upsampled(torch.stack([source.tokens for source in column])) for column in columns],
+            noise_of_entry=None if noise_seeds is None else torch.tensor([noise_seeds.index(s) for s in noise_seeds]),
         )
 
     def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
@@ -127,14 +140,11 @@ class GlmImageDecoder:
         sources = self._written_sources(conditions, entries)
 
         def field(state: Tensor, timestep: float) -> Tensor:
-            parts = [
-                (group, self._velocity_of_group(state, timestep, conditions, entries, group, sources))
-                for group in _rows_by_glyph_length(conditions, entries)
-            ]
-            if len(parts) == 1:
-                return parts[0][1]
-            order = torch.cat([group for group, _ in parts]).argsort()
-            return torch.cat([velocity for _, velocity in parts])[order]
+            return guided(
+                self._conditional(state, timestep, conditions, entries, sources),
+                lambda: self._unconditional(state, timestep, conditions, entries),
+                conditions.guidance_scale,
+            )
 
         return field
 
@@ -160,27 +170,34 @@ class GlmImageDecoder:
             keys=tuple(k[inverse] for k in written.keys), values=tuple(v[inverse] for v in written.values)
         )
 
-    def _velocity_of_group(
-        self,
-        state: Tensor,
-        timestep: float,
-        conditions: Conditions,
-        entries: Tensor,
-        group: Tensor,
-        sources: SourceCache | None,
+    def _conditional(
+        self, state: Tensor, timestep: float, conditions: Conditions, entries: Tensor, sources: SourceCache | None
     ) -> Tensor:
-        """Of the rows ``group`` ([g] int64), whose glyph embeddings have one length."""
-        state, entries = state[group], entries[group]
-        glyphs = torch.cat([conditions.glyphs[i] for i in conditions.prompt_of_entry[entries].tolist()])
-        tokens = conditions.tokens[entries]
-        read = None if sources is None else sources.select(group)
-        conditional = self._forward(state, timestep, glyphs, tokens, dropped=False, sources=read)
+        """A forward for each length of the rows' glyph embeddings."""
+        groups = list(_rows_by_glyph_length(conditions, entries))
+        parts = []
+        for group in groups:
+            own = entries[group]
+            glyphs = torch.cat([conditions.glyphs[i] for i in conditions.prompt_of_entry[own].tolist()])
+            read = None if sources is None else sources.select(group)
+            tokens = conditions.tokens[own]
+            parts.append(self._forward(state[group], timestep, glyphs, tokens, dropped=False, sources=read))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)[torch.cat(groups).argsort()]
+
+    def _unconditional(self, state: Tensor, timestep: float, conditions: Conditions, entries: Tensor) -> Tensor:
+        """It depends on the state alone, and the first state is the noise: once for each noise there."""
+        if conditions.noise_of_entry is not None and timestep == self._first_timestep:
+            _, noise_of_row = conditions.noise_of_entry[entries].unique(return_inverse=True)
+            rows = torch.tensor([noise_of_row.tolist().index(noise) for noise in range(int(noise_of_row.max()) + 1)])
+            without = replace(conditions, noise_of_entry=None)
+            return self._unconditional(state[rows], timestep, without, entries[rows])[noise_of_row]
         no_glyphs = conditions.no_glyphs.expand(len(entries), -1, -1)
-        return guided(
-            conditional,
-            lambda: self._forward(state, timestep, no_glyphs, tokens, dropped=True),
-            conditions.guidance_scale,
-        )
+        return self._forward(state, timestep, no_glyphs, conditions.tokens[entries], dropped=True)
+
+    @property
+    def _first_timestep(self) -> float:
+        """Of every `schedule`."""
+        return float(self.pipeline.scheduler.config.num_train_timesteps)
 
     def _forward(
         self,

@@ -94,7 +94,7 @@ class GlmImage:
         def decode(records: Sequence[PromptRecord], tokens: Tensor, seeds: Sequence[int]) -> list[Sample]:
             decoder = self.decoder(decoded_by)
             grids = self._stage_one().image_tokens(tokens, records)
-            conditions = decoder.conditions_of(records, grids, decoded_by.denoising()[1])
+            conditions = decoder.conditions_of(records, grids, decoded_by.denoising()[1], seeds)
             return self.denoiser(decoder).generate(conditions, seeds, decoded_by)
 
         return self._stage_one(decode)
