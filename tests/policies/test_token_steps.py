@@ -52,7 +52,7 @@ def test_masks_and_rotary_tables_are_those_of_the_models_own_forward(
     pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch, attention: str, rows: int
 ) -> None:
     """Bit for bit; the model's own forward serves an attention that is not known here."""
-    found = draw(pipeline_folder, "growing", attention, rows)
+    found = draw(pipeline_folder, "growing", attention, rows)  # The adapter is not merged: by the model's layers.
     own = 0
 
     def counted(*args: Any) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Weights that begin where a CPU's vectors do.
 
-MKL rounds a product of few rows by where its weights begin in memory. Those that safetensors maps from a file begin
-at any multiple of 8 bytes, those that torch allocates or gathers from other processes at one of 64: the same model would
+MKL rounds a product of few rows by where its weights begin in memory. Those that safetensors maps from a file begin at
+any multiple of 8 bytes, those that torch allocates or gathers from other processes at one of 64: the same model would
 compute other last bits by how it came into memory.
 """
 
