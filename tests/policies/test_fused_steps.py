@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from tests.conftest import SIZE, stir
 from tests.pretend.conftest import vl_folder
 from visual_grpo.components import load_policy
+from visual_grpo.hardware import shards
 from visual_grpo.policies import fused_steps, lora
 from visual_grpo.policies.fused_steps import FusedSteps, fits
 from visual_grpo.policies.prompt_cache import Prefix, Prompts, prefill
 from visual_grpo.policies.token_steps import GrowingSteps, TokenSteps, token_steps
-from visual_grpo.types import Policy
 
 __all__ = ["vl_folder"]
 
@@ -24,7 +24,7 @@ ROWS, BEFORE, TOKENS = 5, 9, 7
 
 
 @pytest.fixture(params=["pipeline_folder", "vl_folder"])
-def policy(request: pytest.FixtureRequest) -> Policy[Any]:
+def policy(request: pytest.FixtureRequest) -> Any:
     """GLM-Image's, of which a part of each head is turned, and Qwen2.5-VL's; both with biases."""
     policy = load_policy(str(request.getfixturevalue(request.param)), size=SIZE, device="cpu")
     stir(policy)
@@ -35,7 +35,7 @@ def policy(request: pytest.FixtureRequest) -> Policy[Any]:
     return policy
 
 
-def prefix_of(policy: Policy[Any], padded: int) -> Prefix:
+def prefix_of(policy: Any, padded: int) -> Prefix:
     """Two prompts, one of them shorter by ``padded``, of rows in any order."""
     network = policy.model.network
     config = network.config.get_text_config()
@@ -62,7 +62,7 @@ def hidden_states(steps: TokenSteps, width: int) -> Tensor:
 
 @pytest.mark.parametrize("padded", [0, 4])
 @torch.no_grad()
-def test_the_hidden_states_are_those_of_the_layers(policy: Policy[Any], padded: int) -> None:
+def test_the_hidden_states_are_those_of_the_layers(policy: Any, padded: int) -> None:
     network = policy.model.network
     width = network.config.get_text_config().hidden_size
     with lora.merged(network):
@@ -79,7 +79,7 @@ def test_the_hidden_states_are_those_of_the_layers(policy: Policy[Any], padded: 
 
 
 @torch.no_grad()
-def test_other_layers_are_left_to_the_model(policy: Policy[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_layers_are_left_to_the_model(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     network = policy.model.network
     prefix = prefix_of(policy, 0)
     assert not fits(network, prefix), "an adapter that is neither merged nor off is more than a weight"
@@ -88,7 +88,7 @@ def test_other_layers_are_left_to_the_model(policy: Policy[Any], monkeypatch: py
         for where, name, value in (
             (fused_steps, "_MOST_WEIGHTS", 10),
             (fused_steps, "_LAYERS", ("Other",)),
-            (fused_steps.shards, "active", lambda: True),
+            (shards, "active", lambda: True),
             (prefix.cache.layers[0], "is_sliding", True),
         ):
             with monkeypatch.context() as changed:

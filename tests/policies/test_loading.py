@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def test_a_pipeline_without_a_part_is_refused(pipeline_folder: Path, tmp_path: P
 
 def test_weights_on_a_cpu_begin_where_vectors_do(pipeline_folder: Path) -> None:
     """Products of one row are rounded by it: what is mapped from a file gives what is gathered from processes."""
-    model = load_model(str(pipeline_folder), size=SIZE, train=["dit"], device="cpu")
+    model: Any = load_model(str(pipeline_folder), size=SIZE, train=["dit"], device="cpu")
     parts = [part for part in model.pipeline.components.values() if isinstance(part, torch.nn.Module)]
     weights = [weight for part in parts for weight in (*part.parameters(), *part.buffers())]
     assert {weight.data_ptr() % ALIGNMENT for weight in weights} == {0}

@@ -25,15 +25,11 @@ of the optimiser's own tables."""
 
 def build_optimiser(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> torch.optim.Optimizer:
     """As ``grpo.optimizer`` says. Raises UserError where its library is missing or does not work on their device."""
-    device = parameters[0].device
     kind: Any = torch.optim.AdamW
-    how: dict[str, bool] = {}
     if config.optimizer == "adamw_8bit":
-        kind = bitsandbytes(SETTING, config.optimizer, device).optim.AdamW8bit
-    elif device.type == "cpu":  # On a GPU torch's default is one kernel for many parameters, here ten for each.
-        how = {"fused": True}
+        kind = bitsandbytes(SETTING, config.optimizer, parameters[0].device).optim.AdamW8bit
     made: torch.optim.Optimizer = kind(
-        parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay, **how
+        parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
     )
     return made
 
