@@ -78,9 +78,13 @@ class _Layer:
         self._norms = layer.input_layernorm, layer.post_attention_layernorm
         self._after_attention = getattr(layer, "post_self_attn_layernorm", None)
         self._after_mlp = getattr(layer, "post_mlp_layernorm", None)
-        self._keys, self._values = _longer(grown.keys, places), _longer(grown.values, places)
+        self._rows, self._key_heads, before, self.width = grown.keys.shape
+        # Keys [b k, d, places], which is how a product with them is quickest; values [b k, places, d].
+        self._keys = grown.keys.new_empty(self._rows * self._key_heads, self.width, places)
+        self._values = grown.keys.new_empty(self._rows * self._key_heads, places, self.width)
+        self._keys[..., :before] = grown.keys.flatten(0, 1).transpose(1, 2)
+        self._values[:, :before] = grown.values.flatten(0, 1)
         grown.keys = grown.values = None
-        self._rows, self._key_heads, _, self.width = self._keys.shape
         self._heads = self._key_heads * attention.num_key_value_groups
         self._mixing, self._mixing_bias = self._mixed(attention, turning)
         self._out = _weight(attention.o_proj).t()
@@ -104,14 +108,13 @@ class _Layer:
         mixed = torch.addmm(self._mixing_bias, normed, self._mixing).view(rows, -1, width)
         turning, turned, value = mixed.split([heads + key_heads, heads + key_heads, key_heads], 1)
         rotated = (turning * cos).addcmul_(turned, sin)
-        self._keys[:, :, place] = rotated[:, heads:]
-        self._values[:, :, place] = value
-        query = rotated[:, :heads].reshape(rows, key_heads, -1, width)
-        seen = place + 1
-        scores = query @ self._keys[:, :, :seen].transpose(-1, -2)
+        self._keys[..., place] = rotated[:, heads:].reshape(-1, width)
+        self._values[:, place] = value.reshape(-1, width)
+        query = rotated[:, :heads].reshape(rows * key_heads, -1, width)
+        scores = query.bmm(self._keys[..., : place + 1])
         if mask is not None:
-            scores += mask[..., :seen]
-        return (scores.softmax(-1) @ self._values[:, :, :seen]).view(rows, -1)
+            scores.view(rows, key_heads, -1, place + 1).add_(mask[..., : place + 1])
+        return scores.softmax(-1).bmm(self._values[:, : place + 1]).view(rows, -1)
 
     def _mixed(self, attention: Any, turning: int) -> tuple[Tensor, Tensor]:
         """[H, (2 h + 3 k) d] and its bias: queries and keys, both once more turned by 90 degrees, and values; the
@@ -152,12 +155,6 @@ def _with_bias(part: Any) -> Tensor:
     linear = _linear(part)
     bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
     return torch.cat([linear.weight.detach(), bias[:, None]], 1)
-
-
-def _longer(states: Tensor, places: int) -> Tensor:
-    longer = states.new_empty(*states.shape[:2], places, states.shape[-1])
-    longer[:, :, : states.shape[2]] = states
-    return longer
 
 
 def _normed(hidden: Tensor, norm: Any) -> Tensor:
