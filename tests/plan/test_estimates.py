@@ -14,7 +14,7 @@ from visual_grpo.decisive_parameters import decisive
 from visual_grpo.errors import UserError
 from visual_grpo.plan.advice import changes
 from visual_grpo.plan.cards import CARDS, find_card
-from visual_grpo.plan.largest import Batch, LargestBatch, _largest
+from visual_grpo.plan.largest import Batch, LargestBatch, largest
 from visual_grpo.plan.meter import Phase
 from visual_grpo.plan.run_time import run_time
 from visual_grpo.plan.time_model import BANDWIDTH_SHARE, FLOPS_SHARE, LAUNCH_SECONDS, seconds_of
@@ -61,15 +61,15 @@ def test_a_card_is_found_however_it_is_spelled_and_an_unknown_one_is_told_with_a
     assert "Did you mean 'H100'" in str(told.value)
 
 
-@pytest.mark.parametrize(("usable", "largest"), [(99, 0), (100, 1), (399, 3), (400, 4), (10**6, 9)])
-def test_the_largest_batch_is_the_last_that_fits(usable, largest):
+@pytest.mark.parametrize(("usable", "most"), [(99, 0), (100, 1), (399, 3), (400, 4), (10**6, 9)])
+def test_the_largest_batch_is_the_last_that_fits(usable, most):
     batch = Batch(parameter="x", value=2, most=9, peak=lambda count: 100 * count)
-    assert _largest(batch, usable).largest == largest
+    assert largest(batch, usable).largest == most
 
 
 def test_memory_that_does_not_grow_evenly_is_run_again():
     batch = Batch(parameter="x", value=2, most=100, peak=lambda count: 10 * count**2)
-    assert 90 < _largest(batch, 100_000).peak <= 100_000
+    assert 90 < largest(batch, 100_000).peak <= 100_000
 
 
 def test_what_to_change_is_said_in_parameters():

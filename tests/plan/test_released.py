@@ -28,8 +28,8 @@ WAITS = {
     "sd3": 180,
     "qwen_image": 380,
     "qwen_image, 48 GB": 380,
-    "qwen2_5_vl": 1330,
-    "qwen2_5_vl, 3B": 1330,
+    "qwen2_5_vl": 345,
+    "qwen2_5_vl, 3B": 345,
 }
 """Host waits of a step as they are now; fewer are better."""
 PARAMETERS = {

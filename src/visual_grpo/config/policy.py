@@ -111,6 +111,12 @@ class PolicyConfig(Strict):
     gradient_checkpointing: bool = Field(False, description="recompute activations backward: less memory, more time")
     share_prefix: bool = Field(True, description="run each prompt once per group; off under gradient checkpointing")
     share_start_noise: bool = Field(True, description="one start noise of the decoder per prompt")
+    decode_guidance_scale: float | None = Field(
+        None,
+        ge=1,
+        description="guidance in the pictures of a token module's training samples, where it is trained by itself or in"
+        " turn; 1 = off, at half the time; null = sampling.rollout.guidance_scale",
+    )
     denoise_batch: int = Field(64, ge=1, description="images denoised at a time; on a CPU, by each core")
     decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time; on a CPU, by each core")
     kv_cache: Literal["growing", "static"] = Field(

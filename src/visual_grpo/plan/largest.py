@@ -35,13 +35,11 @@ class LargestBatch:
     """Bytes with the largest, or with one."""
 
 
-def largest_batches(runner: DryRunner, usable: int) -> list[LargestBatch]:
-    """After a step of ``runner``; ``usable``: bytes that tensors may take."""
-    return [_largest(batch, usable) for batch in _batches(runner)]
+def largest(batch: Batch, usable: int) -> LargestBatch:
+    """``usable``: bytes that tensors may take.
 
-
-def _largest(batch: Batch, usable: int) -> LargestBatch:
-    """Memory grows evenly with the batch, so two sizes tell the third; which is then run itself."""
+    Memory grows evenly with the batch, so two sizes tell the third; which is then run itself.
+    """
     one = batch.peak(1)
     if one > usable:
         return LargestBatch(parameter=batch.parameter, value=batch.value, largest=0, peak=one)
@@ -54,7 +52,8 @@ def _largest(batch: Batch, usable: int) -> LargestBatch:
     return LargestBatch(parameter=batch.parameter, value=batch.value, largest=size, peak=peak)
 
 
-def _batches(runner: DryRunner) -> Iterator[Batch]:
+def batches_of(runner: DryRunner) -> Iterator[Batch]:
+    """After a step of ``runner``."""
     config, rows_of = runner.config, {}
     for module, trainer in runner.trainer.modules.items():
         grpo = config.grpo_of(module)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from visual_grpo.config import GRPOConfig, Parameters
+from visual_grpo.console import Bar, progress
 from visual_grpo.errors import UserError
 from visual_grpo.plan.cards import find_card
 from visual_grpo.plan.dry_run import DryRunner
-from visual_grpo.plan.largest import largest_batches
-from visual_grpo.plan.models import planned_model
+from visual_grpo.plan.largest import batches_of, largest
+from visual_grpo.plan.models import PlannedModel, planned_model
 from visual_grpo.plan.report import Counted, plan_of
+
+_BATCHES = 4
+"""About how many largest batches are looked for."""
 
 
 def make_plan(parameters: Parameters) -> dict[str, Any]:
@@ -22,20 +26,34 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
     planned = planned_model(parameters)
     config = _share_of_one_card(parameters, planned.plan.modules)
     runner = DryRunner(config, planned, "cpu" if card is None else "cuda")
+    usable = card.usable if card is not None and settings.largest_batches else 0
+    with progress("Planning", 1 + len(planned.plan.samplers) + (_BATCHES if usable else 0)) as bar:
+        counted = _counted(parameters, planned, runner, bar)
+        batches = []
+        for batch in batches_of(runner) if usable else ():
+            bar.advance(1, part=f"the largest {batch.parameter}")
+            batches.append(largest(batch, usable))
+        bar.complete()
+    return plan_of(counted, card, batches)
+
+
+def _counted(config: Parameters, planned: PlannedModel, runner: DryRunner, bar: Bar) -> Counted:
     with runner.counting() as before:
         pass
-    step = runner.step()
-    counted = Counted(
-        config=parameters,
+    bar.advance(0, part="a step")
+    step, evaluation = runner.step(), {}
+    for name, sampler in planned.plan.samplers.items():
+        bar.advance(1, part=f"the evaluation, {name}")
+        evaluation[name] = runner.evaluation(sampler)
+    return Counted(
+        config=config,
         planned=planned,
         networks=runner.networks(),
         weights=before.live,
         step=step,
-        evaluation={name: runner.evaluation(sampler) for name, sampler in planned.plan.samplers.items()},
+        evaluation=evaluation,
         trained=sum(p.numel() for own in runner.trainer.modules.values() for p in own.parameters),
     )
-    batches = largest_batches(runner, card.usable) if card is not None and settings.largest_batches else []
-    return plan_of(counted, card, batches)
 
 
 def _with_growing_cache(config: Parameters) -> Parameters:

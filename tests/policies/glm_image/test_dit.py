@@ -352,3 +352,18 @@ def _plain_image(pipe: Any) -> torch.Tensor:
         output_type="np",
     ).images[0]
     return torch.from_numpy(image)
+
+
+def test_the_guidance_of_token_samples_may_be_another(pipeline_folder: Path) -> None:
+    """Of the pictures that they become; the second stage's own training is not touched by it."""
+    images = []
+    for guidance, apart in ((1.5, None), (1.5, 1.0), (1.0, None)):
+        rollout = ROLLOUT.model_copy(update={"guidance_scale": guidance})
+        config = PolicyConfig(decode_guidance_scale=apart)
+        given: dict[str, Any] = {"size": SIZE, "policy": config, "rollout": rollout, "device": "cpu"}
+        tokens = load_policy(str(pipeline_folder), module="ar", **given)
+        images.append(tokens.rollout(RECORDS[:1], 2, torch.Generator().manual_seed(0)).samples)
+        assert load_policy(str(pipeline_folder), module="dit", **given).guidance_scale == guidance
+    guided, unguided, expected = (torch.stack(list(own)) for own in images)
+    assert torch.equal(unguided, expected)
+    assert not torch.equal(guided, unguided)

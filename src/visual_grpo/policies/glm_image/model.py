@@ -77,6 +77,8 @@ class GlmImage:
         """``ar``: token samples, each decoded by the ODE. ``dit``: decodes of one token sample of each prompt, which
         is drawn as ``stock`` says."""
         if module == "ar":
+            guidance = self.config.decode_guidance_scale or rollout.guidance_scale
+            rollout = rollout.model_copy(update={"guidance_scale": guidance})
             return TokenPolicy(
                 self.tokens(rollout), self.adapters["ar"], rollout, self.config, kl_reference=kl_reference
             )

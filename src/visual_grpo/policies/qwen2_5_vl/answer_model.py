@@ -66,32 +66,50 @@ class AnswerModel:
 
     def processed(self, records: Sequence[PromptRecord]) -> BatchFeature:
         """All that the model's forward takes: left-padded ids, mask, token types, pixels and grids."""
+        return self._on_host(records).to(self.network.device)
+
+    def _on_host(self, records: Sequence[PromptRecord]) -> BatchFeature:
+        """`processed`, on the CPU."""
         texts = [self.processor.apply_chat_template(self._messages(record), **_AS_TEXT) for record in records]
         images = [read_image(_image_of(record)) for record in records]
-        inputs = self.processor(text=texts, images=images, return_tensors="pt", padding=True, padding_side="left")
-        return inputs.to(self.network.device)
+        return self.processor(text=texts, images=images, return_tensors="pt", padding=True, padding_side="left")
 
     @torch.no_grad()
     def encode(self, records: Sequence[PromptRecord]) -> EncodedQueries:
         """Images and queries as embeddings; the vision tower is frozen, so they serve sampling and every replay."""
-        inputs = self.processed(records)
-        model, ids, grid = self.network.model, inputs["input_ids"], inputs["image_grid_thw"]
+        inputs = self._on_host(records)
+        model = self.network.model
+        positions, token_positions = self._positions(inputs)
+        frames = self._frames(inputs["image_grid_thw"])
+        inputs = inputs.to(self.network.device)
+        ids, grid = inputs["input_ids"], inputs["image_grid_thw"]
         embeds = model.get_input_embeddings()(ids)
         seen = torch.cat(tuple(model.get_image_features(inputs["pixel_values"], grid).pooler_output)).to(embeds)
         embeds = embeds.masked_scatter((ids == self.network.config.image_token_id)[..., None].expand_as(embeds), seen)
+        prompts = Prompts(
+            embeds=embeds,
+            mask=inputs["attention_mask"],
+            positions=positions.to(ids.device),
+            token_positions=token_positions.to(ids.device),
+        )
+        return EncodedQueries(prompts=prompts, frames=frames)
+
+    def _positions(self, inputs: BatchFeature) -> tuple[Tensor, Tensor]:
+        """[3, N, P] of the prompts' tokens and [3, N, T] of those to come, on the host: to count them out on a GPU
+        would make the host wait for each number."""
         mask = inputs["attention_mask"]
-        positions, deltas = model.get_rope_index(
-            ids, mm_token_type_ids=inputs["mm_token_type_ids"], image_grid_thw=grid, attention_mask=mask
+        positions, deltas = self.network.model.get_rope_index(
+            inputs["input_ids"],
+            mm_token_type_ids=inputs["mm_token_type_ids"],
+            image_grid_thw=inputs["image_grid_thw"],
+            attention_mask=mask,
         )
-        first = mask.sum(1) + deltas[:, 0]
-        after = first[:, None] + torch.arange(self.max_tokens, device=first.device)
+        after = (mask.sum(1) + deltas[:, 0])[:, None] + torch.arange(self.max_tokens)
+        return positions, after.expand(3, *after.shape)
+
+    def _frames(self, grid: Tensor) -> list[tuple[int, int]]:
         patch: int = self.network.config.vision_config.patch_size
-        return EncodedQueries(
-            prompts=Prompts(
-                embeds=embeds, mask=mask, positions=positions, token_positions=after.expand(3, *after.shape)
-            ),
-            frames=[(int(rows) * patch, int(columns) * patch) for _, rows, columns in grid],
-        )
+        return [(rows * patch, columns * patch) for _, rows, columns in grid.tolist()]
 
     def sampler(self, settings: SamplerConfig) -> TokenSampler:
         """None falls back to the model's generation_config, which decodes greedily where it does not sample."""
@@ -106,10 +124,11 @@ class AnswerModel:
         self, records: Sequence[PromptRecord], trajectory: TokenTrajectory[EncodedQueries], seeds: Sequence[int]
     ) -> list[TextSample]:
         """[B] what the tokens say."""
-        finished = is_end(self, trajectory.tokens).any(1).tolist()
+        tokens = trajectory.tokens.cpu()  # All at once: each copy from a GPU makes the host wait.
+        finished = is_end(self, tokens).any(1).tolist()
         samples = []
         for row, prompt in enumerate(trajectory.prompt_of_row.tolist()):
-            said = trajectory.tokens[row, : int(trajectory.mask[row].sum()) - finished[row]]
+            said = tokens[row, : int(trajectory.mask[row].sum()) - finished[row]]
             text = self.processor.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
             samples.append(TextSample(text=text, finished=finished[row], frame=trajectory.encoded.frames[prompt]))
         return samples
