@@ -30,8 +30,8 @@ def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences(
     assert refusal(made, now) == [
         "  sampling.stock.steps: 10 in the baseline, 20 now",
         "  sampling.rollout: only in the baseline",
-        "  old: only in the baseline",
-        "  new: not in the baseline",
+        "  old: 1 in the baseline, not set now",
+        "  new: not set in the baseline, None now",
     ]
 
 

@@ -82,10 +82,18 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], section: str
     for key in dict.fromkeys([*before, *now]):
         name = f"{section}{key}"
         if key not in now:
-            yield f"{name}: only in the baseline"
+            was = before[key]
+            yield f"{name}: " + (
+                "only in the baseline" if _is_section(was) else f"{was!r} in the baseline, not set now"
+            )
         elif key not in before:
-            yield f"{name}: not in the baseline"
-        elif isinstance(before[key], Mapping) and isinstance(now[key], Mapping):
+            value = now[key]
+            yield f"{name}: not " + ("in the baseline" if _is_section(value) else f"set in the baseline, {value!r} now")
+        elif _is_section(before[key]) and _is_section(now[key]):
             yield from _differences(before[key], now[key], f"{name}.")
         elif before[key] != now[key]:
             yield f"{name}: {before[key]!r} in the baseline, {now[key]!r} now"
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, Mapping)
