@@ -86,3 +86,17 @@ def test_a_saved_model_is_planned_by_its_configuration_files_alone(pipeline_fold
     saved = sum(file.stat().st_size for file in pipeline_folder.rglob("*.safetensors"))
     assert plans[0] == plans[1]
     assert plans[0] == pytest.approx(saved, rel=0.1), "with its adapter and without the files' headers"
+
+
+def test_the_first_step_of_samples_that_share_their_noise_counts_less(pipeline_folder):
+    """Of 2 x 3 forwards a row, the first unconditional one is done once for the 4 rows of a group."""
+    flops = []
+    for shared in (True, False):
+        changes = {
+            "policy": {"train": "ar", "share_start_noise": shared},
+            "sampling": {"rollout": {"steps": 3, "guidance_scale": 1.5}},
+        }
+        config = small("base", pipeline_folder, changes)
+        step = DryRunner(config, planned_model(config), "cpu").step()
+        flops.append(step.phases["denoising"].flops)
+    assert flops[0] / flops[1] == pytest.approx((3 + 0.25 + 2) / 6, rel=0.01)

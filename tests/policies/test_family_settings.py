@@ -43,6 +43,20 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
         r"policy\.train names 'vl'\. The family glm_image has the modules: ar, dit",
     ),
     ("sd3", of_sd3, {"grpo": {"kl_correction": True}}, "that of dit's denoising steps is exact"),
+    (
+        "sd3",
+        of_sd3,
+        {"policy": {"decode_guidance_scale": 1}},
+        "no module of sd3 is trained whose tokens become pictures",
+    ),
+    ("qwen2_5_vl", of_vl, {"policy": {"decode_guidance_scale": 1}}, "no module of qwen2_5_vl is trained whose tokens"),
+    ("glm_image", asked, {"policy": {"decode_guidance_scale": 1, "train": "dit"}}, "no module of glm_image is trained"),
+    (
+        "glm_image",
+        asked,
+        {"policy": {"decode_guidance_scale": 2, "train": "all", "stages": "joint"}},
+        "policy.decode_guidance_scale is 2, but no module of glm_image",
+    ),
     ("glm_image", asked, {"policy": {"train": ["ar", "dti"]}}, r"policy\.train names 'dti'\. Did you mean 'dit'\?"),
     ("glm_image", asked, {"policy": {"train": []}}, r"policy\.train is empty\. The family glm_image has the modules"),
     (

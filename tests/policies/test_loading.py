@@ -79,7 +79,12 @@ def test_tied_weights_stay_tied() -> None:
     one, other = torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(4, 8, bias=False)
     one.weight.data = other.weight.data = memory[1:33].view(8, 4)
     assert one.weight.data_ptr() % ALIGNMENT
-    align([one, other])
+    turned = torch.nn.Linear(8, 8, bias=False)
+    square = memory[41:105].view(8, 8)
+    turned.weight.data, turned.turned = square, torch.nn.Parameter(square.t())
+    align([one, other, turned])
+    assert torch.equal(turned.turned, turned.weight.t())
+    assert turned.turned[0, 1] == 49
     assert one.weight.data_ptr() == other.weight.data_ptr()
     assert one.weight.data_ptr() % ALIGNMENT == 0
     assert torch.equal(one.weight.data, torch.arange(1.0, 33.0).view(8, 4))

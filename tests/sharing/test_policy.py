@@ -196,7 +196,7 @@ def test_a_killed_process_ends_the_training_and_leaves_none(phase: str) -> None:
         if phase == "idle":
             kill.join()
         started = time.monotonic()
-        with pytest.raises(WorkerDiedError, match=r"Process 3 of this training \(pid \d+\) was ended by SIGKILL"):
+        with pytest.raises(WorkerDiedError, match=r"Process 3 of this command \(pid \d+\) was ended by SIGKILL"):
             list(fit)
     assert time.monotonic() - started < 30
     assert not any(is_there(pid) for pid in pids)

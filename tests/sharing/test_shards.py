@@ -97,7 +97,7 @@ def test_an_error_in_the_first_process_keeps_no_other_waiting() -> None:
 @pytest.mark.parametrize("after", [0.0, 0.3])
 def test_a_killed_process_ends_the_training(after: float) -> None:
     killed: list[float] = []
-    with pytest.raises(WorkerDiedError, match=r"Process 3 of this training \(pid \d+\) was ended by SIGKILL"):
+    with pytest.raises(WorkerDiedError, match=r"Process 3 of this command \(pid \d+\) was ended by SIGKILL"):
         _train_until_killed(after, killed)
     at, *pids = killed
     assert time.monotonic() - at < 30

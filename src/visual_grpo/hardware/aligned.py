@@ -18,11 +18,15 @@ ALIGNMENT = 64
 
 @torch.no_grad()
 def align(networks: Iterable[nn.Module]) -> None:
-    """Copies what of the ``networks`` lies on the CPU and begins elsewhere; tied weights stay tied."""
-    copies: dict[tuple[int, torch.Size], Tensor] = {}
+    """Copies what of the frozen ``networks`` lies on the CPU and begins elsewhere.
+
+    The same view of the same memory is copied once, so that tied weights take no more memory than before; of two
+    different views each gets a copy.
+    """
+    copies: dict[tuple[object, ...], Tensor] = {}
     for network in networks:
         for tensor in (*network.parameters(), *network.buffers()):
-            begin = tensor.data_ptr()
-            if tensor.device.type == "cpu" and begin % ALIGNMENT:
-                copy = copies.get((begin, tensor.shape))
-                copies[begin, tensor.shape] = tensor.data = tensor.data.clone() if copy is None else copy
+            if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
+                view = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+                copy = copies.get(view)
+                copies[view] = tensor.data = tensor.data.clone() if copy is None else copy

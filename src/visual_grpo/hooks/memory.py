@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 
 from kedro.framework.hooks import hook_impl
@@ -11,15 +10,20 @@ from kedro.framework.hooks import hook_impl
 class MemoryHooks:
     """Frees what only refers to itself, which Python otherwise does at a moment of its choice."""
 
-    def __init__(self) -> None:
-        atexit.register(gc.unfreeze)  # Otherwise libraries would report at exit what is still there.
-
     @hook_impl
     def after_node_run(self) -> None:
         """An error that a library catches and keeps, such as that of a missing optional import, has the frames of its
         callers, and they have the model.
 
-        What is left are the libraries, half a million objects: frozen, they are not looked through again and again.
+        What is left are the libraries, half a million objects: frozen, they are not looked through after each node.
         """
         gc.collect()
         gc.freeze()
+
+    @hook_impl
+    def after_pipeline_run(self) -> None:
+        gc.unfreeze()
+
+    @hook_impl
+    def on_pipeline_error(self) -> None:
+        gc.unfreeze()

@@ -49,9 +49,10 @@ def _other_changes(
         if 0 < batch.largest < batch.value
     ]
     hopeless = [batch.parameter for batch in batches if not batch.largest]
-    if hopeless and not config.policy.gradient_checkpointing:
+    # Without a search for batches nothing is known of them.
+    if (hopeless or not batches) and not config.policy.gradient_checkpointing:
         lines.append("policy.gradient_checkpointing=true")
-    if hopeless or not lines:
+    if hopeless or not batches or not lines:
         half = [32 * max(side // 64, 1) for side in (config.data.height, config.data.width)]
         lines.append(f"data.height={half[0]},data.width={half[1]}")
         lines += [*_fewer_bits(config), *_smaller_model(config)]

@@ -9,6 +9,7 @@ import torch
 
 from visual_grpo.plan.dry_run import DryRunner
 from visual_grpo.plan.inputs import records_for
+from visual_grpo.policies.rows import repeated
 from visual_grpo.policies.token_policy import TokenPolicy
 
 
@@ -59,13 +60,17 @@ def batches_of(runner: DryRunner) -> Iterator[Batch]:
         grpo = config.grpo_of(module)
         rows = rows_of[module] = grpo.prompts_per_step * grpo.group_size
         own = config.modules.get(module)
-        where = f"modules.{module}" if own is not None and own.micro_batch_size is not None else "grpo"
+        apart = len(runner.trainer.modules) > 1 or (own is not None and own.micro_batch_size is not None)
+        where = f"modules.{module}" if apart else "grpo"
         value = min(grpo.micro_batch_size or rows, rows)
         yield Batch(parameter=f"{where}.micro_batch_size", value=value, most=rows, peak=_replay_peak(runner, module))
         if isinstance(trainer.policy, TokenPolicy):
             value = min(config.policy.rollout_batch, rows)
             yield Batch(
-                parameter="policy.rollout_batch", value=value, most=rows, peak=_tokens_peak(runner, trainer.policy)
+                parameter="policy.rollout_batch",
+                value=value,
+                most=rows,
+                peak=_tokens_peak(runner, module, trainer.policy),
             )
     if runner.denoised is not None:
         most, policy = max(rows_of.values()), config.policy
@@ -89,15 +94,17 @@ def _replay_peak(runner: DryRunner, module: str) -> Callable[[int], int]:
     return peak
 
 
-def _tokens_peak(runner: DryRunner, policy: TokenPolicy) -> Callable[[int], int]:
-    """With the reference, which has the same rows at a time."""
+def _tokens_peak(runner: DryRunner, module: str, policy: TokenPolicy) -> Callable[[int], int]:
+    """With the reference, which has the same rows at a time; a prompt is run once for its group."""
+    group = runner.config.grpo_of(module).group_size
 
     def peak(count: int) -> int:
         config = policy.config.model_copy(update={"rollout_batch": count})
         before, policy.config = policy.config, config
         try:
-            with records_for(runner.config, count) as records, runner.counting() as meter:
-                policy.sample(records, 1, torch.Generator().manual_seed(0))
+            with records_for(runner.config, -(-count // group)) as prompts, runner.counting() as meter:
+                rows = repeated(prompts, group)[:count]
+                policy.sample(rows, 1, torch.Generator().manual_seed(0))
         finally:
             policy.config = before
         return meter.peak
@@ -113,7 +120,7 @@ def _denoising_peak(runner: DryRunner) -> Callable[[int], int]:
         entries = torch.arange(count) % denoised.entries
         with torch.no_grad(), runner.counting() as meter:
             start = denoiser.start_noise(range(count)).to(denoiser.model.transformer.device)
-            denoiser.model.velocity(denoised.conditions, entries)(start, schedule.timesteps[0])
+            denoiser.model.velocity(denoised.conditions, entries)(start, schedule.timesteps[-1])
         return meter.peak
 
     return peak

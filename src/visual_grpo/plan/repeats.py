@@ -45,7 +45,7 @@ def fewer_repeats(meter: Meter, seen: Callable[[Denoised], None]) -> Iterator[No
         stack.enter_context(replaced(token_model, "prefill", decoding.prefill))
         for name in ("layers", "forward"):
             stack.enter_context(replaced(token_steps, name, decoding.step))
-        stack.enter_context(replaced(Denoiser, "_ode", lambda real: _one_step(meter, real, seen)))
+        stack.enter_context(replaced(Denoiser, "_ode", lambda real: _two_steps(meter, real, seen)))
         stack.enter_context(replaced(Denoiser, "_batched", lambda real: _one_batch(meter, real)))
         stack.enter_context(replaced(FlowPolicy, "reference_means", lambda real: _one_reference(meter, real)))
         yield
@@ -103,11 +103,15 @@ def _grow(cache: Any, length: int) -> None:
             layer.keys, layer.values = layer.keys.new_empty(shape), layer.values.new_empty(shape)
 
 
-def _one_step(meter: Meter, real: Callable[..., Tensor], seen: Callable[[Denoised], None]) -> Callable[..., Tensor]:
+def _two_steps(meter: Meter, real: Callable[..., Tensor], seen: Callable[[Denoised], None]) -> Callable[..., Tensor]:
     def ode(self: Any, state: Tensor, conditions: Any, entries: Tensor, schedule: Any, steps: range) -> Tensor:
         seen(Denoised(denoiser=self, conditions=conditions, schedule=schedule, entries=int(entries.max()) + 1))
-        with meter.weighted(max(len(steps), 1)):
-            return real(self, state, conditions, entries, schedule, steps[:1])
+        # The first step may be less than the others: rows that share their noise share a part of it.
+        state = real(self, state, conditions, entries, schedule, steps[:1])
+        if len(steps) > 1:
+            with meter.weighted(len(steps) - 1):
+                state = real(self, state, conditions, entries, schedule, steps[1:2])
+        return state
 
     return ode
 

@@ -160,6 +160,7 @@ def check_family(family: Family, config: Parameters) -> None:
     _check_stages(family, config.policy)
     _check_window(family, config)
     _check_kl_correction(family, config)
+    _check_decode_guidance(family, config)
     _check_offload(family, config)
     _check_shards(config)
     options_of(family, config.model.options)
@@ -231,6 +232,18 @@ def _check_kl_correction(family: Family, config: Parameters) -> None:
                 f" denoising steps is exact. Set it for another module (modules.NAME.kl_correction), or modules.{name}"
                 ".kl_correction=false."
             )
+
+
+def _check_decode_guidance(family: Family, config: Parameters) -> None:
+    scale = config.policy.decode_guidance_scale
+    trained = {family.modules[name].kind for name in trained_modules(family, config.policy)}
+    if scale is None or ("tokens" in trained and "flow" in family.kinds() and not is_joint(family, config.policy)):
+        return
+    raise UserError(
+        f"policy.decode_guidance_scale is {scale:g}, but no module of {family.name} is trained whose tokens become"
+        " pictures apart from another module's training (ar of GLM-Image, by itself or in turn with dit). Set it to"
+        " null; guidance elsewhere is sampling.rollout.guidance_scale."
+    )
 
 
 def _check_window(family: Family, config: Parameters) -> None:

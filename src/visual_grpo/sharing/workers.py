@@ -138,7 +138,7 @@ class Remote:
         if "answer" not in got:
             if got["expected"]:
                 raise UserError(f"process {self.number}: {got['error']}")
-            raise RuntimeError(f"process {self.number} of this training failed:\n{got['error']}")
+            raise RuntimeError(f"process {self.number} failed:\n{got['error']}")
         if number in self._told:
             self._told.remove(number)
         else:
@@ -158,7 +158,7 @@ class Remote:
 
     def _died(self) -> WorkerDiedError:
         return WorkerDiedError(
-            f"Process {self.number} of this training ({self.process.where}) {self.process.how_it_ended(_END)}. The"
+            f"Process {self.number} of this command ({self.process.where}) {self.process.how_it_ended(_END)}. The"
             " usual cause is too little memory: each process has the model (distributed.processes)."
         )
 
