@@ -83,6 +83,9 @@ def test_what_to_change_is_said_in_parameters():
     assert changes(config, card, 10**10, card.usable + 1, [too_much], step=card.usable + 1) == [
         "policy.denoise_batch=3 (set: 8)"
     ]
+    keeping = parameters_of("sd3", {"policy": {"gradient_checkpointing": False}})
+    unknown = changes(keeping, card, 10**10, card.usable + 1, [])
+    assert unknown[:2] == ["policy.gradient_checkpointing=true", "data.height=256,data.width=256"]
     whole = changes(config, card, card.usable + 1, card.usable + 1, [])
     assert whole[0].startswith("model.base_weights=8bit ")
     assert "plan.gpu=L40S" in whole[1]

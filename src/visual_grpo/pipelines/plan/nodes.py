@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from visual_grpo import console
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 
@@ -22,9 +23,12 @@ def plan_training(parameters: Parameters) -> dict[str, Any]:
 
 def require_fit(plan: dict[str, Any]) -> None:
     """Raises UserError where the card has too little memory, with what to change."""
-    if plan["fits"] is False:
-        card, lines = plan["card"], "\n".join(f"  {change}" for change in plan["changes"])
-        raise UserError(
-            f"This does not fit: it needs {plan['peak_gb']:.2f} GB, and tensors may take {card['usable'] / 1e9:.2f} GB"
-            f" of {card['name']}. What would help:\n{lines}"
-        )
+    if plan["fits"] is None:
+        return
+    card = plan["card"]
+    needs = f"it needs {plan['peak_gb']:.2f} GB, and tensors may take {card['usable'] / 1e9:.2f} GB of {card['name']}."
+    if plan["fits"]:
+        console.note(f"This fits: {needs}")
+        return
+    lines = "\n".join(f"  {change}" for change in plan["changes"])
+    raise UserError(f"This does not fit: {needs} What would help, alone or together:\n{lines}")
