@@ -68,7 +68,9 @@ def test_commands_start(block: Block, project: Path, monkeypatch: pytest.MonkeyP
 
 @each("yaml")
 def test_settings_are_valid(block: Block, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write({**files_before(block), "conf/local/parameters.yml": block.text}, project, monkeypatch)
+    # A section may speak of a module that one before it shows.
+    modules = {b.file: b.text for b in blocks("python", page=block.page) if b.file and b.line <= block.line}
+    write({**modules, **files_before(block), "conf/local/parameters.yml": block.text}, project, monkeypatch)
     config = parameters_of(project)
     if block.page.name != "add_a_flow_model.md":  # Its family is tested in test_add_a_flow_model.
         check_parameters(config.model_copy(update={"model": config.model.model_copy(update={"path": None})}))
