@@ -115,7 +115,7 @@ class PolicyConfig(Strict):
         None,
         ge=1,
         description="guidance in the pictures of a token module's training samples, where it is trained by itself or in"
-        " turn; 1 = off, at half the time; null = sampling.rollout.guidance_scale",
+        " turn; 1 = off, with half the forwards; null = sampling.rollout.guidance_scale",
     )
     denoise_batch: int = Field(64, ge=1, description="images denoised at a time; on a CPU, by each core")
     decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time; on a CPU, by each core")

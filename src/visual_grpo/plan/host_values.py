@@ -83,6 +83,9 @@ class HostValues:
         try:
             results = list(tensors_in(function(*self.values(args), **self.values(kwargs))))
         except (KeyError, NotImplementedError):
+            # Of an argument nothing is known, or there is no such kernel on a CPU: nothing is known of the results.
+            for tensor in outputs:
+                self._of.pop(tensor.untyped_storage()._cdata, None)
             return
         for tensor, is_new, result in zip(outputs, new, results, strict=True):
             if is_new and _has_values(tensor):

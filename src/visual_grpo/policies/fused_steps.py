@@ -1,10 +1,10 @@
-"""Generated token after token by a small model on a CPU, with as few kernels as it takes.
+"""Generates tokens with a small model on a CPU, in fewer and cheaper operations than the model's own layers take.
 
-A small model's layers are bound by what surrounds their products: a call of the library's layer runs some fifty
-kernels on a few rows, here it is fifteen. Query, key and value are one product, which gives queries and keys turned by
-90 degrees, too, as the rotary embedding (arXiv 2104.09864) adds them; keys and values are written to memory of known
-length. For layers of the form of Qwen2.5-VL's and GLM-Image's language models (RMSNorm before or on both sides of
-attention and gated MLP, grouped queries, half-rotated rotary embedding), without gradient.
+For a few rows of a small model most of the time is not the matrix products but calling modules and growing the cache.
+Here query, key and value are one product, which also gives queries and keys turned by 90 degrees, as the rotary
+embedding (arXiv 2104.09864) adds them; keys and values are written to memory of known length. For layers of the form
+of Qwen2.5-VL's and GLM-Image's language models (RMSNorm before or on both sides of attention and gated MLP, grouped
+queries, half-rotated rotary embedding), without gradient.
 
 Shapes: b rows, P prompt tokens (left-padded), T generated tokens, H hidden width, h and k heads of queries and of keys,
 d their width.
@@ -43,8 +43,11 @@ def fits(model: Any, prefix: Prefix) -> bool:
 class FusedSteps:
     """Satisfies `token_steps.TokenSteps`."""
 
-    def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
-        """Takes over the cache of ``prefix``; at most T = ``length`` tokens. The weights are those of now."""
+    def __init__(self, model: Any, prefix: Prefix, length: int, mask: Tensor | None) -> None:
+        """Takes over the cache of ``prefix``; at most T = ``length`` tokens. The weights are those of now.
+
+        ``mask``: [b, 1, 1, P + T - 1], added to the scores; None = nothing is hidden.
+        """
         network = model.model.language_model
         places = prefix.mask.shape[1] + length - 1  # The last token is drawn and not read again.
         cos, sin = network.rotary_emb(prefix.hidden, prefix.token_positions)
@@ -55,10 +58,7 @@ class FusedSteps:
         self._norm, self._place = network.norm, prefix.mask.shape[1]
         straight = (0, self._layers[0].width - cos.shape[-1])  # What of a head is not turned.
         self._tables = zip(pad(cos, straight, value=1.0).split(1, 1), pad(sin, straight).split(1, 1), strict=True)
-        self._mask = None
-        if (prefix.mask == 0).any():
-            shown = pad(prefix.mask, (0, length - 1), value=1)[:, None, None]
-            self._mask = torch.zeros(shown.shape).masked_fill_(shown == 0, -torch.inf)
+        self._mask = mask
 
     def next(self, embeds: Tensor) -> Tensor:
         """[b, 1, H] after the token with these embeddings, [b, 1, H]."""

@@ -37,7 +37,7 @@ def token_steps(model: Any, prefix: Prefix, length: int, cache: TokenCache) -> T
     if cache == "static":
         return StaticSteps(model, prefix, length)
     if fused_steps.fits(model, prefix):
-        return fused_steps.FusedSteps(model, prefix, length)
+        return fused_steps.FusedSteps(model, prefix, length, _padding_mask(model, prefix, length))
     return GrowingSteps(model, prefix, length) if _is_known(model, prefix) else StockSteps(model, prefix)
 
 
@@ -57,16 +57,9 @@ class GrowingSteps:
     """Every token makes the cache longer by one."""
 
     def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
-        before = prefix.mask.shape[1]
-        self._model, self._cache, self._seen = model, prefix.cache, before
+        self._model, self._cache, self._seen = model, prefix.cache, prefix.mask.shape[1]
         self._rotary = _Rotary(model, prefix)
-        # Without a mask sdpa looks at all that is in the cache.
-        plain = _attention(model) == "sdpa" and not bool((prefix.mask == 0).any())
-        self._mask = None
-        if not plain:
-            mask = _Mask(model, prefix, before + length - 1)
-            mask.show(slice(before, None))
-            self._mask = mask.values
+        self._mask = _padding_mask(model, prefix, length)
 
     def next(self, embeds: Tensor) -> Tensor:
         self._seen += 1
@@ -159,6 +152,16 @@ class _Mask:
 
     def show(self, place: int | slice) -> None:
         self.values[..., place] = 0.0
+
+
+def _padding_mask(model: Any, prefix: Prefix, length: int) -> Tensor | None:
+    """`_Mask` that hides padding only; None where there is none, and sdpa looks at all that is in the cache."""
+    if _attention(model) == "sdpa" and not bool((prefix.mask == 0).any()):
+        return None
+    before = prefix.mask.shape[1]
+    mask = _Mask(model, prefix, before + length - 1)
+    mask.show(slice(before, None))
+    return mask.values
 
 
 def layers(

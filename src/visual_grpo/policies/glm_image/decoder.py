@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -132,7 +132,7 @@ class GlmImageDecoder:
             guidance_scale=guidance_scale,
             source_latents=[torch.stack([source.latents for source in column]) for column in columns],
             source_tokens=[upsampled(torch.stack([source.tokens for source in column])) for column in columns],
-            noise_of_entry=None if noise_seeds is None else torch.tensor([noise_seeds.index(s) for s in noise_seeds]),
+            noise_of_entry=None if noise_seeds is None else torch.tensor(noise_seeds),
         )
 
     def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
@@ -186,11 +186,15 @@ class GlmImageDecoder:
 
     def _unconditional(self, state: Tensor, timestep: float, conditions: Conditions, entries: Tensor) -> Tensor:
         """It depends on the state alone, and the first state is the noise: once for each noise there."""
-        if conditions.noise_of_entry is not None and timestep == self._first_timestep:
-            _, noise_of_row = conditions.noise_of_entry[entries].unique(return_inverse=True)
-            rows = torch.tensor([noise_of_row.tolist().index(noise) for noise in range(int(noise_of_row.max()) + 1)])
-            without = replace(conditions, noise_of_entry=None)
-            return self._unconditional(state[rows], timestep, without, entries[rows])[noise_of_row]
+        if conditions.noise_of_entry is None or timestep != self._first_timestep:
+            return self._without_prompt(state, timestep, conditions, entries)
+        noises = conditions.noise_of_entry[entries].tolist()
+        distinct_noises = list(dict.fromkeys(noises))
+        rows = torch.tensor([noises.index(noise) for noise in distinct_noises])
+        found = self._without_prompt(state[rows], timestep, conditions, entries[rows])
+        return found[torch.tensor([distinct_noises.index(noise) for noise in noises])]
+
+    def _without_prompt(self, state: Tensor, timestep: float, conditions: Conditions, entries: Tensor) -> Tensor:
         no_glyphs = conditions.no_glyphs.expand(len(entries), -1, -1)
         return self._forward(state, timestep, no_glyphs, conditions.tokens[entries], dropped=True)
 

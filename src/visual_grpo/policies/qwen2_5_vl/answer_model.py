@@ -65,11 +65,7 @@ class AnswerModel:
         return weight
 
     def processed(self, records: Sequence[PromptRecord]) -> BatchFeature:
-        """All that the model's forward takes: left-padded ids, mask, token types, pixels and grids."""
-        return self._on_host(records).to(self.network.device)
-
-    def _on_host(self, records: Sequence[PromptRecord]) -> BatchFeature:
-        """`processed`, on the CPU."""
+        """All that the model's forward takes, on the CPU: left-padded ids, mask, token types, pixels and grids."""
         texts = [self.processor.apply_chat_template(self._messages(record), **_AS_TEXT) for record in records]
         images = [read_image(_image_of(record)) for record in records]
         return self.processor(text=texts, images=images, return_tensors="pt", padding=True, padding_side="left")
@@ -77,7 +73,7 @@ class AnswerModel:
     @torch.no_grad()
     def encode(self, records: Sequence[PromptRecord]) -> EncodedQueries:
         """Images and queries as embeddings; the vision tower is frozen, so they serve sampling and every replay."""
-        inputs = self._on_host(records)
+        inputs = self.processed(records)
         model = self.network.model
         positions, token_positions = self._positions(inputs)
         frames = self._frames(inputs["image_grid_thw"])
