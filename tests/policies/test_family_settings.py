@@ -46,11 +46,11 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
     (
         "sd3",
         of_sd3,
-        {"policy": {"decode_guidance_scale": 1}},
+        {"policy": {"decode_guidance_scale": 2}},
         "no module of sd3 is trained whose tokens become pictures",
     ),
-    ("qwen2_5_vl", of_vl, {"policy": {"decode_guidance_scale": 1}}, "no module of qwen2_5_vl is trained whose tokens"),
-    ("glm_image", asked, {"policy": {"decode_guidance_scale": 1, "train": "dit"}}, "no module of glm_image is trained"),
+    ("qwen2_5_vl", of_vl, {"policy": {"decode_guidance_scale": 2}}, "no module of qwen2_5_vl is trained whose tokens"),
+    ("glm_image", asked, {"policy": {"decode_guidance_scale": 2, "train": "dit"}}, "no module of glm_image is trained"),
     (
         "glm_image",
         asked,

@@ -9,61 +9,33 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.conftest import SIZE, stir
+from tests.policies.token_policies import any_policy, prompts_of
 from tests.pretend.conftest import vl_folder
-from visual_grpo.components import load_policy
 from visual_grpo.hardware import shards
-from visual_grpo.policies import fused_steps, lora
+from visual_grpo.policies import fused_layers, lora
 from visual_grpo.policies.fused_steps import FusedSteps, fits
-from visual_grpo.policies.prompt_cache import Prefix, Prompts, prefill
+from visual_grpo.policies.prompt_cache import Prefix, prefill
 from visual_grpo.policies.token_steps import GrowingSteps, TokenSteps, token_steps
 
-__all__ = ["vl_folder"]
+__all__ = ["any_policy", "vl_folder"]
 
-ROWS, BEFORE, TOKENS = 5, 9, 7
-
-
-@pytest.fixture(params=["pipeline_folder", "vl_folder"])
-def policy(request: pytest.FixtureRequest) -> Any:
-    """GLM-Image's, of which a part of each head is turned, and Qwen2.5-VL's; both with biases."""
-    policy = load_policy(str(request.getfixturevalue(request.param)), size=SIZE, device="cpu")
-    stir(policy)
-    generator = torch.Generator().manual_seed(3)
-    for name, parameter in policy.model.network.named_parameters():
-        if name.endswith("bias") or "norm" in name:
-            parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-    return policy
+BEFORE, TOKENS, OF_ROWS = 9, 7, [1, 0, 0, 1, 1]
 
 
 def prefix_of(policy: Any, padded: int) -> Prefix:
-    """Two prompts, one of them shorter by ``padded``, of rows in any order."""
-    network = policy.model.network
-    config = network.config.get_text_config()
-    generator = torch.Generator().manual_seed(1)
-    mask = torch.ones(2, BEFORE, dtype=torch.int64)
-    mask[1, :padded] = 0
-    positions = torch.arange(BEFORE + TOKENS).expand(3, 2, -1).clone()
-    positions[1] += 2  # A picture's rows and columns run apart from its text.
-    positions[2, 1] *= 3
-    prompts = Prompts(
-        embeds=torch.randn(2, BEFORE, config.hidden_size, generator=generator),
-        mask=mask,
-        positions=positions[..., :BEFORE],
-        token_positions=positions[..., BEFORE:],
-    )
-    return prefill(network, prompts, torch.tensor([1, 0, 0, 1, 1])[:ROWS])
+    return prefill(policy.model.network, prompts_of(policy, BEFORE, TOKENS, padded), torch.tensor(OF_ROWS))
 
 
 def hidden_states(steps: TokenSteps, width: int) -> Tensor:
     generator = torch.Generator().manual_seed(2)
-    rows = [steps.next(torch.randn(ROWS, 1, width, generator=generator)) for _ in range(TOKENS - 1)]
+    rows = [steps.next(torch.randn(len(OF_ROWS), 1, width, generator=generator)) for _ in range(TOKENS - 1)]
     return torch.cat(rows, 1)
 
 
 @pytest.mark.parametrize("padded", [0, 4])
 @torch.no_grad()
-def test_the_hidden_states_are_those_of_the_layers(policy: Any, padded: int) -> None:
-    network = policy.model.network
+def test_the_hidden_states_are_those_of_the_layers(any_policy: Any, padded: int) -> None:
+    policy, network = any_policy, any_policy.model.network
     width = network.config.get_text_config().hidden_size
     with lora.merged(network):
         fused = token_steps(network, prefix_of(policy, padded), TOKENS, "growing")
@@ -79,20 +51,20 @@ def test_the_hidden_states_are_those_of_the_layers(policy: Any, padded: int) -> 
 
 
 @torch.no_grad()
-def test_other_layers_are_left_to_the_model(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = policy.model.network
-    prefix = prefix_of(policy, 0)
+def test_other_layers_are_left_to_the_model(any_policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, prefix = any_policy.model.network, prefix_of(any_policy, 0)
     assert not fits(network, prefix), "an adapter that is neither merged nor off is more than a weight"
     with lora.merged(network):
         assert fits(network, prefix)
         for where, name, value in (
-            (fused_steps, "_MOST_WEIGHTS", 10),
-            (fused_steps, "_LAYERS", ("Other",)),
+            (fused_layers, "_MOST_WEIGHTS", 10),
+            (fused_layers, "_LAYERS", ("Other",)),
             (shards, "active", lambda: True),
-            (prefix.cache.layers[0], "is_sliding", True),
+            (network.config.get_text_config(), "hidden_act", "gelu"),
+            (network.config.get_text_config(), "layer_types", ["full_attention", "sliding_attention"]),
         ):
             with monkeypatch.context() as changed:
-                changed.setattr(where, name, value)
+                changed.setattr(where, name, value, raising=False)
                 assert not fits(network, prefix), name
         assert not fits(network, replace(prefix, hidden=prefix.hidden.bfloat16()))
         network.model.language_model.layers[0].self_attn.o_proj = Other(2, 2)

@@ -237,7 +237,9 @@ def _check_kl_correction(family: Family, config: Parameters) -> None:
 def _check_decode_guidance(family: Family, config: Parameters) -> None:
     scale = config.policy.decode_guidance_scale
     trained = {family.modules[name].kind for name in trained_modules(family, config.policy)}
-    if scale is None or ("tokens" in trained and "flow" in family.kinds() and not is_joint(family, config.policy)):
+    if "tokens" in trained and "flow" in family.kinds() and not is_joint(family, config.policy):
+        return
+    if scale in (None, 1.0):  # As conf/base has it, which configurations of other families are differences from.
         return
     raise UserError(
         f"policy.decode_guidance_scale is {scale:g}, but no module of {family.name} is trained whose tokens become"

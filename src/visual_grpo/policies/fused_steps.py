@@ -18,25 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, rms_norm
 
-from visual_grpo.hardware import shards
+from visual_grpo.policies.fused_layers import known
 from visual_grpo.policies.prompt_cache import Prefix
-
-_LAYERS = ("Qwen2_5_VLDecoderLayer", "GlmImageTextDecoderLayer")
-_MOST_WEIGHTS = 2**24
-"""Beyond them the products take the time, and a copy of the weights would be felt in memory."""
 
 
 def fits(model: Any, prefix: Prefix) -> bool:
-    """Whether `FusedSteps` can be asked: layers that are known, small, in float32 on a CPU, adapters merged or off."""
+    """Whether `FusedSteps` can be asked: layers that are known, adapters merged or off."""
     layers = model.model.language_model.layers
-    return (
-        prefix.hidden.device.type == "cpu"
-        and prefix.hidden.dtype == torch.float32
-        and not shards.active()
-        and all(type(layer).__name__ in _LAYERS for layer in layers)
-        and not any(grown.is_sliding for grown in prefix.cache.layers)
-        and sum(weight.numel() for weight in layers.parameters()) <= _MOST_WEIGHTS
-        and all(_is_plain(part) for layer in layers for part in (*layer.self_attn.children(), *layer.mlp.children()))
+    return known(model, prefix.hidden) and all(
+        _is_plain(part) for layer in layers for part in (*layer.self_attn.children(), *layer.mlp.children())
     )
 
 
@@ -75,32 +65,37 @@ class _Layer:
         """``grown``: the layer's part of the cache, keys and values [b, k, P, d], which it gives up. ``turning``: how
         many of a head's first d numbers the rotary embedding turns."""
         attention, mlp = layer.self_attn, layer.mlp
-        self._norms = layer.input_layernorm, layer.post_attention_layernorm
+        self._small = [
+            norm.variance_epsilon * len(norm.weight) for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+        ]
         self._after_attention = getattr(layer, "post_self_attn_layernorm", None)
         self._after_mlp = getattr(layer, "post_mlp_layernorm", None)
         self._rows, self._key_heads, before, self.width = grown.keys.shape
         # Keys [b k, d, places], which is how a product with them is quickest; values [b k, places, d].
         self._keys = grown.keys.new_empty(self._rows * self._key_heads, self.width, places)
         self._values = grown.keys.new_empty(self._rows * self._key_heads, places, self.width)
+        self._new_keys = self._keys.view(self._rows, self._key_heads, self.width, places).unbind(-1)
+        self._new_values = self._values.view(self._rows, self._key_heads, places, self.width).unbind(2)
         self._keys[..., :before] = grown.keys.flatten(0, 1).transpose(1, 2)
         self._values[:, :before] = grown.values.flatten(0, 1)
         grown.keys = grown.values = None
         self._heads = self._key_heads * attention.num_key_value_groups
-        self._mixing, self._mixing_bias = self._mixed(attention, turning)
+        mixing, self._mixing_bias = self._mixed(attention, turning)
+        self._mixing = _scale(layer.input_layernorm)[:, None] * mixing
         self._out = _weight(attention.o_proj).t()
         if hasattr(mlp, "gate_up_proj"):
-            self._gate_up, self._activation = _weight(mlp.gate_up_proj).t(), mlp.activation_fn
+            gate_up, self._activation = _weight(mlp.gate_up_proj), mlp.activation_fn
         else:
-            self._gate_up = torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)]).t()
-            self._activation = mlp.act_fn
+            gate_up, self._activation = torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)]), mlp.act_fn
+        self._gate_up = (gate_up * _scale(layer.post_attention_layernorm)).t()
         self._down = _weight(mlp.down_proj).t()
 
     def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, place: int) -> Tensor:
         """[b, H] -> [b, H] for the token that is put at ``place``; ``cos``, ``sin``: [b, 1, d], ``mask``: added to the
         scores of all places."""
-        attended = self._attended(_normed(hidden, self._norms[0]), cos, sin, mask, place)
+        attended = self._attended(_of_length_one(hidden, self._small[0]), cos, sin, mask, place)
         hidden = _added(hidden, attended, self._out, self._after_attention)
-        gate, up = (_normed(hidden, self._norms[1]) @ self._gate_up).chunk(2, -1)
+        gate, up = (_of_length_one(hidden, self._small[1]) @ self._gate_up).chunk(2, -1)
         return _added(hidden, self._activation(gate).mul_(up), self._down, self._after_mlp)
 
     def _attended(self, normed: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, place: int) -> Tensor:
@@ -108,8 +103,8 @@ class _Layer:
         mixed = torch.addmm(self._mixing_bias, normed, self._mixing).view(rows, -1, width)
         turning, turned, value = mixed.split([heads + key_heads, heads + key_heads, key_heads], 1)
         rotated = (turning * cos).addcmul_(turned, sin)
-        self._keys[..., place] = rotated[:, heads:].reshape(-1, width)
-        self._values[:, place] = value.reshape(-1, width)
+        self._new_keys[place].copy_(rotated[:, heads:])
+        self._new_values[place].copy_(value)
         query = rotated[:, :heads].reshape(rows * key_heads, -1, width)
         scores = query.bmm(self._keys[..., : place + 1])
         if mask is not None:
@@ -122,7 +117,7 @@ class _Layer:
         scaled = [(attention.q_proj, attention.scaling), (attention.k_proj, 1.0)]
         straight = torch.cat([_with_bias(projection) * scale for projection, scale in scaled])
         mixed = torch.cat([straight, self._turned(straight, turning), _with_bias(attention.v_proj)])
-        return mixed[:, :-1].t().contiguous(), mixed[:, -1].contiguous()
+        return mixed[:, :-1].t(), mixed[:, -1].contiguous()
 
     def _turned(self, weight: Tensor, turning: int) -> Tensor:
         """Of the first ``turning`` outputs of each head the halves (x, y) become (-y, x), the others 0."""
@@ -155,6 +150,17 @@ def _with_bias(part: Any) -> Tensor:
     linear = _linear(part)
     bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
     return torch.cat([linear.weight.detach(), bias[:, None]], 1)
+
+
+def _scale(norm: Any) -> Tensor:
+    """[H]: what RMSNorm does after `_of_length_one`, which is done by the weights that come next."""
+    weight: Tensor = norm.weight.detach()
+    return weight * len(weight) ** 0.5
+
+
+def _of_length_one(hidden: Tensor, small: float) -> Tensor:
+    """x / sqrt(|x|^2 + small) for each row x of [b, H]."""
+    return torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).square_().add_(small).rsqrt_() * hidden
 
 
 def _normed(hidden: Tensor, norm: Any) -> Tensor:

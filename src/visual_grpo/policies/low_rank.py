@@ -114,7 +114,7 @@ class _Folded(torch.autograd.Function):
         # The folded weight is not kept: one of each layer would be a second model in memory.
         ctx.save_for_backward(x, weight, down, up)
         ctx.scale = scale
-        return linear(x, weight + (up @ down) * scale, bias)
+        return linear(x, torch.addmm(weight, up, down, alpha=scale), bias)
 
     @staticmethod
     @once_differentiable
@@ -124,6 +124,6 @@ class _Folded(torch.autograd.Function):
         of_inner = (up * ctx.scale).t() @ of_output.t()  # [r, rows]
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x = (of_output @ weight).addmm_(of_inner.t(), down).view(x.shape)
-        of_up = ((flat @ down.t()).t() @ of_output).t() * ctx.scale
+            of_x = (of_output @ torch.addmm(weight, up, down, alpha=ctx.scale)).view(x.shape)
+        of_up = ((down @ flat.t()) @ of_output).t() * ctx.scale
         return of_x, None, None, of_inner @ flat, of_up, None

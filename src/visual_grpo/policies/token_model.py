@@ -5,14 +5,17 @@ Shapes: N distinct records, B rows, T generated tokens, H hidden width, V token 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from visual_grpo.config import SamplerConfig
+from visual_grpo.policies.fused_layers import fits, hidden_fused, prefill_fused
 from visual_grpo.policies.prompt_cache import Prompts, hidden_shared, hidden_whole, prefill
 from visual_grpo.policies.rows import distinct
 from visual_grpo.policies.token_steps import TokenCache, token_steps
@@ -146,17 +149,20 @@ def token_log_probs(
     ``share_prefix``: one forward per distinct prompt; impossible under gradient checkpointing.
     """
     tokens = trajectory.tokens[rows]
+    prompts = trajectory.encoded.prompts
     hidden_of = hidden_shared if share_prefix else hidden_whole
-    hidden = hidden_of(model.network, trajectory.encoded.prompts, trajectory.prompt_of_row[rows], tokens)
+    if share_prefix and fits(model.network, prompts, *tokens.shape):
+        hidden_of = hidden_fused
+    hidden = hidden_of(model.network, prompts, trajectory.prompt_of_row[rows], tokens)
     return chosen_log_probs(hidden, model.head, tokens, temperature, model.bias).cpu()
 
 
 def is_end(model: TokenModel[E], tokens: Tensor) -> Tensor:
     """Which tokens end a row, bool in the shape of ``tokens``."""
-    ended = torch.zeros_like(tokens, dtype=torch.bool)
-    for end in model.ends:  # A tensor of them would have to be sent to the GPU for every token.
-        ended |= tokens == end
-    return ended
+    if not model.ends:
+        return torch.zeros_like(tokens, dtype=torch.bool)
+    # A tensor of them would have to be sent to the GPU for every token.
+    return reduce(operator.or_, [tokens == end for end in model.ends])
 
 
 def _sample_batch(
@@ -171,7 +177,8 @@ def _sample_batch(
 
     T columns are returned whether or not every row ends before, so that batches can be joined.
     """
-    prefix = prefill(model.network, prompts, prompt_of_row)
+    prefill_by = prefill_fused if fits(model.network, prompts, len(prompt_of_row), 0) else prefill
+    prefix = prefill_by(model.network, prompts, prompt_of_row)
     hidden, steps = prefix.hidden, token_steps(model.network, prefix, uniforms.shape[1], cache)
     embed = model.network.model.get_input_embeddings()
     padding = model.ends[0] if model.ends else 0
@@ -184,15 +191,16 @@ def _sample_batch(
     for step in range(uniforms.shape[1]):
         logits = (hidden[:, -1] @ model.head.t()).float()
         if model.bias is not None:
-            logits = logits + model.bias
+            logits += model.bias
         plain = (logits / sampler.temperature).log_softmax(-1)
-        chosen = sampler.warp(logits).log_softmax(-1) if sampler.truncates else plain
+        probabilities = plain.exp()
+        chosen = sampler.warp(logits).softmax(-1) if sampler.truncates else probabilities
         token = draw(chosen, uniforms[:, step])
         if model.ends:
             token = torch.where(done, padding, token)
         tokens[:, step] = token
         log_probs[:, step] = plain.gather(1, token[:, None])[:, 0]
-        entropies[:, step] = entropy(plain)
+        entropies[:, step] = entropy(plain, probabilities)
         if _is_half(model):
             deviations[:, step] = deviation(plain)
         if step + 1 == uniforms.shape[1]:

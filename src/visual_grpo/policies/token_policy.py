@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -152,7 +152,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
 
     def _log_probs(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Tensor:
         # No module has dropout, so the mode changes nothing else: checkpointing is active only in training mode.
-        self.model.network.train(self.config.gradient_checkpointing)
+        _set_mode(self.model.network, training=self.config.gradient_checkpointing)
         return token_log_probs(self.model, trajectory, rows, self.temperature, share_prefix=self.share_prefix)
 
 
@@ -164,6 +164,12 @@ def sample_merged(
     config: PolicyConfig,
 ) -> SampledTokens[E]:
     """B trajectories under the present adapter, which is merged into the weights meanwhile."""
-    model.network.eval()
+    _set_mode(model.network, training=False)
     with present(model.network), lora.merged(model.network):
         return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.kv_cache)
+
+
+def _set_mode(network: Any, *, training: bool) -> None:
+    """Walks through the modules only where it changes something: felt in a small model."""
+    if network.training != training:
+        network.train(training)
