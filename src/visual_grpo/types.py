@@ -7,7 +7,7 @@ autoregressive policy, denoising steps of a flow policy).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -261,8 +261,8 @@ class ManyProcesses(Protocol):
         """``rows`` ([b] int64) in batches of at most ``size`` rows in each process."""
         ...
 
-    def add_gradients(self) -> None:
-        """Adds those of the other processes to the ``grad`` of the parameters."""
+    def gradients_elsewhere(self) -> Iterable[Sequence[Tensor | None]]:
+        """For each other process the sums of its gradients, one for each parameter."""
         ...
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.test_training import parameters
 from visual_grpo import components
 from visual_grpo.config import Parameters
+from visual_grpo.grpo import gradient_sums
 from visual_grpo.plan.replaced import replaced
 from visual_grpo.policies import fused_steps, token_model
 from visual_grpo.rewards.combine import RewardSet
@@ -67,8 +68,12 @@ def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> 
 
 
 def finish(config: Parameters, trainer: Any, model: Any, records: Sequence[PromptRecord]) -> Trained:
-    # On a CPU a small model's tokens are generated and replayed by other kernels, which round in another way.
-    with replaced(fused_steps, "fits", _never), replaced(token_model, "fits", _never):
+    # On a CPU a small model's tokens are generated and replayed by other kernels, and gradients are added up in float64.
+    with (
+        replaced(fused_steps, "fits", _never),
+        replaced(token_model, "fits", _never),
+        replaced(gradient_sums, "in_double", _never),
+    ):
         steps = [step.values for step in trainer.fit(records)]
         samples = model.generate(records, list(range(len(records))), config.sampling.stock)
     adapters = {name: value.cpu() for name, value in model.adapters.state().items()}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import GRPOConfig
+from visual_grpo.grpo.gradient_sums import GradientSums
 from visual_grpo.grpo.setbacks import MOST_OVERFLOWS, refuse_non_finite
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
 from visual_grpo.types import ManyProcesses, Policy
@@ -45,17 +46,19 @@ class Gradient(Generic[T]):
         self.optimizer.zero_grad(set_to_none=True)
         if self._many is not None:
             self._many.begin_gradient()
-        for experience in experiences:
-            for rows in self._micro_batches(experience):
-                for chunk in self.policy.replay(experience.rollout.trajectory, rows):
-                    if first and experience.replayed_log_probs is not None:
-                        experience.anchor(chunk, rows, stats)
-                    loss = chunk_loss(chunk, experience, rows, objective, stats)
-                    refuse_non_finite(float(loss.detach()), "loss", step, ids(experience, rows))
-                    # The scaler keeps its factor beside the first loss, and an overflow is noted beside the gradient.
-                    self.scaler.scale(loss.to(self.device)).backward()
-        if self._many is not None:
-            self._many.add_gradients()
+        with GradientSums(self._parameters()) as sums:
+            for experience in experiences:
+                for rows in self._micro_batches(experience):
+                    for chunk in self.policy.replay(experience.rollout.trajectory, rows):
+                        if first and experience.replayed_log_probs is not None:
+                            experience.anchor(chunk, rows, stats)
+                        loss = chunk_loss(chunk, experience, rows, objective, stats)
+                        refuse_non_finite(float(loss.detach()), "loss", step, ids(experience, rows))
+                        # The scaler keeps its factor beside the first loss, and notes an overflow beside the gradient.
+                        self.scaler.scale(loss.to(self.device)).backward()
+            if self._many is not None:
+                for others in self._many.gradients_elsewhere():
+                    sums.add(others)
 
     def of_no_update(self, experiences: list[Experience[T]], step: int) -> Tensor:
         """Flat, float32 on the CPU; nothing is changed by it.
@@ -83,8 +86,10 @@ class Gradient(Generic[T]):
         return rows.split(size or len(rows))
 
     def _gradients(self) -> list[Tensor]:
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        return [p.grad for p in parameters if p.grad is not None]
+        return [p.grad for p in self._parameters() if p.grad is not None]
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
 def ids(experience: Experience[Any], rows: Tensor) -> list[str]:

@@ -119,15 +119,11 @@ class SharedPolicy(Generic[T]):
         for other in self.workers.others:
             other.tell("begin", module=self.module)
 
-    def add_gradients(self) -> None:
-        """Adds those of the other processes to this one's."""
+    def gradients_elsewhere(self) -> Iterator[Sequence[Tensor | None]]:
+        """All are asked before the first answers."""
         asked = [(other, other.ask("gradients", module=self.module)) for other in self.workers.others]
         for other, request in asked:
-            for parameter, gradient in zip(self.trainable_parameters(), other.answer(request), strict=True):
-                if gradient is None:
-                    continue
-                there = gradient.to(parameter.device)
-                parameter.grad = there if parameter.grad is None else parameter.grad.add_(there)
+            yield other.answer(request)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         return self.own.trainable_parameters()

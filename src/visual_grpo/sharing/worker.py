@@ -16,6 +16,7 @@ from torch import Tensor
 from visual_grpo.config import SamplerConfig
 from visual_grpo.errors import user_error
 from visual_grpo.faults import is_out_of_memory, machine_fault
+from visual_grpo.grpo.gradient_sums import GradientSums
 from visual_grpo.hardware import shards
 from visual_grpo.hardware.parallel import share_cores
 from visual_grpo.hardware.shards import Meeting
@@ -122,6 +123,7 @@ class Worker:
     """Trajectories by their names: drawn here, or given to be replayed."""
     _streams: dict[str, Iterator[ReplayChunk]] = field(default_factory=dict)
     _last: dict[str, ReplayChunk] = field(default_factory=dict)
+    _sums: GradientSums | None = None
 
     def load(self, adapters: Mapping[str, Mapping[str, Tensor]]) -> None:
         for module, state in adapters.items():
@@ -182,8 +184,11 @@ class Worker:
         """Nothing is left of another gradient."""
         self._streams.clear()
         self._last.clear()
-        for parameter in self.trained.policies[module].trainable_parameters():
+        self._end_sums()
+        parameters = self.trained.policies[module].trainable_parameters()
+        for parameter in parameters:
             parameter.grad = None
+        self._sums = GradientSums(parameters)
 
     def replay(self, module: str, name: str, rows: Tensor) -> None:
         self._streams[name] = self.trained.policies[module].replay(self._parts[name], rows)
@@ -213,7 +218,16 @@ class Worker:
         """Has nothing to do itself."""
 
     def gradients(self, module: str) -> list[Tensor | None]:
-        return [parameter.grad for parameter in self.trained.policies[module].trainable_parameters()]
+        """Of ``module``, since `begin`."""
+        assert self._sums is not None
+        totals = self._sums.totals()
+        self._end_sums()
+        return totals
+
+    def _end_sums(self) -> None:
+        if self._sums is not None:
+            self._sums.close()
+        self._sums = None
 
 
 def _packed(rollout: Rollout[Any]) -> Rollout[Packed]:

@@ -1,0 +1,51 @@
+"""Gradients of parts are added up so that their order and number leave no trace."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from visual_grpo.grpo.gradient_sums import GradientSums
+
+PARTS = [1.0, 2.0**-30, -1.0, 2.0**-31]
+"""In float32, added one after the other, the second one is lost."""
+TOTAL = 2.0**-30 + 2.0**-31
+
+
+def test_what_nearly_cancels_is_not_lost() -> None:
+    parameter, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    with GradientSums([parameter, unused]) as sums:
+        for part in PARTS:
+            (parameter * part).sum().backward()
+            assert parameter.grad is None
+        total, none = sums.totals()
+    assert none is None
+    assert unused.grad is None
+    assert total is not None
+    assert total.dtype == torch.float64
+    assert parameter.grad is not None
+    assert parameter.grad.dtype == torch.float32
+    assert torch.equal(parameter.grad, torch.full((3,), TOTAL))
+
+
+def test_other_processes_add_theirs_before_it_is_rounded() -> None:
+    parameter, other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    with GradientSums([other]) as there:
+        for part in PARTS[1:]:
+            (other * part).sum().backward()
+        totals = there.totals()
+    with GradientSums([parameter]) as here:
+        (parameter * PARTS[0]).sum().backward()
+        here.add(totals)
+        here.add([None])
+    assert parameter.grad is not None
+    assert torch.equal(parameter.grad, torch.full((3,), TOTAL))
+
+
+def test_afterwards_gradients_are_torchs_own_again() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    with GradientSums([parameter]):
+        parameter.sum().backward()
+    parameter.sum().backward()
+    assert parameter.grad is not None
+    assert torch.equal(parameter.grad, torch.full((3,), 2.0))
