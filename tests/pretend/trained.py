@@ -68,7 +68,7 @@ def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> 
 
 
 def finish(config: Parameters, trainer: Any, model: Any, records: Sequence[PromptRecord]) -> Trained:
-    # On a CPU a small model's tokens are generated and replayed by other kernels, and gradients are added up in float64.
+    # On a CPU a small model's tokens come and are replayed by other kernels, and gradients are added up in float64.
     with (
         replaced(fused_steps, "fits", _never),
         replaced(token_model, "fits", _never),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from visual_grpo.hardware import shards
 from visual_grpo.policies.prompt_cache import Prefix, Prompts
 
 _LAYERS = ("Qwen2_5_VLDecoderLayer", "GlmImageTextDecoderLayer")
@@ -42,12 +42,15 @@ def known(model: Any, like: Tensor) -> bool:
     return (
         like.device.type == "cpu"
         and like.dtype == torch.float32
-        and not shards.active()
         and config.hidden_act == "silu"
-        and all(type(layer).__name__ in _LAYERS for layer in layers)
+        and all(_is_known(layer) for layer in layers)
         and not _slides(config)
         and len(layers) * sum(weight.numel() for weight in layers[0].parameters()) <= _MOST_WEIGHTS
     )
+
+
+def _is_known(layer: Any) -> bool:
+    return any(kind.__name__ in _LAYERS for kind in type(layer).__mro__)  # A sharded layer's own class is FSDP's.
 
 
 def _slides(config: Any) -> bool:
@@ -166,18 +169,29 @@ def _through(
     hidden = embeds
     for place, layer in enumerate(network.layers):
         asking = 1 if only_last and place == final else embeds.shape[1]
-        attended, seen = _attended(layer, hidden, rotary, hides, None if past is None else past[place], asking)
-        hidden = hidden[:, -asking:] + _after(attended, layer, "post_self_attn_layernorm")
-        change = layer.mlp(normed(hidden, layer.post_attention_layernorm))
-        hidden = hidden + _after(change, layer, "post_mlp_layernorm")
-        cache.append(seen)
+        # By a call of the module, which gathers a layer of which each process has a part.
+        layer.forward = partial(_through_layer, layer)
+        try:
+            hidden, keys, values = layer(hidden, rotary, hides, None if past is None else past[place], asking)
+        finally:
+            del layer.forward
+        cache.append((keys, values))
     return hidden, cache
+
+
+def _through_layer(
+    layer: Any, hidden: Tensor, rotary: _Rotary, hides: Tensor, past: tuple[Tensor, Tensor] | None, asking: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[b, asking, H] of the last ``asking`` of the L tokens, and keys and values [b, k, M, d]."""
+    attended, seen = _attended(layer, hidden, rotary, hides, past, asking)
+    hidden = hidden[:, -asking:] + _after(attended, layer, "post_self_attn_layernorm")
+    change = layer.mlp(normed(hidden, layer.post_attention_layernorm))
+    return hidden + _after(change, layer, "post_mlp_layernorm"), *seen
 
 
 def _attended(
     layer: Any, hidden: Tensor, rotary: _Rotary, hides: Tensor, past: tuple[Tensor, Tensor] | None, asking: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """``asking``: of the L tokens the last ones, [b, asking, H] of which is needed."""
     attention, before = layer.self_attn, normed(hidden, layer.input_layernorm)
     turns = rotary.at(slice(-asking, None))
     query = _Turned.apply(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, rms_norm
 
+from visual_grpo.hardware import shards
 from visual_grpo.policies.fused_layers import known
 from visual_grpo.policies.prompt_cache import Prefix
 
@@ -25,8 +26,10 @@ from visual_grpo.policies.prompt_cache import Prefix
 def fits(model: Any, prefix: Prefix) -> bool:
     """Whether `FusedSteps` can be asked: layers that are known, adapters merged or off."""
     layers = model.model.language_model.layers
-    return known(model, prefix.hidden) and all(
-        _is_plain(part) for layer in layers for part in (*layer.self_attn.children(), *layer.mlp.children())
+    return (
+        not shards.active()
+        and known(model, prefix.hidden)
+        and all(_is_plain(part) for layer in layers for part in (*layer.self_attn.children(), *layer.mlp.children()))
     )
 
 
