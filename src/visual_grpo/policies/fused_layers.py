@@ -199,7 +199,9 @@ def _attended(
     )
     keys = _Turned.apply(attention.k_proj(before), rotary.cos, rotary.sin)
     values = attention.v_proj(before).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-    if past is not None:
+    if past is None:
+        values = values.contiguous()  # A view that a sharded layer gives back makes FSDP2 warn.
+    else:
         keys, values = torch.cat([past[0], keys], 2), torch.cat([past[1], values], 2)
     mixed = _Attention.apply(query, keys, values, hides[..., -asking:, :])
     return attention.o_proj(mixed), (keys, values)
