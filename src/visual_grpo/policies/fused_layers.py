@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from visual_grpo.hardware import shards
 from visual_grpo.policies.prompt_cache import Prefix, Prompts
 
 _LAYERS = ("Qwen2_5_VLDecoderLayer", "GlmImageTextDecoderLayer")
@@ -28,7 +29,6 @@ _MOST_WEIGHTS = 2**24
 """Beyond them the products take the time, and a copy of the weights would be felt in memory."""
 _MOST_SCORES = 2**24
 """Of one layer; beyond them they would be felt in memory."""
-
 _BLOCK = 32
 """Queries whose attention is computed at a time."""
 
@@ -169,14 +169,22 @@ def _through(
     hidden = embeds
     for place, layer in enumerate(network.layers):
         asking = 1 if only_last and place == final else embeds.shape[1]
-        # By a call of the module, which gathers a layer of which each process has a part.
-        layer.forward = partial(_through_layer, layer)
-        try:
-            hidden, keys, values = layer(hidden, rotary, hides, None if past is None else past[place], asking)
-        finally:
-            del layer.forward
+        before = None if past is None else past[place]
+        hidden, keys, values = _called(layer, hidden, rotary, hides, before, asking)
         cache.append((keys, values))
     return hidden, cache
+
+
+def _called(layer: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """`_through_layer`; where each process has a part of the layer by a call of the module, which gathers it."""
+    if not shards.active():
+        return _through_layer(layer, *given)
+    layer.forward = partial(_through_layer, layer)
+    try:
+        result: tuple[Tensor, Tensor, Tensor] = layer(*given)
+    finally:
+        del layer.forward
+    return result
 
 
 def _through_layer(
