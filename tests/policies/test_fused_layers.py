@@ -64,6 +64,9 @@ def test_the_adapter_may_be_off(any_policy: Any) -> None:
         with any_policy.adapter.disabled():
             off = hidden_fused(network, prompts, OF_ROWS, tokens)
             models = hidden_shared(network, prompts, OF_ROWS, tokens)
+        again = hidden_fused(network, prompts, OF_ROWS, tokens)
+    assert torch.equal(on, again), "afterwards it is on"
+    assert any_policy.adapter.parameters(), "they are trained again"
     torch.testing.assert_close(off, models, rtol=0, atol=1e-5)
     assert (on - off).abs().max() > 1e-2
 
