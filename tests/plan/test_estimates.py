@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -70,6 +71,29 @@ def test_the_largest_batch_is_the_last_that_fits(usable, most):
 def test_memory_that_does_not_grow_evenly_is_run_again():
     batch = Batch(parameter="x", value=2, most=100, peak=lambda count: 10 * count**2)
     assert 90 < largest(batch, 100_000).peak <= 100_000
+
+
+@pytest.mark.parametrize(
+    ("peak", "most"),
+    [
+        (lambda count: 100 if count == 1 else 300 + count, 700),  # The second row moves the peak elsewhere.
+        (lambda count: 200 + 100 * -(-count // 8), 64),  # A prompt more for every eighth row.
+        (lambda count: 100 + 20 * count if count < 20 else 100 * count, 19),
+    ],
+)
+def test_the_search_goes_on_until_the_card_is_nearly_full(peak: Callable[[int], int], most: int) -> None:
+    asked: list[int] = []
+
+    def noted(count: int) -> int:
+        asked.append(count)
+        return peak(count)
+
+    batch = Batch(parameter="x", value=2, most=1000, peak=noted)
+    found = largest(batch, 1000)
+    assert 0.85 * most <= found.largest <= most
+    assert found.peak == peak(found.largest) <= 1000
+    assert found.peak >= 900 or peak(found.largest + max(1, found.largest // 16)) > 1000
+    assert len(asked) == len(set(asked)) <= 16
 
 
 def test_what_to_change_is_said_in_parameters():

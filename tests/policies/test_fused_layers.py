@@ -20,23 +20,24 @@ BEFORE, TOKENS, OF_ROWS = 9, 40, torch.tensor([1, 0, 0, 1, 1])
 """More tokens than a block of queries has."""
 
 
-def hidden_and_gradients(of: Any, policy: Any, padded: int) -> list[Tensor]:
+def hidden_and_gradients(of: Any, policy: Any, padded: int, count: int = TOKENS) -> list[Tensor]:
     """[b, T, H], and the gradients of all LoRA weights for one gradient of it."""
     network, generator = policy.model.network, torch.Generator().manual_seed(2)
-    tokens = torch.randint(20, (len(OF_ROWS), TOKENS), generator=generator)
+    tokens = torch.randint(20, (len(OF_ROWS), count), generator=generator)
     with lora.merged_with_gradient(network):
         hidden = of(network, prompts_of(policy, BEFORE, TOKENS, padded), OF_ROWS, tokens)
     outer = torch.randn(hidden.shape, generator=generator)
-    return [hidden.detach(), *torch.autograd.grad(hidden, policy.adapter.parameters(), outer)]
+    gradients = torch.autograd.grad(hidden, policy.adapter.parameters(), outer, materialize_grads=True)
+    return [hidden.detach(), *gradients]
 
 
-@pytest.mark.parametrize("padded", [0, 4])
-def test_values_and_gradients_are_those_of_the_layers(any_policy: Any, padded: int) -> None:
-    found = hidden_and_gradients(hidden_fused, any_policy, padded)
+@pytest.mark.parametrize(("padded", "count"), [(0, TOKENS), (4, TOKENS), (4, 2), (4, 1)])
+def test_values_and_gradients_are_those_of_the_layers(any_policy: Any, padded: int, count: int) -> None:
+    found = hidden_and_gradients(hidden_fused, any_policy, padded, count)
     assert len(found) > 10
     assert all(gradient.any() for gradient in found)
     for other in (hidden_shared, hidden_whole):
-        expected = hidden_and_gradients(other, any_policy, padded)
+        expected = hidden_and_gradients(other, any_policy, padded, count)
         for own, models in zip(found, expected, strict=True):
             assert float((own - models).abs().max() / models.abs().max()) < 1e-5
 
@@ -64,6 +65,9 @@ def test_the_adapter_may_be_off(any_policy: Any) -> None:
         with any_policy.adapter.disabled():
             off = hidden_fused(network, prompts, OF_ROWS, tokens)
             models = hidden_shared(network, prompts, OF_ROWS, tokens)
+            with any_policy.adapter.disabled():
+                pass
+            assert torch.equal(hidden_fused(network, prompts, OF_ROWS, tokens), off), "one inside the other"
         again = hidden_fused(network, prompts, OF_ROWS, tokens)
     assert torch.equal(on, again), "afterwards it is on"
     assert any_policy.adapter.parameters(), "they are trained again"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,11 @@ from visual_grpo.plan.dry_run import DryRunner
 from visual_grpo.plan.inputs import records_for
 from visual_grpo.policies.rows import repeated
 from visual_grpo.policies.token_policy import TokenPolicy
+
+_FULL = 0.9
+"""Of the card, with which a search ends."""
+_CLOSE = 16
+"""A search ends, too, where a sixteenth more does not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +44,30 @@ class LargestBatch:
 def largest(batch: Batch, usable: int) -> LargestBatch:
     """``usable``: bytes that tensors may take.
 
-    Memory grows evenly with the batch, so two sizes tell the third; which is then run itself.
+    Memory grows about evenly with the batch, so that two sizes tell a third; which is then run itself. It grows
+    unevenly where a row more is a prompt more, or where the peak moves to another operation: then the search goes on
+    between what fits and what does not, until the card is nearly full.
     """
-    one = batch.peak(1)
-    if one > usable:
-        return LargestBatch(parameter=batch.parameter, value=batch.value, largest=0, peak=one)
-    each = max(batch.peak(2) - one, 1)
-    size = min(1 + (usable - one) // each, batch.most)
-    peak = batch.peak(size)
-    while peak > usable:
-        size = min(size - 1, round(0.9 * size))
-        peak = batch.peak(size)
-    return LargestBatch(parameter=batch.parameter, value=batch.value, largest=size, peak=peak)
+    peaks = {1: batch.peak(1)}
+    if peaks[1] > usable:
+        return LargestBatch(parameter=batch.parameter, value=batch.value, largest=0, peak=peaks[1])
+    fitting, too_many, size = 1, batch.most + 1, 2
+    while too_many - fitting > max(1, fitting // _CLOSE) and (fitting < 3 or peaks[fitting] < _FULL * usable):
+        size = min(max(size, fitting + 1), too_many - 1)
+        peaks[size] = batch.peak(size)
+        if peaks[size] <= usable:
+            fitting = size
+        else:
+            too_many = size
+        size = (fitting + too_many) // 2 if len(peaks) % 2 else _by_the_last_two(peaks, usable)
+    return LargestBatch(parameter=batch.parameter, value=batch.value, largest=fitting, peak=peaks[fitting])
+
+
+def _by_the_last_two(peaks: Mapping[int, int], usable: int) -> int:
+    """The size that takes ``usable`` bytes if memory goes on to grow as between the two sizes that were asked last."""
+    before, last = list(peaks)[-2:]
+    each = max((peaks[last] - peaks[before]) / (last - before), 1)
+    return int(last + (usable - peaks[last]) // each)
 
 
 def batches_of(runner: DryRunner) -> Iterator[Batch]:

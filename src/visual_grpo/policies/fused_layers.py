@@ -89,6 +89,8 @@ def hidden_fused(model: Any, prompts: Prompts, prompt_of_row: Tensor, tokens: Te
     """[b, T, H] that predict ``tokens`` ([b, T] int64), after one forward per distinct prompt; as `hidden_shared`."""
     network, own = model.model.language_model, _Distinct.of(model, prompts, prompt_of_row, tokens.shape[1] - 1)
     last, past = _through(network, own.embeds, own.before, own.mask, None, only_last=True)
+    if tokens.shape[1] == 1:
+        return normed(last[own.of_row], network.norm)
     embeds = model.model.get_input_embeddings()(tokens[:, :-1])
     seen = [(keys[own.of_row], values[own.of_row]) for keys, values in past]
     rest, _ = _through(network, embeds, own.after.of(own.of_row), own.mask[own.of_row], seen, only_last=False)
@@ -248,7 +250,7 @@ class _Turned(torch.autograd.Function):
         rows, heads, count, width = outputs[0].shape
         of_x = torch.empty(rows, count, heads, width)
         _rotate(outputs[0], cos, sin, of_x.transpose(1, 2), -1)
-        return of_x.view(rows, count, -1), None, None
+        return of_x.view(rows, count, heads * width), None, None
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, out: Tensor, direction: int) -> Tensor:
@@ -280,7 +282,7 @@ class _Attention(torch.autograd.Function):
             weights.append(scores.softmax(-1))
             mixed[:, block] = weights[-1].bmm(values[:, :until]).view(rows, heads, -1, width).transpose(1, 2)
         ctx.save_for_backward(query, keys, values, *weights)
-        return mixed.view(rows, count, -1)
+        return mixed.view(rows, count, heads * width)
 
     @staticmethod
     @once_differentiable

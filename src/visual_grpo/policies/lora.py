@@ -212,7 +212,7 @@ def merged_with_gradient(model: nn.Module) -> contextlib.AbstractContextManager[
 @contextlib.contextmanager
 def _switched_off(model: nn.Module) -> Iterator[None]:
     """As peft's ``disable_adapter``, which asks all modules for their status before: felt in a small model."""
-    layers = _layers(model)
+    layers = [layer for layer in _layers(model) if not layer.disable_adapters]
     for layer in layers:
         layer.enable_adapters(False)
     try:

@@ -64,6 +64,8 @@ def prefill(model: Any, prompts: Prompts, prompt_of_row: Tensor) -> Prefix:
 def hidden_shared(model: Any, prompts: Prompts, prompt_of_row: Tensor, tokens: Tensor) -> Tensor:
     """[b, T, H] that predict ``tokens`` ([b, T] int64), after one forward per distinct prompt."""
     prefix = prefill(model, prompts, prompt_of_row)
+    if tokens.shape[1] == 1:
+        return prefix.hidden
     mask = torch.cat([prefix.mask, torch.ones_like(tokens[:, :-1])], 1)
     embeds = model.model.get_input_embeddings()(tokens[:, :-1])
     rest = forward(model, embeds, mask, prefix.token_positions[..., : embeds.shape[1]], prefix.cache)
