@@ -93,7 +93,7 @@ def test_the_first_step_of_samples_that_share_their_noise_counts_less(pipeline_f
     flops = []
     for shared in (True, False):
         changes = {
-            "policy": {"train": "ar", "share_start_noise": shared},
+            "policy": {"train": "ar", "share_start_noise": shared, "decode_guidance_scale": None},
             "sampling": {"rollout": {"steps": 3, "guidance_scale": 1.5}},
         }
         config = small("base", pipeline_folder, changes)

@@ -55,6 +55,22 @@ def test_hours_are_those_of_everything_that_is_drawn():
     assert (two.evaluation_in_training, two.baseline) == (2 * 4.0, 38 * 7.0)
 
 
+def test_a_batch_that_is_not_full_takes_its_share():
+    config = parameters_of("glm_image", {"evaluation": {"batch_size": 32, "max_prompts": 20}})
+    plan = make_plan(config.model_copy(update={"model": config.model.model_copy(update={"family": "glm_image"})}))
+    seconds = {"rollout": 1.0, "sde": 2.0, "stock": 4.0}
+
+    def share(images: int) -> float:
+        return 0.5 + images / 64
+
+    one = run_time(config, plan, 100.0, seconds, 1, share)
+    assert one.evaluation_in_training == share(16) * 4.0
+    assert one.baseline == (1 + share(8)) * 7.0, "2 splits of 20 prompts"
+    three = run_time(config, plan, 100.0, seconds, 3, share)
+    assert three.evaluation_in_training == share(6) * 4.0, "the largest of three shares of 16"
+    assert three.baseline == share(14) * 7.0
+
+
 def test_a_card_is_found_however_it_is_spelled_and_an_unknown_one_is_told_with_all():
     assert find_card("rtx4090") is CARDS["RTX 4090"]
     with pytest.raises(UserError, match=r"no known card.*Known: RTX 4090 \(24 GiB\), L40S.*H200") as told:

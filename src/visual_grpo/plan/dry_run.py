@@ -20,7 +20,9 @@ from visual_grpo.plan.models import PlannedModel
 from visual_grpo.plan.parts import Parts
 from visual_grpo.plan.phases import CONDITIONS, REWARDS, phases_of_drawing, phases_of_training
 from visual_grpo.plan.repeats import Denoised, fewer_micro_batches, fewer_repeats
+from visual_grpo.plan.replaced import replaced
 from visual_grpo.plan.segmenter import PlannedSegmenter
+from visual_grpo.policies import fused_layers
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample
 
@@ -59,9 +61,8 @@ class DryRunner:
             next(iter(self.trainer.fit(records)))
         return meter
 
-    def evaluation(self, sampler: SamplerConfig) -> Meter:
-        """One batch of ``evaluation.batch_size`` samples."""
-        count = self.config.evaluation.batch_size
+    def evaluation(self, sampler: SamplerConfig, count: int) -> Meter:
+        """One batch of ``count`` samples."""
         with records_for(self.config, count) as records, self.counting() as meter, meter.phase(CONDITIONS):
             self._scores(records, self.planned.model.generate(records, list(range(count)), sampler))
         return meter
@@ -82,8 +83,13 @@ class DryRunner:
         for own in self.trainer.modules.values():
             kept = (value for state in own.optimizer.state.values() for value in state.values())
             meter.hold(value for value in kept if isinstance(value, Tensor))
-        counted = (phases_of_drawing(meter), fewer_repeats(meter, self._seen), fused_attention(self.device))
-        with counted[0], counted[1], counted[2], literals_with_values(), meter:
+        with ExitStack() as stack:
+            for counted in (phases_of_drawing(meter), fewer_repeats(meter, self._seen), fused_attention(self.device)):
+                stack.enter_context(counted)
+            if self.device == "cpu":  # Its small language models are replayed in fewer operations.
+                stack.enter_context(replaced(fused_layers, "is_cpu", lambda _: lambda device: True))
+            stack.enter_context(literals_with_values())
+            stack.enter_context(meter)
             before = brought(*self.planned.networks.values())
             yield meter
             meter.brought = brought(*self.planned.networks.values()) - before
@@ -102,10 +108,10 @@ class DryRunner:
             for module, own in self.trainer.modules.items():
                 grpo = self.config.grpo_of(module)
                 rows = grpo.prompts_per_step * grpo.group_size
-                batches = -(-rows // (grpo.micro_batch_size or rows))
+                size = min(grpo.micro_batch_size or rows, rows)
 
                 def seen(trajectory: Any, module: str = module) -> None:
                     self.trajectories[module] = trajectory
 
-                stack.enter_context(fewer_micro_batches(meter, own.policy, batches, seen))
+                stack.enter_context(fewer_micro_batches(meter, own.policy, rows, size, seen))
             yield

@@ -11,7 +11,7 @@ from visual_grpo.plan.cards import find_card
 from visual_grpo.plan.dry_run import DryRunner
 from visual_grpo.plan.largest import batches_of, largest
 from visual_grpo.plan.models import PlannedModel, planned_model
-from visual_grpo.plan.report import Counted, plan_of
+from visual_grpo.plan.report import Counted, Part, plan_of
 
 _BATCHES = 4
 """About how many largest batches are looked for."""
@@ -27,7 +27,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
     config = _share_of_one_card(parameters, planned.plan.modules)
     runner = DryRunner(config, planned, "cpu" if card is None else "cuda")
     usable = card.usable if card is not None and settings.largest_batches else 0
-    with progress("Planning", 1 + len(planned.plan.samplers) + (_BATCHES if usable else 0)) as bar:
+    with progress("Planning", 2 + len(planned.plan.samplers) + (_BATCHES if usable else 0)) as bar:
         counted = _counted(parameters, planned, runner, bar)
         batches = []
         for batch in batches_of(runner) if usable else ():
@@ -44,7 +44,12 @@ def _counted(config: Parameters, planned: PlannedModel, runner: DryRunner, bar: 
     step, evaluation = runner.step(), {}
     for name, sampler in planned.plan.samplers.items():
         bar.advance(1, part=f"the evaluation, {name}")
-        evaluation[name] = runner.evaluation(sampler)
+        evaluation[name] = runner.evaluation(sampler, config.evaluation.batch_size)
+    in_training = -(-config.evaluation.prompts // config.distributed.processes)
+    part = None
+    if in_training < config.evaluation.batch_size:
+        bar.advance(1, part="an evaluation while training")
+        part = Part(images=in_training, meter=runner.evaluation(planned.plan.samplers["stock"], in_training))
     return Counted(
         config=config,
         planned=planned,
@@ -52,6 +57,7 @@ def _counted(config: Parameters, planned: PlannedModel, runner: DryRunner, bar: 
         weights=before.live,
         step=step,
         evaluation=evaluation,
+        part=part,
         trained=sum(p.numel() for own in runner.trainer.modules.values() for p in own.parameters),
     )
 

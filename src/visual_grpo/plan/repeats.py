@@ -42,7 +42,8 @@ def fewer_repeats(meter: Meter, seen: Callable[[Denoised], None]) -> Iterator[No
     with ExitStack() as stack:
         decoding = _Decoding(meter)
         stack.enter_context(replaced(token_model, "_sample_batch", decoding.batch))
-        stack.enter_context(replaced(token_model, "prefill", decoding.prefill))
+        for name in ("prefill", "prefill_fused"):
+            stack.enter_context(replaced(token_model, name, decoding.prefill))
         for name in ("layers", "forward"):
             stack.enter_context(replaced(token_steps, name, decoding.step))
         stack.enter_context(replaced(Denoiser, "_ode", lambda real: _two_steps(meter, real, seen)))
@@ -138,12 +139,13 @@ def _one_reference(meter: Meter, real: Callable[..., Tensor]) -> Callable[..., T
 
 
 @contextmanager
-def fewer_micro_batches(meter: Meter, policy: Any, count: int, seen: Callable[[Any], None]) -> Iterator[None]:
-    """Of ``count`` micro-batches of an update the first ones run; the others give nothing to learn from.
+def fewer_micro_batches(meter: Meter, policy: Any, most: int, size: int, seen: Callable[[Any], None]) -> Iterator[None]:
+    """Of ``most`` rows of an update, ``size`` in a micro-batch, the first micro-batches run; the others give nothing to
+    learn from.
 
     ``seen`` is called with the trajectory.
     """
-    asked = 0
+    asked, count = 0, -(-most // size)
 
     def some(real: Callable[..., Iterator[ReplayChunk]]) -> Callable[..., Iterator[ReplayChunk]]:
         def replay(trajectory: Any, rows: Tensor) -> Iterator[ReplayChunk]:
@@ -153,7 +155,8 @@ def fewer_micro_batches(meter: Meter, policy: Any, count: int, seen: Callable[[A
             # So many that one goes forward when there are gradients already: a second one, or a second chunk.
             runs = 1 if len(getattr(trajectory, "steps", ())) > 1 else min(2, count)
             if number < runs:
-                with meter.weighted(count / runs):  # Also while the caller goes backward through a chunk.
+                each = 1 if count == runs else most / size / runs  # The last one may have fewer rows than these.
+                with meter.weighted(each):  # Also while the caller goes backward through a chunk.
                     yield from real(trajectory, rows)
 
         return replay

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,6 +35,14 @@ ESTIMATED = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """A batch of the stock sampler that is not full."""
+
+    images: int
+    meter: Meter
+
+
+@dataclass(frozen=True, kw_only=True)
 class Counted:
     """What was counted, of whatever card."""
 
@@ -46,7 +54,9 @@ class Counted:
     """Bytes of the model with its adapters."""
     step: Meter
     evaluation: Mapping[str, Meter]
-    """Of one batch of the evaluation, by sampler."""
+    """Of one batch of ``evaluation.batch_size`` images, by sampler."""
+    part: Part | None
+    """An evaluation while training, where it is smaller than that."""
     trained: int
     """Trained parameters."""
 
@@ -54,10 +64,24 @@ class Counted:
     def peak(self) -> int:
         return max(meter.peak for meter in (self.step, *self.evaluation.values()))
 
+    def _share(self, card: Card) -> Callable[[int], float]:
+        """The time of so many images in a batch, as a share of a whole batch's: a line through the two that ran."""
+        size = self.config.evaluation.batch_size
+        if self.part is None:
+            return lambda images: 1.0
+        known = self._seconds(self.part.meter, card) / self._seconds(self.evaluation["stock"], card)
+        each = (1.0 - known) / (size - self.part.images)
+        return lambda images: max(0.0, 1.0 - each * (size - images))
+
     def times(self, card: Card) -> RunTime:
         batch = {name: self._seconds(meter, card) for name, meter in self.evaluation.items()}
         return run_time(
-            self.config, self.planned.plan, self._seconds(self.step, card), batch, self.config.distributed.processes
+            self.config,
+            self.planned.plan,
+            self._seconds(self.step, card),
+            batch,
+            self.config.distributed.processes,
+            self._share(card),
         )
 
     def _seconds(self, meter: Meter, card: Card) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from visual_grpo.config import Parameters
@@ -28,32 +28,39 @@ class RunTime:
         return self.signal_check + self.steps + in_training + self.baseline + self.evaluate
 
 
-def run_time(config: Parameters, plan: Plan, step: float, batch: Mapping[str, float], cards: int) -> RunTime:
+def run_time(
+    config: Parameters,
+    plan: Plan,
+    step: float,
+    batch: Mapping[str, float],
+    cards: int,
+    share: Callable[[int], float] = lambda images: 1.0,
+) -> RunTime:
     """
     Args:
         step: seconds of a step.
-        batch: seconds of one batch of the evaluation, by sampler.
-        cards: that share the batches of an evaluation.
+        batch: seconds of one batch of ``evaluation.batch_size`` images, by sampler.
+        cards: that share the images of a batch that is as many times as large.
+        share: of that time, what a batch of fewer images takes.
     """
     evaluation, steps = config.evaluation, config.grpo.steps
+
+    def batches(images: int) -> float:
+        whole, rest = divmod(images, evaluation.batch_size * cards)
+        return whole + (share(-(-rest // cards)) if rest else 0.0)
+
     # Of both splits, as many prompts as are drawn at most; how many records there are is not known yet.
     prompts = evaluation.max_prompts or evaluation.prompts
     images = prompts * evaluation.images_per_prompt
-    judged = sum(_batches(2 * images, evaluation.batch_size, cards) * seconds for seconds in batch.values())
-    controls = len(plan.controls) * _batches(images, evaluation.batch_size, cards) * batch["stock"]
+    judged = sum(batches(2 * images) * seconds for seconds in batch.values())
+    controls = len(plan.controls) * batches(images) * batch["stock"]
     every = evaluation.every
     return RunTime(
         step=step,
         signal_check=step * config.policy.signal_check.rollouts,
         steps=step * steps,
-        evaluation_in_training=_batches(evaluation.prompts, evaluation.batch_size, cards) * batch["stock"],
+        evaluation_in_training=batches(evaluation.prompts) * batch["stock"],
         evaluations_in_training=1 if not every else -(-steps // every),
         baseline=judged + controls,
         evaluate=judged,
     )
-
-
-def _batches(images: int, size: int, cards: int) -> int:
-    """That each card has to draw."""
-    batches = -(-images // size)
-    return -(-batches // cards)

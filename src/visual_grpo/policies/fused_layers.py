@@ -40,13 +40,17 @@ def known(model: Any, like: Tensor) -> bool:
     """
     layers, config = model.model.language_model.layers, model.config.get_text_config()
     return (
-        like.device.type == "cpu"
+        is_cpu(like.device)
         and like.dtype == torch.float32
         and config.hidden_act == "silu"
         and all(_is_known(layer) for layer in layers)
         and not _slides(config)
         and len(layers) * sum(weight.numel() for weight in layers[0].parameters()) <= _MOST_WEIGHTS
     )
+
+
+def is_cpu(device: torch.device) -> bool:
+    return device.type == "cpu"
 
 
 def _is_known(layer: Any) -> bool:
@@ -241,14 +245,14 @@ class _Turned(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
         heads = x.unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2)
-        return _rotate(heads, cos, sin, torch.empty(heads.shape), 1)
+        return _rotate(heads, cos, sin, x.new_empty(heads.shape), 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         rows, heads, count, width = outputs[0].shape
-        of_x = torch.empty(rows, count, heads, width)
+        of_x = outputs[0].new_empty(rows, count, heads, width)
         _rotate(outputs[0], cos, sin, of_x.transpose(1, 2), -1)
         return of_x.view(rows, count, heads * width), None, None
 

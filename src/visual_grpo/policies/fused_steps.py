@@ -27,7 +27,8 @@ def fits(model: Any, prefix: Prefix) -> bool:
     """Whether `FusedSteps` can be asked: layers that are known, adapters merged or off."""
     layers = model.model.language_model.layers
     return (
-        not shards.active()
+        prefix.hidden.device.type == "cpu"
+        and not shards.active()
         and known(model, prefix.hidden)
         and all(_is_plain(part) for layer in layers for part in (*layer.self_attn.children(), *layer.mlp.children()))
     )
