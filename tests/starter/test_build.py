@@ -46,7 +46,9 @@ def no_progress(description: str, total: int) -> Iterator[Counter]:
     yield counter
     assert counter.done == total
     # After two steps no VAE preserves colours, so all three attempts are made.
-    assert counter.notes == ["The VAE dulls a colour: it is pretrained once more, from other weights"] * 2
+    assert counter.notes == [
+        f"The VAE dulls a colour: it is pretrained once more (number {number}), from other weights" for number in (1, 2)
+    ]
 
 
 def never(description: str, total: int) -> AbstractContextManager[Counter]:

@@ -104,7 +104,8 @@ class Parameters(Strict):
         if (task == "segmentation") != (world == "scenes"):
             raise ValueError(
                 "the starter's scenes are drawn for data.task segmentation and nothing else is;"
-                f" got starter.world {world} with data.task {task}"
+                f" got starter.world {world} with data.task {task}. For your own images and queries: --env=qwen2_5_vl"
+                " (or another model.path); for a small model that is made here: --env=negative_points"
             )
         if world == "words" and task != "t2i":
             raise ValueError(f"starter.world words is drawn for data.task t2i only, got {task}")

@@ -241,10 +241,15 @@ def _check_decode_guidance(family: Family, config: Parameters) -> None:
         return
     if scale in (None, 1.0):  # As conf/base has it, which configurations of other families are differences from.
         return
+    if "tokens" not in family.kinds() or "flow" not in family.kinds():
+        why = f"{family.name} has no tokens that become pictures"
+    elif is_joint(family, config.policy):
+        why = "with policy.stages=joint the decoder's training draws the pictures"
+    else:
+        why = f"with policy.train={config.policy.train} no token module is trained"
     raise UserError(
-        f"policy.decode_guidance_scale is {scale:g}, but no module of {family.name} is trained whose tokens become"
-        " pictures apart from another module's training (ar of GLM-Image, by itself or in turn with dit). Set it to"
-        " null; guidance elsewhere is sampling.rollout.guidance_scale."
+        f"policy.decode_guidance_scale is {scale:g}, which changes nothing: {why}. Set it to null; guidance elsewhere"
+        " is sampling.rollout.guidance_scale."
     )
 
 

@@ -165,12 +165,14 @@ def _job(folder: Path, config: StarterConfig, data: DataConfig, seed: int) -> Jo
 @contextmanager
 def _module_progress(progress: Progress, steps: Mapping[str, int], counted: Collection[str]) -> Iterator[Advance]:
     """One bar over the steps of the ``counted`` modules, with every module's share beside it."""
-    reached = dict.fromkeys(steps, 0)
+    reached, again = dict.fromkeys(steps, 0), 0
     with progress("Pretraining the base model", sum(steps[module] for module in counted)) as bar:
 
         def advance(module: str, done: int) -> None:
+            nonlocal again
             if done <= reached[module]:  # Only the VAE starts again, where its result is not good enough.
-                bar.note("The VAE dulls a colour: it is pretrained once more, from other weights")
+                again += 1
+                bar.note(f"The VAE dulls a colour: it is pretrained once more (number {again}), from other weights")
             taken = done - reached[module] if module in counted else 0
             bar.advance(taken, **{module: f"{done / steps[module]:.0%}"})
             reached[module] = done
