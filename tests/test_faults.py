@@ -138,6 +138,25 @@ def test_an_error_knows_its_phase() -> None:
     assert phase_of(ValueError("elsewhere")) is None
 
 
+def test_an_error_of_a_kernel_has_its_phase_and_hides_no_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU tells what went wrong in a kernel when it is waited for."""
+
+    def wait(device: str) -> None:
+        raise RuntimeError("a kernel failed")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+
+    def a_phase(error: Exception | None) -> None:
+        with Clock("cuda").phase("update"):
+            if error is not None:
+                raise error
+
+    of_a_kernel = raised(lambda: a_phase(None))
+    assert (str(of_a_kernel), phase_of(of_a_kernel)) == ("a kernel failed", "update")
+    first = raised(lambda: a_phase(ValueError("first")))
+    assert (str(first), phase_of(first)) == ("first", "update")
+
+
 def without_memory() -> None:
     """As diffusers wraps what safetensors raises."""
     try:

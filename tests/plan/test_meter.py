@@ -129,6 +129,24 @@ def test_what_is_not_known_is_finite_and_of_the_greatest_length():
         assert not bool((floats > 0).all())
 
 
+@pytest.mark.parametrize(
+    ("make", "total"),
+    [
+        (torch.ones_like, 3),
+        (torch.zeros_like, 0),
+        (lambda unknown: torch.full_like(unknown, 4), 12),
+        (lambda unknown: unknown.new_ones(2, dtype=torch.long), 2),
+        (lambda unknown: unknown.new_zeros(2), 0),
+        (lambda unknown: unknown.new_full((5,), 3), 15),
+    ],
+)
+def test_what_is_made_in_the_shape_of_unknown_values_is_known(make, total):
+    with Meter():
+        unknown = (meta(3) > 0).long()
+        assert unknown.sum().item() != 3
+        assert make(unknown).sum().item() == total
+
+
 def test_tensors_of_two_devices_are_told_but_copies_and_indices_are_not():
     table, rows = meta(6, 2), torch.tensor([1, 2])
     with Meter() as meter:

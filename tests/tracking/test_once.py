@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.tracking.conftest import EXPERIMENT, Project
+from visual_grpo import secret_values
 from visual_grpo.tracking import Tracker
 from visual_grpo.tracking.delivery import Delivery
 from visual_grpo.tracking.leftovers import deliver_leftovers
@@ -89,6 +90,24 @@ def test_a_delivery_that_is_begun_again_at_any_event_changes_nothing(project: Pr
         delivery.deliver()
         shutil.rmtree(again)
     assert everything_in(project) == once
+
+
+def test_what_is_left_over_is_said_in_a_line_without_secrets(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    database = project.database.rename(tmp_path / "aside")
+    project.database.mkdir()
+    log_everything(project.start(), tmp_path / "adapters")
+    project.database.rmdir()
+    database.rename(project.database)
+
+    def fail(delivery: Delivery, *, stays_open: bool) -> None:
+        raise OSError("the server refuses a-token,\nsee its log")
+
+    monkeypatch.setattr(Delivery, "deliver", fail)
+    monkeypatch.setattr(secret_values, "_known", {"a-token"})
+    [left] = deliver_leftovers(project.spools, Store(project.uri))
+    assert left.why == f"the server refuses {secret_values.HIDDEN}, see its log"
 
 
 def test_rows_that_are_sent_twice_because_the_answer_was_lost_are_there_once(project: Project, quick):

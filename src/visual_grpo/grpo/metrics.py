@@ -37,12 +37,12 @@ class Clock:
         started, cpu = time.perf_counter(), time.process_time()
         try:
             yield
+            if torch.device(self.device).type == "cuda":  # An error of a kernel shows here, and is of this phase.
+                torch.cuda.synchronize(self.device)
         except Exception as error:
             error.add_note(f"{PHASE}{name}")
             raise
         finally:
-            if torch.device(self.device).type == "cuda":
-                torch.cuda.synchronize(self.device)
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
             self.cpu += time.process_time() - cpu
 

@@ -36,7 +36,7 @@ def bitsandbytes(setting: str, value: str, device: torch.device) -> Any:
         import bitsandbytes as library
 
         _try(device)
-    except (ImportError, RuntimeError, NotImplementedError, OSError) as error:
+    except (ImportError, RuntimeError, OSError) as error:
         raise UserError(
             f"{setting} is {value}, but bitsandbytes does not work on {device}: {error}\n{_INSTALL} again, look at"
             f" `python -m bitsandbytes`, or leave {setting} out."

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor, library, nn
+from torch import Tensor, nn
+from torch import library as operators
 from torch.nn import functional as F
 
 from visual_grpo.errors import UserError
@@ -24,7 +25,7 @@ from visual_grpo.hardware.bits import bitsandbytes
 BaseWeights = Literal["full", "8bit", "4bit"]
 SETTING = "model.base_weights"
 
-_META = library.Library("visual_grpo", "DEF")
+_META = operators.Library("visual_grpo", "DEF")
 _META.define("dequantise(Tensor codes, Tensor scales, SymInt[] shape, ScalarType dtype) -> Tensor")
 _META.impl("dequantise", lambda codes, scales, shape, dtype: codes.new_empty(shape, dtype=dtype), "Meta")
 """What a plan counts: one kernel that reads codes and scales and writes a weight. It needs no library."""

@@ -19,6 +19,12 @@ from visual_grpo.plan.replaced import replaced
 
 _LARGEST = 2**20
 """Elements."""
+_OF_SHAPES = {"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"}
+"""Operations that look at the shape of their first argument, not at its values."""
+
+
+class _UnknownValueError(Exception):
+    """Of a tensor of which an operation needs the values."""
 
 
 @contextmanager
@@ -60,11 +66,11 @@ class HostValues:
         return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def values(self, arguments: Any) -> Any:
-        """Arguments with copies in the place of meta tensors; raises KeyError where one's values are not known."""
+        """Arguments with copies in the place of meta tensors; _UnknownValueError where one's values are not known."""
         if isinstance(arguments, Tensor):
             found = self.value(arguments)
             if found is None:
-                raise KeyError("a tensor without values")
+                raise _UnknownValueError
             return found
         if isinstance(arguments, list | tuple):
             return type(arguments)(self.values(each) for each in arguments)
@@ -80,9 +86,11 @@ class HostValues:
         new = [tensor.untyped_storage()._cdata not in known for tensor in outputs]
         if not any(new) and not function._schema.is_mutable:
             return  # A view, of memory that is followed already.
+        if function._schema.name.partition("::")[2] in _OF_SHAPES:
+            args = (torch.empty(args[0].shape, dtype=args[0].dtype), *args[1:])
         try:
             results = list(tensors_in(function(*self.values(args), **self.values(kwargs))))
-        except (KeyError, NotImplementedError):
+        except (_UnknownValueError, NotImplementedError):
             # Of an argument nothing is known, or there is no such kernel on a CPU: nothing is known of the results.
             for tensor in outputs:
                 self._of.pop(tensor.untyped_storage()._cdata, None)

@@ -12,7 +12,7 @@ from visual_grpo.plan.inputs import records_for
 from visual_grpo.policies.rows import repeated
 from visual_grpo.policies.token_policy import TokenPolicy
 
-_FULL = 0.9
+_FULL = 0.97
 """Of the card, with which a search ends."""
 _CLOSE = 16
 """A search ends, too, where a sixteenth more does not fit."""

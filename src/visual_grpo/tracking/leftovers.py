@@ -8,7 +8,7 @@ from pathlib import Path
 
 from visual_grpo.tracking.delivery import Delivery
 from visual_grpo.tracking.outbox import Outbox, lock, outboxes
-from visual_grpo.tracking.store import Store, shown_server
+from visual_grpo.tracking.store import Store, in_a_line, shown_server
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def deliver_leftovers(root: Path, store: Store, own: Delivery | None = None) -> 
             try:
                 _deliver(delivery, stays_open=own is not None and delivery.run_id == own.run_id)
             except Exception as error:  # Others may be delivered nevertheless: an artifact may be unreadable.
-                left.append(Left(outbox, delivery.run_id, str(error)))
+                left.append(Left(outbox, delivery.run_id, in_a_line(error)))
                 busy.add(delivery.run_id)
     return left
 
