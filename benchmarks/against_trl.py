@@ -8,7 +8,7 @@ second are `prompts * group / seconds`.
 
 TRL is not among the project's packages: `make bench` installs it beside them in .venv-bench.
 
-    .venv-bench/bin/python benchmarks/against_trl.py --rounds 9 --json bench/against_trl.json
+    .venv-bench/bin/python benchmarks/against_trl.py --rounds 25 --json bench/against_trl.json
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--shapes", nargs="*", default=SHAPES, help="prompts x group x tokens, such as 8x8x32")
     parser.add_argument("--kl", type=float, nargs="*", default=[0.0, 0.01], help="weights of the KL penalty")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
     third_party_output.silence_libraries()
