@@ -44,6 +44,8 @@ class Setting:
     side: int = 64
     """Pixels."""
     layers: int = 2
+    width: int = 1
+    """Times the small model's width, by as many heads."""
     length: int = 8
     """Denoising steps, or tokens."""
 
@@ -53,6 +55,7 @@ FLOW = {
     "group": replace(Setting(), group=16),
     "height and width": replace(Setting(), side=128),
     "layers": replace(Setting(), layers=4),
+    "hidden width": replace(Setting(), width=2),
     "denoising steps": replace(Setting(), length=16),
 }
 TOKENS = {
@@ -60,6 +63,7 @@ TOKENS = {
     "group": replace(Setting(), group=16),
     "height and width": replace(Setting(), side=128),
     "layers": replace(Setting(), layers=4),
+    "hidden width": replace(Setting(), width=2),
     "tokens": replace(Setting(), length=16),
 }
 
@@ -72,6 +76,8 @@ def flow_steps(folder: Path, setting: Setting) -> Iterator[Any]:
     pipeline = modules.build_pipeline(build_vae(setting.side, setting.side, 0), setting.side, setting.side, 0)
     pipeline.vae.register_to_config(shift_factor=0.0)
     config = {**pipeline.transformer.config, "num_layers": setting.layers}
+    for part in ("num_attention_heads", "caption_projection_dim"):
+        config[part] *= setting.width
     pipeline.transformer = type(pipeline.transformer).from_config(config)
     nn.init.normal_(pipeline.transformer.proj_out.weight, std=0.1)
     pipeline.save_pretrained(folder)
@@ -96,6 +102,9 @@ def token_steps(folder: Path, setting: Setting) -> Iterator[Any]:
     config = small.build_model(processor, 0).config
     config.text_config.num_hidden_layers = setting.layers
     config.text_config.layer_types = ["full_attention"] * setting.layers
+    for part in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"):
+        setattr(config.text_config, part, setting.width * getattr(config.text_config, part))
+    config.vision_config.out_hidden_size = config.text_config.hidden_size
     network = Qwen2_5_VLForConditionalGeneration(config)
     end = network.generation_config.eos_token_id = len(processor.tokenizer) - 1
     network.generation_config.do_sample = False

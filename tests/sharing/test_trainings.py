@@ -60,6 +60,7 @@ def _trained(project: Path, output: Path, kind: str, processes: str) -> dict[str
     """The tensors of the last adapters."""
     done = paste(command(kind, "train", f"{LEARNED},{ROW_BY_ROW},distributed.processes={processes}"), project)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert (f"{processes[0]} processes train together." in done.stdout) == (processes[0] != "1")
     files = sorted((output / "06_models/adapters/last").rglob("*.safetensors"))
     return {f"{file}/{name}": value for file in files for name, value in load_file(file).items()}
 

@@ -229,7 +229,9 @@ def _show_run(plan: Mapping[str, Any]) -> None:
         },
     )
     rows = [
-        [each["card"], "yes" if each["fits"] else "no", each["step_seconds"], each["run_hours"]]
+        [each["card"], "yes", each["step_seconds"], each["run_hours"]]
+        if each["fits"]
+        else [each["card"], "no", None, None]
         for each in plan["cards"]
     ]
     console.table("The same on other cards", ["card", "fits", "seconds a step", "hours"], rows)

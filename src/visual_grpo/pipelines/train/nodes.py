@@ -44,7 +44,7 @@ def train(
 
     ``baseline`` must pair, so that the trained adapter can be compared with it.
     """
-    from visual_grpo import components, processes
+    from visual_grpo import components, console, processes
     from visual_grpo.model_card import CARD, model_card
     from visual_grpo.records.profile import profile_of, write_profile
     from visual_grpo.sbom import SBOM, environment_sbom
@@ -74,6 +74,7 @@ def train(
         trainer = components.build_trainer(parameters, plan, model, scorer, start=start, workers=workers)
         if workers is not None:
             workers.wait_until_ready()
+            console.note(f"{workers.count} processes train together.")
         run = TrainingRun(
             parameters,
             processes.shared_model(model, workers),
