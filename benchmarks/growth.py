@@ -177,11 +177,15 @@ def _resident() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def main() -> None:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="file for the figures")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
     third_party_output.silence_libraries()
     use_threads(1)
     found: dict[str, Any] = {}
