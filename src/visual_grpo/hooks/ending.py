@@ -28,6 +28,7 @@ SHOWN = {
     "votes": "votes",
     "promotion_result": "decision",
     "reproduction": "report",
+    "plan": "plan",
 }
 """Dataset -> what its path is called at the end."""
 REPORT = "evaluation.html"

@@ -240,7 +240,7 @@ def _show_run(plan: Mapping[str, Any]) -> None:
 def _show_waits(plan: Mapping[str, Any]) -> None:
     most = list(plan["host_waits"].items())[:6]
     if most:
-        console.table("Where the host waits for the device", ["source line", "times a step"], most)
+        console.table("Where the host waits for the device most", ["source line", "times a step"], most)
     if plan["mixed_devices"]:
         rows = list(plan["mixed_devices"].items())
         console.table("Tensors of two devices in one operation: a GPU refuses them", ["operation", "times"], rows)

@@ -74,7 +74,8 @@ def train(
         trainer = components.build_trainer(parameters, plan, model, scorer, start=start, workers=workers)
         if workers is not None:
             workers.wait_until_ready()
-            console.note(f"{workers.count} processes train together.")
+            if workers.count > 1:
+                console.note(f"{workers.count} processes train together.")
         run = TrainingRun(
             parameters,
             processes.shared_model(model, workers),

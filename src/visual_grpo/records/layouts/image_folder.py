@@ -117,7 +117,7 @@ def _check_header(file: Path, longest: int) -> None:
     if "file_name" not in header or not set(header) & set(_TEXT_KEYS):
         raise UserError(
             f"{file}: the header must name file_name and one of {', '.join(_TEXT_KEYS)}, separated by commas;"
-            f" it is {shorten(str(header))}."
+            f" it is {shorten(str(header))}. Prompts without images go into prompts.txt, one a line."
         )
 
 
