@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from visual_grpo.errors import UserError
+from visual_grpo.hardware.device import resolve_device
 from visual_grpo.hardware.parallel import map_on_cores
 
 CPU = torch.device("cpu")
@@ -45,6 +47,12 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", ["gpu", "meta", "xpu", "cuda:x"])
+def test_a_device_that_no_model_runs_on_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"model.device is '{name}'; expected auto, cpu, cuda or cuda:N."):
+        resolve_device(name)
 
 
 @pytest.mark.usefixtures("two_cores")

@@ -20,7 +20,7 @@ PHASES = {
     "starter": ("Pretraining", "--pipeline=starter --params=output=data/other,starter.dit_steps=100000"),
     "baseline": ("draw_baseline", "--pipeline=baseline"),
     "signal check": ("Signal check:", "--pipeline=train --params=policy.signal_check.rollouts=100000"),
-    "training": ("train ", f"--pipeline=train --params={ENDLESS}"),
+    "training": ("train ", f"--pipelines=baseline,train --params={ENDLESS}"),
     "evaluation": ("draw_trained", "--pipeline=evaluate"),
 }
 """Phase -> what is printed when it has begun, and the command."""
@@ -67,7 +67,7 @@ def test_the_exit_code_says_which_signal_it_was(project: Path, phase: str, numbe
 
 
 def test_what_is_printed_at_a_stop_goes_on_when_it_is_pasted(project: Path) -> None:
-    given = "--params=grpo.steps=12,grpo.learning_rate=2e-4,grpo.updates_per_rollout=3,seed=0"
+    given = "--params=grpo.steps=48,grpo.learning_rate=2e-4,grpo.updates_per_rollout=3,seed=0"
     assert paste(f".venv/bin/kedro run --pipeline=train {given}", project).returncode == 0
     whole = contents(project)
     code, printed = stopped(project, f"--pipeline=train {given}", "train ", signal.SIGTERM)

@@ -5,6 +5,7 @@ Expected errors end with a message, Ctrl-C with one line, bugs with a traceback.
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Session(KedroSession):
                 result: dict[str, Any] = super().run(*args, **kwargs)
                 return result
         except KeyboardInterrupt as stop:
+            gc.unfreeze()  # Kedro calls no hook then: what stays frozen (hooks/memory.py) is not freed at the end.
             Tracker.active().killed()
             console.note("Stopped.")
             raise click.exceptions.Exit(128 + signal_of(stop)) from None

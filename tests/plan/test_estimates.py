@@ -126,6 +126,8 @@ def test_what_to_change_is_said_in_parameters():
     keeping = parameters_of("sd3", {"policy": {"gradient_checkpointing": False}})
     unknown = changes(keeping, card, 10**10, card.usable + 1, [])
     assert unknown[:2] == ["policy.gradient_checkpointing=true", "data.height=256,data.width=256"]
+    not_searched = parameters_of("sd3", {"plan": {"largest_batches": False}})
+    assert changes(not_searched, card, 10**10, card.usable + 1, [])[0].startswith("plan.largest_batches=true ")
     whole = changes(config, card, card.usable + 1, card.usable + 1, [])
     assert whole[0].startswith("model.base_weights=8bit ")
     assert "plan.gpu=L40S" in whole[1]

@@ -184,6 +184,16 @@ def test_a_model_that_cannot_be_built_is_told_before_anything_begins() -> None:
         workers.wait_until_ready()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_has_just_started_is_not_stopped_by_a_signal(number: signal.Signals) -> None:
+    """A terminal sends Ctrl-C to all processes; the first one decides."""
+    workers = Workers(2, toys, [{"kind": "SeededTokens"}])
+    os.kill(workers.others[0].pid, number)
+    with workers:
+        workers.wait_until_ready()
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "nothing is held back here"
+
+
 @pytest.mark.parametrize("phase", ["idle", "rollout"])
 def test_a_killed_process_ends_the_training_and_leaves_none(phase: str) -> None:
     with crew("SeededTokens", 3) as three:

@@ -18,10 +18,13 @@ def resolve_device(name: str, setting: str = "model.device") -> torch.device:
     """``auto`` is cuda if available, else cpu; ``setting`` is the parameter's name in error messages."""
     if name == "auto":
         return torch.device(device_kind(name))
+    expected = UserError(f"{setting} is {name!r}; expected auto, cpu, cuda or cuda:N.")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UserError(f"{setting} is {name!r}; expected auto, cpu, cuda or cuda:N.") from error
+        raise expected from error
+    if device.type not in ("cpu", "cuda"):
+        raise expected
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"{setting} is {name!r}, but torch finds no CUDA device; use auto or cpu.")
     return device

@@ -48,6 +48,8 @@ def _other_changes(
         for batch in batches
         if 0 < batch.largest < batch.value
     ]
+    if not config.plan.largest_batches:
+        lines.append("plan.largest_batches=true (says which batches would fit)")
     hopeless = [batch.parameter for batch in batches if not batch.largest]
     # Without a search for batches nothing is known of them.
     if (hopeless or not batches) and not config.policy.gradient_checkpointing:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 from visual_grpo.sharing.crew import CLOSED
 from visual_grpo.sharing.frames import Loan, TrainingEnded, receive_json
-from visual_grpo.sharing.worker import Build, work
+from visual_grpo.sharing.worker import IGNORED, Build, work
 
 _LOOK = 1000
 """Milliseconds between two looks at whether the launcher is there."""
@@ -32,7 +32,7 @@ def serve(connection: Connection, builds: Mapping[str, Build], *, here: int, nam
     Returns:
         The exit code: 0 where the first process has done all it was asked for.
     """
-    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # The first process decides what becomes of a run.
+    for stop in IGNORED:
         signal.signal(stop, signal.SIG_IGN)
     done = threading.Event()
     watch = threading.Thread(target=_end_with_the_others, args=(connection, done), name="watch", daemon=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 from visual_grpo.sharing.frames import Channel
-from visual_grpo.sharing.worker import Build, work
+from visual_grpo.sharing.worker import IGNORED, Build, work
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -23,7 +25,8 @@ class Spawned:
         self._process = _SPAWN.Process(
             target=work, args=(theirs, count, build, dict(arguments)), name=f"training {number}", daemon=True
         )
-        self._process.start()
+        with _signals_held_back():
+            self._process.start()
         theirs.close()
         self.channel: Channel = ours
 
@@ -54,3 +57,15 @@ class Spawned:
         if code is None:
             return "hangs"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """What a process that starts meanwhile inherits: a terminal sends Ctrl-C to all, and until it has come so far as to
+    ignore that, it would end with a traceback of its own. This process gets at the end what came meanwhile."""
+    resource_tracker.ensure_running()  # Where it starts, it lets through what is held back.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -27,6 +27,8 @@ from visual_grpo.types import JointPolicy, Policy, PromptRecord, ReplayChunk, Ro
 
 MEETING = "meeting"
 """The argument that says where processes meet that have parts of one model."""
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The first process decides what becomes of a run."""
 FAILED, BEREFT = 1, 2
 """Exit codes: of itself, and as another process has ended."""
 
@@ -55,7 +57,7 @@ def work(connection: Channel, count: int, build: Build, arguments: Mapping[str, 
         arguments: of ``build``; beside them the `MEETING`, if there is one.
     """
     share_cores(count)
-    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # The first process decides what becomes of a run.
+    for stop in IGNORED:
         signal.signal(stop, signal.SIG_IGN)
     own = dict(arguments)
     meeting = own.pop(MEETING, None)
