@@ -67,6 +67,7 @@ def test_the_defaults_are_typed(defaults):
         ("sampling.rollout.top_p", 0.9, "sampling.rollout can have no top_p below 1"),
         ("sampling.rollout.top_k", 50, "no top_k above 0: a truncated distribution biases the importance ratio"),
         ("sampling.stock.stochastic", True, "leave stochastic out"),
+        ("model.device", "meta", "(auto, cpu, cuda or cuda:N)"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(defaults, name, value, said):

@@ -30,7 +30,7 @@ class ModelConfig(Strict):
         " so few bits and computed with in dtype, which needs bitsandbytes (make quantised); less memory, another base"
         " model; adapters fit each of them",
     )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     offload: Literal["none", "phases"] = Field(
         "none",
         description="phases: each network is on the GPU only while it computes, its frozen weights wait in pinned host"

@@ -23,7 +23,7 @@ def resolve_device(name: str, setting: str = "model.device") -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise expected from error
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda", "meta"):  # The last is a plan's.
         raise expected
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"{setting} is {name!r}, but torch finds no CUDA device; use auto or cpu.")
