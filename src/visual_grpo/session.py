@@ -59,7 +59,6 @@ class Session(KedroSession):
                 result: dict[str, Any] = super().run(*args, **kwargs)
                 return result
         except KeyboardInterrupt as stop:
-            gc.unfreeze()  # Kedro calls no hook then: what stays frozen (hooks/memory.py) is not freed at the end.
             Tracker.active().killed()
             console.note("Stopped.")
             raise click.exceptions.Exit(128 + signal_of(stop)) from None
@@ -73,6 +72,7 @@ class Session(KedroSession):
                 raise
             raise click.ClickException(visible(hidden(str(expected).strip()))) from error
         finally:
+            gc.unfreeze()  # For a signal or SystemExit Kedro calls no hook, and hooks/memory.py has frozen objects.
             locks.release()
 
 

@@ -25,9 +25,9 @@ from visual_grpo.hardware.bits import bitsandbytes
 BaseWeights = Literal["full", "8bit", "4bit"]
 SETTING = "model.base_weights"
 
-_META = operators.Library("visual_grpo", "DEF")
-_META.define("dequantise(Tensor codes, Tensor scales, SymInt[] shape, ScalarType dtype) -> Tensor")
-_META.impl("dequantise", lambda codes, scales, shape, dtype: codes.new_empty(shape, dtype=dtype), "Meta")
+_DEQUANTISE = "visual_grpo::dequantise"
+operators.define(_DEQUANTISE, "(Tensor codes, Tensor scales, SymInt[] shape, ScalarType dtype) -> Tensor")
+operators.impl(_DEQUANTISE, "meta", lambda codes, scales, shape, dtype: codes.new_empty(shape, dtype=dtype))
 """What a plan counts: one kernel that reads codes and scales and writes a weight. It needs no library."""
 
 

@@ -61,9 +61,12 @@ class Spawned:
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """What a process that starts meanwhile inherits: a terminal sends Ctrl-C to all, and until it has come so far as to
-    ignore that, it would end with a traceback of its own. This process gets at the end what came meanwhile."""
-    resource_tracker.ensure_running()  # Where it starts, it lets through what is held back.
+    """Delays signals in this process and in one that is started inside the block.
+
+    A terminal sends Ctrl-C to every process. Without the delay it would stop the new process with a traceback before
+    that one can ignore signals. This process receives its signals when the block ends.
+    """
+    resource_tracker.ensure_running()  # Its start would end the delay, so it must run before.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     try:
         yield
