@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,23 @@ def test_an_error_of_a_reward_in_any_rollout_loses_no_step(
         within = "" if call == rollouts + 1 else "-update-002"
         assert fails(run_in(folder, pipeline_folder, changes, Failing(at=call)), folder) == [f"step-000001{within}"]
         goes_on(run_in(folder, pipeline_folder, changes, Failing(at=0), "auto"), whole, tmp_path / "out")
+
+
+def test_a_checkpoint_that_is_there_is_the_newest_also_if_ctrl_c_comes_before_its_folder_is_flushed(
+    pipeline_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_in(tmp_path, pipeline_folder, changes_of({"train": "ar"}, 3), brightness)
+    last, flush = run.checkpoints.folder / "step-000003", os.fsync
+
+    def interrupted(descriptor: int) -> None:
+        if last.exists():
+            raise KeyboardInterrupt
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, tmp_path / "out")
+    assert run.checkpoints.newest == last
 
 
 class Breaking:

@@ -150,7 +150,11 @@ class RunCheckpoints:
             }
             step, updates = self._position()
             keep = self.config.tracking.keep_checkpoints
-            self.newest = checkpoint.save_checkpoint(self.folder, step, tensors, facts, keep=keep, updates=updates)
+            written = checkpoint.path_of(self.folder, step, updates)
+            try:
+                checkpoint.save_checkpoint(self.folder, step, tensors, facts, keep=keep, updates=updates)
+            finally:  # Ctrl-C may come when it is there, and before its folder is flushed.
+                self.newest = written if written.is_dir() else self.newest
         self._saved_at = self._position()
 
     def save_if_changed(self) -> None:

@@ -39,13 +39,8 @@ class DamagedCheckpointError(UserError):
 def save_checkpoint(
     folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: int = 2, updates: int = 0
 ) -> Path:
-    """Writes ``folder/step-XXXXXX`` and makes it the latest; keeps the ``keep`` newest.
-
-    Args:
-        step: steps completed.
-        updates: optimiser updates that the step after it has done so far; the name then ends in ``-update-XXX``.
-    """
-    name = f"{PREFIX}{step:06d}" + (f"-update-{updates:03d}" if updates else "")
+    """Writes the checkpoint of `path_of`, which it returns, and makes it the latest; keeps the ``keep`` newest."""
+    name = path_of(folder, step, updates).name
     folder.mkdir(parents=True, exist_ok=True)
     _flush(folder.parent)
     for partial in partials(folder):
@@ -63,6 +58,16 @@ def save_checkpoint(
         if old.name != name:
             shutil.rmtree(old)
     return folder / name
+
+
+def path_of(folder: Path, step: int, updates: int = 0) -> Path:
+    """``folder/step-XXXXXX``.
+
+    Args:
+        step: steps completed.
+        updates: optimiser updates that the step after it has done so far; the name then ends in ``-update-XXX``.
+    """
+    return folder / (f"{PREFIX}{step:06d}" + (f"-update-{updates:03d}" if updates else ""))
 
 
 def checkpoints(folder: Path) -> list[Path]:
