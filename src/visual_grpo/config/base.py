@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 AdapterName = Annotated[str, BeforeValidator(lambda name: str(name) if isinstance(name, int) else name)]
 """latest, a folder, an MLflow run, a version of a registered model, or none. The beginning of a run's id that has only
@@ -17,6 +17,22 @@ Task = Literal["t2i", "i2i", "mixed", "segmentation"]
 
 
 class Strict(BaseModel):
-    """Immutable; an unknown key and a number that is not finite are errors."""
+    """Immutable; an unknown key, a number that is not finite and true or false for a number are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_are_no_switches(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python, and pydantic with it, would read true as 1."""
+        types = _types(cls.model_fields[str(info.field_name)].annotation)
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        if types & {int, float} and bool not in types and any(isinstance(part, bool) for part in parts):
+            raise ValueError("should be a number, not true or false")
+        return value
+
+
+def _types(annotation: Any) -> set[Any]:
+    """What an annotation is made of: {int, None} for ``int | None``."""
+    inner = get_args(annotation)
+    return set().union(*map(_types, inner)) if inner else {annotation}
