@@ -73,7 +73,9 @@ def test_a_batch_that_is_not_full_takes_its_share():
 
 def test_a_card_is_found_however_it_is_spelled_and_an_unknown_one_is_told_with_all():
     assert find_card("rtx4090") is CARDS["RTX 4090"]
-    with pytest.raises(UserError, match=r"no known card.*Known: RTX 4090 \(24 GiB\), L40S.*H200") as told:
+    with pytest.raises(
+        UserError, match=r"no known card.*Known: L4 \(22 GiB\), .*RTX 4090 \(24 GiB\), L40S.*H200"
+    ) as told:
         find_card("H10")
     assert "Did you mean 'H100'" in str(told.value)
 

@@ -12,7 +12,7 @@ class PlanConfig(Strict):
 
     gpu: str | None = Field(
         None,
-        description="name of the card that is planned for, such as RTX 4090, L40S, A100 80GB, H100 or H200; null = a"
+        description="name of the card that is planned for, such as L4, RTX 4090, L40S, A100 80GB or H100; null = a"
         " CPU, of which only memory and operations are counted",
     )
     price_per_hour: float | None = Field(None, ge=0, description="of one card; null = no cost is given")

@@ -45,8 +45,10 @@ def card_of(device: torch.device) -> Card | None:
     """The one that a plan knows; None for any other."""
     if device.type != "cuda":
         return None
-    name, memory = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
-    fitting = [card for card in CARDS.values() if card.name.split()[-1 if card.name.startswith("RTX") else 0] in name]
+    # "NVIDIA A100-SXM4-80GB" is no A10.
+    words = torch.cuda.get_device_name(device).replace("-", " ").split()
+    memory = torch.cuda.get_device_properties(device).total_memory
+    fitting = [card for card in CARDS.values() if card.name.split()[-1 if card.name.startswith("RTX") else 0] in words]
     return next((card for card in fitting if abs(card.memory - memory) < 0.1 * card.memory), None)
 
 

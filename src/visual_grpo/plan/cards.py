@@ -41,6 +41,9 @@ class Card:
 CARDS: Mapping[str, Card] = {
     card.name: card
     for card in (
+        Card(name="L4", memory=23034 * _MIB, bandwidth=0.3e12, half=121e12, single=30.3e12, link=_PCIE),
+        Card(name="A10", memory=23028 * _MIB, bandwidth=0.6e12, half=125e12, single=31.2e12, link=_PCIE),
+        Card(name="A10G", memory=23028 * _MIB, bandwidth=0.6e12, half=70e12, single=35e12, link=_PCIE),
         Card(name="RTX 4090", memory=24564 * _MIB, bandwidth=1.008e12, half=165.2e12, single=82.6e12, link=_PCIE),
         Card(name="L40S", memory=46068 * _MIB, bandwidth=0.864e12, half=362e12, single=91.6e12, link=_PCIE),
         Card(name="RTX A6000", memory=49140 * _MIB, bandwidth=0.768e12, half=154.8e12, single=38.7e12, link=_PCIE),
