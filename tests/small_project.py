@@ -43,6 +43,11 @@ RELEASED: dict[str, dict[str, Any]] = {
         "data": {"height": 64, "width": 96},
         "sampling": FEW_STEPS,
     },
+    "qwen2_5_vl": {
+        "model": {"path": "small_qwen2_5_vl", "device": "cpu", "options": {"max_tokens": 6}},
+        "data": {"height": 64, "width": 64},
+        "rewards": {"negative_points": {"options": {"segmenter": {"path": "small_sam2", "device": "cpu"}}}},
+    },
 }
 
 

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.markdown import Block, blocks, files_before
 from tests.small_project import environment, paste, small_project
@@ -24,6 +26,8 @@ NOT_RUN = {
     ".venv/bin/kedro run --pipeline=rollback": "needs two promotions; test_promote.py runs it",
     ".venv/bin/kedro run --pipeline=vote": "waits for somebody; tests/pipelines/test_vote.py chooses",
     ".venv/bin/kedro run --pipeline=plan --env=qwen_image": "of full size; tests/plan/test_released.py plans it",
+    ".venv/bin/kedro run --env=qwen2_5_vl --params=data.path=FOLDER,model.base_weights": "needs bitsandbytes;"
+    " tests/quantised trains every family so",
     ".venv/bin/kedro run --pipelines=baseline,train,evaluate --params=reward=null,rewards.votes": "needs somebody's"
     " choices; tests/pipelines/test_vote.py trains on some",
     ".venv/bin/torchrun --nnodes=2": "needs two hosts; tests/hosts/test_torchrun.py starts two on this machine",
@@ -50,7 +54,7 @@ PYTHON = [b for b in blocks("python") if b.file is None and b.page.name not in O
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small project after its first whole run."""
     project = small_project(tmp_path_factory.mktemp("finished") / "project")
-    save_small_sd3(project / "small_sd3")
+    save_small_models(project)
     shell(".venv/bin/kedro run", project)
     return project
 
@@ -70,7 +74,7 @@ def test_a_block_of_commands_runs_alone(block: Block, project: Path) -> None:
         if not line.startswith("$ ") or not is_run(command):
             continue
         if "FOLDER" in command:
-            write_records(project, edits="task=i2i" in command)
+            write_records(project, edits="task=i2i" in command, queries="env=qwen2_5_vl" in command)
         before = time.time()
         shown = shell(command, project)
         for made in results_of(command):
@@ -111,8 +115,9 @@ def shell(command: str, project: Path) -> str:
     return done.stdout
 
 
-def write_records(project: Path, *, edits: bool) -> None:
-    """FOLDER: drawn shapes that every reward can judge, with a target, quoted text and, for edits, a source."""
+def write_records(project: Path, *, edits: bool, queries: bool) -> None:
+    """FOLDER: drawn shapes that every reward can judge, with a target and quoted text; for edits a source, too; for
+    ``queries`` the shapes are the masks."""
     drawn = project / "data/01_raw/shapes"
     rows = [json.loads(line) for line in (drawn / "records.jsonl").read_text(encoding="utf-8").splitlines()]
     folder = project / "FOLDER"
@@ -120,20 +125,38 @@ def write_records(project: Path, *, edits: bool) -> None:
     chosen = [row | {"prompt": f'{row["prompt"]}, with the word "cat"'} for row in rows[::4]]
     if edits:
         chosen = [row | {"source_image": row["target_image"]} for row in chosen]
+    if queries:
+        chosen = [query_of(row, folder) for row in chosen]
     (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
 
 
-def save_small_sd3(folder: Path) -> None:
-    from tests.policies.sd3 import tiny
+def query_of(row: dict[str, Any], folder: Path) -> dict[str, str]:
+    """About the drawn picture of a row, whose mask is written beside it."""
+    image = row["target_image"]
+    mask = f"{image}.mask.png"
+    with Image.open(folder / image) as picture:
+        picture.convert("L").point(lambda grey: 255 * (grey > 40)).save(folder / mask)
+    return {"image": image, "query": row["prompt"], "mask": mask}
 
-    tiny.pipeline().save_pretrained(folder)
+
+def save_small_models(project: Path) -> None:
+    """Those that the small configurations of the released models name."""
+    from tests.policies.sd3 import tiny
+    from tests.segmentation.small_sam2 import save_sam2
+    from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
+
+    tiny.pipeline().save_pretrained(project / "small_sd3")
+    processor = build_processor(64, 64)
+    build_model(processor, seed=1).save_pretrained(project / "small_qwen2_5_vl")
+    processor.save_pretrained(project / "small_qwen2_5_vl")
+    save_sam2(project / "small_sam2")
 
 
 def test_what_is_not_run_is_little_and_said() -> None:
     lines = [" ".join(words) for block in blocks("console") for words in block.commands]
     assert all(any(line.startswith(prefix) for line in lines) for prefix in NOT_RUN), "all reasons are in use"
     assert len([line for line in lines if "kedro run" in line]) >= 20
-    others = ("rewards.votes.options.head=", "--pipeline=plan --env=qwen_image")
+    others = ("rewards.votes.options.head=", "--pipeline=plan --env=qwen_image", "model.base_weights=4bit")
     left_out = ("--pipeline=reproduce", "--pipeline=rollback", "--pipeline=vote", *others)
     of_kedro = [line for line in lines if "kedro run" in line]
     assert all(is_run(line) or any(name in line for name in left_out) for line in of_kedro)

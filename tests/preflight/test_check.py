@@ -124,6 +124,21 @@ def test_edits_are_told_apart_from_prompts(tmp_path):
     assert "have no source_image, so they are prompts, and data.task is i2i" in message
 
 
+def test_a_task_that_the_model_cannot_do_is_not_advised(tmp_path):
+    FOLDERS["prompts"](tmp_path / "prompts")
+    none = {"steps": None, "guidance_scale": None}
+    message = refusal(
+        tmp_path / "prompts",
+        data={"task": "segmentation"},
+        starter={"world": "scenes"},
+        modules={"dit": None},
+        sampling={"rollout": none, "stock": none},
+    )
+    assert "All 24 records were rejected:\n" in message
+    assert "t2i" not in message
+    assert "Run:" not in message
+
+
 def test_edits_without_targets_are_told_all_at_once(tmp_path):
     photo(tmp_path / "a.png", 0)
     jsonl(tmp_path / "records.jsonl", [{"prompt": f"make it {n}", "source_image": "a.png"} for n in range(20)])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from visual_grpo import components
 from visual_grpo.command import Command
-from visual_grpo.config import Parameters
+from visual_grpo.config import Parameters, Task
 from visual_grpo.config.presets import AUTO, pinned
 from visual_grpo.config.validation import validate
-from visual_grpo.errors import Problems
+from visual_grpo.errors import Problems, UserError
 from visual_grpo.preflight.configuration import check, check_model
 
 if TYPE_CHECKING:
@@ -69,8 +71,17 @@ def _look(config: Parameters, outputs: set[str], prepared: Callable[[], Iterable
     from visual_grpo.preflight.data import look_at_folder, look_at_table
 
     if RECORDS in outputs:
-        return look_at_folder(config.data)
+        return look_at_folder(config.data, partial(_tasks_of_the_model, config))
     return look_at_table(prepared(), config.data.task, every=config.reward == AUTO)
+
+
+def _tasks_of_the_model(config: Parameters) -> Sequence[Task]:
+    from visual_grpo.preflight.data import OF_A_RECORD
+
+    try:
+        return components.family_of(config).tasks
+    except UserError:  # Told when the model is looked at.
+        return OF_A_RECORD
 
 
 def _choose(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,8 @@ from visual_grpo.records.validate import CheckedRecord
 from visual_grpo.rewards.choice import Traits
 from visual_grpo.types import PromptRecord
 
+OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
+"""The tasks that a single record can be of."""
 _KEPT = 10_000
 """Records that rewards look at before the run; the nodes look at all."""
 _OF_TABLES = 200
@@ -51,8 +54,11 @@ def look_at_table(records: Iterable[PromptRecord], task: Task, *, every: bool) -
     return findings
 
 
-def look_at_folder(data: DataConfig) -> Findings:
+def look_at_folder(data: DataConfig, tasks: Callable[[], Sequence[Task]] = lambda: OF_A_RECORD) -> Findings:
     """Of the records at ``data.path``, as the data preparation will read them.
+
+    Args:
+        tasks: gives what the model does, where the records are not of ``data.task``; others are no records for it.
 
     Raises:
         UserError: there is nothing at the path, or no layout fits.
@@ -61,7 +67,8 @@ def look_at_folder(data: DataConfig) -> Findings:
     findings = _look(found, data)
     if findings.traits.records:
         return findings
-    task = _fitting_task(found, data.task)
+    # Queries have a model of their own in the project, whichever is named.
+    task = _fitting_task(found, {*tasks(), "segmentation"} - {data.task})
     if task is None:
         findings.problems.append(nothing_left(findings.rejected, findings.rejections))
         return findings
@@ -97,12 +104,11 @@ def _note(findings: Findings, record: PromptRecord) -> None:
         findings.sample.append(record)
 
 
-def _fitting_task(found: Found, task: Task) -> Task | None:
-    """The task that the first records are of, where they are of none for ``task``."""
-    others: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
-    for other in others:
-        if other != task and any(isinstance(item, CheckedRecord) for item in islice(_items(found, other), MOST)):
-            return other
+def _fitting_task(found: Found, tasks: AbstractSet[str]) -> Task | None:
+    """The one of ``tasks`` that the first records are of."""
+    for task in OF_A_RECORD:
+        if task in tasks and any(isinstance(item, CheckedRecord) for item in islice(_items(found, task), MOST)):
+            return task
     return None
 
 
