@@ -95,9 +95,7 @@ def test_texts_of_any_kind_are_parameters(text: str, tree: dict[str, Any]) -> No
     assert run.make_context("run", [f"--params={text}"]).params["params"] == tree
 
 
-@pytest.mark.parametrize(
-    "text", ["", "seed=3,grpo.learning_rate=2e-4,adapter=01234567,data.path=my photos", "a=,b=yes"]
-)
+@pytest.mark.parametrize("text", ["", "seed=3,grpo.learning_rate=2e-4,adapter=01234567,data.path=my photos", "b=yes"])
 def test_usual_parameters_are_what_they_are_for_kedro(text: str) -> None:
     assert parsed(text) == _split_params(click.Context(run), run.params[0], text)
 
@@ -105,6 +103,13 @@ def test_usual_parameters_are_what_they_are_for_kedro(text: str) -> None:
 @pytest.mark.parametrize("text", ["foo", "=3", "foo,a=1", "a=${b"])
 def test_what_is_no_parameter_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(click.UsageError, match=r"expected NAME=VALUE, .*double quotes"):
+        parsed(text)
+
+
+@pytest.mark.parametrize("text", ["data.path=", "seed=3,data.path= ,b=1", "data.path=,seed=3"])
+def test_a_parameter_without_a_value_is_refused(text: str) -> None:
+    """As of a variable that is not set: the run would use the default without a word."""
+    with pytest.raises(click.UsageError, match=r"data\.path= has no value.*write data\.path=null"):
         parsed(text)
 
 

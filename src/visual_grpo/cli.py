@@ -42,13 +42,18 @@ def parsed(text: str) -> dict[str, Any]:
     what is no YAML, or a YAML mapping, list or comment without brackets, is a text.
 
     Raises:
-        click.UsageError: something has no NAME=.
+        click.UsageError: something has no NAME=, or no value.
     """
     items, rest = [], text.strip(_BETWEEN)
     while rest:
         found = _PARAMETER.match(rest)
         if found is None:
             raise click.UsageError(f"--params: {_FORM}; got {rest!r}")
+        if not found["value"]:
+            name = found["name"]
+            raise click.UsageError(
+                f"--params: {name}= has no value; is a variable of the shell empty? To set none, write {name}=null"
+            )
         items.append(f"{found['name']}={_yaml(found['value'])}")
         rest = rest[found.end() :].lstrip(_BETWEEN)
     try:

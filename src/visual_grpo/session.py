@@ -6,6 +6,7 @@ Expected errors end with a message, Ctrl-C with one line, bugs with a traceback.
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ class Session(KedroSession):
                 result: dict[str, Any] = super().run(*args, **kwargs)
                 return result
         except KeyboardInterrupt as stop:
-            Tracker.active().killed()
+            with suppress(KeyboardInterrupt):  # Another Ctrl-C ends the wait for MLflow.
+                Tracker.active().killed()
             console.note("Stopped.")
             raise click.exceptions.Exit(128 + signal_of(stop)) from None
         except SystemExit:  # Of code that the command calls, such as a reward's.

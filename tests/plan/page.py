@@ -92,14 +92,16 @@ def _rows_of(page: str) -> dict[str, dict[str, str]]:
 
 
 def _memory(plans: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    lines = ["| configuration | weights | peak of a step or an evaluation | where | host waits a step |"]
-    lines.append("|---|---|---|---|---|")
+    lines = ["| configuration | weights | peak of a step or an evaluation | where | host waits a step | host memory |"]
+    lines.append("|---|---|---|---|---|---|")
     for name, plan in plans.items():
         phases = [*plan["step"], *(phase for own in plan["evaluation"].values() for phase in own)]
         most = max(phases, key=lambda phase: float(phase["peak_gb"]))
         waits = sum(phase["host_waits"] for phase in plan["step"])
         weights, peak = plan["weights_gb"], plan["peak_gb"]
-        lines.append(f"| {name} | {weights:.1f} GB | {peak:.1f} GB | {most['phase']} | {waits:,} |")
+        lines.append(
+            f"| {name} | {weights:.1f} GB | {peak:.1f} GB | {most['phase']} | {waits:,} | {plan['host_gb']:.1f} GB |"
+        )
     return lines
 
 

@@ -78,6 +78,9 @@ def test_a_card_is_found_however_it_is_spelled_and_an_unknown_one_is_told_with_a
     ) as told:
         find_card("H10")
     assert "Did you mean 'H100'" in str(told.value)
+    with pytest.raises(UserError, match="Did you mean 'A100 80GB'"):
+        find_card("A100")
+    assert find_card("4090") is CARDS["RTX 4090"]
 
 
 @pytest.mark.parametrize(("usable", "most"), [(99, 0), (100, 1), (399, 3), (400, 4), (10**6, 9)])

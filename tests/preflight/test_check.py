@@ -134,9 +134,17 @@ def test_a_task_that_the_model_cannot_do_is_not_advised(tmp_path):
         modules={"dit": None},
         sampling={"rollout": none, "stock": none},
     )
+    assert "so they are prompts, and data.task is segmentation. The model does segmentation only." in message
     assert "All 24 records were rejected:\n" in message
-    assert "t2i" not in message
+    assert "data.task=" not in message
     assert "Run:" not in message
+
+
+def test_edits_for_a_model_of_prompts_are_told_as_such_though_their_targets_could_be_masks(tmp_path):
+    edits(tmp_path / "edits")
+    message = refusal(tmp_path / "edits", model={"path": "a/b", "family": "sd3"})
+    assert "so they are edits, and data.task is t2i. The model does t2i only. All" in message
+    assert "negative_points" not in message
 
 
 def test_edits_without_targets_are_told_all_at_once(tmp_path):

@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-AdapterName = Annotated[str, BeforeValidator(lambda name: str(name) if isinstance(name, int) else name)]
-"""latest, a folder, an MLflow run, a version of a registered model, or none. The beginning of a run's id that has only
-digits is a number on the command line."""
+Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
+"""One that has only digits is a number on the command line."""
+AdapterName = Name
+"""latest, a folder, an MLflow run or the beginning of its id, a version of a registered model, or none."""
+NotEmpty = Annotated[str, Field(min_length=1)]
 Side = Annotated[int, Field(ge=32, le=4096, multiple_of=32, description="pixels, a multiple of 32")]
 Share = Annotated[float, Field(ge=0, lt=1)]
 World = Literal["shapes", "words", "scenes"]

@@ -6,13 +6,13 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from visual_grpo.config.base import Share, Side, Strict, Task, World
+from visual_grpo.config.base import NotEmpty, Share, Side, Strict, Task, World
 
 
 class DataConfig(Strict):
     """Where the records are and how they are prepared."""
 
-    path: str = Field(
+    path: NotEmpty = Field(
         description="folder with records, or a records.jsonl / prompts.txt / metadata file; null = the starter draws it"
     )
     layout: Literal["auto", "records", "prompts", "image_folder", "captions", "seg_zero"] = Field(
@@ -63,10 +63,10 @@ class StarterConfig(Strict):
         description="what is drawn: coloured shapes, signs with words (text in images), or scenes of objects with parts"
         " (negative points)",
     )
-    dataset: str = Field(
+    dataset: NotEmpty = Field(
         "data/01_raw/shapes", description="folder that the drawn dataset is written to; null = OUTPUT/01_raw/WORLD"
     )
-    model: str = Field(
+    model: NotEmpty = Field(
         "data/06_models/base",
         description="folder that the pretrained pipeline is written to; null = OUTPUT/06_models/base",
     )

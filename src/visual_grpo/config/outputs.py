@@ -27,15 +27,15 @@ def with_output_folders(tree: Mapping[str, Any], environment: str | None) -> dic
     if data is None or starter is None or tracking is None:
         return dict(tree)  # The validation says what is wrong with it.
     path = data.get("path")
-    home = tree.get("output") or _home(data, starter, environment)
-    output = tree.get("output") or (f"{home}/{_named_after(str(path))}" if path else home)
-    dataset = starter.get("dataset") or f"{home}/01_raw/{starter.get('world', 'shapes')}"
+    home = _or(tree.get("output"), _home(data, starter, environment))
+    output = _or(tree.get("output"), f"{home}/{_named_after(str(path))}" if path is not None else home)
+    dataset = _or(starter.get("dataset"), f"{home}/01_raw/{starter.get('world', 'shapes')}")
     return {
         **tree,
         "output": output,
-        "data": {**data, "path": path or dataset},
-        "starter": {**starter, "dataset": dataset, "model": starter.get("model") or f"{home}/06_models/base"},
-        "tracking": {**tracking, "checkpoints": tracking.get("checkpoints") or f"{output}/06_models/checkpoints"},
+        "data": {**data, "path": _or(path, dataset)},
+        "starter": {**starter, "dataset": dataset, "model": _or(starter.get("model"), f"{home}/06_models/base")},
+        "tracking": {**tracking, "checkpoints": _or(tracking.get("checkpoints"), f"{output}/06_models/checkpoints")},
     }
 
 
@@ -43,7 +43,13 @@ def _home(data: Mapping[str, Any], starter: Mapping[str, Any], environment: str 
     """Where an environment draws its dataset and pretrains its model for a task."""
     parts = [ROOT] if environment in UNNAMED_ENVIRONMENTS else [ROOT, str(environment)]
     task = data.get("task", "t2i")
-    return "/".join(parts if task == DRAWN_TASKS.get(starter.get("world", "shapes")) else [*parts, str(task)])
+    drawn_for = DRAWN_TASKS.get(str(starter.get("world", "shapes")))
+    return "/".join(parts if task == drawn_for else [*parts, str(task)])
+
+
+def _or(value: Any, default: str) -> Any:
+    """Nothing but null is left open; what else is no folder's name is for the validation to refuse."""
+    return default if value is None else value
 
 
 def _named_after(path: str) -> str:

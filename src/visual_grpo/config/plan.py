@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from visual_grpo.config.base import Strict
+from visual_grpo.config.base import Name, Strict
 
 
 class PlanConfig(Strict):
     """Of the pipeline plan, which needs neither weights nor a GPU; it counts for ``distributed.processes`` cards."""
 
-    gpu: str | None = Field(
+    gpu: Name | None = Field(
         None,
         description="name of the card that is planned for, such as L4, RTX 4090, L40S, A100 80GB or H100; null = a"
         " CPU, of which only memory and operations are counted",

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from visual_grpo.config.base import Dtype, Strict
+from visual_grpo.config.base import Dtype, NotEmpty, Strict
 
 
 class ModelConfig(Strict):
@@ -17,7 +17,7 @@ class ModelConfig(Strict):
         description="glm_image, sd3, qwen_image, qwen2_5_vl or package.module:FAMILY; auto = recognised from the saved"
         " model; with path null the one that the starter draws starter.world for",
     )
-    path: str | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
+    path: NotEmpty | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
     revision: str | None = Field(
         None,
         description="of a hub id: branch, tag or, so that it cannot change, a commit's hash; null = the newest; if"
@@ -36,14 +36,14 @@ class ModelConfig(Strict):
         description="phases: each network is on the GPU only while it computes, its frozen weights wait in pinned host"
         " memory; for cards that do not hold the whole model, same results",
     )
-    threads: int = Field(1, ge=1, description="CPU threads of torch; results can differ in their last bits")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of torch; results can differ in their last bits")
     options: dict[str, object] = Field(
         default_factory=dict, description="of the family, as instruction and max_tokens of qwen2_5_vl"
     )
 
 
 class LoraParams(Strict):
-    rank: int = Field(8, ge=1, description="of the two matrices added to each target")
+    rank: int = Field(8, ge=1, le=65536, description="of the two matrices added to each target")
     alpha: int = Field(16, ge=1, description="their product is scaled by alpha / rank")
     target_modules: str | list[str] | None = Field(
         None, description="peft's target_modules; null = the attention and MLP matrices of the policy's module"

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from visual_grpo.config.alarm import AlarmConfig
-from visual_grpo.config.base import AdapterName, Strict
+from visual_grpo.config.base import AdapterName, NotEmpty, Strict
 from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.distributed import DistributedConfig
 from visual_grpo.config.gpu_check import GpuCheckConfig
@@ -38,7 +38,7 @@ from visual_grpo.secret_values import hidden
 class Parameters(Strict):
     """The whole parameter tree."""
 
-    output: str = Field(
+    output: NotEmpty = Field(
         "data",
         description="folder of all results; null = data for the default environment and the drawn shapes, data/NAME for"
         " an environment, and a folder in that, named after data.path, for data of your own",

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from visual_grpo.config.base import AdapterName, Strict
+from visual_grpo.config.base import AdapterName, NotEmpty, Strict
 
 
 class GenerateConfig(Strict):
@@ -20,7 +20,7 @@ class GenerateConfig(Strict):
 
 
 class ScoreConfig(Strict):
-    path: str | None = Field(
+    path: NotEmpty | None = Field(
         None, description="folder of pictures with prompts: captions, an image folder, or what generate wrote"
     )
 

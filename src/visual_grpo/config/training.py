@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from visual_grpo.config.base import AdapterName, Strict
+from visual_grpo.config.base import AdapterName, NotEmpty, Strict
 from visual_grpo.config.policy import LoraParams
 
 
 class RewardConfig(Strict):
     """One reward: a built-in by name or any ``package.module:function``."""
 
-    function: str | None = Field(None, description="package.module:function; null = the built-in of this name")
+    function: NotEmpty | None = Field(None, description="package.module:function; null = the built-in of this name")
     weight: float = Field(1.0, description="0 = reported, never optimised")
     options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
     clip: tuple[float | None, float | None] = Field(
@@ -229,7 +229,9 @@ class TrackingConfig(Strict):
     wandb: Literal["online", "offline"] | None = Field(
         None, description="also log to Weights & Biases; offline: into ./wandb, to be sent later by `wandb sync`"
     )
-    checkpoints: str = Field("data/06_models/checkpoints", description="folder; null = OUTPUT/06_models/checkpoints")
+    checkpoints: NotEmpty = Field(
+        "data/06_models/checkpoints", description="folder; null = OUTPUT/06_models/checkpoints"
+    )
     checkpoint_every: int = Field(10, ge=1, description="training steps between checkpoints")
     checkpoint_minutes: float = Field(
         10,

@@ -13,6 +13,8 @@ from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, nearest, nearest_hint
 
 _LONGEST_VALUE = 80
+_OF_A_UNION = re.compile(r"(str|int|float|bool|list|tuple|dict)(\[.*\])?")
+"""What pydantic adds to a parameter's name: which of several types the value is not."""
 
 RENAMED = {
     ("policy", "component"): "policy.train: all (before: both), or the name of a module (ar, dit, vl)",
@@ -41,7 +43,10 @@ def validate(tree: Mapping[str, Any]) -> Parameters:
     try:
         return Parameters.model_validate(dict(tree))
     except ValidationError as error:
-        problems = [_explain(detail) for detail in error.errors(include_url=False)]
+        details: dict[Sequence[int | str], ErrorDetails] = {}
+        for detail in error.errors(include_url=False):
+            details.setdefault(_of_parameter(detail["loc"]), detail)
+        problems = [_explain(path, detail) for path, detail in details.items()]
     count = "A parameter is wrong" if len(problems) == 1 else f"{len(problems)} parameters are wrong"
     lines = "\n".join(f"  {problem}" for problem in problems)
     raise ParameterError(
@@ -50,8 +55,12 @@ def validate(tree: Mapping[str, Any]) -> Parameters:
     )
 
 
-def _explain(detail: ErrorDetails) -> str:
-    path = detail["loc"]
+def _of_parameter(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The same for all the types that a value may have."""
+    return path[:-1] if len(path) > 1 and _OF_A_UNION.fullmatch(str(path[-1])) else path
+
+
+def _explain(path: Sequence[int | str], detail: ErrorDetails) -> str:
     name = _dotted(path)
     if detail["type"] == "missing":
         return f"{name} is missing{_meaning(path)}"

@@ -64,11 +64,21 @@ def brought(*networks: nn.Module) -> int:
 
 def on_device(network: nn.Module) -> Iterator[Tensor]:
     """Parameters and buffers without those that wait on the host."""
-    turn = vars(network).get(_TURN)
-    hosts = {id(place.host) for place in turn.places} if turn is not None else set()
+    hosts = {id(tensor) for tensor in _hosts(network)}
     for tensor in (*network.parameters(), *network.buffers()):
         if id(tensor) not in hosts:
             yield tensor
+
+
+def pinned_bytes(*networks: nn.Module) -> int:
+    """What those that take turns keep on the host of a GPU: torch rounds each pinned tensor up to a power of two."""
+    hosts = (tensor for network in networks for tensor in _hosts(network))
+    return sum(1 << (tensor.nbytes - 1).bit_length() for tensor in hosts if tensor.nbytes)
+
+
+def _hosts(network: nn.Module) -> list[Tensor]:
+    turn = vars(network).get(_TURN)
+    return [] if turn is None else list({id(place.host): place.host for place in turn.places}.values())
 
 
 @dataclass(frozen=True)
@@ -93,15 +103,13 @@ class _Turn:
 
     def __init__(self, network: nn.Module, device: torch.device, turns: _Turns) -> None:
         self.device, self.needed, self.brought, self._turns = device, 0, 0, turns
-        hosts = {id(tensor): _pinned(tensor, device) for tensor in (*network.parameters(), *network.buffers())}
-        self.places = [
-            _Place(tensors, name, hosts[id(tensor)])
-            for layer in network.modules()
-            for tensors in (layer._parameters, layer._buffers)
-            for name, tensor in tensors.items()
-            if tensor is not None
-        ]
-        self._put(lambda host: host)
+        where: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        for layer in network.modules():
+            for tensors in (layer._parameters, layer._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        where.setdefault(id(tensor), []).append((tensors, name))
+        self.places = [place for shared in where.values() for place in _pinned_places(shared, device)]
 
     def come(self) -> None:
         if self in self._turns.there:
@@ -125,6 +133,15 @@ class _Turn:
     def _put(self, chosen: Any) -> None:
         for place in self.places:
             place.tensors[place.name] = chosen(place.host)
+
+
+def _pinned_places(shared: list[tuple[dict[str, Any], str]], device: torch.device) -> list[_Place]:
+    """Those of one tensor, which is freed before the next is pinned."""
+    tensors, name = shared[0]
+    host = _pinned(tensors[name], device)
+    for tensors, name in shared:
+        tensors[name] = host
+    return [_Place(tensors, name, host) for tensors, name in shared]
 
 
 def _pinned(tensor: Tensor, device: torch.device) -> Tensor:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from visual_grpo.config import Parameters
+from visual_grpo.config.plan import PlanConfig
 from visual_grpo.plan.cards import CARDS, Card
 from visual_grpo.plan.largest import LargestBatch
+
+_SAVED_BY_8_BITS = 6
+"""Bytes a trained parameter: two moments of one byte each instead of four."""
 
 
 def changes(
@@ -18,6 +22,7 @@ def changes(
     *,
     networks: int = 1,
     step: int | None = None,
+    trained: int = 0,
 ) -> list[str]:
     """Each as a line; none where ``peak`` bytes fit.
 
@@ -25,16 +30,31 @@ def changes(
         weights: bytes that the model takes by itself.
         networks: of how many it is made.
         step: the part of ``peak`` that a step needs; None = all. More is the evaluation's.
+        trained: parameters.
     """
     if peak <= card.usable:
         return []
     size = config.evaluation.batch_size
     if step is not None and step <= card.usable and size > 1:
         return [f"evaluation.batch_size={size // 2} (set: {size}; a step fits, the evaluation does not. Plan again)"]
+    others = [
+        *_other_changes(config, card, weights, peak, batches),
+        *_small_changes(config, peak - card.usable, trained),
+    ]
     if networks > 1 and config.model.offload == "none" and not config.distributed.sharded:
-        taking_turns = "model.offload=phases (one network on the card at a time; plan again with it)"
-        return [taking_turns, *_other_changes(config, card, weights, peak, batches)]
-    return _other_changes(config, card, weights, peak, batches)
+        return ["model.offload=phases (one network on the card at a time; plan again with it)", *others]
+    return others
+
+
+def _small_changes(config: Parameters, missing: int, trained: int) -> list[str]:
+    lines = []
+    if config.grpo.optimizer == "adamw" and missing <= _SAVED_BY_8_BITS * trained:
+        saved = _SAVED_BY_8_BITS * trained / 1e9
+        lines.append(f"grpo.optimizer=adamw_8bit (saves {saved:.2f} GB; see `make quantised`)")
+    words = config.plan.prompt_words
+    if words > PlanConfig().prompt_words:
+        lines.append(f"shorter prompts (plan.prompt_words is {words}; plan again with fewer)")
+    return lines
 
 
 def _other_changes(
@@ -63,10 +83,20 @@ def _other_changes(
 
 
 def _in_parts(config: Parameters) -> list[str]:
-    if config.distributed.sharded or config.model.offload != "none":
-        return []
     count = max(2, config.distributed.processes)
-    return [f"distributed.sharded=true,distributed.processes={count} (each of {count} cards keeps a part; plan again)"]
+    in_the_way = (
+        config.distributed.sharded,
+        config.model.offload != "none",
+        config.model.base_weights != "full",
+        config.policy.kv_cache == "static",
+        config.grpo.prompts_per_step < count,
+    )
+    if any(in_the_way):
+        return []
+    return [
+        f"distributed.sharded=true,distributed.processes={count} (each of {count} cards keeps a part; without turns and"
+        " fewer bits; plan again)"
+    ]
 
 
 def _fewer_bits(config: Parameters) -> list[str]:

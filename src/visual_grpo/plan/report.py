@@ -12,6 +12,7 @@ from torch import nn
 from visual_grpo import console
 from visual_grpo.config import Parameters
 from visual_grpo.hardware.quantised import quantised_layers
+from visual_grpo.hardware.turns import pinned_bytes
 from visual_grpo.plan.advice import changes
 from visual_grpo.plan.cards import CARDS, Card
 from visual_grpo.plan.largest import LargestBatch
@@ -110,13 +111,19 @@ def plan_of(counted: Counted, card: Card | None, batches: Sequence[LargestBatch]
             batches,
             networks=len(counted.planned.networks),
             step=counted.step.peak,
+            trained=counted.trained,
         ),
         "parameters": {name: _parameters(network) for name, network in counted.networks.items()},
         "trained_parameters": counted.trained,
         "weights_gb": counted.weights / 1e9,
         "peak_gb": counted.peak / 1e9,
         "brought_gb": counted.step.brought / 1e9,
-        "host_gb": config.distributed.processes * _loaded_bytes(counted) / 1e9,
+        "counted_for": {
+            "prompt_words": config.plan.prompt_words,
+            "prompts_of_a_split": config.evaluation.max_prompts or config.evaluation.prompts,
+        },
+        "idle": _idle(config, counted.planned.plan.modules),
+        **_host(counted),
         "gathered_gb": sum(phase.gathered for phase in counted.step.phases.values()) / 1e9,
         "step": _phases(counted.step, config, card),
         "evaluation": {name: _phases(meter, config, card) for name, meter in counted.evaluation.items()},
@@ -132,6 +139,25 @@ def plan_of(counted: Counted, card: Card | None, batches: Sequence[LargestBatch]
             "published": [asdict(point) for point in CALIBRATION],
         },
     }
+
+
+def _host(counted: Counted) -> dict[str, float]:
+    """GB of host memory of all processes: while they load, and after that."""
+    kept = pinned_bytes(*counted.planned.networks.values())
+    processes = counted.config.distributed.processes
+    return {"host_gb": processes * max(_loaded_bytes(counted), kept) / 1e9, "host_kept_gb": processes * kept / 1e9}
+
+
+def _idle(config: Parameters, modules: Sequence[str]) -> str:
+    """Where the prompts of a step cannot be shared evenly; "" where they can."""
+    cards = config.distributed.processes
+    uneven = [prompts for m in modules if (prompts := config.grpo_of(m).prompts_per_step) % cards]
+    if not uneven:
+        return ""
+    return (
+        f"A step has {uneven[0]} prompts for {cards} cards, and takes as long as the {-(-uneven[0] // cards)} of one"
+        f" card: a multiple of {cards} (grpo.prompts_per_step) would use all."
+    )
 
 
 def _loaded_bytes(counted: Counted) -> int:
@@ -181,8 +207,9 @@ def show(plan: Mapping[str, Any]) -> None:
     parameters = {name: f"{count / 1e6:,.1f} million" for name, count in plan["parameters"].items()}
     trained = {"trained (LoRA)": f"{plan['trained_parameters'] / 1e6:.1f} million"}
     memory = {"weights": f"{plan['weights_gb']:.3g} GB", "largest peak": f"{plan['peak_gb']:.3g} GB"}
-    loading = {"host memory, loading": f"{plan['host_gb']:.3g} GB"}
-    console.summary("Parameters", {**parameters, **trained, **memory, **loading, "sizes from": plan["sizes_from"]})
+    console.summary(
+        "Parameters", {**parameters, **trained, **memory, **_host_memory(plan), "sizes from": plan["sizes_from"]}
+    )
     _table("One step", plan["step"])
     if plan["brought_gb"]:
         console.note(f"Networks take turns: a step copies {plan['brought_gb']:.0f} GB from the host to the card.")
@@ -201,6 +228,14 @@ def show(plan: Mapping[str, Any]) -> None:
     console.note(plan["estimated"])
 
 
+def _host_memory(plan: Mapping[str, Any]) -> dict[str, str]:
+    count = 1 if plan["card"] is None else plan["card"]["count"]
+    processes = f" of {count} processes" if count > 1 else ""
+    shown = {f"host memory{processes}, loading": f"{plan['host_gb']:.3g} GB"}
+    kept = {"and then, pinned": f"{plan['host_kept_gb']:.3g} GB"} if plan["host_kept_gb"] else {}
+    return shown | kept
+
+
 def _table(title: str, phases: Sequence[Mapping[str, Any]]) -> None:
     columns = ["phase", "peak GB", "TFLOP", "GB moved", "kernels", "host waits", "seconds (estimated)"]
     keys = ("phase", "peak_gb", "tflop", "gb_moved", "kernels", "host_waits", "seconds")
@@ -217,17 +252,22 @@ def _show_run(plan: Mapping[str, Any]) -> None:
         "Estimated",
         {
             "a step": f"{run['step']:.0f} s",
-            "all steps": f"{run['steps'] / 3600:.1f} h",
-            "signal check": f"{run['signal_check'] / 60:.0f} min",
-            "evaluations while training": (
-                f"{run['evaluations_in_training']} x {run['evaluation_in_training'] / 60:.1f} min"
-            ),
-            "baseline": f"{run['baseline'] / 3600:.1f} h",
-            "evaluate": f"{run['evaluate'] / 3600:.1f} h",
-            "everything": f"{run['hours']:.1f} h",
+            "all steps": _long(run["steps"]),
+            "signal check": _long(run["signal_check"]),
+            "evaluations while training": f"{run['evaluations_in_training']} x {_long(run['evaluation_in_training'])}",
+            "baseline": _long(run["baseline"]),
+            "evaluate": _long(run["evaluate"]),
+            "everything": _long(3600 * run["hours"]),
             "cost": cost,
         },
     )
+    words, prompts = plan["counted_for"].values()
+    console.note(
+        f"Counted for prompts of {words} words (plan.prompt_words), and for {prompts} evaluation prompts and as many"
+        " held-out ones (evaluation.max_prompts); your records are not read."
+    )
+    if plan["idle"]:
+        console.note(plan["idle"])
     rows = [
         [each["card"], "yes", each["step_seconds"], each["run_hours"]]
         if each["fits"]
@@ -235,6 +275,10 @@ def _show_run(plan: Mapping[str, Any]) -> None:
         for each in plan["cards"]
     ]
     console.table("The same on other cards", ["card", "fits", "seconds a step", "hours"], rows)
+
+
+def _long(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
 
 
 def _show_waits(plan: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -67,10 +66,15 @@ def look_at_folder(data: DataConfig, tasks: Callable[[], Sequence[Task]] = lambd
     findings = _look(found, data)
     if findings.traits.records:
         return findings
-    # Queries have a model of their own in the project, whichever is named.
-    task = _fitting_task(found, {*tasks(), "segmentation"} - {data.task})
+    task = _fitting_task(found, data.task)
+    rejected = nothing_left(findings.rejected, findings.rejections)
     if task is None:
-        findings.problems.append(nothing_left(findings.rejected, findings.rejections))
+        findings.problems.append(rejected)
+        return findings
+    # Queries have a model of their own in the project, whichever is named.
+    if task not in (*tasks(), "segmentation"):
+        does = " and ".join(tasks())
+        findings.problems.append(f"{_are_of(data, task)} The model does {does} only. {rejected}")
         return findings
     return _of_another_task(found, data, task)
 
@@ -104,28 +108,32 @@ def _note(findings: Findings, record: PromptRecord) -> None:
         findings.sample.append(record)
 
 
-def _fitting_task(found: Found, tasks: AbstractSet[str]) -> Task | None:
-    """The one of ``tasks`` that the first records are of."""
-    for task in OF_A_RECORD:
-        if task in tasks and any(isinstance(item, CheckedRecord) for item in islice(_items(found, task), MOST)):
-            return task
+def _fitting_task(found: Found, task: Task) -> Task | None:
+    """The one that the first records are of, where they are of none for ``task``."""
+    for other in OF_A_RECORD:
+        if other != task and any(isinstance(item, CheckedRecord) for item in islice(_items(found, other), MOST)):
+            return other
     return None
 
 
 def _of_another_task(found: Found, data: DataConfig, task: Task) -> Findings:
     findings = _look(found, data.model_copy(update={"task": task}))
-    having = {
-        "t2i": "have no source_image, so they are prompts",
-        "i2i": "have a source_image, so they are edits",
-        "segmentation": "are queries about an image with a mask",
-    }
-    findings.problems.insert(0, f"The records in {data.path} {having[task]}, and data.task is {data.task}.")
+    findings.problems.insert(0, _are_of(data, task))
     if task == "segmentation":
         # Another model, with other settings, answers queries.
         findings.environment = "negative_points"
     else:
         findings.added["data.task"] = task
     return findings
+
+
+def _are_of(data: DataConfig, task: Task) -> str:
+    having = {
+        "t2i": "have no source_image, so they are prompts",
+        "i2i": "have a source_image, so they are edits",
+        "segmentation": "are queries about an image with a mask",
+    }
+    return f"The records in {data.path} {having[task]}, and data.task is {data.task}."
 
 
 def _check_splits(findings: Findings, records: list[CheckedRecord], data: DataConfig) -> None:

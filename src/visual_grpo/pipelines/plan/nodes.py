@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from visual_grpo import console
+from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 
@@ -28,7 +29,10 @@ def require_fit(plan: dict[str, Any]) -> None:
     card = plan["card"]
     needs = f"it needs {plan['peak_gb']:.2f} GB, and tensors may take {card['usable'] / 1e9:.2f} GB of {card['name']}."
     if plan["fits"]:
-        console.note(f"This fits: {needs}")
+        console.note(
+            f"This fits: {needs} The host needs {plan['host_gb']:.1f} GB.\n"
+            f"On a machine with the card, hold the plan against it: {Command.now().of_pipeline('gpu_check')}"
+        )
         return
     lines = "\n".join(f"  {change}" for change in plan["changes"])
-    raise UserError(f"This does not fit: {needs} What would help, alone or together:\n{lines}")
+    raise UserError(f"This does not fit: {needs} What would help:\n{lines}")
