@@ -154,6 +154,31 @@ def test_every_configuration_names_a_card_that_is_known():
         find_card(config.plan.gpu)
 
 
+def test_a_plan_says_what_all_processes_keep_on_the_host_and_where_cards_idle(tmp_path):
+    from tests.policies.sd3 import tiny
+    from visual_grpo.plan.make import make_plan as make
+
+    tiny.pipeline().save_pretrained(tmp_path)
+    changes_: dict[str, Any] = {
+        "model": {"path": str(tmp_path), "dtype": "float32", "offload": "phases"},
+        "data": {"height": 64, "width": 96},
+        "evaluation": {"batch_size": 2, "prompts": 2, "max_prompts": None},
+        "plan": {"gpu": "L4", "largest_batches": False, "prompt_words": 5},
+    }
+    one, three = (make(parameters_of("sd3", {**changes_, "distributed": {"processes": n}})) for n in (1, 3))
+    elements = sum(one["parameters"].values())
+    assert one["host_gb"] == one["host_kept_gb"] > 4 * elements / 1e9, "pinned in powers of two"
+    assert three["host_kept_gb"] == pytest.approx(3 * one["host_kept_gb"])
+    assert one["idle"] == ""
+    assert three["idle"].startswith(
+        "A step has 4 prompts for 3 cards, and takes as long as the 2 of one card: a multip"
+    )
+    assert one["counted_for"] == {"prompt_words": 5, "prompts_of_a_split": 2}
+    with_all = make(parameters_of("sd3", {**changes_, "model": {**changes_["model"], "offload": "none"}}))
+    assert with_all["host_kept_gb"] == 0
+    assert with_all["host_gb"] == pytest.approx(4 * elements / 1e9)
+
+
 def refused(changes_: dict[str, Any]) -> str:
     from visual_grpo.plan.make import make_plan as make
 

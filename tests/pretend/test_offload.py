@@ -17,7 +17,7 @@ from tests.pretend.trained import assert_equal, config_of, networks_of, records_
 from visual_grpo import components
 from visual_grpo.errors import UserError
 from visual_grpo.hardware import turns
-from visual_grpo.hardware.turns import on_device, present, put_away, take_turns
+from visual_grpo.hardware.turns import on_device, pinned_bytes, present, put_away, take_turns
 from visual_grpo.plan.replaced import replaced
 from visual_grpo.rewards.combine import RewardSet
 
@@ -117,6 +117,16 @@ def test_a_weight_that_two_layers_share_is_copied_once_and_stays_the_same_on_the
         put_away(network)
         assert network[0].weight is network[1].weight is host
         assert torch.equal(host, values)
+
+
+def test_a_host_keeps_each_tensor_in_a_power_of_two_once() -> None:
+    with Accelerator():
+        networks = small(first=3, second=5)
+        assert pinned_bytes(*networks.values()) == 0, "nobody takes turns yet"
+        take_turns(networks, DEVICE)
+        # Of each: the weight that two layers share, two biases, and the buffer of int64.
+        assert pinned_bytes(networks["first"]) == 64 + 16 + 16 + 32, "36 + 12 + 12 + 24 bytes"
+        assert pinned_bytes(*networks.values()) == 128 + (128 + 32 + 32 + 64), "100 + 20 + 20 + 40 bytes more"
 
 
 def test_an_error_leaves_nobody_needed() -> None:
