@@ -42,7 +42,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "plan": {"gpu": "RTX 4090"},
         },
     ),
-    "qwen_image, 48 GB": ("qwen_image", {"model": {"offload": "phases"}, "plan": {"gpu": "L40S"}}),
+    "qwen_image, 48 GB": ("qwen_image", {"model": {"offload": "phases"}, "plan": {"gpu": "RTX A6000"}}),
     "glm_image, 4 bits, 24 GB": (
         "glm_image",
         {

@@ -48,9 +48,23 @@ class DryRunner:
         if self._parts is not None:
             self._parts.tell(lambda count: self._meter.gather(count))
         put_away(*planned.networks.values())  # Those that take turns; they have come to get their adapters.
+        with self.counting() as meter:
+            pass
+        self.weights: int = meter.live
+        """Bytes of the model with its adapters."""
+        self._update()
+
+    def _update(self) -> None:
+        """Gives the optimisers their moments, which the first step of a training makes and all later ones have."""
+        with self.counting():
+            for own in self.trainer.modules.values():
+                for parameter in own.parameters:
+                    parameter.grad = torch.zeros_like(parameter)
+                own.optimizer.step()
+                own.optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> Meter:
-        """A whole one: rollout, rewards that cost nothing, reference, replay, gradient, optimiser."""
+        """A whole one after the first: rollout, rewards that cost nothing, reference, replay, gradient, optimiser."""
         count = max(self.config.grpo_of(module).prompts_per_step for module in self.planned.plan.modules)
         with (
             records_for(self.config, count) as records,

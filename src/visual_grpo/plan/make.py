@@ -38,8 +38,6 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
 
 
 def _counted(config: Parameters, planned: PlannedModel, runner: DryRunner, bar: Bar) -> Counted:
-    with runner.counting() as before:
-        pass
     bar.advance(0, part="a step")
     step, evaluation = runner.step(), {}
     for name, sampler in planned.plan.samplers.items():
@@ -54,7 +52,7 @@ def _counted(config: Parameters, planned: PlannedModel, runner: DryRunner, bar: 
         config=config,
         planned=planned,
         networks=runner.networks(),
-        weights=before.live,
+        weights=runner.weights,
         step=step,
         evaluation=evaluation,
         part=part,
