@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.test_against_cpu import FEW, measured, small, weights_of
+from tests.plan.test_against_cpu import FEW, measured, small
 from tests.pretend.trained import networks_of
 from tests.quantised.making import bytes_of
 from visual_grpo import components
@@ -33,7 +33,7 @@ def test_weights_are_as_large_as_those_that_are_loaded(pipeline_folder: Path, bi
     runner = DryRunner(config, planned_model(config), "cpu")
     model: Any = components.build_model(config, str(pipeline_folder))
     model.adapters.attach({"dit": config.lora_of("dit")}, 0)
-    assert weights_of(runner) == bytes_of(networks_of(model))
+    assert runner.weights == bytes_of(networks_of(model))
 
 
 @pytest.mark.parametrize("module", ["ar", "dit"])
@@ -41,13 +41,15 @@ def test_the_peak_of_a_step_is_that_of_real_tensors(pipeline_folder: Path, modul
     pytest.importorskip("bitsandbytes", reason="make quantised")
     config = config_of(pipeline_folder, "4bit", module, "adamw_8bit")
     runner = DryRunner(config, planned_model(config), "cpu")
-    before = weights_of(runner)
-    planned = runner.step().peak - before
-    after = weights_of(runner)
+    planned = runner.step().peak - runner.weights
+    with runner.counting() as after:
+        pass
     model = components.build_model(config, str(pipeline_folder))
     assert planned == pytest.approx(measured(runner, model), rel=0.05)
     trained = sum(p.nbytes for own in runner.trainer.modules.values() for p in own.parameters)
-    assert 0.5 * trained < after - before < 0.52 * trained, "of the optimiser: two bytes for a parameter of four"
+    assert 0.5 * trained < after.live - runner.weights < 0.52 * trained, (
+        "of the optimiser: two bytes for a parameter of four"
+    )
 
 
 def test_a_plan_needs_no_library_and_counts_the_same_parameters(
@@ -60,7 +62,7 @@ def test_a_plan_needs_no_library_and_counts_the_same_parameters(
         planned = planned_model(config)
         counted[bits] = {name: _parameters(network) for name, network in planned.networks.items()}
         runner = DryRunner(config, planned, "cpu")
-        held[bits] = weights_of(runner)
+        held[bits] = runner.weights
         runner.step()
     assert counted["full"] == counted["8bit"] == counted["4bit"]
     assert held["full"] > held["8bit"] > held["4bit"]
