@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from visual_grpo.grpo.losses import k3_kl
 from visual_grpo.types import PromptRecord, ReplayChunk, Rollout, Scores
@@ -85,6 +88,21 @@ class ToyGaussianPolicy(ToyTokenPolicy):
             normal = torch.distributions.Normal(self.table[chosen], 1.0)
             kl = (self.table[chosen] ** 2 / 2).expand(len(rows), 1)
             yield ReplayChunk(steps=chosen, log_probs=normal.log_prob(trajectory[rows, chosen]), kl=kl)
+
+
+@contextmanager
+def given_gradients() -> Iterator[list[Tensor]]:
+    """Those that optimisers are given in the block, in their order; the trainer frees them after the update."""
+    given: list[Tensor] = []
+
+    def noted(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        given.extend(parameter.grad.clone() for group in optimizer.param_groups for parameter in group["params"])
+
+    hook = register_optimizer_step_pre_hook(noted)
+    try:
+        yield given
+    finally:
+        hook.remove()
 
 
 @dataclass

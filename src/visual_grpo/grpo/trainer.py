@@ -180,6 +180,8 @@ class GRPOTrainer(Generic[T]):
             stats.left_out, stats.grad_norm = True, math.nan
         else:
             self.setbacks.taken()
+        # Gradients would take memory while the next samples are drawn.
+        self.optimizer.zero_grad(set_to_none=True)
         return stats
 
     def _try_update(self, step: UnfinishedStep[T], objective: Objective, stats: UpdateStats) -> None:
