@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +145,21 @@ def test_make_says_which_python_it_needs(tmp_path):
     assert "Python 3.11 or newer is needed" in done.stderr
 
 
-@pytest.mark.parametrize(("name", "least"), [("requirements.lock", 101), ("quantised.lock", 1)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("requirements.lock", 101), ("quantised.lock", 1), ("benchmarks/requirements.lock", 101)]
+)
 def test_the_lock_names_no_index_and_has_every_hash(name, least):
     lock = (ROOT / name).read_text(encoding="utf-8")
     assert not re.search(r"https?://|--(extra-)?index-url|--find-links", lock)
     pins = re.findall(r"^[a-z0-9][^\n]*==[^\n]*", lock, re.MULTILINE)
     assert len(pins) >= least
     assert all(pin.rstrip().endswith("\\") for pin in pins), "every pin is followed by its hashes"
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "benchmarks/requirements.lock"])
+def test_an_environment_that_the_project_is_built_in_has_what_builds_it(name):
+    """`make` installs the project editable and without build isolation into .venv and .venv-bench."""
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    builders = {re.split(r"[^\w-]", requirement)[0] for requirement in requires} | {"editables"}
+    pins = re.findall(r"^([a-z0-9][\w.-]*)==", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
+    assert builders <= set(pins)
