@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 # uv has its own environment: the project's contains exactly the packages of requirements.lock.
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
+# Packages of your own, which `make setup` installs beside the locked ones; not in git.
+LOCAL := requirements-local.txt
 # So has Airflow, with a lock of its own.
 AIRFLOW := .venv-airflow
 AIRFLOW_LOCK := schedules/airflow/requirements.lock
@@ -25,9 +27,9 @@ BENCH := .venv-bench
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-setup: $(STAMP)  ## Install requirements.lock into .venv (needs Python 3.11 or newer)
+setup: $(STAMP)  ## Install requirements.lock, and your own requirements-local.txt, into .venv (needs Python 3.11 or newer)
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml $(wildcard $(LOCAL))
 	@echo "Setting up $(VENV) (about a minute with a fast network)"
 	@python=$$(for p in "$(PYTHON)" python3.13 python3.12 python3.11; do \
 	    if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo "$$p"; break; fi; done); \
@@ -38,6 +40,7 @@ $(STAMP): requirements.lock pyproject.toml
 	[ -x $(BIN)/python ] || $(TOOLS)/bin/uv venv --quiet --python "$$(command -v "$$python")" $(VENV)
 	@$(TOOLS)/bin/uv pip sync --quiet --compile-bytecode --require-hashes --python $(BIN)/python requirements.lock
 	@$(TOOLS)/bin/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@[ ! -f $(LOCAL) ] || $(TOOLS)/bin/uv pip install --quiet --python $(BIN)/python --constraint requirements.lock --requirement $(LOCAL)
 	@touch $@
 
 demo: setup  ## Run all pipelines on the small model: draw data, pretrain, baseline, train, evaluate
@@ -125,11 +128,15 @@ sbom: setup  ## Write sbom.json, the list of the locked packages in CycloneDX's 
 	@$(TOOLS)/bin/uv tool run --quiet --from cyclonedx-bom cyclonedx-py requirements --outfile sbom.json requirements.lock
 	@echo "Wrote sbom.json"
 
-sign: setup  ## Sign adapters with your own key: make sign FOLDER=data/06_models/adapters KEY=key.pem
-	@$(BIN)/python -m visual_grpo.signing sign $(FOLDER) $(KEY)
+sign:  ## Sign adapters with your own key: make sign FOLDER=data/06_models/adapters KEY=key.pem
+	@cd $(FOLDER) && find . -type f ! -name 'SHA256SUMS*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum > SHA256SUMS
+	@openssl dgst -sha256 -sign $(KEY) -out $(FOLDER)/SHA256SUMS.sig $(FOLDER)/SHA256SUMS
+	@echo "Signed: $(FOLDER)/SHA256SUMS.sig"
 
-verify: setup  ## Verify signed adapters: make verify FOLDER=data/06_models/adapters KEY=public.pem
-	@$(BIN)/python -m visual_grpo.signing verify $(FOLDER) $(KEY)
+verify:  ## Verify signed adapters: make verify FOLDER=data/06_models/adapters KEY=public.pem
+	@openssl dgst -sha256 -verify $(KEY) -signature $(FOLDER)/SHA256SUMS.sig $(FOLDER)/SHA256SUMS
+	@cd $(FOLDER) && sha256sum --quiet --strict --check SHA256SUMS && \
+	    diff <(cut -c67- SHA256SUMS) <(find . -type f ! -name 'SHA256SUMS*' | LC_ALL=C sort)
 
 ui: setup  ## Show the runs in MLflow's web interface, best result first
 	@$(BIN)/python -m visual_grpo.tracking.runs_table

@@ -29,7 +29,11 @@ ON_DEMAND = {
     "score",
     "vote",
 }
-ENVIRONMENTS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "base")
+TRACKED = subprocess.run(
+    ["git", "ls-files", "conf"], cwd=ROOT, capture_output=True, text=True, check=True
+).stdout.split()
+ENVIRONMENTS = sorted({Path(name).parts[1] for name in TRACKED if name.count("/") > 1} - {"base"})
+"""A user's environments are not git's."""
 
 REGISTRY_LIST = """
 import contextlib, io, json, sys
@@ -143,6 +147,28 @@ def test_make_says_which_python_it_needs(tmp_path):
     )
     assert done.returncode != 0
     assert "Python 3.11 or newer is needed" in done.stderr
+
+
+def test_signed_adapters_are_verified_file_by_file(tmp_path):
+    folder, key, public = tmp_path / "adapters", tmp_path / "key.pem", tmp_path / "public.pem"
+    (folder / "last").mkdir(parents=True)
+    for name in ("model.safetensors", "last/model.safetensors"):
+        (folder / name).write_text(name)
+    assert call("openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(key)).returncode == 0
+    assert call("openssl", "ec", "-in", str(key), "-pubout", "-out", str(public)).returncode == 0
+
+    def make(target, by):
+        return call("make", target, f"FOLDER={folder}", f"KEY={by}")
+
+    assert make("sign", key).returncode == 0
+    assert make("verify", public).returncode == 0
+    (folder / "new").touch()
+    assert "new" in make("verify", public).stdout
+    (folder / "new").unlink()
+    (folder / "model.safetensors").write_text("other")
+    done = make("verify", public)
+    assert done.returncode != 0
+    assert "model.safetensors: FAILED" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.third_party_output import silence_libraries
 
 
-def show(named: str, public_key: Path | None, folder: Path, environment: str | None = None) -> bool:
+def show(named: str, folder: Path, environment: str | None = None) -> bool:
     """Prints the lineage; returns whether nothing differs.
 
     Raises:
@@ -29,7 +29,7 @@ def show(named: str, public_key: Path | None, folder: Path, environment: str | N
     project = read_project(folder, environment)
     use_server(project.tracking_uri, folder)
     subject = find_subject(named, Path(project.config.adapters_folder))
-    found = lines(subject, folder, public_key)
+    found = lines(subject, folder)
     rows = [[line.what, line.value, line.state, line.why] for line in found]
     console.table(f"Lineage of {subject.title}", ["", "", "state", "by"], rows)
     differing = [line.what for line in found if line.state == DIFFERS]
@@ -41,7 +41,6 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m visual_grpo.lineage", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("name", help="NAME@ALIAS, NAME/VERSION, a run's id or name, a folder of adapters, or latest")
     parser.add_argument("--env", help="Kedro's environment, whose adapters are the latest; without it the default")
-    parser.add_argument("--public-key", type=Path, help="PEM file of whoever signed the adapters")
     return parser.parse_args()
 
 
@@ -49,7 +48,7 @@ def main() -> None:
     silence_libraries()
     given = _arguments()
     try:
-        same = show(given.name, given.public_key, Path.cwd(), given.env)
+        same = show(given.name, Path.cwd(), given.env)
     except UserError as error:
         sys.exit(f"Error: {str(error).removeprefix('adapter: ')}")
     sys.exit(0 if same else 1)

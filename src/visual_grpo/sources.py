@@ -27,7 +27,6 @@ SHOWN_ONLY = (
     "evaluation.pictures",
     "faults",
     "model_card",
-    "sbom",
     "secret_values",
     "sources",
     "stopping",

@@ -15,7 +15,6 @@ from tests.tracking.toy_adapters import adapters, base_model
 from visual_grpo.records.manifest import write_manifest
 from visual_grpo.records.table import RecordTable
 from visual_grpo.reproduction.checks import DIFFERS, OK, UNKNOWN, Line, lines
-from visual_grpo.sbom import SBOM, environment_sbom
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.subjects import Subject
 from visual_grpo.trained_adapters import FACTS, adapter_digest, read_facts, weight_sums
@@ -58,7 +57,7 @@ def subject(project: Path) -> Subject:
 
 
 def states(project: Path, about: Subject | None = None) -> dict[str, Line]:
-    return {line.what: line for line in lines(about or subject(project), project, None)}
+    return {line.what: line for line in lines(about or subject(project), project)}
 
 
 def edit(project: Path, **changes: Any) -> None:
@@ -72,7 +71,6 @@ def test_what_is_as_it_was_is_ok(project: Path) -> None:
     assert {name: found[name].state for name in checked} == dict.fromkeys(checked, OK)
     assert found["commit"].why == "in main"
     assert (found[f"DVC {RAW}"].state, found[f"DVC {RAW}"].why) == (OK, "as DVC records it")
-    assert (found["signature"].state, found["packages"].state) == (UNKNOWN, UNKNOWN)
     assert DIFFERS not in {line.state for line in found.values()}
 
 
@@ -150,11 +148,3 @@ def test_a_dvc_hash_counts_as_long_as_a_commit_has_it(project: Path) -> None:
     commit(project)
     git(project, "branch", "-D", "main")
     assert states(project)[f"DVC {RAW}"].state == UNKNOWN
-
-
-def test_the_sbom_beside_the_adapter_must_have_its_torch(project: Path) -> None:
-    (project / "adapters" / SBOM).write_text(environment_sbom())
-    edit(project, **lineage.version_tags())
-    assert states(project)["packages"].state == OK
-    edit(project, **{"version.torch": "1.0"})
-    assert differing(project) == ["packages"]

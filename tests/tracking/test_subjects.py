@@ -37,16 +37,16 @@ def test_a_version_an_alias_and_a_folder_are_the_same_adapters(project: Project,
     assert (folder.adapters, folder.version_tags) == (trained, {})
     for about in found:
         assert about.facts == read_facts(trained)
-        assert DIFFERS not in {line.state for line in lines(about, tmp_path, None)}
+        assert DIFFERS not in {line.state for line in lines(about, tmp_path)}
 
 
 def test_a_version_whose_tags_were_changed_is_named(project: Project, trained: Path, tmp_path: Path) -> None:
     project.client.set_model_version_tag("shapes", "1", "dataset.digest", "another")
-    found = {line.what: line for line in lines(find_subject("shapes/1", LATEST), tmp_path, None)}
+    found = {line.what: line for line in lines(find_subject("shapes/1", LATEST), tmp_path)}
     assert found["version"].why == "its tags dataset.digest are not as in training.json"
     assert (found["data"].state, found["data"].why) == (DIFFERS, "the version names other data")
     project.client.set_model_version_tag("shapes", "1", "adapter.digest", "another")
-    found = {line.what: line for line in lines(find_subject("shapes/1", LATEST), tmp_path, None)}
+    found = {line.what: line for line in lines(find_subject("shapes/1", LATEST), tmp_path)}
     assert found["version"].why == "its weights are not those that were registered"
 
 

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from visual_grpo import signing
 from visual_grpo.errors import UserError, counted
 from visual_grpo.records.table import RecordTable
 from visual_grpo.reproduction.inputs import RECORDS
 from visual_grpo.reproduction.programs import ProgramError, output_of
 from visual_grpo.reproduction.worktree import check_commit, git
 from visual_grpo.saved_model import content_digest
-from visual_grpo.sbom import SBOM
 from visual_grpo.tracking.lineage import recorded
 from visual_grpo.tracking.origins import dvc_hashes
 from visual_grpo.tracking.subjects import Subject
@@ -50,22 +48,19 @@ class Line:
     why: str = ""
 
 
-def lines(subject: Subject, project: Path, public_key: Path | None) -> list[Line]:
+def lines(subject: Subject, project: Path) -> list[Line]:
     """All lines, from the adapters back to the data.
 
     Args:
         project: the folder with the repository and the data.
-        public_key: of whoever signed the adapters; None = not known.
     """
     facts = subject.facts
     return [
         *_version(subject),
         _weights(subject),
-        _signature(subject.adapters, public_key),
         _run(subject),
         Line("command", str(facts.get("command", "-")), *_as_tags(subject, "command")),
         *_code(subject, project),
-        _packages(subject.adapters, facts),
         _data(subject, project),
         *_dvc(subject, project),
         _base(facts, project),
@@ -97,20 +92,6 @@ def _weights(subject: Subject) -> Line:
     if changed or not now:
         return Line("adapters", shown, DIFFERS, f"{(changed or ['the weights'])[0]} is not what the training left")
     return Line("adapters", shown, OK, "sha256 of every file")
-
-
-def _signature(adapters: Path, public_key: Path | None) -> Line:
-    if not (adapters / signing.SIGNATURE).is_file():
-        return Line("signature", "-", UNKNOWN, "the adapters are not signed")
-    if public_key is None:
-        return Line("signature", signing.SIGNATURE, UNKNOWN, "give the signer's key: --public-key FILE")
-    try:
-        signing.verify(adapters, public_key)
-    except signing.SignatureError as error:
-        return Line("signature", signing.SIGNATURE, DIFFERS, str(error))
-    except UserError as error:
-        return Line("signature", signing.SIGNATURE, UNKNOWN, str(error).splitlines()[0])
-    return Line("signature", signing.SIGNATURE, OK, f"verified with {public_key}")
 
 
 def _run(subject: Subject) -> Line:
@@ -166,17 +147,6 @@ def _changes(file: Path, facts: Mapping[str, Any], project: Path, commit: str) -
         except ProgramError as error:
             return Line("uncommitted changes", counted(count, "file"), DIFFERS, f"they do not apply: {error}")
     return Line("uncommitted changes", counted(count, "file"), OK, f"{CHANGES} applies to the commit")
-
-
-def _packages(adapters: Path, facts: Mapping[str, Any]) -> Line:
-    shown = ", ".join(f"{name} {facts.get(f'version.{name}', '?')}" for name in ("python", "torch"))
-    if not (adapters / SBOM).is_file():
-        return Line("packages", shown, UNKNOWN, f"of an older version, without {SBOM}")
-    text = (adapters / SBOM).read_text(encoding="utf-8")
-    found = f'"torch@{facts.get("version.torch")}"' in text
-    if not found:
-        return Line("packages", shown, DIFFERS, f"{SBOM} has another torch")
-    return Line("packages", shown, OK, f"all of them are in {SBOM}")
 
 
 def _data(subject: Subject, project: Path) -> Line:

@@ -47,7 +47,6 @@ def train(
     from visual_grpo import components, console, processes
     from visual_grpo.model_card import CARD, model_card
     from visual_grpo.records.profile import profile_of, write_profile
-    from visual_grpo.sbom import SBOM, environment_sbom
     from visual_grpo.tracking import Tracker, lineage
     from visual_grpo.tracking.description import training_name
     from visual_grpo.tracking.others import open_logs
@@ -102,7 +101,6 @@ def train(
     _seen(records, start).write(adapters_draft)
     write_profile(profile, adapters_draft)
     facts = read_facts(adapters_draft)
-    (adapters_draft / SBOM).write_text(environment_sbom(), encoding="utf-8")
     (adapters_draft / CARD).write_text(model_card(facts, plan.modules), encoding="utf-8")
     tracker.folder(adapters_draft, "adapters")
     if run.trainer.step > run.checkpoints.completed_steps():
