@@ -38,8 +38,7 @@ from visual_grpo.evaluation import generate
 from visual_grpo.evaluation.compare import join
 from visual_grpo.evaluation.paired import paired_difference
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.grpo.unfinished import UnfinishedStep
-from visual_grpo.grpo.update import Objective, UpdateStats
+from visual_grpo.grpo.update import Experience, Objective, UpdateStats
 from visual_grpo.policies.flow_policy import FlowPolicy
 from visual_grpo.records.table import RecordTable
 from visual_grpo.types import PromptRecord, StepMetrics
@@ -58,13 +57,15 @@ CLIP, KL, MAX_GRAD_NORM, STEPS = 1e-4, 0.04, 1.0, 10
 class HalvesTrainer(GRPOTrainer):
     """Each update of a rollout sees its own random part of the rows, as gradient accumulation over half an epoch."""
 
-    def _update(self, step: UnfinishedStep[Any], objective: Objective) -> UpdateStats:
+    def _update(
+        self, experiences: list[Experience[Any]], before: Sequence[UpdateStats], objective: Objective
+    ) -> UpdateStats:
         parts = []
-        for experience in step.experiences:
+        for experience in experiences:
             shuffled = torch.randperm(len(experience.rows), generator=torch.Generator().manual_seed(self.step))
-            part = shuffled.chunk(self.config.updates_per_rollout)[len(step.updates)]
+            part = shuffled.chunk(self.config.updates_per_rollout)[len(before)]
             parts.append(replace(experience, rows=experience.rows[part]))
-        return super()._update(replace(step, experiences=parts), Objective.of(self.config, parts))
+        return super()._update(parts, before, Objective.of(self.config, parts))
 
 
 def published(config: Parameters, elements: int, step_length: float) -> Parameters:

@@ -195,19 +195,18 @@ def test_other_parameters_cannot_be_resumed_with(pipeline_folder: Path, tmp_path
         execute(other_data, tmp_path / "never")
 
 
-def test_two_updates_are_enough_to_stop_between(pipeline_folder: Path, tmp_path: Path) -> None:
-    """A signal during a rollout does not wait for the updates."""
+def test_a_signal_during_a_rollout_lets_the_step_finish(pipeline_folder: Path, tmp_path: Path) -> None:
     whole = make_run(parameters(tmp_path / "whole"), pipeline_folder)
     execute(whole, tmp_path / "whole" / "out")
     first = make_run(parameters(tmp_path / "parts"), pipeline_folder, reward=Terminating(at=4))
     execute(first, tmp_path / "unused")
     assert first.stopped_by == signal.SIGTERM
-    assert (first.trainer.step, first.trainer.updates_done) == (2, 1)
-    assert (tmp_path / "parts" / "checkpoints" / "step-000002-update-001").is_dir()
+    assert first.trainer.step == 3
+    assert (tmp_path / "parts" / "checkpoints" / "step-000003").is_dir()
     random.seed(99)
     second = make_run(parameters(tmp_path / "parts", resume="auto"), pipeline_folder)
     notes = execute(second, tmp_path / "parts" / "out")
-    assert notes[0].startswith("Resuming after step 2 and 1 update of the next of 6 from ")
+    assert notes[0].startswith("Resuming after step 3 of 6 from ")
     assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
     assert rows(second) == rows(whole)
 
@@ -227,39 +226,6 @@ CHOICES = pytest.mark.parametrize(
         ({"train": "all", "stages": "joint"}, 2),
     ],
 )
-
-
-@CHOICES
-def test_a_run_goes_on_bit_for_bit_from_between_any_two_updates(
-    pipeline_folder: Path, tmp_path: Path, policy: dict[str, Any], group_size: int
-) -> None:
-    changes: dict[str, Any] = {
-        "policy": {"signal_check": {"rollouts": 0}} | policy,
-        "sampling": BOTH_STEPS,
-        "grpo": {"steps": 2, "group_size": group_size},
-        "modules": {"dit": {"group_size": 3, "learning_rate": 2e-3, "kl_weight": 0.02, "advantage_epsilon": 0.1}},
-    }
-    plain = make_run(parameters(tmp_path / "plain", **changes), pipeline_folder)
-    execute(plain, tmp_path / "plain" / "out")
-    # Each moment between two updates is longer than this from the last checkpoint.
-    tracking = {
-        "checkpoint_minutes": 1e-9,
-        "keep_checkpoints": 99,
-        "checkpoints": str(tmp_path / "all" / "checkpoints"),
-    }
-    often = make_run(parameters(tmp_path / "all", **changes, tracking=tracking), pipeline_folder)
-    execute(often, tmp_path / "all" / "out")
-    assert contents(tmp_path / "all" / "out") == contents(tmp_path / "plain" / "out"), "saving changes nothing"
-    saved = sorted(tmp_path.glob("all/checkpoints/step-000001-update-*"))
-    updates = 2 * len(often.trainer.modules)
-    assert [int(path.name[-3:]) for path in saved] == list(range(1, updates))
-    for path in saved:
-        random.seed(99)
-        name = path.name
-        resumed = make_run(parameters(tmp_path / name, resume=str(path), **changes), pipeline_folder)
-        execute(resumed, tmp_path / name / "out")
-        assert contents(tmp_path / name / "out") == contents(tmp_path / "plain" / "out"), name
-        assert rows(resumed) == rows(plain), name
 
 
 @CHOICES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,17 +174,6 @@ def test_a_short_run_with_a_signal_starts(tmp_path: Path) -> None:
     assert run.trainer.step == 4
 
 
-class OddTrajectory(TokenModel):
-    """Keeps something in its trajectory that no checkpoint can hold."""
-
-    def rollout(self, *arguments: Any) -> Any:
-        rollout: Any = super().rollout(*arguments)
-        return replace(rollout, trajectory=(rollout.trajectory, object()))
-
-    def replay(self, trajectory: Any, rows: Any) -> Any:
-        return super().replay(trajectory[0], rows)
-
-
 class Interrupting(CountingScorer):
     """Sends SIGINT at its third call, in the third rollout."""
 
@@ -196,19 +186,30 @@ class Interrupting(CountingScorer):
         return super().__call__(prompts, samples)
 
 
-@pytest.mark.parametrize(("model", "done"), [(OddTrajectory, (3, 0)), (TokenModel, (2, 1))])
-def test_a_trajectory_that_cannot_be_written_lets_the_stop_wait_for_the_step(
-    tmp_path: Path, model: type[TokenModel], done: tuple[int, int]
-) -> None:
+def test_a_stop_waits_for_the_step(tmp_path: Path) -> None:
     evaluation = {"every": 0, "prompts": 2, "images_per_prompt": 1}
-    run = token_run(tmp_path, model(), Interrupting(), evaluation=evaluation)
-    notes = execute(run, tmp_path / "out")
-    assert (run.trainer.step, run.trainer.updates_done) == done
-    assert run.stopped_by == signal.SIGINT
-    odd = "Checkpoints are written at the end of steps only: a builtins.object cannot be written to a checkpoint"
-    assert (odd in notes) == (model is OddTrajectory)
+    run = token_run(tmp_path, TokenModel(), Interrupting(), evaluation=evaluation)
+    execute(run, tmp_path / "out")
+    assert (run.trainer.step, run.stopped_by) == (3, signal.SIGINT)
     assert run.checkpoints.newest is not None
     load_checkpoint(run.checkpoints.newest)
+
+
+@pytest.mark.parametrize(("minutes", "steps"), [(2, [10, 12, 14]), (0, [10])])
+def test_a_checkpoint_is_due_by_steps_and_by_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, steps: list[int]
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tracking = {"checkpoint_every": 10, "checkpoint_minutes": minutes, "checkpoints": str(tmp_path)}
+    run = token_run(tmp_path, TokenModel(), CountingScorer(), tracking=tracking)
+    saved = []
+    for run.trainer.step in range(10, 15):
+        if run.checkpoints.due():
+            run.checkpoints.save()
+            saved.append(run.trainer.step)
+        now += 60
+    assert saved == steps
 
 
 def test_the_time_of_a_checkpoint_is_in_the_row_after_it(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def adjusted(run: Origin, config: Parameters) -> list[str]:
     the parameter's dotted name and a colon."""
     before = validate(presets.pinned(run.parameters)).public()
     was, now = (decisive("train", tree) for tree in (before, config.public()))
-    step = checkpoint.position(run.checkpoint)[0]
+    step = checkpoint.step_of(run.checkpoint)
     differing = [name for name in _differing(was, now) if name != "model.device"]  # `computed_with` says which it was.
     return [f"{name}: {was.get(name)}, {now.get(name)} after step {step}" for name in differing]
 
@@ -191,7 +191,7 @@ def _decisive(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_fewer_steps(path: Path, steps: int) -> None:
-    done = checkpoint.position(path)[0]
+    done = checkpoint.step_of(path)
     if steps < done:
         raise UserError(f"{STEPS} is {steps}, but the checkpoint {path} has done {done} steps: give at least {done}.")
 

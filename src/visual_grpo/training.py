@@ -25,7 +25,7 @@ from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.grpo.checkpoint import load_facts
 from visual_grpo.grpo.signal_check import Signal, SignalRule, check_signal, describe, measure_signal
 from visual_grpo.grpo.trainer import Trainer
-from visual_grpo.run_checkpoints import Progress, RunCheckpoints, StoppedWithinStepError
+from visual_grpo.run_checkpoints import Progress, RunCheckpoints
 from visual_grpo.stopping import StopRequest, stop_request
 from visual_grpo.trained_adapters import FACTS, HISTORY, weight_sums
 from visual_grpo.types import AdaptedModel, PromptRecord, Sample, Scorer, Scores, StepMetrics
@@ -33,7 +33,7 @@ from visual_grpo.types import AdaptedModel, PromptRecord, Sample, Scorer, Scores
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
 ALARM_PICTURES = "alarm-*.png"
 """What was judged at the evaluations that raised an alarm; beside the checkpoints, so that a resumed run has them."""
-STOPPING = "Stopping as soon as a checkpoint can be written; press Ctrl-C again to stop at once."
+STOPPING = "Stopping after this step, with a checkpoint; press Ctrl-C again to stop at once and drop the step."
 NOTE_SECONDS = 15.0
 """Between two notes on how far the signal check is."""
 
@@ -110,14 +110,7 @@ class TrainingRun:
             )
         self._start(callbacks)
         with stop_request(lambda: callbacks.note(STOPPING)) as stop:
-            try:
-                with self.checkpoints.watching_updates(stop, callbacks.note):
-                    self._train(callbacks, stop)
-            except StoppedWithinStepError:
-                pass
-            except Exception:
-                self.checkpoints.save_after_error(callbacks.note)
-                raise
+            self._train(callbacks, stop)
         self.stopped_by = stop.by
         self.checkpoints.save_if_changed()
         return self.progress
@@ -128,7 +121,7 @@ class TrainingRun:
             return
         for metrics in self.trainer.fit(self.train_prompts):
             # A checkpoint holds the rows before it: the time that it takes is in the next.
-            spent = {"seconds/checkpoint": self.checkpoints.clock.take_seconds()}
+            spent = {"seconds/checkpoint": self.checkpoints.take_seconds()}
             row = {"step": float(metrics.step)} | dict(metrics.values) | spent | self._evaluate_if_due(callbacks)
             self.progress.history.append(row)
             callbacks.on_step(metrics, row)
@@ -136,7 +129,6 @@ class TrainingRun:
                 self.checkpoints.save()
             if stop.by is not None or self._is_ended_by_alarm():
                 return
-            self.checkpoints.clock.step_begins()
 
     def write_adapters(self, folder: Path) -> None:
         """Writes the adapters of the best and the last step into ``best`` and ``last``, a folder per trained module.

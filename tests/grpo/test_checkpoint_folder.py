@@ -26,10 +26,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
-def write(folder: Path, step: int, updates: int = 0) -> Path:
+def write(folder: Path, step: int) -> Path:
     tensors = {"a": torch.full((40,), float(step)), "rng": torch.arange(25, dtype=torch.uint8)}
     facts = {"step": step, "history": [{"reward": 0.1 * step}], "public": {"mlflow_run_id": f"run {step}"}}
-    return checkpoint.save_checkpoint(folder, step, tensors, facts, keep=3, updates=updates)
+    return checkpoint.save_checkpoint(folder, step, tensors, facts, keep=3)
 
 
 def names(folder: Path) -> list[str]:
@@ -177,9 +177,8 @@ def test_reading_the_facts_changes_nothing_and_passes_over_damaged_ones(folder: 
 
 
 def test_going_back_to_an_older_one_sets_the_later_aside(folder: Path) -> None:
-    write(folder, 4, updates=1)
     notes: list[str] = []
     set_later_aside(folder / "step-000004", notes.append)
-    assert names(folder) == ["later-step-000004-update-001", "later-step-000006", "latest.json", "step-000004"]
-    assert len(notes) == 2
+    assert names(folder) == ["later-step-000006", "latest.json", "step-000002", "step-000004"]
+    assert len(notes) == 1
     assert json.loads((folder / "latest.json").read_text())["checkpoint"] == "step-000004"

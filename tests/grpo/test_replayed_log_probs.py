@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -85,20 +84,6 @@ def test_a_wrong_replay_is_still_caught() -> None:
     policy.table.data.copy_(torch.linspace(0, 1, 20).view(4, 5))
     with pytest.raises(RatioCheckError, match=r"measured: max 0\.\d+"):
         next(trainer_of(policy).fit(records(10)))
-
-
-def test_a_step_goes_on_with_the_replays_log_probs_after_a_checkpoint() -> None:
-    whole = RoundedTokens()
-    list(trainer_of(whole, steps=1).fit(records(10)))
-    begun = trainer_of(RoundedTokens(), steps=1)
-    states = []
-    begun.between_updates = lambda: states.append(copy.deepcopy(begun.state()))
-    list(begun.fit(records(10)))
-    policy = RoundedTokens()
-    resumed = trainer_of(policy, steps=1)
-    resumed.load_state(*states[0])
-    list(resumed.fit(records(10)))
-    assert torch.equal(whole.table, policy.table)
 
 
 def test_an_update_that_is_left_out_leaves_the_next_one_the_first() -> None:

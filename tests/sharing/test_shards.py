@@ -54,22 +54,16 @@ def test_parameters_are_those_of_one_process_with_the_whole_model(processes: int
             torch.testing.assert_close(own.table, alone.table, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("before", [1, 2])
-def test_a_checkpoint_in_the_middle_of_a_step_goes_on_in_parts(before: int) -> None:
-    """Also one of a single process, whose trajectory the first one alone replays."""
-    alone, states = LayeredTokens(), []
+def test_a_checkpoint_of_one_process_goes_on_in_parts() -> None:
+    alone = LayeredTokens()
     begun = trainer(alone)
-    begun.between_updates = lambda: states.append(copy.deepcopy(begun.state()))
-    list(begun.fit(records(10)))
-    if before == 2:
-        states = []
-        with crew(2) as (_, policy, _):
-            begun = trainer(policy)
-            begun.between_updates = lambda: states.append(copy.deepcopy(begun.state()))
-            list(begun.fit(records(10)))
+    steps = begun.fit(records(10))
+    next(steps)
+    state = copy.deepcopy(begun.state())
+    list(steps)
     with crew(2) as (own, policy, _):
         resumed = trainer(policy)
-        resumed.load_state(*states[1])
+        resumed.load_state(*state)
         list(resumed.fit(records(10)))
     torch.testing.assert_close(own.table, alone.table, rtol=0, atol=1e-6)
 

@@ -236,8 +236,7 @@ class TrackingConfig(Strict):
     checkpoint_minutes: float = Field(
         10,
         ge=0,
-        description="a checkpoint also when so many minutes have passed since the last: at the end of a step, and"
-        " between two updates of a step that itself takes longer; 0 = by steps only",
+        description="a checkpoint also after a step when so many minutes have passed since the last; 0 = by steps only",
     )
     images_every: int = Field(10, ge=0, description="training steps between sample grids; 0 = none")
     keep_checkpoints: int = Field(2, ge=1, description="the newest ones; older ones are deleted")

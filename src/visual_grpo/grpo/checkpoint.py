@@ -29,7 +29,7 @@ STATE, FACTS, SUMS = "state.safetensors", "facts.json", "SHA256SUMS"
 FILES = (FACTS, STATE)
 """All files of a checkpoint but `SUMS`, which has a line for each, as `sha256sum -c` reads it."""
 PREFIX = "step-"
-_NAME = re.compile(rf"{PREFIX}(\d+)(?:-update-(\d+))?")
+_NAME = re.compile(rf"{PREFIX}(\d+)")
 
 
 class DamagedCheckpointError(UserError):
@@ -37,10 +37,10 @@ class DamagedCheckpointError(UserError):
 
 
 def save_checkpoint(
-    folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: int = 2, updates: int = 0
+    folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: int = 2
 ) -> Path:
     """Writes the checkpoint of `path_of`, which it returns, and makes it the latest; keeps the ``keep`` newest."""
-    name = path_of(folder, step, updates).name
+    name = path_of(folder, step).name
     folder.mkdir(parents=True, exist_ok=True)
     _flush(folder.parent)
     for partial in partials(folder):
@@ -60,21 +60,14 @@ def save_checkpoint(
     return folder / name
 
 
-def path_of(folder: Path, step: int, updates: int = 0) -> Path:
-    """``folder/step-XXXXXX``.
-
-    Args:
-        step: steps completed.
-        updates: optimiser updates that the step after it has done so far; the name then ends in ``-update-XXX``.
-    """
-    return folder / (f"{PREFIX}{step:06d}" + (f"-update-{updates:03d}" if updates else ""))
+def path_of(folder: Path, step: int) -> Path:
+    """``folder/step-XXXXXX``, the checkpoint after ``step`` completed steps."""
+    return folder / f"{PREFIX}{step:06d}"
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in ``folder``, whole or not, the newest first."""
-    return sorted(
-        (path for path in folder.glob(f"{PREFIX}*") if _NAME.fullmatch(path.name)), key=position, reverse=True
-    )
+    return sorted((path for path in folder.glob(f"{PREFIX}*") if _NAME.fullmatch(path.name)), key=step_of, reverse=True)
 
 
 def partials(folder: Path) -> list[Path]:
@@ -82,12 +75,12 @@ def partials(folder: Path) -> list[Path]:
     return sorted(folder.glob(f".{PREFIX}*.partial"))
 
 
-def position(path: Path) -> tuple[int, int]:
-    """(completed steps, updates that the step after them has done) of a checkpoint, from its name."""
+def step_of(path: Path) -> int:
+    """Returns the number of completed steps, from a checkpoint's name."""
     found = _NAME.fullmatch(path.name)
     if found is None:
         raise ValueError(f"{path.name} is not the name of a checkpoint")
-    return int(found[1]), int(found[2] or 0)
+    return int(found[1])
 
 
 def damage(path: Path) -> str | None:
@@ -140,7 +133,7 @@ def load_facts(path: Path) -> dict[str, Any]:
 def latest_text(path: Path) -> str:
     """What `LATEST` says while ``path`` is the newest checkpoint."""
     public = load_facts(path).get("public", {})
-    return json.dumps({"checkpoint": path.name, "step": position(path)[0], **public})
+    return json.dumps({"checkpoint": path.name, "step": step_of(path), **public})
 
 
 def write_latest(path: Path) -> None:

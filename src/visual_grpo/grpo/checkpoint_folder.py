@@ -52,7 +52,7 @@ def readable_facts(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 def set_later_aside(path: Path, note: Note) -> None:
     """Renames the checkpoints in the folder of ``path`` that are newer, since a run goes on from ``path``."""
     later = [
-        other for other in checkpoint.checkpoints(path.parent) if checkpoint.position(other) > checkpoint.position(path)
+        other for other in checkpoint.checkpoints(path.parent) if checkpoint.step_of(other) > checkpoint.step_of(path)
     ]
     for other in later:
         note(f"{other} is not used; it is now {_renamed(other, LATER).name}")

@@ -6,7 +6,7 @@ Shapes: N prompts, A outer samples of each, D inner samples of each of those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,7 @@ from torch import Tensor
 
 from visual_grpo.grpo import metrics
 from visual_grpo.grpo.order import PromptOrder
-from visual_grpo.grpo.rewinding import rewound_by_errors
-from visual_grpo.grpo.trainer import GRPOTrainer, nothing
-from visual_grpo.grpo.unfinished import UnfinishedJointStep, unfinished_of, with_unfinished
+from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.types import JointPolicy, PromptRecord, Scorer, Scores, StepMetrics, weighted_total
 
 
@@ -27,37 +25,22 @@ class AlternatingTrainer:
     def __init__(self, trainers: Mapping[str, GRPOTrainer[Any]], steps: int, seed: int) -> None:
         self.modules, self.steps, self.seed = dict(trainers), steps, seed
         self.step = 0
-        self.between_updates: Callable[[], None] = nothing
-        self._taken: dict[str, StepMetrics] = {}
-        """Modules whose part of the present step is done."""
-
-    @property
-    def updates_done(self) -> int:
-        return _updates_done(self.modules, self._taken)
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         """Trains until ``steps``; stop iterating to stop training."""
         orders = {m: PromptOrder.over(prompts, trainer.seed, trainer.positions) for m, trainer in self.modules.items()}
         while self.step < self.steps:
-            for module, trainer in self.modules.items():
-                if module in self._taken:
-                    continue
-                if self._taken and not trainer.updates_done:
-                    self.between_updates()
-                self._taken[module] = trainer.take_step(prompts, orders[module])
-            taken, self._taken = self._taken, {}
+            taken = {m: trainer.take_step(prompts, orders[m]) for m, trainer in self.modules.items()}
             self.step += 1
             yield _together(self.step, taken, sum(len(own.samples) for own in taken.values()))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """As `GRPOTrainer.state`, of every module."""
-        tensors, facts = _states(self.modules, {"step": self.step})
-        return with_unfinished(tensors, facts, self._taken, _device(self.modules))
+        return _states(self.modules, {"step": self.step})
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         _load_states(self.modules, tensors, facts)
         self.step = facts["step"]
-        self._taken = unfinished_of(tensors, facts, _device(self.modules)) or {}
 
 
 class JointTrainer:
@@ -94,12 +77,6 @@ class JointTrainer:
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
         self.positions: dict[str, int] = {}
-        self.between_updates: Callable[[], None] = nothing
-        self._unfinished: UnfinishedJointStep | None = None
-
-    @property
-    def updates_done(self) -> int:
-        return 0 if self._unfinished is None else _updates_done(self.modules, self._unfinished.taken)
 
     @property
     def modules(self) -> dict[str, GRPOTrainer[Any]]:
@@ -109,30 +86,24 @@ class JointTrainer:
         """Trains until ``steps``; stop iterating to stop training."""
         order = PromptOrder.over(prompts, self.seed, self.positions)
         while self.step < self.steps:
-            if self._unfinished is None:
-                with rewound_by_errors(self.generator):
-                    self._unfinished = self._begin(prompts, order)
-                self.positions = dict(order.positions)
-            step = self._unfinished
-            self._learn(step)
-            self._unfinished = None
+            taken, samples = self._take_step(prompts, order)
+            self.positions = dict(order.positions)
             self.step += 1
-            yield _together(self.step, step.taken, step.samples)
+            yield _together(self.step, taken, samples)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """As `GRPOTrainer.state`, of every module."""
         tensors, facts = _states(self.modules, {"step": self.step, "positions": self.positions})
         tensors["rng/joint"] = self.generator.get_state()
-        return with_unfinished(tensors, facts, self._unfinished, _device(self.modules))
+        return tensors, facts
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         _load_states(self.modules, tensors, facts)
         self.generator.set_state(tensors["rng/joint"])
         self.step, self.positions = facts["step"], dict(facts["positions"])
-        self._unfinished = unfinished_of(tensors, facts, _device(self.modules))
 
-    def _begin(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> UnfinishedJointStep:
-        """The rollout of a step, with the scores for each module."""
+    def _take_step(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> tuple[dict[str, StepMetrics], int]:
+        """Each module's metrics, and the number of decoded samples."""
         chosen = [prompts[i] for i in order.draw(self.prompts_per_step)]
         clock = metrics.Clock(device=str(_device(self.modules)))
         with clock.phase("rollout"), torch.no_grad():
@@ -141,27 +112,13 @@ class JointTrainer:
         assert decoded is not None
         with clock.phase("reward"):
             scores = self.scorer(decoded.prompts, decoded.samples)
-        waiting = {
-            name: (own, reweighted(averaged(scores, len(scores.total) // len(own.prompts)), self.weights[name]))
-            for (name, trainer), own in ((self.outer, rollout.outer), (self.inner, rollout.inner))
-            if trainer is not None and own is not None
-        }
-        return UnfinishedJointStep(waiting=waiting, clock=clock, samples=len(decoded.samples))
-
-    def _learn(self, step: UnfinishedJointStep) -> None:
-        """The updates of every module that is not done yet."""
-        while step.learning is not None or step.waiting:
-            if step.learning is not None:  # Its own trainer has the rollout.
-                learned = self.modules[step.learning].go_on()
-            else:
-                if step.taken:
-                    self.between_updates()
-                step.learning = next(iter(step.waiting))
-                rollout, scores = step.waiting.pop(step.learning)
-                learned = self.modules[step.learning].learn(rollout, scores, step.clock)
-            step.taken[step.learning] = learned
-            step.learning = None
-            step.clock = metrics.Clock(device=str(_device(self.modules)))  # The rollout's seconds are reported once.
+        taken: dict[str, StepMetrics] = {}
+        for (name, trainer), own in ((self.outer, rollout.outer), (self.inner, rollout.inner)):
+            if trainer is not None and own is not None:
+                mean = averaged(scores, len(scores.total) // len(own.prompts))
+                taken[name] = trainer.learn(own, reweighted(mean, self.weights[name]), clock)
+                clock = metrics.Clock(device=str(_device(self.modules)))  # The rollout's seconds are reported once.
+        return taken, len(decoded.samples)
 
 
 def reweighted(scores: Scores, weights: Mapping[str, float]) -> Scores:
@@ -199,14 +156,6 @@ def _together(step: int, taken: Mapping[str, StepMetrics], samples: int) -> Step
     values["samples"] = float(samples)
     values["memory_gb"] = first.values["memory_gb"]
     return StepMetrics(step=step, values=values, prompts=first.prompts, samples=first.samples, rewards=first.rewards)
-
-
-def _updates_done(modules: Mapping[str, GRPOTrainer[Any]], taken: Mapping[str, StepMetrics]) -> int:
-    """Optimiser updates of a step in which the modules in ``taken`` are done."""
-    return sum(
-        trainer.config.updates_per_rollout if module in taken else trainer.updates_done
-        for module, trainer in modules.items()
-    )
 
 
 def _device(modules: Mapping[str, GRPOTrainer[Any]]) -> torch.device:

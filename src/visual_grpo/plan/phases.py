@@ -41,7 +41,7 @@ def phases_of_training(phases: Phases, trainer: Any) -> Iterator[None]:
             stack.enter_context(_phase(phases, trainer.policy, "joint_rollout", CONDITIONS))
         for module, own in trainer.modules.items():
             stack.enter_context(_phase(phases, own.policy, "rollout", CONDITIONS))
-            stack.enter_context(_phase(phases, own, "go_on", f"{module}: replay and gradient"))
+            stack.enter_context(_phase(phases, own, "update", f"{module}: replay and gradient"))
             stack.enter_context(_phase(phases, own.optimizer, "step", f"{module}: AdamW"))
             for name in ("reference_log_probs", "reference_means"):
                 if hasattr(own.policy, name):
