@@ -220,7 +220,7 @@ def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path)
     run = resuming.origin("auto", tmp_path / "checkpoints")
     assert run is not None
     assert run.mlflow_run_id is None
-    used = resuming.parameters_of_run(run, {"resume": "auto", "grpo": {"steps": 9}}, {})
+    used = resuming.parameters_of_run(run, {"resume": "auto", "grpo": {"steps": 9}})
     assert (used["seed"], used["grpo"]["steps"], used["grpo"]["schedule"], used["resume"]) == (
         11,
         9,
@@ -233,25 +233,12 @@ def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path)
     assert resuming.origin("auto", tmp_path / "nothing") is None
 
 
-def test_a_secret_of_the_run_is_taken_from_the_present_configuration(tmp_path: Path) -> None:
-    secret = {"brightness": {"function": "tests.test_training:brightness", "options": {"api_key": "sesame-open"}}}
-    finished(tmp_path, rewards=secret)
-    run = resuming.origin("auto", tmp_path / "checkpoints")
-    assert run is not None
-    assert "sesame" not in str(run.facts)
-    used = resuming.parameters_of_run(run, {}, {"rewards": secret})
-    assert used["rewards"]["brightness"]["options"] == {"api_key": "sesame-open"}
-    check_resumable(validate({**used, "resume": "auto"}), print)
-    with pytest.raises(UserError, match=r"rewards\.brightness\.options\.api_key is a secret, which was not stored"):
-        resuming.parameters_of_run(run, {}, {})
-
-
 def test_a_reward_that_the_run_had_removed_stays_removed(tmp_path: Path) -> None:
     rewards = {"palette": None}
     finished(tmp_path, reward="shapes", rewards=rewards)
     run = resuming.origin("auto", tmp_path / "checkpoints")
     assert run is not None
-    resumed = validate(resuming.parameters_of_run(run, {}, {}))
+    resumed = validate(resuming.parameters_of_run(run, {}))
     assert list(resumed.rewards) == ["shapes", "brightness"]
     check_resumable(resumed.model_copy(update={"resume": "auto"}), print)
 
@@ -264,8 +251,8 @@ def test_a_training_in_parts_goes_on_with_one_process(tmp_path: Path) -> None:
         checkpoint=run.checkpoint,
         facts={**run.facts, "parameters": {**run.parameters, "distributed": {"processes": 2, "sharded": True}}},
     )
-    alone = validate(resuming.parameters_of_run(in_parts, {"distributed": {"processes": 1}}, {})).distributed
+    alone = validate(resuming.parameters_of_run(in_parts, {"distributed": {"processes": 1}})).distributed
     assert (alone.processes, alone.sharded) == (1, False)
-    assert validate(resuming.parameters_of_run(in_parts, {}, {})).distributed.sharded
+    assert validate(resuming.parameters_of_run(in_parts, {})).distributed.sharded
     with pytest.raises(UserError, match="sharded needs processes of at least 2"):
-        validate(resuming.parameters_of_run(in_parts, {"distributed": {"processes": 1, "sharded": True}}, {}))
+        validate(resuming.parameters_of_run(in_parts, {"distributed": {"processes": 1, "sharded": True}}))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -43,9 +42,6 @@ def interrupt(report):
 
 def crash(report):
     raise RuntimeError("a bug")
-
-def leak(report, rewards):
-    raise UserError(f"the judge refused {rewards['palette'].options}")
 
 def greedy(report):
     bytearray(1 << 62)
@@ -90,7 +86,6 @@ def register_pipelines():
         [node(prepare_only, ["params:data", "starter_report", "records_draft"], "records", name="prepare_only")])
     ends["untrained"] = pipeline([node(half, "adapters_draft", "adapters", name="node_untrained")])
     ends["trained"] = pipeline([node(fill, "adapters_draft", "adapters", name="node_trained")])
-    ends["leak"] = pipeline([node(leak, ["report", "params:rewards"], None, name="leak")])
     return {"make": first, "images": images, "own": own, "evaluate": judged, **ends, **fills, "__default__": first}
 """
 
@@ -132,6 +127,7 @@ out["env"] = run("make", env="sd3_smal")
 out["reward"] = run("images", rewards={"sim": {"weight": 1}})
 out["device"] = run("images", model={"device": "cuda:99"})
 out["model"] = run("images", model={"path": "no/such/folder"})
+out["secret"] = run("images", rewards={"palette": {"options": {"api_key": "planted" + "-in-params"}}})
 for name, line in (("plain", "a cat"), ("quoted", 'a sign that says "OPEN"')):
     (root / name).mkdir()
     (root / name / "prompts.txt").write_text("".join(f"{line} {number}\\n" for number in range(20)))
@@ -144,11 +140,6 @@ out["prepared"] = run("prepared", data={"path": "quoted"})
 for name in ("fill", "half", "closure", "interrupt", "crash", "mistake", "terminate", "greedy", "interupt"):
     out[name] = run(name)
 out["untrained"] = run("untrained")
-(root / "conf/local").mkdir(exist_ok=True)
-(root / "conf/local/parameters.yml").write_text(
-    'rewards: {palette: {options: {address: "http://${oc.env:JUDGE_USER}@judge"}}}'
-)
-out["leak"] = run("leak", env="local", rewards={"palette": {"options": {"api_key": "planted" + "-in-params"}}})
 adapters = root / "data/06_models/adapters"
 adapters.mkdir(parents=True)
 parameters = {**settings_of_training, "seed": 5, "grpo": {**settings_of_training["grpo"], "loss": "dapo"}}
@@ -231,7 +222,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         cwd=project,
-        env=os.environ | {"MLFLOW_TRACKING_URI": store, "JUDGE_USER": "planted-in-environment"},
+        env=os.environ | {"MLFLOW_TRACKING_URI": store},
         capture_output=True,
         text=True,
         check=False,
@@ -259,20 +250,6 @@ def test_no_memory_ends_with_the_parameters_that_need_less(runs):
     assert "kedro run --env=base --pipelines=greedy --params=policy.rollout_batch=32," in message
 
 
-def test_a_secret_is_written_nowhere_and_its_place_is_seen(runs):
-    _, message, _ = runs["leak"]["end"]
-    assert message == "the judge refused {'api_key': '(hidden)', 'address': 'http://(hidden)@judge'}"
-    assert runs["leak"]["tags"]["error"] == message
-    assert runs["leak"]["params"]["rewards.palette.options.api_key"] == "(hidden)"
-    assert runs["leak"]["params"]["rewards.palette.options.address"] == "http://(hidden)@judge"
-    project = runs["data"].parent
-    written = [file for file in project.rglob("*") if file.is_file() and file.name != "out.json"]
-    assert project / "mlflow.db" in written
-    around = re.compile(rb".{0,60}planted-in.{0,30}", re.DOTALL)
-    assert {str(file): found for file in written if (found := around.findall(file.read_bytes()))} == {}
-    assert "planted-in" not in runs["printed"]
-
-
 def test_an_unknown_environment_names_the_nearest_and_those_that_there_are(runs):
     kind, message, code = runs["env"]["end"]
     assert (kind, code) == ("ClickException", 1)
@@ -285,6 +262,7 @@ def test_an_unknown_environment_names_the_nearest_and_those_that_there_are(runs)
     [
         ("reward", "no built-in reward 'sim'. Did you mean 'ssim'?"),
         ("device", "model.device is 'cuda:99'"),
+        ("secret", "name that: api_key: $NAME"),
         ("model", "model.path is no/such/folder, which holds neither model_index.json nor config.json"),
     ],
 )
@@ -294,6 +272,7 @@ def test_what_images_need_is_checked_before_anything_runs(runs, name, said):
     assert said in message
     assert runs[name]["runs"] == 0
     assert "1 of 1: images" not in runs["printed"]
+    assert "planted-in" not in runs["printed"]
 
 
 def test_data_that_no_reward_fits_leaves_nothing_behind(runs):
@@ -425,8 +404,8 @@ def test_a_failed_evaluation_does_not_fail_the_training(runs):
 
 def test_resuming_goes_on_in_the_checkpoints_run(runs):
     assert runs["resumed"]["end"] == "done"
-    assert runs["resumed"]["runs"] == runs["elsewhere"]["runs"] == runs["leak"]["runs"]
-    assert runs["resumed_by_name"]["runs"] == runs["leak"]["runs"]
+    assert runs["resumed"]["runs"] == runs["elsewhere"]["runs"] == runs["badly_judged"]["runs"]
+    assert runs["resumed_by_name"]["runs"] == runs["badly_judged"]["runs"]
     data = runs["resumed_run"]["data"]
     assert runs["resumed_run"]["info"]["status"] == "FINISHED"
     assert data["params"]["resume"] == "never"

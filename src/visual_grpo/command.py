@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import flatten
-from visual_grpo.secret_values import hidden
 
 _OPTIONS = {
     "pipeline_names": "pipelines",
@@ -115,11 +114,9 @@ class Command:
     def resuming(self, resume: str, folder: Path) -> Command:
         """The command that goes on with the training of this one, whose checkpoints are in ``folder``.
 
-        The run's own value is used where none is given, and so secrets are left out.
+        The run's own value is used where none is given.
         """
-        given = {name: value for name, value in self.parameters.items() if hidden({name: value}) == {name: value}}
-        resumed = {**given, "resume": "auto" if resume in ("auto", "never") else str(folder)}
-        return replace(self.of_pipeline("train"), parameters=resumed)
+        return self.of_pipeline("train").adding({"resume": "auto" if resume in ("auto", "never") else str(folder)})
 
     def __str__(self) -> str:
         words = [*(_launcher or [_kedro()]), "run"]
@@ -131,7 +128,7 @@ class Command:
         given = {name: value for name, value in self.parameters.items() if not (_launcher and name == _OF_LAUNCHER)}
         if given:
             words.append("--params=" + ",".join(f"{name}={_shown(value)}" for name, value in given.items()))
-        return shlex.join(hidden(words))
+        return shlex.join(words)
 
 
 def is_stage_of_dvc() -> bool:

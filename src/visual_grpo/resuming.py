@@ -14,7 +14,6 @@ from visual_grpo.decisive_parameters import decisive, transport_parameters
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint_folder import Note, newest_intact, readable_facts
-from visual_grpo.secret_values import SECTIONS, revealed
 
 AUTO, SAME, NEVER = "auto", "same", "never"
 ROUNDING = (
@@ -98,15 +97,9 @@ def find_intact(resume: str, folder: Path, note: Note) -> Path | None:
     return newest_intact(named, note)
 
 
-def parameters_of_run(run: Origin, given: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameter tree of a resumed run: that of its checkpoint, with what ``--params`` gives.
-
-    Args:
-        present: the parameters of this command, which have the secrets that no checkpoint holds.
-    """
-    tree = presets.pinned(run.parameters)
-    shown = {section: revealed(tree[section], present.get(section), section) for section in SECTIONS}
-    resumed = merged({**tree, **shown}, given)
+def parameters_of_run(run: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameter tree of a resumed run: that of its checkpoint, with what ``--params`` gives."""
+    resumed = merged(presets.pinned(run.parameters), given)
     if resumed["distributed"]["processes"] == 1 and "sharded" not in given.get("distributed", {}):
         resumed["distributed"]["sharded"] = False  # A single process has the whole model.
     return resumed

@@ -22,7 +22,6 @@ from visual_grpo import console, locks
 from visual_grpo.command import use_source
 from visual_grpo.errors import UserError, nearest_hint, user_error
 from visual_grpo.faults import is_out_of_memory, machine_fault
-from visual_grpo.secret_values import hidden
 from visual_grpo.stopping import signal_of, terminate_as_interrupt
 from visual_grpo.tracking import Tracker
 from visual_grpo.visible_text import visible
@@ -72,7 +71,7 @@ class Session(KedroSession):
             expected = expected_error(error)
             if expected is None:
                 raise
-            raise click.ClickException(visible(hidden(str(expected).strip()))) from error
+            raise click.ClickException(visible(str(expected).strip())) from error
         finally:
             gc.unfreeze()  # For a signal or SystemExit Kedro calls no hook, and hooks/memory.py has frozen objects.
             locks.release()

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from omegaconf.resolvers import oc
+
 from visual_grpo.hooks import (
     AdapterHooks,
     EndingHooks,
@@ -16,7 +18,6 @@ from visual_grpo.hooks import (
     ParameterHooks,
     TrackingHooks,
 )
-from visual_grpo.secret_values import from_environment
 from visual_grpo.session import Session
 
 PROJECT_PATH = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ CONFIG_LOADER_ARGS: dict[str, Any] = {
     # An environment or --params changes single keys and leaves their neighbours.
     "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
     "custom_resolvers": {
-        "oc.env": from_environment,
+        "oc.env": oc.env,
         "output": lambda: "data",  # Replaced as soon as the parameters are known (hooks.ParameterHooks).
         "project": lambda path: (PROJECT_PATH / path).as_posix(),
     },

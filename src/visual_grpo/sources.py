@@ -27,7 +27,6 @@ SHOWN_ONLY = (
     "evaluation.pictures",
     "faults",
     "model_card",
-    "secret_values",
     "sources",
     "stopping",
     "third_party_output",

@@ -12,7 +12,6 @@ from visual_grpo.config import merged
 from visual_grpo.config.presets import pinned
 from visual_grpo.errors import UserError
 from visual_grpo.file_digest import file_digest
-from visual_grpo.secret_values import revealed
 
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
 """How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did; the
@@ -140,7 +139,6 @@ def parameters_to_judge(
     """
     if own is None:
         return dict(present)
-    own = {**own, "rewards": revealed(own.get("rewards", {}), present.get("rewards"), "rewards")}
     tree = {**pinned(own), **{name: present[name] for name in PRESENT_SECTIONS}}
     for section, keys in PRESENT_KEYS.items():
         tree[section] = {**tree[section], **{key: present[section][key] for key in keys}}

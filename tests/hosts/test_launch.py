@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.test_training import parameters
-from visual_grpo import command, joined_files, processes, secret_values
+from visual_grpo import command, joined_files, processes
 from visual_grpo.errors import UserError
 from visual_grpo.hosts.arguments import with_processes
 from visual_grpo.hosts.launch import Launch, launcher
@@ -95,7 +95,6 @@ def test_the_secret_is_hidden_everywhere_and_not_passed_on() -> None:
     environment = {"VISUAL_GRPO_SECRET": LONG, "HOME": "/"}
     assert given_secret(launch(), environment) == LONG.encode()
     assert environment == {"HOME": "/"}
-    assert secret_values.hidden(f"it was {LONG}") == "it was (hidden)"
 
 
 def test_one_host_makes_its_own_secret_where_nobody_else_reads(tmp_path: Path) -> None:
@@ -196,7 +195,7 @@ def test_secrets_of_rewards_do_not_leave_the_first_process(tmp_path: Path) -> No
     config = parameters(
         tmp_path,
         distributed={"processes": 2},
-        rewards={"judge": {"function": "a:b", "weight": 1.0, "options": {"api_key": "sk-not-for-others"}}},
+        rewards={"judge": {"function": "a:b", "weight": 1.0, "options": {"api_key": "$JUDGE_KEY"}}},
     )
     with Crew([Member(rank=1, host="there", pid=os.getpid(), connection=ours)], 1):
         assert crew.present() is not None

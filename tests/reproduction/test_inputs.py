@@ -57,7 +57,7 @@ def inputs(project: Path, hashes: dict[str, str] | None = None, **changes: Any) 
     }
     code = project.parent / "code"
     code.mkdir(exist_ok=True)
-    repeated = parameters_to_repeat(tree, tree)
+    repeated = parameters_to_repeat(tree)
     return Inputs(project, code, project.parent, facts, repeated, hashes or {}, lambda _: None)
 
 

@@ -32,7 +32,6 @@ from visual_grpo.config.training import (
     TrackingConfig,
     TrainConfig,
 )
-from visual_grpo.secret_values import hidden
 
 
 class Parameters(Strict):
@@ -166,12 +165,8 @@ class Parameters(Strict):
         return self.policy.lora if own is None or own.lora is None else own.lora
 
     def public(self) -> dict[str, Any]:
-        """All values as JSON, without secrets: what may be stored and shown.
-
-        Without what the retrain command alone reads, which is of no run, and may hold a secret address.
-        """
-        tree: dict[str, Any] = hidden(self.model_dump(mode="json", exclude={"retrain"}))
-        return tree
+        """All values as JSON, but for those of the retrain command, which may hold a secret address."""
+        return self.model_dump(mode="json", exclude={"retrain"})
 
     def weights(self, modules: Sequence[str]) -> dict[str, float]:
         """Each reward's weight: of one module in its training, the mean over several where they are judged together."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from visual_grpo.config.base import AdapterName, NotEmpty, Strict
 from visual_grpo.config.policy import LoraParams
+from visual_grpo.config.secrets import secret_options
 
 
 class RewardConfig(Strict):
@@ -33,6 +34,17 @@ class RewardConfig(Strict):
         description="a run goes on while the reward's code failed on at most this share of its samples (or on one);"
         " they stay unscored; 0 = the first error stops it, as an error of the first call always does",
     )
+
+    @field_validator("options")
+    @classmethod
+    def _no_secrets(cls, options: dict[str, object]) -> dict[str, object]:
+        found = next(secret_options(options), None)
+        if found is not None:
+            raise ValueError(
+                f"{found} looks like a secret, and parameters are stored with every run. Put it into a variable of the"
+                f" environment and name that: {found}: $NAME"
+            )
+        return options
 
 
 class GRPOConfig(Strict):

@@ -20,7 +20,6 @@ from visual_grpo.config.validation import validate
 from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError
 from visual_grpo.preflight import settled
-from visual_grpo.secret_values import cover_logs, remember_named
 from visual_grpo.tracking.others import check_packages
 
 SAME = "same"
@@ -36,8 +35,6 @@ class ParameterHooks:
     def after_context_created(self, context: KedroContext) -> None:
         _refuse_seed_in_globals(context.config_loader)
         tree = with_output_folders(context.config_loader["parameters"], context.env)
-        cover_logs()
-        remember_named(tree)
         tree, taken = _of_resumed_run(tree, context.config_loader.runtime_params or {})
         takes_over(taken)
         self._resumed = _said(taken)
@@ -119,7 +116,7 @@ def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[s
     run = resuming.origin(resume, Path(checkpoints))
     if run is None:
         return tree, {}
-    used = resuming.parameters_of_run(run, given, tree) | {"resume": resume}
+    used = resuming.parameters_of_run(run, given) | {"resume": resume}
     if resume == resuming.AUTO or "output" in given:  # The folder may have been moved since.
         used["output"] = tree["output"]
         used["tracking"] = {**used["tracking"], "checkpoints": checkpoints}

@@ -19,7 +19,6 @@ from visual_grpo import components, console
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
 from visual_grpo.errors import user_error
-from visual_grpo.secret_values import hidden
 from visual_grpo.tracking import RunToLog, Tracker, lineage
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.description import in_words, other_name, training_name
@@ -49,7 +48,7 @@ class TrackingHooks(MlflowHook):
         context.__setattr__("mlflow", self.mlflow_config)  # For ``kedro mlflow ui``.
         use_server(self.mlflow_config.server.mlflow_tracking_uri, self._project_path)
         self._environment = None if context.env in UNNAMED_ENVIRONMENTS else context.env
-        self._given = flatten(hidden(context.config_loader.runtime_params or {}))
+        self._given = flatten(context.config_loader.runtime_params or {})
         self._dataset_seen = False
 
     @hook_impl
@@ -165,7 +164,7 @@ class TrackingHooks(MlflowHook):
         self, error: Exception, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol
     ) -> None:
         tracker = Tracker.active()
-        said = hidden(str(user_error(error) or f"{type(error).__name__}: {error}"))
+        said = str(user_error(error) or f"{type(error).__name__}: {error}")
         tracker.tags({"evaluate.error" if tracker.evaluates else "error": said})
         # Not kedro-mlflow's: it would let the training fail whose evaluation fails.
         tracker.failed()

@@ -22,7 +22,6 @@ from visual_grpo.hosts.arguments import with_processes
 from visual_grpo.hosts.facts import facts
 from visual_grpo.hosts.launch import Launch, launcher
 from visual_grpo.hosts.secret import found_secret, given_secret, made_secret
-from visual_grpo.secret_values import hidden
 from visual_grpo.visible_text import visible
 
 
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         # All processes of a host would say the same.
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:
-            print(f"Error: {visible(str(hidden(str(error))))}", file=sys.stderr)  # noqa: T201
+            print(f"Error: {visible(str(error))}", file=sys.stderr)  # noqa: T201
         return 1
 
 

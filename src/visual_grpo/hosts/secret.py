@@ -9,7 +9,6 @@ from pathlib import Path
 
 from visual_grpo.errors import UserError
 from visual_grpo.hosts.launch import SECRET, Launch
-from visual_grpo.secret_values import remember
 
 _SHORTEST = 16
 """Characters: nobody guesses so many."""
@@ -36,14 +35,12 @@ def given_secret(launch: Launch, environment: MutableMapping[str, str]) -> bytes
         raise UserError(
             f"{SECRET} has {len(found)} characters; expected {_SHORTEST} or more, so that nobody guesses it. {make}"
         )
-    remember(found)
     return found.encode()
 
 
 def made_secret(launch: Launch) -> bytes:
     """Of rank 0: a new one, left for the others in a file that nobody else may read."""
     made = secrets.token_hex()
-    remember(made)
     file = _file(launch)
     draft = file.with_suffix(".new")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
@@ -55,7 +52,6 @@ def made_secret(launch: Launch) -> bytes:
 def found_secret(launch: Launch) -> bytes:
     """What rank 0 has made; raises OSError where it has not yet."""
     text = _file(launch).read_text(encoding="ascii")
-    remember(text)
     return text.encode()
 
 

@@ -9,31 +9,23 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from visual_grpo.config.presets import pinned
-from visual_grpo.secret_values import SECTIONS, revealed
 
 _ENVIRONMENT = re.compile(r"(?:--env[= ]|-e[= ]?)([\w.-]+)")
 _PARAMETERS = "parameters*"
 _UNNAMED = "local"
 
 
-def parameters_to_repeat(
-    own: Mapping[str, Any], present: Mapping[str, Any], start: Path | None = None
-) -> dict[str, Any]:
+def parameters_to_repeat(own: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
     """The parameter tree of a training, to be run in a worktree.
 
     What it writes is relative to the worktree: a run with its output elsewhere is repeated in ``data``. It starts at
     step 1 and shows itself to no other tracker.
 
     Args:
-        own: of the training, its secrets hidden.
-        present: of this command, which has the secrets.
+        own: of the training.
         start: the adapters that the training started from, whatever their name means by now.
-
-    Raises:
-        UserError: a secret of the training is not set now.
     """
-    shown = {name: revealed(own[name], present.get(name), name) for name in SECTIONS if name in own}
-    tree = pinned({**own, **shown})
+    tree = pinned(own)
     output = _inside(tree["output"], "data")
     starter = dict(tree["starter"])
     dataset = _inside(starter["dataset"], f"{output}/01_raw/{starter.get('world', 'shapes')}")

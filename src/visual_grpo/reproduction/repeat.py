@@ -63,7 +63,7 @@ def repeat(
             training fails.
     """
     check_repeatable(training.adapters, training.facts)
-    tree = parameters_to_repeat(training.facts["parameters"], present, training.start)
+    tree = parameters_to_repeat(training.facts["parameters"], training.start)
     began = time.monotonic()
     commit = str(training.facts["git.commit"])
     with checked_out(training.project, commit, _changes(training), note) as place:

@@ -20,7 +20,6 @@ from visual_grpo.retraining.job import Retraining
 from visual_grpo.retraining.notice import notify
 from visual_grpo.retraining.outcome import Code, DataRefusedError, Outcome, OutOfTimeError, StageFailedError
 from visual_grpo.retraining.project import read_project
-from visual_grpo.secret_values import hidden
 from visual_grpo.stopping import signal_of, terminate_as_interrupt
 from visual_grpo.visible_text import visible
 
@@ -36,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         with terminate_as_interrupt():
             return _retrain(environment)
     except UserError as error:
-        console.note(f"Error: {visible(str(hidden(str(error))))}")
+        console.note(f"Error: {visible(str(error))}")
         return Code.FAILED
     except KeyboardInterrupt as stop:
         console.note("Stopped.")
@@ -60,7 +59,7 @@ def _retrain(environment: str | None) -> int:
             descriptors=locks.descriptors(),
         )
         outcome = _ended(project.retraining(commands))
-        summary = hidden(outcome.as_json()) | {"ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        summary = outcome.as_json() | {"ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         _write(output / SUMMARY, summary)
         console.note(outcome.line)
         problem = notify(config.retrain, summary, Path.cwd())
@@ -83,10 +82,10 @@ def _ended(retraining: Retraining) -> Outcome:
     except KeyboardInterrupt as stop:
         return retraining.outcome(128 + signal_of(stop), "stopped by a signal; the next call goes on")
     except (UserError, StageFailedError) as error:
-        return retraining.outcome(Code.FAILED, visible(str(hidden(str(error)))))
+        return retraining.outcome(Code.FAILED, visible(str(error)))
     except Exception as error:
-        print(hidden(traceback.format_exc()), file=sys.stderr)  # noqa: T201
-        return retraining.outcome(Code.FAILED, f"{type(error).__name__}: {hidden(str(error))}")
+        print(traceback.format_exc(), file=sys.stderr)  # noqa: T201
+        return retraining.outcome(Code.FAILED, f"{type(error).__name__}: {error}")
 
 
 def _write(file: Path, summary: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from visual_grpo.config import RetrainConfig
 from visual_grpo.retraining.commands import shell
 from visual_grpo.retraining.outcome import Code
-from visual_grpo.secret_values import hidden
 
 SECONDS = 30.0
 """For one attempt."""
@@ -30,7 +29,7 @@ def notify(settings: RetrainConfig, summary: Mapping[str, Any], project: Path) -
     """Sends the summary; returns what went wrong, which changes nothing of the outcome, or None."""
     if settings.notify is None or not is_due(settings, summary):
         return None
-    text = json.dumps(hidden(summary), ensure_ascii=False)
+    text = json.dumps(summary, ensure_ascii=False)
     if settings.notify.lower().startswith(("http://", "https://")):
         return _post(settings.notify, text)
     return _call(settings.notify, text, project)
@@ -63,5 +62,5 @@ def _call(command: str, text: str, project: Path) -> str | None:
         return f"The command of retrain.notify did not end within {SECONDS:g} s"
     if done.returncode == 0:
         return None
-    said = hidden((done.stderr or done.stdout).strip())
+    said = (done.stderr or done.stdout).strip()
     return f"The command of retrain.notify ended with exit code {done.returncode}: {said}"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from visual_grpo.config.secrets import with_variables
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.images import described, is_image
 from visual_grpo.importing import load_attribute
@@ -179,11 +180,12 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
     target = load_function(path)
     prompts_and_samples = [] if isinstance(target, type) else _arguments(target, options)
     _check_options(f"reward {name!r}: {path!r}", target, options, prompts_and_samples)
+    values = with_variables(options, name)
     if prompts_and_samples:
-        return FunctionReward(name, _with_options(target, options))
+        return FunctionReward(name, _with_options(target, values))
     with _naming(name), _blaming(f"reward {name!r}: {path!r} could not be made"), kept_surroundings():
         try:
-            made = target(**options)
+            made = target(**values)
         except TypeError as error:
             raise UserError(f"reward {name!r}: {path!r} refused the options {dict(options)!r}: {error}") from error
     if not callable(made):

@@ -15,7 +15,6 @@ from typing import Any
 
 from visual_grpo.command import launched_by
 from visual_grpo.folders import walked
-from visual_grpo.secret_values import hidden
 from visual_grpo.tracking.dvc_lock import stages_of
 
 DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", ":(glob)*.py")
@@ -28,10 +27,10 @@ _KEDRO = ".venv/bin/kedro"
 def command() -> str:
     """The command line of this process, as it can be pasted into a terminal in the project's folder."""
     if launcher := launched_by():
-        return shlex.join(hidden([*launcher, *sys.argv[1:]]))
+        return shlex.join([*launcher, *sys.argv[1:]])
     if _is_kedro():
-        return shlex.join([_KEDRO, *hidden(sys.argv[1:])])
-    return shlex.join(["python", *hidden(sys.orig_argv[1:])])
+        return shlex.join([_KEDRO, *sys.argv[1:]])
+    return shlex.join(["python", *sys.orig_argv[1:]])
 
 
 def _is_kedro() -> bool:
@@ -94,7 +93,7 @@ def changes(project_path: Path) -> str:
     """What differs from the commit, new files included, as a patch for ``git apply``; empty where clean or no git."""
     known = _output(project_path, "git", "diff", "--binary", "HEAD", "--", *DECISIVE) or ""
     new = _output(project_path, "git", "ls-files", "--others", "--exclude-standard", "-z", "--", *DECISIVE) or ""
-    return str(hidden(known + "".join(_as_new(project_path, file) for file in new.split("\0") if file)))
+    return known + "".join(_as_new(project_path, file) for file in new.split("\0") if file)
 
 
 def dvc_tags(project_path: Path) -> dict[str, str]:

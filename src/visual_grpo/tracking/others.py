@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from visual_grpo.config import TrackingConfig
 from visual_grpo.errors import UserError
-from visual_grpo.secret_values import hidden
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -77,7 +76,7 @@ class _Careful:
         self._try(lambda log: log.image(image, key, step))
 
     def failed(self, error: Exception) -> None:
-        log.warning("%s fails and gets nothing from here on: %s. The run goes on.", self._tracker, hidden(str(error)))
+        log.warning("%s fails and gets nothing from here on: %s. The run goes on.", self._tracker, error)
         self._log = None
 
     def _try(self, send: Callable[[Log], None]) -> None:

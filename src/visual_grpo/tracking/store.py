@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from visual_grpo.secret_values import hidden
 from visual_grpo.tracking.spool import Head
 
 if TYPE_CHECKING:
@@ -162,5 +161,5 @@ def in_a_line(error: BaseException) -> str:
     """The cause that a user knows, without the query or the objects around it."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
-    text = " ".join(hidden(str(error)).split()) or type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 160 else f"{text[:157]}..."
