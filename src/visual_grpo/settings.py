@@ -36,19 +36,17 @@ HOOKS = (
     EndingHooks(),
     MemoryHooks(),
 )
-# TrackingHooks extends kedro-mlflow's own hook; the other two write files that nobody asked for.
+# Where a user has kedro-mlflow it would begin a second run; the other two write files that nobody asked for.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow", "kedro-telemetry", "kedro-viz")
 SESSION_CLASS = Session
 
 CONFIG_LOADER_ARGS: dict[str, Any] = {
     "base_env": "base",
     "default_run_env": "local",
-    "config_patterns": {"mlflow": ["mlflow*"]},
     # An environment or --params changes single keys and leaves their neighbours.
-    "merge_strategy": {"parameters": "soft", "mlflow": "soft"},
+    "merge_strategy": {"parameters": "soft"},
     "custom_resolvers": {
         "oc.env": oc.env,
         "output": lambda: "data",  # Replaced as soon as the parameters are known (hooks.ParameterHooks).
-        "project": lambda path: (PROJECT_PATH / path).as_posix(),
     },
 }

@@ -235,7 +235,7 @@ class EvaluationConfig(Strict):
 
 
 class TrackingConfig(Strict):
-    """MLflow is always on (conf/base/mlflow.yml); the others are written beside it."""
+    """MLflow is always on; the others are written beside it."""
 
     tensorboard: str | None = Field(None, description="folder for TensorBoard's event files; null = none")
     wandb: Literal["online", "offline"] | None = Field(

@@ -21,7 +21,7 @@ BASE, DEFAULT = "base", "local"
 CONF = Path("conf")
 START = "start.yml"
 """In the environment's folder: further parameters of the training."""
-_SKIPPED = ("dvc.yaml", "dvc.lock", START, "logging.yml", "mlflow.yml", "credentials.yml", ".gitignore", ".gitkeep")
+_SKIPPED = ("dvc.yaml", "dvc.lock", START, "logging.yml", "credentials.yml", ".gitignore", ".gitkeep")
 """Files of an environment on which no result depends."""
 
 

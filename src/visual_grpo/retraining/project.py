@@ -16,6 +16,7 @@ from visual_grpo.retraining.job import Retraining
 from visual_grpo.retraining.stages import Stages
 from visual_grpo.retraining.training_start import TrainingStart
 from visual_grpo.session import EXPECTED, Session, expected_error
+from visual_grpo.tracking.registry_client import tracking_uri
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def read_project(folder: Path, environment: str | None) -> Project:
         with Session.create(project_path=folder, env=name) as session:
             context: Any = session.load_context()  # type: ignore[attr-defined]
             config: Parameters = context.catalog.load("parameters")
-            return Project(config, name, context.mlflow.server.mlflow_tracking_uri)
+            return Project(config, name, tracking_uri())
     except ClickException as error:  # As of an environment that is not there.
         raise UserError(error.message) from error
     except EXPECTED as error:
