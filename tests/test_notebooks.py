@@ -19,7 +19,7 @@ from tests.toys import CountingScorer, ToyTokenPolicy, records
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer
-from visual_grpo.pipelines import baseline, evaluate
+from visual_grpo.pipeline_registry import create_pipeline
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
@@ -42,9 +42,9 @@ def history(steps: int = 8, *, modules: tuple[str, ...]) -> pd.DataFrame:
 def finish(project: Path, monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...]) -> None:
     """The files of a project whose pipelines have run, where conf/base/catalog.yml has them."""
     painted = Project(project, monkeypatch)
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train()
-    painted.run(evaluate.create_pipeline())
+    painted.run(create_pipeline("evaluate"))
     places = {
         "records.parquet": "05_model_input",
         "baseline": "07_model_output",

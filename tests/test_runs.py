@@ -28,7 +28,7 @@ def make(parameters: Parameters, grpo: GRPOConfig, rewards):
     return {"steps": [parameters.grpo.steps, grpo.steps], "kinds": kinds}
 
 def prepare(data: DataConfig, draft):
-    from visual_grpo.pipelines.data_preparation.nodes import prepare_records
+    from visual_grpo.pipelines.data_preparation import prepare_records
     return prepare_records(data, {}, draft)
 
 def prepare_only(data: DataConfig, starter_report, draft):
@@ -137,7 +137,7 @@ assert sorted(map(str, root.rglob("*"))) == before
 out["made"] = run("make")
 out["quoted"] = run("own", data={"path": "quoted"})
 out["prepared"] = run("prepared", data={"path": "quoted"})
-for name in ("fill", "half", "closure", "interrupt", "crash", "mistake", "terminate", "greedy", "interupt"):
+for name in ("fill", "half", "closure", "interrupt", "crash", "mistake", "terminate", "greedy"):
     out[name] = run(name)
 out["untrained"] = run("untrained")
 adapters = root / "data/06_models/adapters"
@@ -366,10 +366,6 @@ def test_a_node_that_returns_a_function_is_refused(runs):
     kind, message, code = runs["closure"]["end"]
     assert (kind, code) == ("ClickException", 1)
     assert "expected the path of the folder that the node filled, got a function" in message
-
-
-def test_a_misspelt_pipeline_is_named_with_the_nearest(runs):
-    assert "Did you mean 'interrupt'?" in runs["interupt"]["end"][1]
 
 
 def test_a_run_is_named_and_tagged_by_what_is_true_anywhere(runs):

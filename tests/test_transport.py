@@ -17,7 +17,7 @@ from visual_grpo.decisive_parameters import NOT_READ, decisive, decisive_keys
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import conditions
 from visual_grpo.importing import load_attribute
-from visual_grpo.pipelines.baseline.pipeline import create_pipeline
+from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.rewards.catalogue import BUILT_IN, transport_of
 
 HERE = "tests.test_transport"
@@ -127,7 +127,7 @@ def test_a_baseline_is_kept(
 ) -> None:
     project = Project(tmp_path, monkeypatch)
     pinned: dict[str, Any] = {"model": {"revision": "0" * 40}}
-    project.run(create_pipeline(), rewards_used=rewards_of({})["rewards"], **pinned)
+    project.run(create_pipeline("baseline"), rewards_used=rewards_of({})["rewards"], **pinned)
     before = len(project.policies)
-    project.run(create_pipeline(), rewards_used=rewards_of(options)["rewards"], **pinned)
+    project.run(create_pipeline("baseline"), rewards_used=rewards_of(options)["rewards"], **pinned)
     assert (len(project.policies) > before) is drawn

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -23,8 +22,6 @@ _OPTIONS = {
     "node_names": "nodes",
 }
 """Kedro's run parameter -> its option."""
-NEXT_PARAMETER = r",\s*[^\s,=]+\s*="
-"""Pattern of the comma in ``--params`` that separates two parameters (`cli`)."""
 _OF_LAUNCHER = "distributed.processes"
 _DEFAULT = "local"
 """The environment of a run that names none."""
@@ -153,7 +150,7 @@ def _shown(value: Any) -> str:
         plain = OmegaConf.from_dotlist([f"value={value}"])["value"] == value
     except (YAMLError, OmegaConfBaseException, ValueError):
         plain = False
-    return value if plain and value.strip() == value and not re.search(NEXT_PARAMETER, value) else json.dumps(value)
+    return value if plain and value.strip() == value else json.dumps(value)
 
 
 def _kedro() -> str:

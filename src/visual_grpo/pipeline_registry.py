@@ -1,37 +1,137 @@
-"""The project's pipelines: every package in ``visual_grpo.pipelines`` with a ``create_pipeline``."""
+"""The project's pipelines: which function makes which dataset from which others.
+
+Functions are imported when their node runs, so that listing the pipelines imports neither torch nor MLflow.
+"""
 
 from __future__ import annotations
 
-from pkgutil import iter_modules
+import pkgutil
+from collections.abc import Callable
+from typing import Any
 
-from kedro.framework.project import find_pipelines
-from kedro.pipeline import Pipeline
+from kedro.pipeline import Pipeline, node
 
-from visual_grpo import pipelines
+from visual_grpo.config.outputs import FLOW
 
-ON_DEMAND = {
-    "compare",
-    "generate",
-    "gpu_check",
-    "labels",
-    "plan",
-    "promote",
-    "reproduce",
-    "reward_report",
-    "rollback",
-    "score",
-    "vote",
+Inputs = str | list[str]
+PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
+    "starter": {
+        "build_starter": (
+            "starter:build",
+            ["params:starter", "params:data", "params:model", "params:seed"],
+            "starter_report",
+        ),
+    },
+    "data_preparation": {
+        "prepare_records": (
+            "data_preparation:prepare_records",
+            ["params:data", "starter_report", "records_draft"],
+            "records",
+        ),
+        "report_records": ("data_preparation:report_records", "records", "data_report"),
+    },
+    "baseline": {
+        "draw_baseline": (
+            "baseline:draw_baseline",
+            ["parameters", "starter_report", "records", "baseline_draft"],
+            "baseline",
+        ),
+    },
+    "train": {
+        "train": (
+            "train:train",
+            ["parameters", "starter_report", "records", "baseline", "adapters_draft"],
+            ["adapters", "training_history"],
+        ),
+    },
+    "evaluate": {
+        "choose_adapters": ("evaluate:choose_adapters", ["parameters", "adapters"], "judged_adapters"),
+        "draw_trained": (
+            "evaluate:draw_trained",
+            ["parameters", "starter_report", "records", "baseline", "judged_adapters", "trained_draft"],
+            "trained",
+        ),
+        "compare_with_baseline": (
+            "evaluate:compare_with_baseline",
+            ["params:evaluation", "baseline", "trained", "judged_adapters"],
+            ["evaluation", "result"],
+        ),
+        "write_report": (
+            "evaluate:write_report",
+            ["evaluation", "baseline", "trained", "judged_adapters", "evaluation_report_draft"],
+            "evaluation_report",
+        ),
+        "show_evaluation": ("evaluate:show", ["evaluation", "evaluation_report"], None),
+    },
+    "compare": {
+        "compare_adapters": ("compare:compare_adapters", ["parameters", "records", "comparison_draft"], "comparison"),
+    },
+    "generate": {"draw_prompts": ("generate:draw_prompts", ["parameters", "generated_draft"], "generated")},
+    # Two nodes, so that the report is kept before an error ends the command; so in plan and reproduce.
+    "gpu_check": {
+        "check_gpu": ("gpu_check:check", ["parameters", "gpu_check_draft"], "gpu_check"),
+        "require_whole_check": ("gpu_check:require_whole", "gpu_check", None),
+    },
+    "labels": {
+        "label_records": (
+            "labels:label_records",
+            ["params:seed", "params:data", "params:rewards", "records", "negative_labels_draft"],
+            "negative_labels",
+        ),
+    },
+    "plan": {
+        "plan_training": ("plan:plan_training", "parameters", "plan"),
+        "require_fit": ("plan:require_fit", "plan", None),
+    },
+    "promote": {
+        "judge_candidate": (
+            "promote.nodes:judge",
+            ["parameters", "records", "promotion_draft"],
+            ["promotion", "judgement"],
+        ),
+        "promote_candidate": (
+            "promote.nodes:promote",
+            ["parameters", "promotion", "judgement"],
+            "promotion_result",
+        ),
+    },
+    "reproduce": {
+        "reproduce_training": ("reproduce:reproduce_training", "parameters", "reproduction"),
+        "require_match": ("reproduce:require_match", "reproduction", None),
+    },
+    "reward_report": {
+        "report_rewards": (
+            "reward_report:report_rewards",
+            ["parameters", "starter_report", "records", "reward_report_draft"],
+            "reward_report",
+        ),
+    },
+    "rollback": {"roll_back": ("rollback:roll_back", "parameters", "rollback_result")},
+    "score": {"score_folder": ("score:score_folder", ["parameters", "scores_draft"], "scores")},
+    "vote": {"collect_votes": ("vote.nodes:collect_votes", ["parameters", "records", "votes_draft"], "votes")},
 }
-"""Run by name only: nothing depends on what they leave."""
+"""Pipeline -> node -> (function in `visual_grpo.pipelines`, inputs, outputs)."""
+
+
+def create_pipeline(name: str) -> Pipeline:
+    """Builds a pipeline of `PIPELINES`; its nodes have its name as a tag, by which other tools group them."""
+    return Pipeline(
+        [
+            node(_lazy(function), inputs, outputs, name=own, tags=name)
+            for own, (function, inputs, outputs) in PIPELINES[name].items()
+        ]
+    )
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """Each pipeline by name, and all but those on demand, ordered by their data, as ``__default__``.
+    """Returns each pipeline by name, and those of `FLOW` together as ``__default__``."""
+    made = {name: create_pipeline(name) for name in PIPELINES}
+    return made | {"__default__": sum((made[name] for name in FLOW), start=Pipeline([]))}
 
-    There every node has its pipeline's name as a tag, by which other tools can group them.
-    """
-    names = [module.name for module in iter_modules(pipelines.__path__)]
-    found = find_pipelines(raise_errors=True, pipelines_to_find=names)
-    flow = (Pipeline(pipeline, tags=name) for name, pipeline in found.items() if name not in ON_DEMAND)
-    found["__default__"] = sum(flow, start=Pipeline([]))
-    return found
+
+def _lazy(function: str) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return pkgutil.resolve_name(f"visual_grpo.pipelines.{function}")(*args)
+
+    call.__name__ = function.rpartition(":")[2]
+    return call

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 from kedro.config import MissingConfigException
-from kedro.framework.project import pipelines
 from kedro.framework.session import KedroSession
 from kedro.io import DatasetError
 from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
@@ -54,7 +53,6 @@ class Session(KedroSession):
             click.exceptions.Exit: stopped by a signal; the code is 128 + the signal's number.
         """
         try:
-            _check_names(kwargs.get("pipeline_names"))
             with terminate_as_interrupt():
                 result: dict[str, Any] = super().run(*args, **kwargs)
                 return result
@@ -96,11 +94,3 @@ def expected_error(error: BaseException) -> BaseException | None:
             f" OmegaConf says {str(error).splitlines()[0]!r}. A section has names, as in --params=evaluation.every=10"
         )
     return error if isinstance(error, EXPECTED) else None
-
-
-def _check_names(names: list[str] | None) -> None:
-    pipelines.set_requested(None)
-    for name in names or []:
-        if name not in pipelines:
-            there_are = ", ".join(sorted(pipelines))
-            raise UserError(f"There is no pipeline {name!r}.{nearest_hint(name, pipelines)} There are: {there_are}")

@@ -6,11 +6,11 @@ from tests.pipelines.painted import SMALL, Project
 from visual_grpo import components
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import read_scores
-from visual_grpo.pipelines.baseline import create_pipeline
+from visual_grpo.pipeline_registry import create_pipeline
 
 
 def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Project) -> None:
-    painted.run(create_pipeline())
+    painted.run(create_pipeline("baseline"))
     scores = read_scores(painted.folder / "baseline")
     assert painted.policies == [("the model", None)]
     drawn = scores.groupby(["sampler", "split"])["id"].agg(["nunique", "size"])
@@ -27,20 +27,20 @@ def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Pro
 
 
 def test_same_parameters_same_images_and_scores(painted: Project) -> None:
-    first = read_scores(painted.run(create_pipeline()).load("baseline"))
-    second = read_scores(painted.run(create_pipeline()).load("baseline"))
+    first = read_scores(painted.run(create_pipeline("baseline")).load("baseline"))
+    second = read_scores(painted.run(create_pipeline("baseline")).load("baseline"))
     pd.testing.assert_frame_equal(first, second)
-    trained_otherwise = read_scores(painted.run(create_pipeline(), seed=5).load("baseline"))
+    trained_otherwise = read_scores(painted.run(create_pipeline("baseline"), seed=5).load("baseline"))
     pd.testing.assert_frame_equal(first, trained_otherwise)
     assert trained_otherwise.attrs == first.attrs
-    other = read_scores(painted.run(create_pipeline(), evaluation=SMALL | {"seed": 5}).load("baseline"))
+    other = read_scores(painted.run(create_pipeline("baseline"), evaluation=SMALL | {"seed": 5}).load("baseline"))
     assert (other["total"] != first["total"]).all()
 
 
 def test_a_model_that_cannot_be_loaded_is_the_nodes_own_error(
     painted: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = read_scores(painted.run(create_pipeline()).load("baseline"))
+    before = read_scores(painted.run(create_pipeline("baseline")).load("baseline"))
 
     def refuse(*arguments: object) -> None:
         raise UserError("the weights are damaged")
@@ -48,7 +48,7 @@ def test_a_model_that_cannot_be_loaded_is_the_nodes_own_error(
     monkeypatch.setattr(components, "build_model", refuse)
     failed: list[str] = []
     with pytest.raises(UserError, match=r"^the weights are damaged$") as error:
-        painted.run(create_pipeline(), failed=failed)
+        painted.run(create_pipeline("baseline"), failed=failed)
     assert failed == ["draw_baseline"]
     assert not isinstance(error.value, DatasetError), "nothing was being saved"
     pd.testing.assert_frame_equal(read_scores(painted.folder / "baseline"), before)
@@ -58,5 +58,5 @@ def test_progress_reaches_the_number_of_images(
     painted: Project,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    painted.run(create_pipeline())
+    painted.run(create_pipeline("baseline"))
     assert "baseline 48/48  reward=0." in capsys.readouterr().out

@@ -14,8 +14,8 @@ from visual_grpo.config import Parameters
 from visual_grpo.datasets import DraftDataset, RecordsDataset
 from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError
-from visual_grpo.pipelines.data_preparation import create_pipeline
-from visual_grpo.pipelines.data_preparation.nodes import prepare_records, report_records
+from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipelines.data_preparation import prepare_records, report_records
 from visual_grpo.records.table import RecordTable
 
 
@@ -81,7 +81,7 @@ def run(parameters, folder):
             "records_draft": DraftDataset(filepath=manifest, kind="file"),
         }
     )
-    return SequentialRunner().run(create_pipeline(), catalog)
+    return SequentialRunner().run(create_pipeline("data_preparation"), catalog)
 
 
 def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(parameters, data, tmp_path):

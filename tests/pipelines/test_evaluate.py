@@ -9,16 +9,16 @@ from tests.evaluation.test_headline import entry as an_entry
 from tests.pipelines.painted import GAIN, SMALL, Project
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.headline import headline
-from visual_grpo.pipelines import baseline, evaluate
-from visual_grpo.pipelines.evaluate.nodes import show_verdict
+from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipelines.evaluate import show_verdict
 
 CONTROLS = ("guidance_scale=1", "guidance_scale=3", "temperature=0.5")
 
 
 def test_the_difference_is_measured_on_the_baselines_prompts_and_seeds(painted: Project) -> None:
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train()
-    painted.run(evaluate.create_pipeline())
+    painted.run(create_pipeline("evaluate"))
     assert painted.policies[1] == ("the model", painted.folder / "adapters")
     evaluation = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())
     views = {(e["name"], e["split"], e["sampler"]): e for e in evaluation["rewards"]}
@@ -43,10 +43,10 @@ def test_the_run_ends_with_the_held_out_table_and_the_verdict(
     painted: Project,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train()
     capsys.readouterr()
-    painted.run(evaluate.create_pipeline())
+    painted.run(create_pipeline("evaluate"))
     _, table = capsys.readouterr().out.split("3 held-out prompts, 6 pairs, stock sampler")
     assert "total*" in table
     assert "rollout" not in table
@@ -61,9 +61,9 @@ def test_the_run_ends_with_the_held_out_table_and_the_verdict(
 
 
 def test_the_result_is_the_headlines_numbers(painted: Project) -> None:
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train()
-    result = painted.run(evaluate.create_pipeline()).load("result")
+    result = painted.run(create_pipeline("evaluate")).load("result")
     found = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())["headline"]
     assert result["total"]["difference"] == found["difference"] == pytest.approx(GAIN, abs=0.01)
     assert result["control"]["baseline"] == found["control"]["baseline"]
@@ -71,17 +71,17 @@ def test_the_result_is_the_headlines_numbers(painted: Project) -> None:
 
 
 def test_a_training_with_another_seed_pairs_with_the_same_baseline(painted: Project) -> None:
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train()
-    painted.run(evaluate.create_pipeline(), seed=8)
+    painted.run(create_pipeline("evaluate"), seed=8)
     with pytest.raises(UserError, match=r"pair with this run:\n  seed: 0 in the baseline, 8 now\n"):
-        painted.run(evaluate.create_pipeline(), evaluation=SMALL | {"seed": 8})
+        painted.run(create_pipeline("evaluate"), evaluation=SMALL | {"seed": 8})
 
 
 def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> None:
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train()
-    painted.run(evaluate.create_pipeline(), evaluation=SMALL | {"images_per_prompt": 1, "max_prompts": 2})
+    painted.run(create_pipeline("evaluate"), evaluation=SMALL | {"images_per_prompt": 1, "max_prompts": 2})
     headline = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())["headline"]
     assert (headline["prompts"], headline["images"]) == (2, 2)
     assert headline["difference"] == pytest.approx(GAIN, abs=0.01)
@@ -89,45 +89,45 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
 
 
 def test_a_baseline_with_other_controls_is_refused(painted: Project) -> None:
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train()
     with pytest.raises(UserError, match=r"controls\.stock top_p=0\.5: not in the baseline"):
-        painted.run(evaluate.create_pipeline(), evaluation=SMALL | {"controls": [{"top_p": 0.5}]})
+        painted.run(create_pipeline("evaluate"), evaluation=SMALL | {"controls": [{"top_p": 0.5}]})
 
 
 def test_a_baseline_made_otherwise_is_refused_before_anything_is_drawn(painted: Project) -> None:
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train()
     with pytest.raises(UserError, match=r"(?s)sampling\.stock\.steps: 10 in the baseline, 3 now\n.*=baseline"):
-        painted.run(evaluate.create_pipeline(), sampling={"stock": {"steps": 3}})
+        painted.run(create_pipeline("evaluate"), sampling={"stock": {"steps": 3}})
     assert len(painted.policies) == 1
     assert not (painted.folder / "trained").exists()
 
 
 @pytest.mark.parametrize("name", ["baseline", "evaluate"])
 def test_what_an_older_version_wrote_of_the_base_model_is_refused(painted: Project, name: str) -> None:
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train()
-    pipeline = {"baseline": baseline, "evaluate": evaluate}[name].create_pipeline()
+    pipeline = create_pipeline(name)
     with pytest.raises(UserError, match=r"of an older version.*--pipeline=starter"):
         painted.run(pipeline, starter_report={"model": "the model", "digest": "digest"})
 
 
 def test_an_adapter_of_another_base_model_is_refused(painted: Project) -> None:
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train("another digest")
     with pytest.raises(UserError, match=r"another base model.*--pipeline=train"):
-        painted.run(evaluate.create_pipeline())
+        painted.run(create_pipeline("evaluate"))
     assert not (painted.folder / "trained").exists()
 
 
 @pytest.mark.parametrize(("missing", "maker"), [("baseline", "baseline"), ("adapters", "train")])
 def test_missing_data_names_its_pipeline(painted: Project, missing: str, maker: str) -> None:
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train()
     shutil.rmtree(painted.folder / missing)
     with pytest.raises(DatasetError, match=f"kedro run --pipeline={maker}"):
-        painted.run(evaluate.create_pipeline())
+        painted.run(create_pipeline("evaluate"))
 
 
 def test_unscored_samples_are_in_the_table_and_in_the_last_line(
@@ -142,26 +142,26 @@ def test_unscored_samples_are_in_the_table_and_in_the_last_line(
 
 
 def test_an_adapter_of_other_data_is_not_judged_as_if_they_were_its_own(painted: Project) -> None:
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train(data="other data")
     with pytest.raises(UserError, match=r"trained on other data .*--pipeline=compare"):
-        painted.run(evaluate.create_pipeline())
+        painted.run(create_pipeline("evaluate"))
     assert not (painted.folder / "trained").exists()
 
 
 def test_an_adapter_without_its_history_is_refused_before_anything_is_drawn(painted: Project) -> None:
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train()
     (painted.folder / "adapters" / "training.csv").unlink()
     with pytest.raises(UserError, match=r"has no training\.csv"):
-        painted.run(evaluate.create_pipeline())
+        painted.run(create_pipeline("evaluate"))
     assert len(painted.policies) == 1
 
 
 def test_a_baseline_that_nothing_could_score_is_refused(painted: Project) -> None:
     none = {"none": {"function": "tests.pipelines.test_evaluate:none", "weight": 1.0}}
     with pytest.raises(UserError, match=r"none of the first \d+ samples could be scored.*unscored were: none"):
-        painted.run(baseline.create_pipeline(), rewards_used=none)
+        painted.run(create_pipeline("baseline"), rewards_used=none)
 
 
 def none(prompts: object, images: list[object]) -> list[None]:

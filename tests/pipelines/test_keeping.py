@@ -11,7 +11,7 @@ import pytest
 from tests.pipelines.painted import BRIGHTNESS, SMALL, Project
 from visual_grpo import computed_with
 from visual_grpo.evaluation.generate import read_scores
-from visual_grpo.pipelines.baseline import create_pipeline
+from visual_grpo.pipeline_registry import create_pipeline
 
 PINNED = {"model": {"revision": "0123456789abcdef0123456789abcdef01234567"}}
 
@@ -19,7 +19,7 @@ PINNED = {"model": {"revision": "0123456789abcdef0123456789abcdef01234567"}}
 def draw(project: Project, **changes: Any) -> bool:
     """Whether a baseline was drawn; without changes the files of its model are known."""
     before = len(project.policies)
-    project.run(create_pipeline(), **(PINNED | changes))
+    project.run(create_pipeline("baseline"), **(PINNED | changes))
     return len(project.policies) > before
 
 
@@ -96,7 +96,7 @@ def test_a_file_that_an_option_names_is_part_of_it(painted: Project) -> None:
     judge = painted.folder / "judge.json"
     judge.write_text("{}", encoding="utf-8")
     from tests.evaluation.defaults import parameters
-    from visual_grpo.pipelines.baseline.keeping import _files_of_options
+    from visual_grpo.pipelines.baseline import _files_of_options
 
     rewards = {"brightness": {"function": "tests.evaluation.painter:brightness", "options": {"weights": [str(judge)]}}}
     config = parameters(rewards=rewards)

@@ -18,7 +18,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.datasets import RecordsDataset
 from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError
-from visual_grpo.pipelines.labels import create_pipeline
+from visual_grpo.pipeline_registry import create_pipeline
 
 ENVIRONMENT = yaml.safe_load((FILE.parents[1] / "negative_points" / "parameters.yml").read_text(encoding="utf-8"))
 
@@ -45,7 +45,7 @@ def run(folder: Path, tree: dict[str, Any]) -> Path:
         | {"records": RecordsDataset(filepath=str(folder / "records.parquet"))}
         | folders(folder, {"negative_labels": "labels"})
     )
-    SequentialRunner().run(create_pipeline(), catalog)
+    SequentialRunner().run(create_pipeline("labels"), catalog)
     return folder / "negative_labels"
 
 

@@ -19,19 +19,16 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-import visual_grpo.pipelines.baseline as baseline
-import visual_grpo.pipelines.data_preparation as data_preparation
-import visual_grpo.pipelines.evaluate as evaluate
-import visual_grpo.pipelines.starter as starter
-import visual_grpo.pipelines.train as train
 from tests.pipelines.painted import folders
 from tests.segmentation.small_sam2 import save_sam2
 from visual_grpo import components
 from visual_grpo.config import Parameters
+from visual_grpo.config.outputs import FLOW
 from visual_grpo.config.validation import validate
 from visual_grpo.datasets import DraftDataset, RecordsDataset
 from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.images import read_size
+from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter.qwen2_5_vl import model
 from visual_grpo.starter.scenes import answers
@@ -68,8 +65,8 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
 
 
 def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> None:
-    for stage in (starter, data_preparation, baseline, train, evaluate):
-        SequentialRunner().run(stage.create_pipeline(), catalog)
+    for name in FLOW:
+        SequentialRunner().run(create_pipeline(name), catalog)
     report = catalog.load("data_report")
     assert report["rejected"]["total"] == 0
     assert ["prompts in held_out: fewer than 10" in warning for warning in report["warnings"]] == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections import defaultdict
 from graphlib import TopologicalSorter
 from inspect import signature
@@ -16,7 +17,7 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from visual_grpo.config import Parameters
-from visual_grpo.pipeline_registry import register_pipelines
+from visual_grpo.pipeline_registry import PIPELINES, register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 
 ROOT = Path(__file__).parents[2]
@@ -43,18 +44,23 @@ def entries() -> dict[str, Any]:
     return found
 
 
-def arguments(node: Node) -> dict[str, Any]:
-    """The type of each argument of the node's function, by the dataset that it gets.
+FUNCTIONS = {name: function for nodes in PIPELINES.values() for name, (function, _, _) in nodes.items()}
 
-    One annotation that cannot be resolved would switch Kedro's own check of the parameters off.
-    """
-    types = get_type_hints(node.func)
-    return {dataset: types[name] for name, dataset in zip(signature(node.func).parameters, node.inputs, strict=True)}
+
+def function(node: Node) -> Any:
+    return pkgutil.resolve_name(f"visual_grpo.pipelines.{FUNCTIONS[node.name]}")
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """The type of each argument of the node's function, by the dataset that it gets."""
+    types = get_type_hints(function(node))
+    names = signature(function(node)).parameters
+    return {dataset: types[name] for name, dataset in zip(names, node.inputs, strict=True)}
 
 
 def test_nodes_return_data_and_paths(everything: Pipeline, entries: dict[str, Any]) -> None:
     for node in everything.nodes:
-        returned = get_type_hints(node.func)["return"]
+        returned = get_type_hints(function(node))["return"]
         parts = get_args(returned) if get_origin(returned) is tuple else (returned,)
         expected = tuple(RETURNED[entries[name]["type"]] for name in node.outputs) or (type(None),)
         assert parts == expected, node.name

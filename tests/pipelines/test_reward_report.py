@@ -8,9 +8,11 @@ from PIL import Image
 
 from tests.pipelines.painted import SMALL, Project
 from visual_grpo.errors import UserError
-from visual_grpo.pipelines.reward_report import create_pipeline
+from visual_grpo.pipeline_registry import create_pipeline
 
 REPORT = {"prompts": 2, "samples": 3}
+
+PIPELINE = create_pipeline("reward_report")
 
 
 def test_the_base_models_groups_are_drawn_and_the_rewards_described(
@@ -20,7 +22,7 @@ def test_the_base_models_groups_are_drawn_and_the_rewards_described(
         "brightness": {"function": "tests.evaluation.painter:brightness", "weight": 1.0},
     }
     painted.prepare(train=3)
-    folder = painted.run(create_pipeline(), reward_report=REPORT, rewards_used=rewards).load("reward_report")
+    folder = painted.run(PIPELINE, reward_report=REPORT, rewards_used=rewards).load("reward_report")
     samples = pd.read_csv(folder / "samples.csv")
     assert samples.groupby("id").size().tolist() == [3, 3]
     assert samples["id"].str.startswith("train").all()
@@ -41,7 +43,7 @@ def test_the_base_models_groups_are_drawn_and_the_rewards_described(
 def test_the_same_seed_gives_the_same_samples(painted: Project) -> None:
     painted.prepare(train=3)
     runs = [
-        pd.read_csv(painted.run(create_pipeline(), reward_report=REPORT, **more).load("reward_report") / "samples.csv")
+        pd.read_csv(painted.run(PIPELINE, reward_report=REPORT, **more).load("reward_report") / "samples.csv")
         for more in ({}, {"seed": 4}, {"evaluation": SMALL | {"seed": 4}})
     ]
     assert runs[0].equals(runs[1])
@@ -50,4 +52,4 @@ def test_the_same_seed_gives_the_same_samples(painted: Project) -> None:
 
 def test_one_training_prompt_is_too_few(painted: Project) -> None:
     with pytest.raises(UserError, match="at least two training prompts"):
-        painted.run(create_pipeline(), reward_report=REPORT)
+        painted.run(PIPELINE, reward_report=REPORT)

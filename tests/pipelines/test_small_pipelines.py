@@ -18,11 +18,9 @@ from visual_grpo import components
 from visual_grpo.datasets import RecordsDataset
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import read_scores
-from visual_grpo.pipelines.compare.differences import differences
-from visual_grpo.pipelines.compare.nodes import compare_adapters
-from visual_grpo.pipelines.compare.sides import Side
-from visual_grpo.pipelines.generate.nodes import draw_prompts
-from visual_grpo.pipelines.score.nodes import score_folder, summary
+from visual_grpo.pipelines.compare import Side, compare_adapters, differences
+from visual_grpo.pipelines.generate import draw_prompts
+from visual_grpo.pipelines.score import score_folder, summary
 from visual_grpo.records.seen import FILE, SeenPrompts
 from visual_grpo.records.table import RecordTable
 

@@ -30,9 +30,9 @@ from visual_grpo.datasets import RecordsDataset
 from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.pictures import GAP, WIDTH
-from visual_grpo.pipelines.baseline.nodes import conditions
-from visual_grpo.pipelines.train import create_pipeline
-from visual_grpo.pipelines.train.nodes import _grid, identity
+from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipelines.baseline import conditions
+from visual_grpo.pipelines.train import _grid, identity
 from visual_grpo.records.profile import profile_of, read_profile
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
@@ -69,7 +69,7 @@ class Project:
             | folders(self.folder, {"baseline": "baseline", "adapters": "train"})
         )
         self._draw_baseline(catalog)
-        SequentialRunner().run(create_pipeline(), catalog)
+        SequentialRunner().run(create_pipeline("train"), catalog)
         return catalog
 
     def _draw_baseline(self, catalog: DataCatalog) -> None:

@@ -24,7 +24,7 @@ from tests.rewards.votes.voters import picture
 from visual_grpo import console
 from visual_grpo.errors import UserError
 from visual_grpo.images import read_image, to_pil, to_tensor
-from visual_grpo.pipelines.vote import create_pipeline
+from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.rewards.votes.choices import read_choices
 from visual_grpo.rewards.votes.features import pixel_features
 from visual_grpo.rewards.votes.saved_head import read_head
@@ -90,7 +90,7 @@ def vote(
     (project.folder / "model").mkdir(exist_ok=True)
     with voting(voter or Voter(0, finish), monkeypatch) as said:
         catalog = project.run(
-            create_pipeline(),
+            create_pipeline("vote"),
             vote=settings,
             output=str(project.folder),
             starter_report=STARTER_REPORT,
@@ -177,13 +177,11 @@ def test_a_folder_of_generate_can_be_judged(painted: Project, monkeypatch: pytes
 
 
 def test_the_trained_model_is_judged_blind(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    from visual_grpo.pipelines import baseline, evaluate
-
     with pytest.raises(UserError, match=r"vote\.source=ab compares .*baseline"):
         vote(painted, monkeypatch, source="ab")
-    painted.run(baseline.create_pipeline())
+    painted.run(create_pipeline("baseline"))
     painted.train()
-    painted.run(evaluate.create_pipeline())
+    painted.run(create_pipeline("evaluate"))
     for name in ("baseline", "trained"):
         (painted.folder / "07_model_output").mkdir(exist_ok=True)
         (painted.folder / name).rename(painted.folder / "07_model_output" / name)

@@ -10,7 +10,7 @@ import pytest
 from tests.evaluation.defaults import parameters
 from tests.reproduction.repositories import repository
 from visual_grpo.errors import UserError
-from visual_grpo.pipelines.reproduce.nodes import reproduce_training, require_match
+from visual_grpo.pipelines.reproduce import reproduce_training, require_match
 from visual_grpo.reproduction.repeat import Training, repeat
 from visual_grpo.reproduction.repeatable import check_repeatable
 from visual_grpo.trained_adapters import ADJUSTED

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from visual_grpo.config import Parameters
-from visual_grpo.pipelines.starter import create_pipeline
-from visual_grpo.pipelines.starter.nodes import build, what_is_there
+from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipelines.starter import build, what_is_there
 
 PARAMETERS = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 
@@ -84,6 +84,6 @@ def test_the_small_model_is_said_to_be_none_for_other_data(parameters: dict[str,
 
 
 def test_the_pipeline_makes_the_report_from_the_parameters() -> None:
-    pipeline = create_pipeline()
+    pipeline = create_pipeline("starter")
     assert pipeline.inputs() == {"params:starter", "params:data", "params:model", "params:seed"}
     assert pipeline.outputs() == {"starter_report"}

@@ -41,7 +41,6 @@ def _is_there(catalog: CatalogProtocol, name: str) -> bool:
 
 
 def _missing_message(missing: list[str], catalog: CatalogProtocol) -> str:
-    pipelines.set_requested(None)
     makers = {output: name for name in pipelines if name != "__default__" for output in pipelines[name].all_outputs()}
     order = list(pipelines)
     named = sorted({makers[name] for name in missing if name in makers}, key=lambda name: _position(name, order))

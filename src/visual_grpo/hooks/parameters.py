@@ -86,7 +86,7 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
     """What ``resume=same`` comes to: ``auto`` where the newest checkpoint is of this very training, else ``never``."""
     from visual_grpo import resuming, same_training
     from visual_grpo.computed_with import computed_with
-    from visual_grpo.pipelines.train.nodes import identity
+    from visual_grpo.pipelines.train import identity
 
     if pipeline.all_outputs() & {"records", "starter_report"}:
         raise UserError(

@@ -18,7 +18,7 @@ from visual_grpo import console
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import AUTO
 from visual_grpo.errors import UserError
-from visual_grpo.pipelines.compare.sides import side_of
+from visual_grpo.pipelines.compare import side_of
 from visual_grpo.pipelines.promote.gate_settings import gate_settings
 from visual_grpo.pipelines.promote.same_reward import judge_differences
 from visual_grpo.retraining import branch, data_checks, retention

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
-from visual_grpo.pipelines.compare.sides import BASE, Side, draw, find_side, shared_scorer, side_of, unseen
+from visual_grpo.pipelines.compare import BASE, Side, draw, find_side, shared_scorer, side_of, unseen
 from visual_grpo.pipelines.promote.gate_settings import gate_settings
 from visual_grpo.pipelines.promote.same_reward import judge_differences, reward_differences
 from visual_grpo.records.split import SEALED

@@ -5,16 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from visual_grpo import components, console
 from visual_grpo.config import EvaluationConfig, Parameters
 from visual_grpo.errors import UserError
+from visual_grpo.evaluation import compare, generate, pairing, report
+from visual_grpo.evaluation.alarms_shown import alarm_notes
+from visual_grpo.evaluation.headline import change, decimals, extent, headline, lines, result
+from visual_grpo.model_card import CARD, model_card
+from visual_grpo.pipelines.baseline import conditions, draw_samples
 from visual_grpo.records.table import RecordTable
+from visual_grpo.tracking import Tracker
+from visual_grpo.tracking.adapters import find_adapters
+from visual_grpo.tracking.result import TABLE, result_metrics
 from visual_grpo.trained_adapters import HISTORY, judged_by_other_code, modules_of, read_facts
 
 
 def choose_adapters(parameters: Parameters, adapters: Path) -> Path:
     """The folder of the adapters to judge: ``adapters``, or those that the parameter ``adapter`` names."""
-    from visual_grpo.tracking.adapters import find_adapters
-
     found = find_adapters(parameters.adapter, adapters)
     if not (found / HISTORY).is_file():
         raise UserError(f"{found} has no {HISTORY}: the adapter is of an older version. Train again.")
@@ -30,10 +39,6 @@ def draw_trained(
     trained_draft: Path,
 ) -> Path:
     """The folder with the trained policy's samples; refuses a baseline that would not pair."""
-    from visual_grpo import components
-    from visual_grpo.evaluation import generate, pairing
-    from visual_grpo.pipelines.baseline.nodes import conditions, draw_samples
-
     components.check_unchanged(starter_report)
     plan = components.make_plan(parameters, starter_report["model"])
     facts = conditions(parameters, plan, starter_report, records)
@@ -49,10 +54,6 @@ def compare_with_baseline(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The evaluation (paired differences of every score, the headline, what they were measured on), and only the
     headline's numbers."""
-    from visual_grpo.evaluation import compare, generate
-    from visual_grpo.evaluation.alarms_shown import alarm_notes
-    from visual_grpo.evaluation.headline import headline, result
-
     before, after = generate.read_scores(baseline), generate.read_scores(trained)
     intervals: dict[str, int] = {"bootstrap_samples": settings.bootstrap_samples, "seed": settings.seed}
     entries = compare.compare(before, after, **intervals)
@@ -83,10 +84,6 @@ def write_report(
     evaluation_report_draft: Path,
 ) -> Path:
     """The folder with the report."""
-    import pandas as pd
-
-    from visual_grpo.evaluation import report
-
     history = pd.read_csv(adapters / HISTORY)
     report.write_report(evaluation_report_draft, evaluation, baseline, trained, history, adapters)
     return evaluation_report_draft
@@ -99,11 +96,6 @@ def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
 
 
 def _log(evaluation: dict[str, Any], evaluation_report: Path) -> None:
-    from visual_grpo.evaluation.headline import lines
-    from visual_grpo.model_card import CARD, model_card
-    from visual_grpo.tracking import Tracker
-    from visual_grpo.tracking.result import TABLE, result_metrics
-
     tracker, found, training = Tracker.active(), evaluation["headline"], evaluation["training"]
     tracker.folder(evaluation_report, "evaluation")
     tracker.table(evaluation["rewards"], TABLE)
@@ -115,9 +107,6 @@ def _log(evaluation: dict[str, Any], evaluation_report: Path) -> None:
 
 def show_verdict(found: dict[str, Any], entries: list[dict[str, Any]]) -> None:
     """Prints a short table of the headline's split and sampler, then the headline in words."""
-    from visual_grpo import console
-    from visual_grpo.evaluation.headline import extent, lines
-
     rows = [entry for entry in entries if (entry["split"], entry["sampler"]) == (found["split"], found["sampler"])]
     shown = [entry for entry in rows if "/" not in entry["name"] or entry["name"] == (found["task"] or {}).get("score")]
     console.table(
@@ -135,8 +124,6 @@ def _shown(path: Path) -> str:
 
 
 def _cells(entry: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    from visual_grpo.evaluation.headline import change, decimals
-
     task = found["task"]
     name = task["name"] if task and entry["name"] == task["score"] else entry["name"] + "*" * entry["optimised"]
     unscored = [entry["unscored_baseline"], entry["unscored_trained"]]

@@ -5,36 +5,63 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from PIL.Image import Image
 
+from visual_grpo import components, console, processes, resuming
+from visual_grpo.command import Command, is_stage_of_dvc
+from visual_grpo.computed_with import computed_with
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.errors import counted
-from visual_grpo.pipelines.train.alarms import make_watch, tell_alarm
-from visual_grpo.pipelines.train.start import check_start, find_start, start_facts
+from visual_grpo.config.presets import pinned
+from visual_grpo.errors import UserError, counted
+from visual_grpo.evaluation import generate, pairing
+from visual_grpo.evaluation.alarm import Watch
+from visual_grpo.evaluation.alarms_shown import picture_of
+from visual_grpo.evaluation.pictures import caption, grid, of_sample
+from visual_grpo.images import read_image
+from visual_grpo.model_card import CARD, model_card
+from visual_grpo.pipelines.baseline import conditions
+from visual_grpo.policies.family_settings import Plan
+from visual_grpo.records.profile import profile_of, write_profile
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import ADJUSTED, BEST, CHANGES, HELD_OUT, LAST, adapter_digest, read_facts
+from visual_grpo.rewards.digests import reward_digests
+from visual_grpo.run_checkpoints import Progress
+from visual_grpo.saved_model import content_digest
+from visual_grpo.stopping import Stopped
+from visual_grpo.tracking import Tracker, lineage
+from visual_grpo.tracking.adapters import find_adapters
+from visual_grpo.tracking.description import training_name
+from visual_grpo.tracking.metrics import tracked
+from visual_grpo.tracking.others import Log, open_logs
+from visual_grpo.tracking.read_inputs import input_tags
+from visual_grpo.tracking.store import VERDICT
+from visual_grpo.trained_adapters import (
+    ADJUSTED,
+    BEST,
+    CHANGES,
+    HELD_OUT,
+    LAST,
+    START_RUN,
+    adapter_digest,
+    check_base,
+    check_weights,
+    modules_of,
+    read_facts,
+)
+from visual_grpo.training import SHOWN_EACH, Callbacks, Shown, TrainingRun
+from visual_grpo.types import Judge, PromptRecord, Sample, StepMetrics
 
 READ = ("05_model_input", "06_models/starter.json", "07_model_output/baseline")
 """Outputs of other pipelines that the training depends on."""
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from visual_grpo.policies.family_settings import Plan
-    from visual_grpo.run_checkpoints import Progress
-    from visual_grpo.tracking import Tracker
-    from visual_grpo.tracking.others import Log
-    from visual_grpo.training import TrainingRun
-    from visual_grpo.types import Judge, PromptRecord, Sample, StepMetrics
 
 
 def train(
@@ -44,15 +71,6 @@ def train(
 
     ``baseline`` must pair, so that the trained adapter can be compared with it.
     """
-    from visual_grpo import components, console, processes
-    from visual_grpo.model_card import CARD, model_card
-    from visual_grpo.records.profile import profile_of, write_profile
-    from visual_grpo.tracking import Tracker, lineage
-    from visual_grpo.tracking.description import training_name
-    from visual_grpo.tracking.others import open_logs
-    from visual_grpo.tracking.store import VERDICT
-    from visual_grpo.training import TrainingRun
-
     tracker, project = Tracker.active(), Path.cwd()
     components.check_unchanged(starter_report)
     plan = components.make_plan(parameters, starter_report["model"])
@@ -116,11 +134,6 @@ def train(
 
 def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path, start: Path | None) -> dict[str, str]:
     """Where the adapter comes from, with the commands that it was resumed by."""
-    from visual_grpo import resuming
-    from visual_grpo.computed_with import computed_with
-    from visual_grpo.tracking import lineage
-    from visual_grpo.tracking.read_inputs import input_tags
-
     origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
     content = starter_report.get("content")
     base = {} if content is None else {"model_content": content}
@@ -144,8 +157,6 @@ def _seen(records: RecordTable, start: Path | None) -> SeenPrompts:
 def identity(config: Parameters, starter_report: dict[str, Any], records: RecordTable) -> dict[str, str]:
     """What the run depends on beside the parameters: edits of the user's own functions, or of a file
     that a reward reads, would change it too, and so would other weights on the hub."""
-    from visual_grpo.rewards.digests import reward_digests
-
     found = {
         "model": starter_report["model"],
         "model_digest": starter_report["digest"],
@@ -161,8 +172,6 @@ def _check_checkpoint(config: Parameters, identity: dict[str, str]) -> None:
 
     The remedy for a baseline is to draw it again, which would replace the one that belongs to the checkpoint.
     """
-    from visual_grpo import resuming
-
     origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
     if origin is not None:
         resuming.refuse_another_origin(origin.checkpoint, origin.facts, identity)
@@ -172,9 +181,6 @@ def _check_baseline(
     config: Parameters, plan: Plan, starter_report: dict[str, Any], records: RecordTable, baseline: Path
 ) -> None:
     """Before hours of training: evaluate would refuse a baseline made otherwise."""
-    from visual_grpo.evaluation import generate, pairing
-    from visual_grpo.pipelines.baseline.nodes import conditions
-
     facts = generate.read_scores(baseline).attrs["facts"]
     pairing.check_facts(facts, conditions(config, plan, starter_report, records))
 
@@ -187,11 +193,6 @@ def _run(
     others: Sequence[Log],
     modules: tuple[str, ...],
 ) -> Progress:
-    from visual_grpo import console
-    from visual_grpo.stopping import Stopped
-    from visual_grpo.tracking.metrics import tracked
-    from visual_grpo.training import SHOWN_EACH, Callbacks
-
     def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
         logs: list[Log] = [tracker, *others]
         for log in logs:
@@ -226,8 +227,6 @@ def _run(
 
 def _where_it_stopped(run: TrainingRun, and_now: str = "Go on with") -> str:
     """The last checkpoint of a run that was stopped, and the command that goes on from it."""
-    from visual_grpo.command import Command, is_stage_of_dvc
-
     command = Command.now()
     newest, folder = run.checkpoints.newest, run.checkpoints.folder
     if newest is None:
@@ -240,8 +239,6 @@ def _where_it_stopped(run: TrainingRun, and_now: str = "Go on with") -> str:
 
 def _show_training(progress: Progress, steps: int) -> None:
     """The verdict of a training, which only an evaluation can complete."""
-    from visual_grpo import console
-
     first, last = (progress.history[row]["reward/total"] for row in (0, -1))
     best = f"; on eval prompts {progress.best_score:z.3f} at step {progress.best_step}" if progress.best_step else ""
     console.note(
@@ -257,11 +254,88 @@ def _due(step: int, every: int, last: int) -> bool:
 def _grid(
     records: Sequence[PromptRecord], samples: Sequence[Sample], rewards: Sequence[float], judge: Judge, columns: int
 ) -> Image:
-    from visual_grpo.evaluation.pictures import caption, grid, of_sample
-
     captions = [
         f"{caption(record.prompt, record.id)}\n" + ("unscored" if math.isnan(reward) else f"reward {reward:z.2f}")
         for record, reward in zip(records, rewards, strict=True)
     ]
     pictures = [of_sample(record, sample, judge) for record, sample in zip(records, samples, strict=True)]
     return grid(pictures, captions, columns=columns)
+
+
+BASE = "base"
+
+
+def find_start(config: Parameters) -> Path | None:
+    """The folder of the adapters to start from; None = fresh ones."""
+    if config.train.start == BASE:
+        return None
+    return find_adapters(config.train.start, Path(config.adapters_folder))
+
+
+def start_facts(start: Path) -> dict[str, str]:
+    """By which the adapters can be found again: the MLflow run that made them, if there was one."""
+    run_id = read_facts(start).get("mlflow_run_id")
+    return {} if run_id is None else {START_RUN: run_id}
+
+
+def check_start(config: Parameters, modules: Sequence[str], start: Path, model: str) -> None:
+    """Raises UserError where ``modules`` of ``model`` cannot start from the adapters in the folder ``start``: they are
+    damaged, of another base model, or lack a module or have another LoRA on it."""
+    check_weights(start)
+    check_base(start, model, content_digest(model))
+    there, before = modules_of(start), Parameters.model_validate(pinned(read_facts(start)["parameters"]))
+    for module in modules:
+        if module not in there:
+            raise UserError(f"train.start: {start} has adapters of {', '.join(there)}, but {module} is to be trained.")
+        was, now = before.lora_of(module), config.lora_of(module)
+        if was != now:
+            raise UserError(
+                f"train.start: the LoRA of {module} in {start} has {was}, this training has {now}. Give both the same"
+                f" policy.lora (or modules.{module}.lora), or start from the base model: train.start={BASE}"
+            )
+
+
+_PICTURES = 8
+_AFTER = {
+    "warn": "Look at the pictures (MLflow: alarm). alarm.action=stop or rollback would end the training.",
+    "stop": "The training ends here.",
+    "rollback": "The training ends here, with the best adapter of the evaluations before.",
+}
+
+
+def make_watch(config: Parameters, baseline: Path) -> Watch:
+    """What the evaluations of a training are compared with."""
+    every = config.evaluation.every or config.grpo.steps
+    return Watch(baseline, config.alarm, looks=-(-config.grpo.steps // every))
+
+
+def tell_alarm(
+    run: TrainingRun,
+    judge: Judge,
+    tracker: Tracker,
+    others: Sequence[Log],
+    note: Callable[[str], None],
+    step: int,
+    sentence: str,
+    shown: Shown,
+) -> None:
+    """Tells that the reward is taken to be cheated, and shows by what."""
+    picture = _picture(run, judge, shown)
+    run.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+    picture.save(run.checkpoints.folder / picture_of(step))
+    logs: list[Log] = [tracker, *others]
+    for log in logs:
+        log.image(picture, "alarm", step)
+    tracker.tags({"alarm": f"step {step}: {sentence}"})
+    note(f"Alarm at step {step}: {sentence}. Is the reward cheated? {_AFTER[run.config.alarm.action]}")
+
+
+def _picture(run: TrainingRun, judge: Judge, shown: Shown) -> Image:
+    """The base model's pictures of the first eval prompts, and what they have become."""
+    assert run.watch is not None
+    pairs = [(row, file) for row, file in enumerate(run.watch.files(shown.records)) if file is not None][:_PICTURES]
+    before = [read_image(file) for _, file in pairs]
+    after = [of_sample(shown.records[row], shown.samples[row], judge) for row, _ in pairs]
+    named = [f"{caption(shown.records[row].prompt, shown.records[row].id)}\nbase model" for row, _ in pairs]
+    now = [f"now, reward {float(shown.total[row]):z.2f}" for row, _ in pairs]
+    return grid([*before, *after], [*named, *now], columns=len(pairs))

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from visual_grpo import console
 from visual_grpo.config import DataConfig
 from visual_grpo.errors import counted, sentence
+from visual_grpo.records.preparation import Preparation
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
 
@@ -17,9 +19,6 @@ def prepare_records(data: DataConfig, starter_report: dict[str, Any], records_dr
 
     ``starter_report`` only says that the default dataset has been drawn.
     """
-    from visual_grpo import console
-    from visual_grpo.records.preparation import Preparation
-
     preparation = Preparation(data)
     with console.progress("Preparing records", preparation.count()) as bar:
         preparation.write_draft(records_draft, lambda done, total: bar.advance())
@@ -29,8 +28,6 @@ def prepare_records(data: DataConfig, starter_report: dict[str, Any], records_dr
 
 def report_records(records: RecordTable) -> dict[str, Any]:
     """The data report that was written with the records, shown and returned."""
-    from visual_grpo import console
-
     report = {**records.report, "digest": records.digest}
     rejected = report["rejected"]
     console.summary(

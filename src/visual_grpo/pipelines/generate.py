@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from visual_grpo import components, console
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
-from visual_grpo.types import PromptRecord
-
-if TYPE_CHECKING:
-    from visual_grpo.types import Judge, Sample
+from visual_grpo.evaluation.generate import check_samples
+from visual_grpo.evaluation.pictures import caption, grid, of_sample
+from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.records.beside import prepared_beside
+from visual_grpo.tracking.adapters import adapters_of, model_of
+from visual_grpo.types import Judge, PromptRecord, Sample, TextSample
 
 LISTED = "metadata.jsonl"
 """File, prompt and seed of each picture: an image folder, so that score reads it."""
@@ -22,11 +24,6 @@ _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 
 def draw_prompts(parameters: Parameters, generated_draft: Path) -> Path:
     """The folder with a picture of each sample, a list of them, and a contact sheet."""
-    from visual_grpo import components, console
-    from visual_grpo.evaluation.generate import check_samples
-    from visual_grpo.evaluation.seeds import image_seed
-    from visual_grpo.tracking.adapters import adapters_of, model_of
-
     settings = parameters.generate
     with _prompts(parameters) as records:
         adapters = adapters_of(parameters)
@@ -65,17 +62,12 @@ def _prompts(parameters: Parameters) -> Iterator[Sequence[PromptRecord]]:
     if settings.prompts is None:
         yield [PromptRecord(id="prompt", prompt=str(settings.prompt))]
         return
-    from visual_grpo import console
-    from visual_grpo.records.beside import prepared_beside
 
     with prepared_beside(settings.prompts, parameters.data, console.note, "generate.prompts") as records:
         yield records
 
 
 def _write(folder: Path, drawn: Sequence[tuple[PromptRecord, int, Sample]], judge: Judge, each: int) -> None:
-    from visual_grpo.evaluation.pictures import caption, grid, of_sample
-    from visual_grpo.types import TextSample
-
     digits = len(str(len(drawn)))
     rows, pictures = [], []
     for number, (record, seed, sample) in enumerate(drawn, start=1):

@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from visual_grpo import console
 from visual_grpo.config import DataConfig, ModelConfig, StarterConfig
+from visual_grpo.config.presets import is_drawn
+from visual_grpo.saved_model import content_digest
+from visual_grpo.starter.build import build_starter, draw_world
+from visual_grpo.starter.stamped_folder import digest_of
 
 
 def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: int) -> dict[str, Any]:
@@ -17,8 +22,6 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
     """
     if model.path is not None:
         return _use_given_model(starter, data, model, model.path, seed)
-    from visual_grpo import console
-    from visual_grpo.starter.build import build_starter
 
     family = None if model.family == "auto" else model.family
     report = build_starter(starter, data, seed, console.progress, family)
@@ -28,8 +31,6 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
 
 def what_is_there(starter: StarterConfig, data: DataConfig, model: str) -> str:
     """Where the drawn dataset and the small model are; of the user's own data, what that model is not made for."""
-    from visual_grpo.config.presets import is_drawn
-
     if is_drawn(data.path, starter.dataset):
         return f"Dataset: {starter.dataset}   Base model: {model}"
     return (
@@ -41,10 +42,6 @@ def what_is_there(starter: StarterConfig, data: DataConfig, model: str) -> str:
 def _use_given_model(
     starter: StarterConfig, data: DataConfig, config: ModelConfig, model: str, seed: int
 ) -> dict[str, Any]:
-    from visual_grpo.saved_model import content_digest
-    from visual_grpo.starter.build import draw_world
-    from visual_grpo.starter.stamped_folder import digest_of
-
     if Path(data.path) == Path(starter.dataset):
         draw_world(starter, data, seed)
     content = content_digest(model)
