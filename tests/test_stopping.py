@@ -63,7 +63,7 @@ def test_the_exit_code_says_which_signal_it_was(project: Path, phase: str, numbe
     assert printed.splitlines()[-1] == "Stopped."
     assert ("Start again with: " in printed) == (phase == "signal check")
     assert ("Go on with: " in printed) == (phase == "training")
-    assert not (project / "data/.lock.json").exists()
+    assert not (project / "data/.lock").exists()
 
 
 def test_what_is_printed_at_a_stop_goes_on_when_it_is_pasted(project: Path) -> None:
@@ -108,8 +108,7 @@ def test_a_second_command_in_the_folder_is_refused_before_anything_is_touched(pr
         untouched = {path: path.stat().st_mtime_ns for path in (project / "data/07_model_output").rglob("*")}
         second = paste(".venv/bin/kedro run --pipeline=baseline", project)
         assert second.returncode == 1
-        assert f"data is in use by process {first.pid} on " in second.stderr
-        assert f"kedro run --pipelines=train --params={ENDLESS.replace('2e-4', '0.0002')}" in second.stderr
+        assert f"data is in use by another command, process {first.pid}" in second.stderr
         assert {path: path.stat().st_mtime_ns for path in (project / "data/07_model_output").rglob("*")} == untouched
         beside = paste(".venv/bin/kedro run --pipeline=generate --params=generate.prompt=circle", project)
         assert beside.returncode == 0, beside.stderr
@@ -120,4 +119,3 @@ def test_a_second_command_in_the_folder_is_refused_before_anything_is_touched(pr
         first.wait()
     third = paste(".venv/bin/kedro run --pipeline=baseline", project)
     assert third.returncode == 0, third.stderr
-    assert f"data was in use by a command that was killed (process {first.pid} on " in third.stdout

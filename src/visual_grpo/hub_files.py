@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from visual_grpo.errors import UserError
-from visual_grpo.file_digest import digest_once
+from visual_grpo.files import digest_once
 from visual_grpo.saved_model import may_be_hub_id
 
 _INDICES = ("model_index.json", "config.json")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.file_digest import digest_once
+from visual_grpo.files import digest_once, tree_digest
 
 _HERE = Path()
 CACHE = "cache"
@@ -62,8 +60,4 @@ def _holds(path: Path, inner: Path) -> bool:
 
 
 def _digest(path: Path) -> str:
-    if path.is_file():
-        return digest_once(path)[:12]
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    sums = {file.relative_to(path).as_posix(): digest_once(file) for file in files}
-    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:12]
+    return (digest_once(path) if path.is_file() else tree_digest(path))[:12]

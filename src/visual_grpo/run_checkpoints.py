@@ -13,7 +13,7 @@ from torch import Tensor
 
 from visual_grpo import resuming
 from visual_grpo.config import Parameters
-from visual_grpo.folders import linked, replace_folder
+from visual_grpo.files import linked, replace_folder
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint_folder import set_later_aside
 from visual_grpo.grpo.trainer import Trainer

@@ -10,6 +10,7 @@ from typing import Any
 from visual_grpo.computed_with import MEANING
 from visual_grpo.config import Parameters
 from visual_grpo.decisive_parameters import decisive
+from visual_grpo.files import write_atomically
 from visual_grpo.grpo import checkpoint
 from visual_grpo.resuming import FORMAT
 
@@ -23,9 +24,7 @@ def mark_finished(folder: Path) -> None:
     """Notes that the training of the newest checkpoint has left its adapters."""
     newest = next(iter(checkpoint.checkpoints(folder)), None)
     if newest is not None:
-        partial = folder / f".{FINISHED}.partial"
-        partial.write_text(json.dumps({"checkpoint": newest.name}), encoding="utf-8")
-        partial.replace(folder / FINISHED)
+        write_atomically(folder / FINISHED, json.dumps({"checkpoint": newest.name}))
 
 
 def why_another(config: Parameters, identity: Mapping[str, str], computed: Mapping[str, str]) -> str | None:

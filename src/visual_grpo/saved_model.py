@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from visual_grpo.file_digest import digest_once
+from visual_grpo.files import tree_digest
 
 _LOADED = {".jinja", ".json", ".model", ".safetensors", ".txt"}
 """Endings of the files that a model is loaded from."""
 _RECORD = "content.json"
 _NOTES = {"starter.json", _RECORD}
 """Files that say how the folder was made."""
-_READERS = 4
-"""Files that are read at once: a disk gives more than one core can digest."""
 
 
 def may_be_hub_id(path: str) -> bool:
@@ -36,11 +32,7 @@ def content_digest(folder: str | Path) -> str | None:
     root = Path(folder)
     if not root.is_dir():
         return None
-    files = [file for file in sorted(root.rglob("*")) if _is_loaded(file.relative_to(root)) and file.is_file()]
-    with ThreadPoolExecutor(_READERS) as readers:
-        sums = list(readers.map(digest_once, files))
-    listed = [[file.relative_to(root).as_posix(), found] for file, found in zip(files, sums, strict=True)]
-    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+    return tree_digest(root, (file for file in root.rglob("*") if _is_loaded(file.relative_to(root))))
 
 
 def record_content(folder: Path) -> None:

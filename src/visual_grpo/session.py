@@ -17,7 +17,7 @@ from kedro.io import DatasetError
 from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 from yaml import YAMLError
 
-from visual_grpo import console, locks
+from visual_grpo import console, files
 from visual_grpo.command import use_source
 from visual_grpo.errors import UserError, nearest_hint, user_error
 from visual_grpo.faults import is_out_of_memory, machine_fault
@@ -72,7 +72,7 @@ class Session(KedroSession):
             raise click.ClickException(visible(str(expected).strip())) from error
         finally:
             gc.unfreeze()  # For a signal or SystemExit Kedro calls no hook, and hooks/memory.py has frozen objects.
-            locks.release()
+            files.release()
 
 
 def expected_error(error: BaseException) -> BaseException | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from visual_grpo.config import merged
 from visual_grpo.config.presets import pinned
 from visual_grpo.errors import UserError
-from visual_grpo.file_digest import file_digest
+from visual_grpo.files import file_digest, tree_digest
 
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
 """How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did; the
@@ -68,9 +67,7 @@ def weight_sums(folder: Path) -> dict[str, str]:
 
 def adapter_digest(folder: Path) -> str:
     """sha256 over the weights of the adapters in ``folder``, 64 hex digits; without those in ``best`` and ``last``."""
-    own = [name for name in _weights(folder) if name.split("/")[0] not in (BEST, LAST)]
-    sums = {name: file_digest(folder / name) for name in own}
-    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+    return tree_digest(folder, (folder / name for name in _weights(folder) if name.split("/")[0] not in (BEST, LAST)))
 
 
 def _weights(folder: Path) -> list[str]:

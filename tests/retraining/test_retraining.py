@@ -183,12 +183,12 @@ def test_a_second_call_at_the_same_time_ends_at_once(project: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        while not (project / "data/.retraining.lock.json").is_file():
+        while not (project / "data/.retraining.lock").is_file():
             assert running.poll() is None
         code, printed = retrain(project)
     finally:
         running.send_signal(signal.SIGTERM)
         ended = running.wait()
     assert code == Code.BUSY
-    assert f"Another retraining is running: data is in use by process {running.pid}" in printed
+    assert f"Another retraining is running: data is in use by another command, process {running.pid}" in printed
     assert ended == 128 + signal.SIGTERM

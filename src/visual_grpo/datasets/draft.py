@@ -8,7 +8,7 @@ from typing import Any, Literal, Never
 from kedro.io import AbstractDataset
 
 from visual_grpo.datasets.errors import DataError
-from visual_grpo.folders import new_draft
+from visual_grpo.files import new_draft
 
 
 class DraftDataset(AbstractDataset[Never, Path]):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kedro.io import AbstractDataset
 
 from visual_grpo.datasets.errors import DataError, missing
-from visual_grpo.folders import heal, replace_folder
+from visual_grpo.files import heal, replace_folder
 
 if TYPE_CHECKING:
     from kedro_datasets._typing import ImagePreview

@@ -7,7 +7,6 @@ leaves the previous checkpoint in force. `checkpoint_folder` chooses among those
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.file_digest import file_digest
-from visual_grpo.folders import replace_folder
+from visual_grpo.files import file_digest, flush, replace_folder, write_atomically
 
 LATEST = "latest.json"
 """Names the newest checkpoint of a folder, for people and other programs; it can be made again from that checkpoint."""
@@ -42,7 +40,7 @@ def save_checkpoint(
     """Writes the checkpoint of `path_of`, which it returns, and makes it the latest; keeps the ``keep`` newest."""
     name = path_of(folder, step).name
     folder.mkdir(parents=True, exist_ok=True)
-    _flush(folder.parent)
+    flush(folder.parent)
     for partial in partials(folder):
         shutil.rmtree(partial)
     partial = folder / f".{name}.partial"
@@ -52,7 +50,7 @@ def save_checkpoint(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    _flush(folder)
+    flush(folder)
     write_latest(folder / name)
     for old in checkpoints(folder)[keep:]:
         if old.name != name:
@@ -138,12 +136,7 @@ def latest_text(path: Path) -> str:
 
 def write_latest(path: Path) -> None:
     """Lets `LATEST` name ``path``."""
-    pointer = path.with_name(LATEST)
-    partial = pointer.with_name(f".{LATEST}.partial")
-    partial.write_text(latest_text(path), encoding="utf-8")
-    _flush(partial)
-    partial.replace(pointer)
-    _flush(pointer.parent)
+    write_atomically(path.with_name(LATEST), latest_text(path))
 
 
 def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -181,17 +174,9 @@ def _fill(partial: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
     (partial / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
     (partial / SUMS).write_text("".join(_line(partial / name) for name in FILES), encoding="utf-8")
     for file in partial.iterdir():
-        _flush(file)
-    _flush(partial)
+        flush(file)
+    flush(partial)
 
 
 def _line(file: Path) -> str:
     return f"{file_digest(file)}  {file.name}\n"
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

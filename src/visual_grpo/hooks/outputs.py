@@ -10,8 +10,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 
-from visual_grpo import console, locks
-from visual_grpo.command import Command
+from visual_grpo import console, files
 from visual_grpo.config import Parameters
 
 APART = {"generated", "scores", "comparison", "reward_report", "negative_labels", "reproduction", "votes"}
@@ -26,7 +25,7 @@ class OutputHooks:
         """After the checks, which only read, and before anything is written."""
         config: Parameters = catalog.load("parameters")
         for file in sorted(set(_locks(config, pipeline.all_outputs(), catalog))):
-            locks.hold(file, str(Command.now()), console.note)
+            files.hold(file)
         if "adapters" in pipeline.all_outputs():
             from visual_grpo.training import check_resumable
 

@@ -14,8 +14,7 @@ from visual_grpo.computed_with import MEANING, computed_with
 from visual_grpo.config import Parameters
 from visual_grpo.decisive_parameters import decisive
 from visual_grpo.evaluation import generate
-from visual_grpo.file_digest import file_digest
-from visual_grpo.folders import final_of
+from visual_grpo.files import file_digest, final_of
 from visual_grpo.importing import code_digest
 from visual_grpo.option_files import option_files
 from visual_grpo.policies.family_settings import Plan

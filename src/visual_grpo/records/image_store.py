@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
 
-from visual_grpo.file_digest import file_digest
+from visual_grpo.files import file_digest
 from visual_grpo.images import (
     ImageError,
     TooManyPixelsError,

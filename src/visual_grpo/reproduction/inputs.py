@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.errors import UserError
-from visual_grpo.file_digest import file_digest
+from visual_grpo.files import file_digest
 from visual_grpo.option_files import named_paths, option_files
 from visual_grpo.records.table import RecordTable
 from visual_grpo.reproduction.dvc_cache import restore

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from visual_grpo import console, locks, third_party_output
+from visual_grpo import console, files, third_party_output
 from visual_grpo.errors import UserError
 from visual_grpo.retraining.commands import Commands
 from visual_grpo.retraining.job import Retraining
@@ -47,7 +47,7 @@ def _retrain(environment: str | None) -> int:
     config, output = project.config, Path(project.config.output)
     began = time.monotonic()
     try:
-        locks.hold(output / LOCK, " ".join(sys.orig_argv[1:]), console.note)
+        files.hold(output / LOCK)
     except UserError as error:
         console.note(f"Another retraining is running: {error}")
         return Code.BUSY
@@ -56,7 +56,6 @@ def _retrain(environment: str | None) -> int:
         commands = Commands(
             project=Path.cwd(),
             deadline=None if hours is None else began + hours * 3600,
-            descriptors=locks.descriptors(),
         )
         outcome = _ended(project.retraining(commands))
         summary = outcome.as_json() | {"ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -67,7 +66,7 @@ def _retrain(environment: str | None) -> int:
             console.note(f"Warning: {problem}")
         return outcome.code
     finally:
-        locks.release()
+        files.release()
 
 
 def _ended(retraining: Retraining) -> Outcome:
@@ -89,10 +88,7 @@ def _ended(retraining: Retraining) -> Outcome:
 
 
 def _write(file: Path, summary: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f"{file.name}.new")
-    draft.write_text(json.dumps(summary, indent=2, ensure_ascii=False), encoding="utf-8")
-    draft.replace(file)
+    files.write_atomically(file, json.dumps(summary, indent=2, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.folders import fresh_folder, heal
+from visual_grpo.files import fresh_folder, heal
 
 _STAMP = "starter.json"
 

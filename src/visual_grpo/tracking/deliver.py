@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from visual_grpo.folders import walked
+from visual_grpo.files import walked
 from visual_grpo.third_party_output import silence_libraries
 from visual_grpo.tracking.leftovers import deliver_leftovers
 from visual_grpo.tracking.outbox import lock, outboxes

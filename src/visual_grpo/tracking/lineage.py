@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.command import launched_by
-from visual_grpo.folders import walked
+from visual_grpo.files import walked
 from visual_grpo.tracking.dvc_lock import stages_of
 
 DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", ":(glob)*.py")

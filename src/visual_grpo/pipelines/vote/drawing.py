@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
-from visual_grpo.file_digest import file_digest
+from visual_grpo.files import file_digest
 from visual_grpo.pipelines.vote.pictures import keep
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.votes.choices import Pair, append_line

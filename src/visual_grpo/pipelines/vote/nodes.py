@@ -16,7 +16,7 @@ import pandas as pd
 
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
-from visual_grpo.folders import final_of
+from visual_grpo.files import final_of
 from visual_grpo.records.table import RecordTable
 
 if TYPE_CHECKING:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from pathlib import Path
 
 from PIL.Image import Image
+
+from visual_grpo.files import write_atomically
 
 FOLDER = "pictures"
 
@@ -21,8 +22,5 @@ def keep(picture: Image, beside: Path) -> str:
     name = f"{FOLDER}/{hashlib.sha256(content).hexdigest()[:24]}.png"
     final = beside.parent / name
     if not final.is_file():
-        final.parent.mkdir(parents=True, exist_ok=True)
-        draft = final.with_name(f".{final.name}.{os.getpid()}")
-        draft.write_bytes(content)
-        draft.replace(final)
+        write_atomically(final, content)
     return name

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.file_digest import digest_once
+from visual_grpo.files import digest_once
 from visual_grpo.rewards.learned.weights_file import read_weights
 
 _WEIGHTS = {"alex": "AlexNet_Weights", "vgg": "VGG16_Weights", "squeeze": "SqueezeNet1_1_Weights"}

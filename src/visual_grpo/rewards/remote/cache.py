@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from visual_grpo.errors import UserError
+from visual_grpo.files import write_atomically
 
 
 def key_of(*parts: bytes | str) -> str:
@@ -41,11 +40,7 @@ class AnswerCache:
         """Stores it in one step: nobody ever reads half of it."""
         file = self._file(key)
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
-            with os.fdopen(handle, "w", encoding="utf-8") as part:
-                json.dump(answer, part)
-            Path(name).replace(file)
+            write_atomically(file, json.dumps(answer))
         except OSError as error:
             raise UserError(f"the cache {self.folder} cannot be written: {error}") from error
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.errors import UserError
+from visual_grpo.files import write_atomically
 
 FIRST, SECOND, TIE, SKIP, UNDO = "first", "second", "tie", "skip", "undo"
 ANSWERS = (FIRST, SECOND, TIE, SKIP)
@@ -187,12 +188,7 @@ def set_damaged_aside(file: Path) -> Sequence[Damaged]:
     # First to where they stay: if this is interrupted, they are in both files rather than in none.
     for own in damaged:
         _append_bytes(damaged_file(file), own.text + b"\n")
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    with draft.open("wb") as stream:
-        stream.write(b"".join(text + b"\n" for text in kept))
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(file)
+    write_atomically(file, b"".join(text + b"\n" for text in kept))
     return damaged
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from visual_grpo.errors import UserError, counted
+from visual_grpo.files import write_atomically
 from visual_grpo.images import read_image, to_tensor
 from visual_grpo.rewards.votes.choices import AB, TIE, Choice, read_choices
 from visual_grpo.rewards.votes.features import load_features
@@ -117,9 +117,7 @@ def write_head(file: Path, fitted: FittedHead) -> None:
     """Replaces the file; numbers are written so that they are read back exactly."""
     head = {name: value.tolist() if name in _VECTORS else value for name, value in vars(fitted.head).items()}
     text = json.dumps({"format": FORMAT, **asdict(fitted), "head": head}, indent=1)
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(file)
+    write_atomically(file, text)
 
 
 def read_head(file: Path) -> FittedHead:
