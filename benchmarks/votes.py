@@ -36,7 +36,7 @@ from visual_grpo.pipelines.vote.drawing import drawn_pairs
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, append_line
-from visual_grpo.rewards.votes.saved_head import fitted_head
+from visual_grpo.rewards.votes.reward import fitted_head
 from visual_grpo.training import Callbacks, TrainingRun
 from visual_grpo.types import PromptRecord, Sample
 

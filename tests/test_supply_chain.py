@@ -15,7 +15,7 @@ from tests.policies.sd3 import tiny
 from visual_grpo.config import ModelConfig
 from visual_grpo.errors import UserError
 from visual_grpo.policies.loading import load_pipeline
-from visual_grpo.rewards.learned.weights_file import read_weights
+from visual_grpo.rewards.learned.pretrained import read_weights
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")])

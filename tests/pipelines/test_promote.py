@@ -23,7 +23,7 @@ from visual_grpo.pipelines.promote.nodes import judge, promote
 from visual_grpo.pipelines.rollback import roll_back
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
-from visual_grpo.rewards.digests import reward_digests
+from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.tracking.champions import Champions
 from visual_grpo.trained_adapters import adapter_digest
 

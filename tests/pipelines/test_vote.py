@@ -27,7 +27,7 @@ from visual_grpo.images import read_image, to_pil, to_tensor
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.rewards.votes.choices import read_choices
 from visual_grpo.rewards.votes.features import pixel_features
-from visual_grpo.rewards.votes.saved_head import read_head
+from visual_grpo.rewards.votes.reward import read_head
 
 
 class Voter(threading.Thread):

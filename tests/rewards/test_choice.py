@@ -8,7 +8,7 @@ import pytest
 
 from visual_grpo.config import Task
 from visual_grpo.config.presets import PresetName
-from visual_grpo.rewards.choice import Traits
+from visual_grpo.preflight.reward import Traits
 from visual_grpo.types import PromptRecord
 
 IMAGE = Path("a.png")

@@ -7,9 +7,8 @@ import torch
 from visual_grpo.config import RewardConfig
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward, build_reward_set
-from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.rewards.compressibility import JpegSizeReward
-from visual_grpo.rewards.counting import Counting
+from visual_grpo.rewards.combine import Counting, RewardSet
+from visual_grpo.rewards.guards import JpegSizeReward
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.types import Needs, PromptRecord, RewardOutput, TextSample
 

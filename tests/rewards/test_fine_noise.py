@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.rewards.fine_noise import FineNoise
+from visual_grpo.rewards.guards import FineNoise
 from visual_grpo.types import PromptRecord, RewardOutput
 
 RECORD = PromptRecord(id="x", prompt="")

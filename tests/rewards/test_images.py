@@ -10,8 +10,7 @@ from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.images import to_pil
-from visual_grpo.rewards.compressibility import JpegSizeReward
-from visual_grpo.rewards.guards import ColourEntropy, EdgeDensity
+from visual_grpo.rewards.guards import ColourEntropy, EdgeDensity, JpegSizeReward
 from visual_grpo.rewards.target import MsSsimReward, PixelReward, PsnrReward, SourceSsim, SsimReward
 from visual_grpo.types import PromptRecord
 

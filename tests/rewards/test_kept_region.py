@@ -14,7 +14,7 @@ from torch import Tensor
 from visual_grpo.errors import UserError
 from visual_grpo.images import to_pil
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.rewards.kept_region import KeptRegion
+from visual_grpo.rewards.target import KeptRegion
 from visual_grpo.types import PromptRecord
 
 UPPER_LEFT = [[0, 0, 0.5, 0.5]]

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.rewards.named_colours import COLOURS, _lab, colour_of
-from visual_grpo.rewards.object_layout import ObjectLayout
+from visual_grpo.rewards.object_layout import COLOURS, ObjectLayout, _lab, colour_of
 from visual_grpo.types import PromptRecord
 
 HERE = "tests.rewards.test_object_layout"

@@ -7,8 +7,8 @@ import pytest
 
 from tests.segmentation.small_sam2 import save_sam2
 from visual_grpo.errors import UserError
-from visual_grpo.segmentation.build import build_segmenter
 from visual_grpo.segmentation.sam2 import Sam2Segmenter
+from visual_grpo.segmentation.segmenter import build_segmenter
 from visual_grpo.segmentation.watershed import WatershedSegmenter
 
 

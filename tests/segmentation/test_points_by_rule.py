@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from visual_grpo.segmentation.geometry import box_of
-from visual_grpo.segmentation.points_by_rule import Pixel, edge, multimask, ring
+from visual_grpo.segmentation.geometry import Pixel, box_of, edge, multimask, ring
 
 HEIGHT, WIDTH = 60, 90
 TRUTH = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)

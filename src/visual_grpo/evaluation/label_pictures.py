@@ -15,9 +15,15 @@ from torch import Generator, Tensor
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, caption, grid
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.images import read_image, read_mask, to_pil, to_tensor
-from visual_grpo.segmentation.points_by_rule import Pixel, edge, multimask, ring
-from visual_grpo.segmentation.segmenter import Box, MultimaskSegmenter, Point, PointPrompt, Segmenter
-from visual_grpo.segmentation.truth import true_box_and_points
+from visual_grpo.segmentation.geometry import Pixel, edge, multimask, ring
+from visual_grpo.segmentation.segmenter import (
+    Box,
+    MultimaskSegmenter,
+    Point,
+    PointPrompt,
+    Segmenter,
+    true_box_and_points,
+)
 from visual_grpo.types import PromptRecord
 
 COUNT = 3

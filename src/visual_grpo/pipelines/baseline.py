@@ -19,8 +19,7 @@ from visual_grpo.importing import code_digest
 from visual_grpo.option_files import option_files
 from visual_grpo.policies.family_settings import Plan
 from visual_grpo.records.table import RecordTable
-from visual_grpo.rewards.catalogue import transport_of
-from visual_grpo.rewards.digests import reward_commits
+from visual_grpo.rewards.catalogue import reward_commits, transport_of
 
 
 def draw_baseline(

@@ -18,7 +18,7 @@ def label_records(
     from visual_grpo import console
     from visual_grpo.command import Command
     from visual_grpo.evaluation.label_pictures import write_labels
-    from visual_grpo.segmentation.build import DEFAULT, build_segmenter
+    from visual_grpo.segmentation.segmenter import DEFAULT, build_segmenter
 
     if data.task != "segmentation":
         raise UserError(

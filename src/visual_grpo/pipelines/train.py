@@ -33,7 +33,7 @@ from visual_grpo.records.profile import profile_of, write_profile
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
-from visual_grpo.rewards.digests import reward_digests
+from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.run_checkpoints import Progress
 from visual_grpo.saved_model import content_digest
 from visual_grpo.stopping import Stopped

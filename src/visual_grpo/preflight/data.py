@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import DataConfig, Task
+from visual_grpo.preflight.reward import Traits
 from visual_grpo.records.few import MOST, Shares, is_enough, shares_that_do, split_counts
 from visual_grpo.records.guard import Guard
 from visual_grpo.records.image_store import sha256_of
@@ -18,7 +19,6 @@ from visual_grpo.records.reading import as_prompt, group_key, survey
 from visual_grpo.records.report import also_rejected, are_too_few, nothing_left
 from visual_grpo.records.split import OPEN, SPLITS
 from visual_grpo.records.validate import CheckedRecord
-from visual_grpo.rewards.choice import Traits
 from visual_grpo.types import PromptRecord
 
 OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")

@@ -1,10 +1,16 @@
-"""What to say where no preset of rewards fits the data."""
+"""The preset of rewards that fits the user's own data, or a message where none does."""
 
 from __future__ import annotations
 
-from visual_grpo.command import Command
-from visual_grpo.rewards.choice import Traits
+from dataclasses import dataclass, field
 
+from visual_grpo.command import Command
+from visual_grpo.config import Task
+from visual_grpo.config.presets import PresetName
+from visual_grpo.rewards.ocr import asked_text
+from visual_grpo.types import PromptRecord
+
+_SHOWN = 3
 _MESSAGE = """\
 No reward fits {all_records} in {path}: {no_target} {have[no_target]} no target_image, and
 {no_text} {have[no_text]} no quoted text in the prompt. Choose one of these four, and paste its lines.
@@ -27,6 +33,54 @@ Text in images, after quoting it in the prompts (a sign that says "OPEN"):
 
 Only to try the training, many colours, which needs nothing of the records:
 {colours}"""
+
+
+@dataclass
+class Lacking:
+    """The records that lack something."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+    """Ids."""
+
+    def add(self, record: PromptRecord) -> None:
+        self.count += 1
+        if len(self.first) < _SHOWN:
+            self.first.append(record.id)
+
+    def __str__(self) -> str:
+        return f"{self.count} ({', '.join(map(repr, self.first))}{', ...' * (self.count > _SHOWN)})"
+
+
+@dataclass
+class Traits:
+    """What the records of a dataset have that rewards compare with."""
+
+    task: Task
+    records: int = 0
+    edits: int = 0
+    """Records with source images."""
+    no_target: Lacking = field(default_factory=Lacking)
+    no_text: Lacking = field(default_factory=Lacking)
+    """Records that ask for no text in the image."""
+
+    def add(self, record: PromptRecord) -> None:
+        self.records += 1
+        self.edits += bool(record.source_images)
+        if record.target_image is None:
+            self.no_target.add(record)
+        if not asked_text(record):
+            self.no_text.add(record)
+
+    def preset(self) -> PresetName | None:
+        """The preset that can judge every record; None if no one can."""
+        if not self.records:
+            return None
+        if self.task == "segmentation":
+            return "negative_points"
+        if not self.no_target.count:
+            return "edit" if self.edits else "target"
+        return None if self.no_text.count else "text"
 
 
 def no_preset_fits(traits: Traits, path: str, command: Command) -> str:

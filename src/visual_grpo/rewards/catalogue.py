@@ -7,10 +7,12 @@ from typing import Any
 
 from visual_grpo.config import RewardConfig
 from visual_grpo.errors import UserError, nearest_hint
-from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.rewards.counting import Counting
+from visual_grpo.importing import code_digests
+from visual_grpo.option_files import option_files
+from visual_grpo.rewards.combine import Counting, RewardSet
 from visual_grpo.rewards.failures import FailureBudget
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
+from visual_grpo.trained_adapters import CODE, COMMIT, FILE
 
 BUILT_IN = {
     "shapes": "visual_grpo.starter.shapes.reward:ShapesReward",
@@ -24,19 +26,19 @@ BUILT_IN = {
     "ocr": "visual_grpo.rewards.ocr:OcrReward",
     "negative_points": "visual_grpo.rewards.negative_points:NegativePointsReward",
     "votes": "visual_grpo.rewards.votes.reward:VotesReward",
-    "jpeg_size": "visual_grpo.rewards.compressibility:JpegSizeReward",
-    "clip_score": "visual_grpo.rewards.learned.clip_score:ClipScore",
-    "pick_score": "visual_grpo.rewards.learned.pick_score:PickScore",
-    "aesthetic": "visual_grpo.rewards.learned.aesthetic:Aesthetic",
-    "hps": "visual_grpo.rewards.learned.hps:Hps",
-    "dino_identity": "visual_grpo.rewards.learned.dino_identity:DinoIdentity",
-    "dino_structure": "visual_grpo.rewards.learned.dino_structure:DinoStructure",
+    "jpeg_size": "visual_grpo.rewards.guards:JpegSizeReward",
+    "clip_score": "visual_grpo.rewards.learned.clip:ClipScore",
+    "pick_score": "visual_grpo.rewards.learned.clip:PickScore",
+    "aesthetic": "visual_grpo.rewards.learned.clip:Aesthetic",
+    "hps": "visual_grpo.rewards.learned.clip:Hps",
+    "dino_identity": "visual_grpo.rewards.learned.dino:DinoIdentity",
+    "dino_structure": "visual_grpo.rewards.learned.dino:DinoStructure",
     "group_diversity": "visual_grpo.rewards.learned.diversity:GroupDiversity",
-    "kept_region": "visual_grpo.rewards.kept_region:KeptRegion",
+    "kept_region": "visual_grpo.rewards.target:KeptRegion",
     "object_layout": "visual_grpo.rewards.object_layout:ObjectLayout",
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",
     "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",
-    "fine_noise": "visual_grpo.rewards.fine_noise:FineNoise",
+    "fine_noise": "visual_grpo.rewards.guards:FineNoise",
     "http": "visual_grpo.rewards.remote.http_reward:HttpReward",
     "vlm_judge": "visual_grpo.rewards.remote.judge:VlmJudge",
 }
@@ -81,3 +83,26 @@ def build_reward_set(rewards: Mapping[str, RewardConfig], weights: Mapping[str, 
         {name: (build_reward(name, config), weights[name]) for name, config in rewards.items()},
         {name: Counting(clip=config.clip, only_where=config.only_where) for name, config in rewards.items()},
     )
+
+
+def reward_digests(rewards: Mapping[str, RewardConfig], output: str) -> dict[str, str]:
+    """What a training's facts have: ``code of reward NAME`` and ``file of reward NAME: OPTION`` -> 12 hex digits, and
+    ``commit of reward NAME: OPTION`` -> the commit on the hub."""
+    codes = code_digests({name: reward.function for name, reward in rewards.items()})
+    files = {
+        f"{FILE}{name}: {option}": digest
+        for name, reward in rewards.items()
+        for option, digest in option_files(reward.options, output).items()
+    }
+    commits = {
+        f"{COMMIT}{name}: {option}": commit
+        for name, own in reward_commits(rewards).items()
+        for option, commit in own.items()
+    }
+    return {**{f"{CODE}{name}": digest for name, digest in codes.items()}, **files, **commits}
+
+
+def reward_commits(rewards: Mapping[str, RewardConfig]) -> dict[str, dict[str, str]]:
+    """Reward -> option -> commit, of the rewards whose weights are files of a hub: others there, and scores change."""
+    found = {name: build_reward(name, reward).commits() for name, reward in rewards.items()}
+    return {name: own for name, own in found.items() if own}

@@ -1,4 +1,4 @@
-"""Guards against reward hacking: reported with weight 0 alongside the optimised rewards.
+"""Rewards computed from an image alone: guards against reward hacking, reported with weight 0, and JPEG size.
 
 For example, a policy trained on a text reward alone learned to blank backgrounds: the reward rose while edge density
 and colour entropy halved.
@@ -6,16 +6,23 @@ and colour entropy halved.
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.types import PromptRecord
+from visual_grpo.images import to_pil
+from visual_grpo.types import PromptRecord, RewardOutput
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of R, G and B (ITU-R BT.601)."""
+_NOISE = ((1.0, -2.0, 1.0), (-2.0, 4.0, -2.0), (1.0, -2.0, 1.0))
+"""The difference of two Laplacians: 0 on planes and on straight edges along the axes."""
+_LAPLACIAN = ((0.0, 1.0, 0.0), (1.0, -4.0, 1.0), (0.0, 1.0, 0.0))
 
 
 class EdgeDensity:
@@ -52,3 +59,63 @@ class ColourEntropy:
         counts = torch.bincount(((red * self.levels + green) * self.levels + blue).flatten())
         shares = counts[counts > 0] / counts.sum()
         return float(-(shares * shares.log2()).sum()) + 0.0  # not -0.0 for one colour
+
+
+class FineNoise:
+    """Minus the standard deviation of the noise in the luma, in levels of 0..255 (Immerkær 1996, "Fast noise variance
+    estimation"): 0 for a smooth image, about -10 for noise that is plainly seen.
+
+    It measures noise, not beauty: fine texture that belongs to the picture counts too, so compare it with what the base
+    model draws. Part ``sharpness``: the variance of the Laplacian of the luma in levels squared (Pech-Pacheco et al.
+    2000), which falls as pictures blur.
+    """
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
+        lumas = [_luma(sample) for sample in samples]
+        return RewardOutput(
+            values=torch.tensor([-_noise(luma) for luma in lumas]),
+            parts={"sharpness": torch.tensor([_sharpness(luma) for luma in lumas])},
+        )
+
+
+def _luma(sample: Tensor) -> Tensor:
+    """[height, width] float64 in 0..255 of a uint8 image [3, height, width]."""
+    if min(sample.shape[-2:]) < 3:
+        raise UserError(f"fine_noise: an image needs at least 3 x 3 pixels, got {list(sample.shape[-2:])}")
+    return (sample.cpu().double() * torch.tensor(LUMA, dtype=torch.float64)[:, None, None]).sum(0)
+
+
+def _noise(luma: Tensor) -> float:
+    """From the mean absolute response of the mask, whose standard deviation is 6 times that of the noise; sqrt(pi / 2)
+    turns a normal variable's mean absolute value into its standard deviation."""
+    return math.sqrt(math.pi / 2) / 6 * float(_filtered(luma, _NOISE).abs().mean())
+
+
+def _sharpness(luma: Tensor) -> float:
+    return float(_filtered(luma, _LAPLACIAN).var(correction=0))
+
+
+def _filtered(luma: Tensor, mask: Sequence[Sequence[float]]) -> Tensor:
+    """[height - 2, width - 2]: where the mask fits whole."""
+    return F.conv2d(luma[None, None], torch.tensor(mask, dtype=luma.dtype)[None, None])[0, 0]
+
+
+class JpegSizeReward:
+    """Minus the file size in kilobytes (1000 bytes) at JPEG ``quality`` (DDPO, arXiv 2305.13301, section 5.2).
+
+    With a negative weight it rewards detail instead.
+    """
+
+    def __init__(self, quality: int = 95) -> None:
+        if not 1 <= quality <= 100:
+            raise UserError(f"jpeg_size: quality must be from 1 to 100, got {quality}")
+        self.quality = quality
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        sizes = [self._bytes(sample) for sample in samples]
+        return -torch.tensor(sizes, dtype=torch.float32) / 1000
+
+    def _bytes(self, image: Tensor) -> int:
+        buffer = io.BytesIO()
+        to_pil(image).save(buffer, "JPEG", quality=self.quality)
+        return buffer.tell()

@@ -20,9 +20,7 @@ from visual_grpo.images import read_image, read_mask, to_tensor
 from visual_grpo.rewards import point_terms
 from visual_grpo.rewards.point_pictures import draw_answer
 from visual_grpo.segmentation.answer import FAULTS, Answer, AnswerError, parse_answer
-from visual_grpo.segmentation.build import DEFAULT, build_segmenter
-from visual_grpo.segmentation.segmenter import Box, Point, PointPrompt
-from visual_grpo.segmentation.truth import true_box_and_points
+from visual_grpo.segmentation.segmenter import DEFAULT, Box, Point, PointPrompt, build_segmenter, true_box_and_points
 from visual_grpo.types import Needs, PromptRecord, RewardOutput, TextSample
 
 TERMS = ("iou", "contrast", "placement", "number", "format", "box", "points")

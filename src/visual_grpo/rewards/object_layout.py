@@ -1,22 +1,50 @@
-"""Are the named objects there, as many as asked for, in their colours and places? A detector of the user's tells."""
+"""Scores named objects, their number, colours and places, found by a detector of the user's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError
-from visual_grpo.rewards.asked_objects import Asked, asked_objects
-from visual_grpo.rewards.named_colours import colour_of
+from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.rewards.reward import load_function
 from visual_grpo.types import PromptRecord
 
+POSITIONS = ("left", "right", "top", "bottom", "center")
+_KEYS = ("label", "count", "color", "position")
+COLOURS = {
+    "black": [(0, 0, 0), (30, 30, 30)],
+    "grey": [(80, 80, 80), (128, 128, 128), (190, 190, 190)],
+    "white": [(255, 255, 255)],
+    "red": [(220, 20, 30), (255, 0, 0), (130, 0, 15)],
+    "orange": [(255, 140, 0), (240, 100, 20)],
+    "yellow": [(250, 230, 40), (255, 255, 0)],
+    "green": [(40, 160, 60), (0, 255, 0), (0, 90, 20), (150, 200, 120)],
+    "blue": [(40, 80, 220), (0, 0, 255), (0, 0, 120), (135, 190, 235)],
+    "purple": [(130, 40, 160), (75, 0, 110), (190, 150, 215)],
+    "pink": [(255, 150, 190), (255, 60, 160)],
+    "brown": [(120, 75, 40), (75, 45, 20), (165, 115, 70)],
+}
+"""Typical colours of each name, light and dark, sRGB."""
+_TO_XYZ = ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750), (0.0193339, 0.1191920, 0.9503041))
+_WHITE = (0.95047, 1.0, 1.08883)
+"""sRGB's white, D65."""
 Box = tuple[float, float, float, float]
 """Top, left, bottom, right as shares of height and width."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An object, and what is asked of it; None = anything."""
+
+    label: str
+    count: int | None = None
+    """Exactly so many; None = at least one."""
+    color: str | None = None
+    position: str | None = None
 
 
 @dataclass(frozen=True)
@@ -119,3 +147,53 @@ def _no_detection(got: Any) -> UserError:
         "object_layout: the detector must return a list of (label, (top, left, bottom, right), score) with numbers from"
         f" 0 to 1, got {got!r}"
     )
+
+
+def asked_objects(record: PromptRecord) -> list[Asked]:
+    """Empty if the record has none. Raises UserError, naming the record and the entry, where they are malformed."""
+    entries = record.metadata.get("objects")
+    if entries is None:
+        return []
+    if not isinstance(entries, list | tuple) or not entries:
+        raise _wrong(record, f"are {entries!r}; expected a list of objects")
+    return [_asked(record, entry) for entry in entries]
+
+
+def _asked(record: PromptRecord, entry: Any) -> Asked:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("label"), str):
+        raise _wrong(record, f"have {entry!r}; expected an object with a label")
+    if unknown := [key for key in entry if key not in _KEYS]:
+        hint = nearest_hint(str(unknown[0]), _KEYS)
+        raise _wrong(record, f"have the key {unknown[0]!r}; an object has {', '.join(_KEYS)}.{hint}")
+    count = entry.get("count")
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+        raise _wrong(record, f"have the count {count!r}; expected a whole number from 1")
+    for key, names in (("color", tuple(COLOURS)), ("position", POSITIONS)):
+        if entry.get(key) is not None and entry[key] not in names:
+            hint = nearest_hint(str(entry[key]), names)
+            raise _wrong(record, f"have the {key} {entry[key]!r}; expected one of {', '.join(names)}.{hint}")
+    return Asked(entry["label"], count, entry.get("color"), entry.get("position"))
+
+
+def _wrong(record: PromptRecord, what: str) -> UserError:
+    return UserError(f"record {record.id!r}: its metadata objects {what}")
+
+
+def colour_of(patch: Tensor) -> str:
+    """The name of which a typical colour is nearest in CIELAB to the median of a uint8 patch [3, h, w]."""
+    own = _lab(patch.flatten(1).double().median(1).values)
+    return min(COLOURS, key=lambda name: min(_distance(own, typical) for typical in COLOURS[name]))
+
+
+def _distance(lab: Tensor, rgb: tuple[int, int, int]) -> float:
+    return float((lab - _lab(torch.tensor(rgb, dtype=torch.float64))).norm())
+
+
+def _lab(rgb: Tensor) -> Tensor:
+    """[3] in CIELAB (CIE 1976), of [3] sRGB in 0..255."""
+    share = rgb / 255
+    linear = torch.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    xyz = (torch.tensor(_TO_XYZ, dtype=torch.float64) * linear).sum(1) / torch.tensor(_WHITE, dtype=torch.float64)
+    cut = 6 / 29
+    root = torch.where(xyz > cut**3, xyz ** (1 / 3), xyz / (3 * cut**2) + 4 / 29)
+    return torch.stack([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])

@@ -1,14 +1,15 @@
-"""A plain function as a reward, and strict checks of what it returns."""
+"""A plain function or class as a reward."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import itertools
-import sys
+import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,17 +20,12 @@ from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.images import described, is_image
 from visual_grpo.importing import load_attribute
 from visual_grpo.rewards.failures import FailureBudget, RewardCodeError
-from visual_grpo.rewards.surroundings import kept_surroundings
-from visual_grpo.types import Needs, PromptRecord, Ratio, RewardOutput, Sample
+from visual_grpo.rewards.outputs import checked_output, some_ids
+from visual_grpo.types import Needs, PromptRecord, RewardOutput, Sample
 
 PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
 """Returns one score per sample: a sequence of floats (None or NaN = unscored), a tensor or NumPy
 array [B], or a ``RewardOutput``."""
-
-_TOO_LARGE = (
-    f"it is too large for float32, whose largest number is {torch.finfo(torch.float32).max:.2g}; return smaller scores"
-)
-
 
 _ASKED = ("needs", "needs_target", "waits", "check_records", "check_machine", "picture", "origins")
 """What `FunctionReward` asks of a callable beside scores."""
@@ -63,7 +59,7 @@ class FunctionReward:
     def _score(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         # Copies: what a reward paints into an image must reach neither the next reward nor what is kept.
         own = [sample.clone() if isinstance(sample, Tensor) else sample for sample in samples]
-        with _blaming(f"reward {self.name!r} failed on the records {_some_ids(prompts)}"), kept_surroundings():
+        with _blaming(f"reward {self.name!r} failed on the records {some_ids(prompts)}"), isolated_process_state():
             # A list of its own as well: a reward may sort it. And a generator fails, if it does, while it is read.
             returned = self.function(list(prompts), own)
             returned = list(returned) if isinstance(returned, Iterator) else returned
@@ -138,27 +134,13 @@ def _needs_of(name: str, function: PlainReward) -> Needs:
     return found
 
 
-def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> RewardOutput:
-    """Turns what a reward returned for B samples into [B] float32 tensors on the CPU, or refuses it."""
-    if isinstance(returned, RewardOutput):
-        parts = {part: _scores(f"{name}/{part}", values, prompts) for part, values in returned.parts.items()}
-        ratios = {ratio: _ratio(f"{name}/{ratio}", pair, prompts) for ratio, pair in returned.ratios.items()}
-        if both := sorted(parts.keys() & ratios.keys()):
-            raise UserError(f"reward {name!r} has a part and a ratio of one name: {', '.join(both)}; rename one")
-        values = _scores(name, returned.values, prompts)
-        if scored := [row for row in returned.failed if row not in range(len(prompts)) or not values[row].isnan()]:
-            raise UserError(f"reward {name!r} says that it failed on row {scored[0]}, which is scored or not there")
-        return RewardOutput(values=values, parts=parts, ratios=ratios, failed=dict(returned.failed))
-    return RewardOutput(values=_scores(name, returned, prompts))
-
-
 def load_function(path: str) -> Any:
     """The callable that ``package.module:function`` names.
 
     Raises ``UserError`` for another spelling, where the module or the name in it does not exist, or
     where it is not callable.
     """
-    with kept_surroundings():
+    with isolated_process_state():
         found = load_attribute(path, "a function")
     if not callable(found):
         raise UserError(f"{path!r} must be a function or class, it is of type {type(found).__name__}")
@@ -183,7 +165,7 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
     values = with_variables(options, name)
     if prompts_and_samples:
         return FunctionReward(name, _with_options(target, values))
-    with _naming(name), _blaming(f"reward {name!r}: {path!r} could not be made"), kept_surroundings():
+    with _naming(name), _blaming(f"reward {name!r}: {path!r} could not be made"), isolated_process_state():
         try:
             made = target(**values)
         except TypeError as error:
@@ -241,76 +223,6 @@ def _with_options(function: PlainReward, options: Mapping[str, Any]) -> PlainRew
     return bound
 
 
-def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
-    own = _as_tensor(name, returned, prompts)
-    values = own.to(torch.float32)
-    if values.shape != (len(prompts),):
-        raise UserError(
-            f"reward {name!r} must return one score for each of {len(prompts)} samples, got shape"
-            f" {list(values.shape)} (records {_some_ids(prompts)})"
-        )
-    infinite = values.isinf().nonzero().flatten().tolist()
-    if infinite:
-        row = infinite[0]
-        gave = f"reward {name!r} gave {own[row].item()} {_where(row, prompts)}"
-        if not own[row].isinf():
-            raise UserError(f"{gave}: {_TOO_LARGE}")
-        raise UserError(f"{gave}: scores are finite; return None or NaN for what cannot be scored")
-    return values
-
-
-def _ratio(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Ratio:
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise UserError(f"ratio {name!r} must be a tuple (numerator, denominator), got {returned!r}")
-    above, below = (_scores(name, values, prompts) for values in returned)
-    wrong = ((above.isnan() != below.isnan()) | (below < 0)).nonzero().flatten().tolist()
-    if wrong:
-        row = wrong[0]
-        raise UserError(
-            f"ratio {name!r} is {above[row].item()} / {below[row].item()} for record {prompts[row].id!r}:"
-            " denominators are at least 0, and what cannot be scored is NaN in both"
-        )
-    return above, below
-
-
-def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
-    """In the precision in which it was returned; Python's numbers in float64."""
-    if isinstance(returned, Tensor):
-        if returned.is_complex():
-            raise UserError(f"reward {name!r} must return real numbers, got {returned.dtype}")
-        return returned.detach().cpu()
-    if isinstance(returned, Mapping | Set):  # Their keys, or their own order, would be taken for the scores.
-        raise _not_scores(name, type(returned).__name__)
-    try:
-        scores = list(returned)
-    except TypeError as error:
-        raise _not_scores(name, repr(returned)) from error
-    numbers = [_number(name, score, row, prompts) for row, score in enumerate(scores)]
-    return torch.tensor(numbers, dtype=torch.float64)
-
-
-def _not_scores(name: str, got: str) -> UserError:
-    return UserError(f"reward {name!r} must return a sequence of numbers, a tensor or a RewardOutput, got {got}")
-
-
-def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) -> float:
-    if score is None:
-        return float("nan")
-    try:
-        if isinstance(score, str | bytes):
-            raise TypeError("text hides a reward that forgot to parse")
-        return float(score)
-    except OverflowError as error:  # An integer that not even float64 holds; Python may refuse to print its digits.
-        gave = f"{'less than -' if score < 0 else 'more than '}{sys.float_info.max:.2g}"
-        raise UserError(f"reward {name!r} gave {gave} {_where(row, prompts)}: {_TOO_LARGE}") from error
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"reward {name!r} gave {score!r} {_where(row, prompts)}; expected a number or None") from error
-
-
-def _where(row: int, prompts: Sequence[PromptRecord]) -> str:
-    return f"for record {prompts[row].id!r}" if row < len(prompts) else f"at position {row}"
-
-
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
     """Puts the reward's name before what it says is wrong: there may be several of one kind, such as two judges."""
@@ -340,6 +252,20 @@ def _own_traceback(error: BaseException) -> str:
     return "".join([*frames, *traceback.format_exception_only(error)]).rstrip()
 
 
-def _some_ids(prompts: Sequence[PromptRecord], limit: int = 3) -> str:
-    ids = list(dict.fromkeys(record.id for record in prompts))  # A prompt has several samples.
-    return ", ".join(map(repr, ids[:limit])) + (f" and {len(ids) - limit} more" if len(ids) > limit else "")
+@contextmanager
+def isolated_process_state() -> Iterator[None]:
+    """Restores the working folder, and torch's gradient mode and default dtype.
+
+    Scripts that score pictures often switch gradients off for themselves; the training would lose its own. A child
+    process that the code forks ends where it would return: it must not go on with the training beside its parent.
+    """
+    process, folder = os.getpid(), Path.cwd()
+    gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
+        os.chdir(folder)
+        torch.set_grad_enabled(gradients)
+        torch.set_default_dtype(dtype)

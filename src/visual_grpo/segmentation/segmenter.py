@@ -1,18 +1,28 @@
-"""The interface of promptable segmentation models: embed an image once, then predict masks for many prompts."""
+"""Promptable segmentation models: embed an image once, then predict masks for many prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from pkgutil import resolve_name
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
+
+from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.types import PromptRecord
 
 Point = tuple[float, float]
 """(x, y) in pixels of the image: (0, 0) is the centre of its first pixel."""
 Box = tuple[float, float, float, float]
 """(x1, y1, x2, y2) in pixels, both corners inclusive."""
 E = TypeVar("E")
+KINDS: Mapping[str, str] = {
+    "watershed": "visual_grpo.segmentation.watershed:WatershedSegmenter",
+    "sam2": "visual_grpo.segmentation.sam2:Sam2Segmenter",
+}
+DEFAULT: Mapping[str, Any] = {"kind": "watershed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +57,39 @@ class MultimaskSegmenter(Segmenter[E], Protocol[E]):
     def multimasks(self, embedding: E, prompt: PointPrompt) -> tuple[Tensor, Tensor]:
         """Alternative masks, bool [M, H, W], and the segmenter's quality estimate of each, [M]."""
         ...
+
+
+def build_segmenter(options: Mapping[str, Any] = DEFAULT) -> Segmenter[Any]:
+    """Builds a segmenter, for example from ``{"kind": "watershed", "edge": 0.3}`` or
+    ``{"kind": "sam2", "path": "facebook/sam2.1-hiera-large"}``.
+
+    All keys except ``kind`` are passed to the constructor.
+
+    Raises:
+        UserError: unknown kind, unknown or missing option, or invalid value.
+    """
+    if not isinstance(options, Mapping):
+        raise UserError(f"segmenter: expected options such as {dict(DEFAULT)}, got {options!r}")
+    kind, arguments = options.get("kind"), {name: value for name, value in options.items() if name != "kind"}
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise UserError(f"segmenter: there is no kind {kind!r}.{_suggestion(str(kind), KINDS)}")
+    constructor = resolve_name(KINDS[kind])
+    parameters = inspect.signature(constructor).parameters
+    for name in arguments:
+        if name not in parameters:
+            raise UserError(f"segmenter {kind}: there is no option {name!r}.{_suggestion(name, parameters)}")
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise UserError(f"segmenter {kind}: the option {name!r} is missing")
+    built: Segmenter[Any] = constructor(**arguments)
+    return built
+
+
+def _suggestion(wrong: str, allowed: Iterable[str]) -> str:
+    return nearest_hint(wrong, allowed) or f" There are: {', '.join(allowed)}"
+
+
+def true_box_and_points(record: PromptRecord) -> tuple[Box, tuple[Point, ...]]:
+    """Box and positive points from the metadata, where ``records.queries`` puts them, in pixels of the image."""
+    x1, y1, x2, y2 = map(float, record.metadata["box"])
+    return (x1, y1, x2, y2), tuple((float(x), float(y)) for x, y in record.metadata["points"])

@@ -12,8 +12,7 @@ from transformers import CLIPModel, CLIPProcessor
 
 from tests.rewards.learned.tiny import picture, record
 from visual_grpo.errors import UserError
-from visual_grpo.rewards.learned.aesthetic import Aesthetic
-from visual_grpo.rewards.learned.hps import Hps
+from visual_grpo.rewards.learned.clip import Aesthetic, Hps
 
 WIDTH = 8
 IMAGES = [picture(0), picture(1, 64, 32)]

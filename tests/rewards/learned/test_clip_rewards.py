@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import CLIPModel, CLIPProcessor
 
 from tests.rewards.learned.tiny import LONGEST, picture, record
-from visual_grpo.rewards.learned.clip_score import ClipScore
-from visual_grpo.rewards.learned.pick_score import PickScore
+from visual_grpo.rewards.learned.clip import ClipScore, PickScore
 
 PROMPTS = [record("a", "a red cat"), record("b", "the dog on the mat"), record("c", "")]
 IMAGES = [picture(0), picture(1, 64, 32), picture(2, 20, 30)]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tests.rewards.learned.tiny import picture, record
 from visual_grpo.errors import UserError
-from visual_grpo.rewards.learned.clip_score import ClipScore
-from visual_grpo.rewards.learned.dino_identity import DinoIdentity
+from visual_grpo.rewards.learned.clip import ClipScore
+from visual_grpo.rewards.learned.dino import DinoIdentity
 from visual_grpo.rewards.learned.diversity import GroupDiversity
 
 A, B, ALONE = record("a"), record("b"), record("alone")

@@ -15,8 +15,7 @@ from tests.rewards.learned.tiny import picture, record
 from visual_grpo.config import RewardConfig
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.catalogue import build_reward
-from visual_grpo.rewards.learned.clip_score import ClipScore
-from visual_grpo.rewards.learned.pick_score import PickScore
+from visual_grpo.rewards.learned.clip import ClipScore, PickScore
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

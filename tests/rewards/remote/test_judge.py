@@ -19,8 +19,8 @@ from tests.rewards.remote.test_http_reward import expected, images
 from visual_grpo.config import RewardConfig
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.catalogue import build_reward_set
-from visual_grpo.rewards.remote import asking
-from visual_grpo.rewards.remote.faults import RequestError
+from visual_grpo.rewards.remote import client
+from visual_grpo.rewards.remote.client import RequestError
 from visual_grpo.rewards.remote.judge import VlmJudge
 from visual_grpo.rewards.remote.replies import reply_of, score_in, yes_probability
 from visual_grpo.rewards.reward import FunctionReward
@@ -31,7 +31,7 @@ LOG = math.log
 
 @pytest.fixture(autouse=True)
 def _nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(asking, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.01)
     with no_thread_left():
         yield
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from visual_grpo.rewards.remote.answers import Scored
-from visual_grpo.rewards.remote.faults import Lost, RequestError
-from visual_grpo.rewards.remote.protocols import PROTOCOLS, Batch
+from visual_grpo.rewards.remote.client import Lost, RequestError
+from visual_grpo.rewards.remote.protocols import PROTOCOLS, Batch, Scored
 
 BATCH = Batch(
     images=["AA", "BB"],

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from visual_grpo.rewards.votes.bradley_terry import bradley_terry, logistic, logistic_ridge
+from visual_grpo.rewards.votes.head import bradley_terry, logistic, logistic_ridge
 
 WEAK = 1e-9
 

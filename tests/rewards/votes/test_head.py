@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from visual_grpo.rewards.votes.bradley_terry import logistic
-from visual_grpo.rewards.votes.head import fit_head
+from visual_grpo.rewards.votes.head import fit_head, logistic
 
 D = 8
 

@@ -8,7 +8,7 @@ from typing import Any
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import pinned
 from visual_grpo.pipelines.compare import Side
-from visual_grpo.rewards.digests import reward_digests
+from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.trained_adapters import CODE, COMMIT, FILE, modules_of
 
 _OTHERWISE = ("weight", "max_failed_share")

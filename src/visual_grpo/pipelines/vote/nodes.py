@@ -126,8 +126,7 @@ def _report_head(file: Path) -> None:
     from visual_grpo import console
     from visual_grpo.rewards.votes.choices import read_choices
     from visual_grpo.rewards.votes.features import PIXELS
-    from visual_grpo.rewards.votes.reward import LEAST
-    from visual_grpo.rewards.votes.saved_head import FILE, decided, fitted_head
+    from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
 
     there = decided(read_choices(file).standing)
     if there < LEAST:
@@ -140,7 +139,7 @@ def _report_head(file: Path) -> None:
 def _tables(file: Path, folder: Path) -> None:
     """All choices, and the scores of pictures within their families."""
     from visual_grpo.rewards.votes.choices import read_choices
-    from visual_grpo.rewards.votes.family_scores import family_scores
+    from visual_grpo.rewards.votes.head import family_scores
 
     standing = read_choices(file).standing
     columns = ["voter", "choice", "pair", "source", "prompt", "record", "family", "first", "second", "at"]

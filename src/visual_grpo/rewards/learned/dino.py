@@ -1,18 +1,31 @@
-"""Features of images by a DINOv2 model (Oquab et al. 2023, arXiv 2304.07193)."""
+"""Rewards over a DINOv2 model (Oquab et al. 2023, arXiv 2304.07193): is an edit's subject, or its layout, the same?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visual_grpo.rewards.learned.compute import Compute
-from visual_grpo.rewards.learned.loading import load_model, load_processor
-from visual_grpo.rewards.learned.origin import CONFIG, IMAGE_PROCESSOR, WEIGHTS, Origin
+from visual_grpo.errors import UserError
+from visual_grpo.images import read_image, to_tensor
+from visual_grpo.rewards.learned.pretrained import (
+    CONFIG,
+    IMAGE_PROCESSOR,
+    WEIGHTS,
+    Compute,
+    Origin,
+    load_model,
+    load_processor,
+)
+from visual_grpo.rewards.target import mean_squared_error
+from visual_grpo.types import Needs, PromptRecord
+
+Against = Literal["source", "target"]
 
 
 class Dino:
@@ -71,3 +84,111 @@ class Dino:
             hook.remove()
         unit = F.normalize(keys[0][:, 1:].float(), dim=-1)  # Without the class token; all heads of a patch as one.
         return torch.matmul(unit, unit.transpose(1, 2))
+
+
+class _DinoReward:
+    name: str
+
+    def __init__(
+        self,
+        model: str = "facebook/dinov2-base",
+        revision: str | None = None,
+        against: Against = "source",
+        device: str = "auto",
+        dtype: str = "float32",
+        batch_size: int | None = None,
+    ) -> None:
+        if against not in ("source", "target"):
+            raise UserError(f"{self.name}: against must be source or target, got {against!r}")
+        self.needs = Needs(source=against == "source", target=against == "target")
+        self.dino = Dino(Compute(self.name, device, dtype, batch_size), model, revision)
+
+    def check_machine(self) -> None:
+        self.dino.check_machine()
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return self.dino.origins
+
+
+class DinoIdentity(_DinoReward):
+    """Cosine of the DINOv2 class tokens of the sample and the image that is edited, in [-1, 1], as the identity metric
+    DINO of DreamBooth (Ruiz et al. 2023, arXiv 2208.12242). Of several sources the nearest counts.
+
+    As a reward alone it is raised by copying the source: add one for what is to change.
+
+    Args:
+        model: a folder or hub id of a transformers ``Dinov2Model`` with its image processor.
+        revision: branch, tag or commit of a hub id.
+        against: ``source`` or ``target``: the image to compare with.
+        device: ``auto`` is the accelerator if there is one.
+        dtype: ``float32``, ``bfloat16`` or ``float16``.
+        batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator.
+    """
+
+    name = "dino_identity"
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        return to_references(prompts, samples, self.needs, self.dino.images, _cosine)
+
+
+def _cosine(one: Tensor, other: Tensor) -> Tensor:
+    """Scalar, of two vectors of unit length."""
+    return (one * other).sum()
+
+
+class DinoStructure(_DinoReward):
+    """1 - the mean squared difference between the self-similarities of two images; 1 for the same structure.
+
+    An image's self-similarity is the matrix of cosines between the keys of its patches in the last attention layer
+    (Tumanyan et al. 2022, arXiv 2201.00424, who take them from DINO ViT-B/8). Of several sources the nearest counts.
+
+    As a reward alone it is raised by copying the source: add one for what is to change.
+
+    Args:
+        model: a folder or hub id of a transformers ``Dinov2Model`` with its image processor.
+        revision: branch, tag or commit of a hub id.
+        against: ``source`` or ``target``: the image to compare with.
+        device: ``auto`` is the accelerator if there is one.
+        dtype: ``float32``, ``bfloat16`` or ``float16``.
+        batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator.
+    """
+
+    name = "dino_structure"
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        return to_references(prompts, samples, self.needs, self.dino.self_similarity, _similarity)
+
+
+def _similarity(one: Tensor, other: Tensor) -> Tensor:
+    """Scalar, of two images' [n, n]."""
+    return 1 - mean_squared_error(one, other)
+
+
+def to_references(
+    prompts: Sequence[PromptRecord],
+    samples: Sequence[Tensor],
+    needs: Needs,
+    features: Callable[[Sequence[Tensor]], Tensor],
+    similarity: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """[B] float32: ``similarity`` of a sample to its target, or to the nearest of its sources; NaN without one.
+
+    Args:
+        features: of images, [N, ...], row by row; of each reference once.
+        similarity: scalar, of two images' features.
+    """
+    paths = [_references(record, needs) for record in prompts]
+    unique = list(dict.fromkeys(path for own in paths for path in own))
+    known = dict(zip(unique, features([to_tensor(read_image(path)) for path in unique]), strict=True))
+    values = torch.full((len(samples),), torch.nan)
+    for row, (own, sample) in enumerate(zip(paths, features(samples), strict=True)):
+        for path in own:
+            values[row] = torch.fmax(values[row], similarity(sample, known[path]))
+    return values
+
+
+def _references(record: PromptRecord, needs: Needs) -> Sequence[Path]:
+    if needs.source:
+        return record.source_images
+    return () if record.target_image is None else (record.target_image,)

@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.rewards.learned.clip import Clip
-from visual_grpo.rewards.learned.compute import Compute
+from visual_grpo.rewards.learned.clip import LARGE, Clip
 from visual_grpo.rewards.learned.dino import Dino
-from visual_grpo.rewards.learned.origin import Origin
+from visual_grpo.rewards.learned.pretrained import Compute, Origin
 from visual_grpo.types import Needs, PromptRecord
 
-_DEFAULT = {"clip": "openai/clip-vit-large-patch14", "dino": "facebook/dinov2-base"}
+_DEFAULT = {"clip": LARGE, "dino": "facebook/dinov2-base"}
 _FEATURES = ("pixels", *_DEFAULT)
 
 

@@ -1,36 +1,25 @@
-"""A reward that another process computes: a worker with a separate environment, asked over HTTP."""
+"""A reward that another process computes: a worker with its own environment, asked over HTTP."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.images import is_image, read_image, to_pil
-from visual_grpo.rewards.remote.answers import Scored
-from visual_grpo.rewards.remote.asking import Patience
-from visual_grpo.rewards.remote.faults import Lost, RefusedError, RequestError
-from visual_grpo.rewards.remote.pictures import Encoder
-from visual_grpo.rewards.remote.protocols import PROTOCOLS, Batch
-from visual_grpo.rewards.remote.service import TRANSPORT, Service
-from visual_grpo.rewards.remote.transport import exchange, shown
+from visual_grpo.rewards.remote.client import TRANSPORT, Client, Lost, RefusedError, RequestError, shown
+from visual_grpo.rewards.remote.protocols import PROTOCOLS, Batch, Encoder, Scored, reward_output
 from visual_grpo.types import Needs, PromptRecord, RewardOutput
-
-if TYPE_CHECKING:
-    from aiohttp import ClientSession
 
 HEALTH = "/health"
 
 
 class HttpReward:
-    """What a worker at ``url`` says of each image; its scale is the worker's.
+    """The score that a worker at ``url`` gives each image, in the worker's scale.
 
     A sample for which the worker says null is unscored. One for which asking failed for good is unscored too, and
     counts for `max_failed_share`. See docs/reward_workers.md.
@@ -82,8 +71,16 @@ class HttpReward:
             raise UserError("http: with protocol unirl, model must name the reward of the service")
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UserError(f"http: batch_size must be a whole number of at least 1, got {batch_size!r}")
-        patience = Patience(timeout=timeout, deadline=deadline, retries=retries, concurrency=concurrency)
-        self.service = Service(url, patience, stop_after=stop_after, api_key=api_key, headers=headers)
+        self.client = Client(
+            url,
+            timeout=timeout,
+            deadline=deadline,
+            retries=retries,
+            concurrency=concurrency,
+            stop_after=stop_after,
+            api_key=api_key,
+            headers=headers,
+        )
         self.protocol = PROTOCOLS[protocol]
         self.model = model
         self.batch_size = batch_size
@@ -93,13 +90,9 @@ class HttpReward:
         self.needs = Needs(source=sources)
 
     def check_machine(self) -> None:
-        """Asks the worker whether it is there, has loaded its weights, and which.
-
-        Raises:
-            UserError: with what to start.
-        """
-        url = shown(self.service.server.url)
-        health = self.service.get(
+        """Asks whether the worker is there, has loaded its weights, and which. Raises UserError."""
+        url = shown(self.client.url)
+        health = self.client.get(
             HEALTH, "Start the worker there (docs/reward_workers.md: make worker NAME=...), or set the option url"
         )
         if not isinstance(health, dict) or health.get("status") != "ok":
@@ -111,27 +104,32 @@ class HttpReward:
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
         if wrong := [type(sample).__name__ for sample in samples if not is_image(sample)]:
             raise UserError(f"http: a worker scores images, got {wrong[0]}")
-        files = _Files(self.encoder)
+        # Retries, halves, and several samples of one source encode no image twice.
+        encoded = cache(lambda row: self.encoder.base64(to_pil(samples[row])))
+        source = cache(lambda path: self.encoder.base64(read_image(path)))
 
-        async def ask(session: ClientSession, rows: Sequence[int], seconds: float) -> Sequence[Scored | Lost]:
-            batch = Batch(
-                images=[files.sample(row, samples[row]) for row in rows],
+        def batch(rows: Sequence[int]) -> Batch:
+            return Batch(
+                images=[encoded(row) for row in rows],
                 prompts=[prompts[row].prompt for row in rows],
                 metadata=[dict(prompts[row].metadata) for row in rows],
-                sources=[[files.source(path) for path in prompts[row].source_images] for row in rows]
+                sources=[[source(path) for path in prompts[row].source_images] for row in rows]
                 if self.sources
                 else None,
                 model=self.model,
             )
-            body = _json(self.protocol.body(batch), [prompts[row].id for row in rows])
-            server = self.service.server
-            answer = await exchange(session, server, "POST", self.protocol.path, body=body, seconds=seconds)
-            return self._understood(answer, batch)
 
-        return scores_of(self.service.ask(len(samples), self.batch_size, ask), self.parts)
+        answers = self.client.ask(
+            self.protocol.path,
+            len(samples),
+            self.batch_size,
+            lambda rows: _json(self.protocol.body(batch(rows)), [prompts[row].id for row in rows]),
+            lambda answer, rows: self._read(answer, batch(rows)),
+        )
+        return reward_output(answers, self.parts)
 
-    def _understood(self, answer: Any, batch: Batch) -> list[Scored | Lost]:
-        url = shown(self.service.server.at(self.protocol.path))
+    def _read(self, answer: Any, batch: Batch) -> list[Scored | Lost]:
+        url = shown(self.client.url + self.protocol.path)
         if not isinstance(answer, dict):
             raise RequestError(f"{url} must answer with a JSON object, got {str(answer)[:100]}", by_sample=True)
         if answer.get("model") is not None:  # A worker may have been restarted with other weights.
@@ -142,45 +140,12 @@ class HttpReward:
             raise RequestError(f"{url}: {error.reason}", by_sample=error.by_sample) from error
 
     def _check_model(self, there: Sequence[str] | None) -> None:
-        url = shown(self.service.server.url)
         if self.model is None or (there is not None and self.model in there):
             return
         has = "does not say which it has" if there is None else f"has {', '.join(map(repr, there)) or 'none'}"
-        raise RefusedError(f"the option model asks for {self.model!r}, and the worker at {url} {has}")
-
-
-def scores_of(answers: Sequence[Scored | Lost], names: Sequence[str] | None) -> RewardOutput:
-    """[B] scores of B answers; ``names`` of the parts, None = all that occur."""
-    judged = [answer if isinstance(answer, Scored) else Scored(math.nan) for answer in answers]
-    if names is None:
-        names = list(dict.fromkeys(name for answer in judged for name in answer.parts))
-    return RewardOutput(
-        values=torch.tensor([answer.value for answer in judged], dtype=torch.float32),
-        parts={
-            name: torch.tensor([answer.parts.get(name, math.nan) for answer in judged], dtype=torch.float32)
-            for name in names
-        },
-        failed={row: answer.reason for row, answer in enumerate(answers) if isinstance(answer, Lost)},
-    )
-
-
-@dataclass
-class _Files:
-    """The encoded images of one call: a retry, and several samples of one source, encode none twice."""
-
-    encoder: Encoder
-    samples: dict[int, str] = field(default_factory=dict)
-    sources: dict[Path, str] = field(default_factory=dict)
-
-    def sample(self, row: int, image: Tensor) -> str:
-        if row not in self.samples:
-            self.samples[row] = self.encoder.base64(to_pil(image))
-        return self.samples[row]
-
-    def source(self, path: Path) -> str:
-        if path not in self.sources:
-            self.sources[path] = self.encoder.base64(read_image(path))
-        return self.sources[path]
+        raise RefusedError(
+            f"the option model asks for {self.model!r}, and the worker at {shown(self.client.url)} {has}"
+        )
 
 
 def _json(body: Mapping[str, Any], ids: Sequence[str]) -> bytes:

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import Tensor
 
 from visual_grpo.errors import UserError
+from visual_grpo.files import write_atomically
 from visual_grpo.images import is_image, read_image, to_pil
-from visual_grpo.rewards.remote.answers import Scored
-from visual_grpo.rewards.remote.asking import Patience
-from visual_grpo.rewards.remote.cache import AnswerCache, key_of
-from visual_grpo.rewards.remote.faults import Lost, RefusedError
-from visual_grpo.rewards.remote.http_reward import scores_of
-from visual_grpo.rewards.remote.pictures import Encoder
-from visual_grpo.rewards.remote.replies import Reply, reply_of, score_in, yes_probability
-from visual_grpo.rewards.remote.rubrics import YES_OR_NO, find_rubric
-from visual_grpo.rewards.remote.service import TRANSPORT, Service
-from visual_grpo.rewards.remote.transport import exchange, shown
+from visual_grpo.rewards.remote.client import TRANSPORT, Client, Lost, RefusedError, shown
+from visual_grpo.rewards.remote.protocols import Encoder, Scored, reward_output
+from visual_grpo.rewards.remote.replies import YES_OR_NO, Reply, find_rubric, reply_of, score_in, yes_probability
 from visual_grpo.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.visible_text import visible
-
-if TYPE_CHECKING:
-    from aiohttp import ClientSession
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +28,6 @@ COMPLETIONS, MODELS = "/chat/completions", "/models"
 MODES = ("yes_probability", "score")
 _TOP = 20
 """The most alternatives that OpenAI's API gives for a token."""
-_UNSCORED = Scored(math.nan)
 
 
 class VlmJudge:
@@ -100,8 +91,16 @@ class VlmJudge:
     ) -> None:
         if mode not in MODES:
             raise UserError(f"vlm_judge: mode must be {' or '.join(MODES)}, got {mode!r}")
-        patience = Patience(timeout=timeout, deadline=deadline, retries=retries, concurrency=concurrency)
-        self.service = Service(url, patience, stop_after=stop_after, api_key=api_key, headers=headers)
+        self.client = Client(
+            url,
+            timeout=timeout,
+            deadline=deadline,
+            retries=retries,
+            concurrency=concurrency,
+            stop_after=stop_after,
+            api_key=api_key,
+            headers=headers,
+        )
         self.model = model
         self.rubric = find_rubric(rubric, source)
         self.mode = mode
@@ -125,18 +124,14 @@ class VlmJudge:
             )
 
     def check_machine(self) -> None:
-        """Asks the endpoint whether it is there and has the model.
-
-        Raises:
-            UserError: with what to start or to set.
-        """
+        """Asks whether the endpoint is there and has the model. Raises UserError."""
         self._checked_model()
 
     def _checked_model(self) -> str:
-        listed = self.service.get(MODELS, "Start a server there (docs/vlm_judge.md), or set the option url")
+        listed = self.client.get(MODELS, "Start a server there (docs/vlm_judge.md), or set the option url")
         entries = listed.get("data") if isinstance(listed, dict) else None
         names = [str(entry.get("id")) for entry in entries or [] if isinstance(entry, dict)]
-        url, has = shown(self.service.server.url), ", ".join(map(repr, names[:10])) or "none"
+        url, has = shown(self.client.url), ", ".join(map(repr, names[:10])) or "none"
         if self.model is None and len(names) != 1:
             raise RefusedError(f"the option model must name one of the models of {url}, which lists {has}")
         if self.model is not None and self.model not in names:
@@ -155,27 +150,25 @@ class VlmJudge:
             if question is not None
         }
         replies = self._replies(list(dict.fromkeys(bodies.values())))
-        answers = [self._judged(replies[bodies[row]]) if row in bodies else _UNSCORED for row in range(len(samples))]
+        answers = [
+            self._judged(replies[bodies[row]]) if row in bodies else Scored(math.nan) for row in range(len(samples))
+        ]
         self._warn(replies.values(), answers)
-        return scores_of(answers, None)
+        return reward_output(answers)
 
     def _replies(self, bodies: Sequence[bytes]) -> dict[bytes, Reply | Lost]:
-        """What each body is answered; the same is asked once."""
-        known = {body: self._cached(body) for body in bodies}
-        asked = [body for body, reply in known.items() if reply is None]
+        """Asks each body once, unless its answer is cached."""
+        known = {body: reply for body in bodies if (reply := self._cached(body)) is not None}
+        asked = [body for body in bodies if body not in known]
 
-        async def ask(session: ClientSession, rows: Sequence[int], seconds: float) -> Sequence[Reply | Lost]:
-            server, body = self.service.server, asked[rows[0]]
-            reply = reply_of(await exchange(session, server, "POST", COMPLETIONS, body=body, seconds=seconds))
-            # What could not be parsed may be asked again.
+        def read(answer: Any, rows: Sequence[int]) -> Sequence[Reply]:
+            reply = reply_of(answer)
             if self.cache is not None and not _is_unparsed(self._judged(reply)):
-                self.cache.put(self._key(body), reply.to_json())
+                self.cache.put(self._key(asked[rows[0]]), reply.to_json())
             return [reply]
 
-        found = self.service.ask(len(asked), 1, ask) if asked else []
-        return {body: reply for body, reply in known.items() if reply is not None} | dict(
-            zip(asked, found, strict=True)
-        )
+        found = self.client.ask(COMPLETIONS, len(asked), 1, lambda rows: asked[rows[0]], read)
+        return {**known, **dict(zip(asked, found, strict=True))}
 
     def _cached(self, body: bytes) -> Reply | None:
         stored = None if self.cache is None else self.cache.get(self._key(body))
@@ -185,7 +178,7 @@ class VlmJudge:
             return None
 
     def _key(self, body: bytes) -> str:
-        return key_of(shown(self.service.server.url), body)
+        return hashlib.sha256(shown(self.client.url).encode() + b"\n" + body).hexdigest()
 
     def _body(self, model: str, question: str, record: PromptRecord, sample: Tensor) -> bytes:
         images = [read_image(path) for path in record.source_images] if self.rubric.source else []
@@ -219,6 +212,33 @@ class VlmJudge:
             visible(odd[0].text[:200]),
             remedy,
         )
+
+
+class AnswerCache:
+    """A folder with one small JSON file per answer; several processes may share it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, key: str) -> Any:
+        """Returns the answer; None if there is none or the file is damaged."""
+        try:
+            return json.loads(self._file(key).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        except OSError as error:
+            raise UserError(f"the cache {self.folder} cannot be read: {error}") from error
+
+    def put(self, key: str, answer: Mapping[str, Any]) -> None:
+        """Writes atomically: no reader sees half of an answer."""
+        file = self._file(key)
+        try:
+            write_atomically(file, json.dumps(answer))
+        except OSError as error:
+            raise UserError(f"the cache {self.folder} cannot be written: {error}") from error
+
+    def _file(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key[2:]}.json"
 
 
 def _is_unparsed(answer: Scored | Lost) -> bool:

@@ -1,4 +1,4 @@
-"""What a vision-language model's reply says: P(yes), or a score. A reply that cannot be parsed says nothing."""
+"""The question to a vision-language model about an image, and the score in its reply."""
 
 from __future__ import annotations
 
@@ -6,16 +6,87 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any
 
-from visual_grpo.rewards.remote.faults import RequestError
+from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.rewards.ocr import asked_text
+from visual_grpo.rewards.remote.client import RequestError
+from visual_grpo.types import PromptRecord
 
+YES_OR_NO = "Answer with one word, Yes or No."
 LEAST_MASS = 0.1
 """Of the probability, which yes and no must have together: below it the model did not answer the question."""
 _AROUND = " \t\r\n.,:;!?\"'`*_()[]\u0120\u2581"
 """What may stand around a word in a token; the last two are spaces in the vocabularies of GPT-2 and SentencePiece."""
 _LABELLED = re.compile(r"(?:score|rating)\b[^\d\n-]{0,12}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rubric:
+    """A question with what it needs of a record."""
+
+    question: str
+    """With ``{prompt}``, the record's prompt, and ``{text}``, the text that its image is to show."""
+    source: bool = False
+    """The model sees the image that was edited first."""
+
+    @property
+    def fields(self) -> set[str]:
+        return {name for _, name, _, _ in Formatter().parse(self.question) if name is not None}
+
+    def asked(self, record: PromptRecord) -> str | None:
+        """The question about a record; None if the record asks for no text and the question is about it."""
+        text = asked_text(record) if "text" in self.fields else ""
+        return None if text is None else self.question.format(prompt=record.prompt, text=text)
+
+
+RUBRICS = {
+    "alignment": Rubric(
+        question="Does this image show everything that the following description asks for, and as it is described?\n"
+        "Description: {prompt}"
+    ),
+    "instruction": Rubric(
+        question="The second image was made from the first by this instruction: {prompt}\n"
+        "Does the second image show what the instruction asks for?",
+        source=True,
+    ),
+    "text": Rubric(
+        question='Is the text "{text}" written in this image, completely legible and without a spelling mistake?'
+    ),
+    "identity": Rubric(
+        question="The second image was made from the first by an edit. Is the person, animal or object that both are"
+        " about still recognisably the same one?",
+        source=True,
+    ),
+}
+
+
+def find_rubric(given: str, source: bool | None) -> Rubric:
+    """The rubric of that name, or the user's question.
+
+    Args:
+        source: whether the edited image is sent too; None = as the rubric has it.
+
+    Raises:
+        UserError: neither a name nor a question with known fields.
+    """
+    if given in RUBRICS:
+        found = RUBRICS[given]
+        return found if source is None else Rubric(question=found.question, source=source)
+    if " " not in given.strip():
+        raise UserError(
+            f"rubric must be {', '.join(RUBRICS)} or a question, got {given!r}.{nearest_hint(given, RUBRICS)}"
+        )
+    try:
+        own = Rubric(question=given, source=bool(source))
+        unknown = own.fields - {"prompt", "text"}
+    except ValueError as error:
+        raise UserError(f"the rubric's braces do not match ({error}); write {{{{ for a brace itself") from error
+    if unknown:
+        raise UserError(f"a rubric may contain {{prompt}} and {{text}}, got {{{sorted(unknown)[0]}}}")
+    return own
 
 
 @dataclass(frozen=True)

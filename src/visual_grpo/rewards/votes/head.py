@@ -1,8 +1,9 @@
-"""A linear utility of pictures that predicts choices: u(x) = w . (features(x) - mean) / scale.
+"""A linear utility of pictures that predicts choices between two of them: u(x) = w . (features(x) - mean) / scale.
 
-Fitted as a Bradley-Terry model with linear scores: a is preferred to b with probability s(u(a) - u(b)). The ridge is
-chosen by cross-validation, and what is said of its accuracy is of choices that were in no part of the fit, nor any
-other choice of their group (such as the prompt).
+Bradley & Terry, Rank Analysis of Incomplete Block Designs (Biometrika 39, 1952): i is preferred to j with probability
+s(u_i - u_j), where s is the logistic function. A tie counts as half a win of each. A ridge, a normal prior, keeps the
+scores finite and sets their free constant: their mean is 0. The ridge of a head is chosen by cross-validation; its
+reported accuracy is measured on choices that had no part in the fit, nor any other choice of their group.
 """
 
 from __future__ import annotations
@@ -12,12 +13,78 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
-from visual_grpo.rewards.votes.bradley_terry import Values, logistic_ridge
+from visual_grpo.rewards.votes.choices import Choice
 
+Values = NDArray[np.float64]
+
+ITERATIONS = 100
+TOLERANCE = 1e-10
+"""Of the largest component of the gradient, in wins."""
 RIDGES = tuple(float(ridge) for ridge in np.geomspace(1000.0, 0.1, 9))
-"""From the strongest, as the fit of one begins at that of the one before."""
+"""From the strongest: each fit starts from the one before."""
 FOLDS = 5
+PICTURE_RIDGE = 0.1
+"""Ridge of the pictures' own scores: a normal prior of variance 10, which hardly moves a picture with many choices."""
+
+
+def bradley_terry(first: ArrayLike, second: ArrayLike, preference: ArrayLike, things: int, ridge: float) -> Values:
+    """The scores [things], in log odds, with mean 0 over things that are connected by choices.
+
+    Args:
+        first: [n] int, the thing on one side of each choice, 0 <= first < things.
+        second: [n] int, that on the other side.
+        preference: [n] in 0..1: 1 = the first was preferred, 0.5 = tie.
+        ridge: > 0, of ridge / 2 * |u|^2.
+    """
+    one, other = np.asarray(first, dtype=np.intp), np.asarray(second, dtype=np.intp)
+    differences = np.zeros((len(one), things))
+    rows = np.arange(len(one))
+    # Added, because a thing may be compared with itself.
+    np.add.at(differences, (rows, one), 1.0)
+    np.add.at(differences, (rows, other), -1.0)
+    return logistic_ridge(differences, preference, ridge)
+
+
+def logistic_ridge(differences: Values, preference: ArrayLike, ridge: float, start: Values | None = None) -> Values:
+    """The w [d] that maximises sum_n y_n log s(z_n) + (1 - y_n) log s(-z_n) - ridge / 2 |w|^2 with z = differences @ w.
+
+    That is a Bradley-Terry model whose scores are linear in features, with no constant because swapping the sides must
+    swap the probabilities. Newton's method; steps are halved until they do not make it worse, so that it converges from
+    anywhere (the function is strictly concave). Raises ValueError for a ridge that is not above 0.
+    """
+    if not ridge > 0:
+        raise ValueError(f"a ridge must be above 0, got {ridge}")
+    y = np.asarray(preference, dtype=np.float64)
+    w = np.zeros(differences.shape[1]) if start is None else start.copy()
+    value = _objective(differences, y, w, ridge)
+    for _ in range(ITERATIONS):
+        p = logistic(differences @ w)
+        gradient = differences.T @ (y - p) - ridge * w
+        if np.abs(gradient).max(initial=0.0) < TOLERANCE:
+            break
+        curvature = (differences * (p * (1 - p))[:, None]).T @ differences + ridge * np.eye(len(w))
+        step = np.linalg.solve(curvature, gradient)
+        size = 1.0
+        while (after := _objective(differences, y, w + size * step, ridge)) < value and size > 1e-8:
+            size /= 2
+        if after <= value:  # No further within rounding.
+            break
+        w, value = w + size * step, after
+    return w
+
+
+def logistic(z: Values) -> Values:
+    """1 / (1 + exp(-z)), without overflow."""
+    return np.asarray(0.5 * (1 + np.tanh(z / 2)), dtype=np.float64)
+
+
+def _objective(differences: Values, y: Values, w: Values, ridge: float) -> float:
+    z = differences @ w
+    # log s(z) = -log(1 + exp(-z)), and log s(-z) = log s(z) - z.
+    return float((-np.logaddexp(0.0, -z) - (1 - y) * z).sum() - ridge / 2 * w @ w)
 
 
 @dataclass(frozen=True)
@@ -132,3 +199,31 @@ def _right(predicted: Values, preference: Values) -> Values:
     decided = preference != 0.5
     signs = np.sign(predicted[decided]) * np.sign(preference[decided] - 0.5)
     return np.asarray((signs + 1) / 2, dtype=np.float64)
+
+
+def family_scores(choices: Sequence[Choice]) -> pd.DataFrame:
+    """Columns family, picture, choices and score (log odds within the family), the best of each family first."""
+    frames = [
+        _of_family(family, [c for c in choices if c.of.family == family and c.preference is not None])
+        for family in dict.fromkeys(choice.of.family for choice in choices)
+    ]
+    columns = ["family", "picture", "choices", "score"]
+    return pd.concat([pd.DataFrame(columns=columns), *(frame for frame in frames if len(frame))], ignore_index=True)
+
+
+def _of_family(family: str, choices: Sequence[Choice]) -> pd.DataFrame:
+    pictures = sorted({name for choice in choices for name in (choice.of.first, choice.of.second)})
+    place = {name: number for number, name in enumerate(pictures)}
+    first = [place[choice.of.first] for choice in choices]
+    second = [place[choice.of.second] for choice in choices]
+    preference = np.array([choice.preference for choice in choices], dtype=np.float64)
+    scores = bradley_terry(first, second, preference, len(pictures), PICTURE_RIDGE)
+    table = pd.DataFrame(
+        {
+            "family": family,
+            "picture": pictures,
+            "choices": [first.count(number) + second.count(number) for number in range(len(pictures))],
+            "score": scores,
+        }
+    )
+    return table.sort_values("score", ascending=False, kind="stable", ignore_index=True)

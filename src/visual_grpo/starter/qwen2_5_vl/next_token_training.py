@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
-from visual_grpo.segmentation.points_by_rule import ring
+from visual_grpo.segmentation.geometry import ring
 from visual_grpo.starter.optimise import Report, minimise
 from visual_grpo.starter.qwen2_5_vl.model import MERGE, PATCH
 from visual_grpo.starter.scenes import answers

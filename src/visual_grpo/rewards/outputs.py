@@ -1,0 +1,106 @@
+"""Strict checks of what a reward returns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visual_grpo.errors import UserError
+from visual_grpo.types import PromptRecord, Ratio, RewardOutput
+
+_TOO_LARGE = (
+    f"it is too large for float32, whose largest number is {torch.finfo(torch.float32).max:.2g}; return smaller scores"
+)
+
+
+def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> RewardOutput:
+    """Turns what a reward returned for B samples into [B] float32 tensors on the CPU, or refuses it."""
+    if isinstance(returned, RewardOutput):
+        parts = {part: _scores(f"{name}/{part}", values, prompts) for part, values in returned.parts.items()}
+        ratios = {ratio: _ratio(f"{name}/{ratio}", pair, prompts) for ratio, pair in returned.ratios.items()}
+        if both := sorted(parts.keys() & ratios.keys()):
+            raise UserError(f"reward {name!r} has a part and a ratio of one name: {', '.join(both)}; rename one")
+        values = _scores(name, returned.values, prompts)
+        if scored := [row for row in returned.failed if row not in range(len(prompts)) or not values[row].isnan()]:
+            raise UserError(f"reward {name!r} says that it failed on row {scored[0]}, which is scored or not there")
+        return RewardOutput(values=values, parts=parts, ratios=ratios, failed=dict(returned.failed))
+    return RewardOutput(values=_scores(name, returned, prompts))
+
+
+def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
+    own = _as_tensor(name, returned, prompts)
+    values = own.to(torch.float32)
+    if values.shape != (len(prompts),):
+        raise UserError(
+            f"reward {name!r} must return one score for each of {len(prompts)} samples, got shape"
+            f" {list(values.shape)} (records {some_ids(prompts)})"
+        )
+    infinite = values.isinf().nonzero().flatten().tolist()
+    if infinite:
+        row = infinite[0]
+        gave = f"reward {name!r} gave {own[row].item()} {_where(row, prompts)}"
+        if not own[row].isinf():
+            raise UserError(f"{gave}: {_TOO_LARGE}")
+        raise UserError(f"{gave}: scores are finite; return None or NaN for what cannot be scored")
+    return values
+
+
+def _ratio(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Ratio:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise UserError(f"ratio {name!r} must be a tuple (numerator, denominator), got {returned!r}")
+    above, below = (_scores(name, values, prompts) for values in returned)
+    wrong = ((above.isnan() != below.isnan()) | (below < 0)).nonzero().flatten().tolist()
+    if wrong:
+        row = wrong[0]
+        raise UserError(
+            f"ratio {name!r} is {above[row].item()} / {below[row].item()} for record {prompts[row].id!r}:"
+            " denominators are at least 0, and what cannot be scored is NaN in both"
+        )
+    return above, below
+
+
+def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
+    """In the precision in which it was returned; Python's numbers in float64."""
+    if isinstance(returned, Tensor):
+        if returned.is_complex():
+            raise UserError(f"reward {name!r} must return real numbers, got {returned.dtype}")
+        return returned.detach().cpu()
+    if isinstance(returned, Mapping | Set):  # Their keys, or their own order, would be taken for the scores.
+        raise _not_scores(name, type(returned).__name__)
+    try:
+        scores = list(returned)
+    except TypeError as error:
+        raise _not_scores(name, repr(returned)) from error
+    numbers = [_number(name, score, row, prompts) for row, score in enumerate(scores)]
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def _not_scores(name: str, got: str) -> UserError:
+    return UserError(f"reward {name!r} must return a sequence of numbers, a tensor or a RewardOutput, got {got}")
+
+
+def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) -> float:
+    if score is None:
+        return float("nan")
+    try:
+        if isinstance(score, str | bytes):
+            raise TypeError("text hides a reward that forgot to parse")
+        return float(score)
+    except OverflowError as error:  # An integer that not even float64 holds; Python may refuse to print its digits.
+        gave = f"{'less than -' if score < 0 else 'more than '}{sys.float_info.max:.2g}"
+        raise UserError(f"reward {name!r} gave {gave} {_where(row, prompts)}: {_TOO_LARGE}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"reward {name!r} gave {score!r} {_where(row, prompts)}; expected a number or None") from error
+
+
+def _where(row: int, prompts: Sequence[PromptRecord]) -> str:
+    return f"for record {prompts[row].id!r}" if row < len(prompts) else f"at position {row}"
+
+
+def some_ids(prompts: Sequence[PromptRecord], limit: int = 3) -> str:
+    ids = list(dict.fromkeys(record.id for record in prompts))  # A prompt has several samples.
+    return ", ".join(map(repr, ids[:limit])) + (f" and {len(ids) - limit} more" if len(ids) > limit else "")

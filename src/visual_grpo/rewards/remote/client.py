@@ -1,0 +1,324 @@
+"""Asks a server about samples over HTTP: in batches, several at a time, with retries, within a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from visual_grpo.errors import UserError
+from visual_grpo.threads import in_thread
+from visual_grpo.visible_text import visible
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, ClientSession
+
+T = TypeVar("T")
+
+TRANSPORT = frozenset({"timeout", "deadline", "retries", "concurrency", "stop_after", "api_key"})
+"""Options that cannot affect a score."""
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
+"""Seconds before the first retry, doubled before each further one up to the second."""
+_CHECK_SECONDS = 5.0
+_SHOWN = 200
+"""Characters of an answer that are shown in an error."""
+_CHUNK, _MOST_BYTES = 65_536, 8_000_000
+
+_REFUSALS = {
+    401: "set the option api_key, or headers",
+    403: "set the option api_key, or headers",
+    404: "the option url must be the server's base address, without the path of a request",
+    405: "the option url must be the server's base address, without the path of a request",
+    407: "the proxy asks for a password",
+    410: "the server no longer has this address",
+}
+
+
+class RefusedError(UserError):
+    """The server would refuse every further request; the run stops."""
+
+
+class RequestError(Exception):
+    """A request without a usable answer."""
+
+    def __init__(
+        self, reason: str, *, again: bool = False, by_sample: bool = False, after: float | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.again = again
+        """The same request may succeed later."""
+        self.by_sample = by_sample
+        """One of the samples may be the cause: the batch is asked in halves."""
+        self.after = after
+        """Seconds that the server asks to wait."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Stands for the answer about a sample for which asking failed for good."""
+
+    reason: str
+
+
+class Client:
+    """Sends requests to one server.
+
+    Args:
+        url: base address, such as http://127.0.0.1:8765.
+        timeout: seconds for one request, from connecting to the last byte.
+        deadline: seconds for all requests of one call.
+        retries: further attempts of a request that may succeed later.
+        concurrency: requests at a time.
+        stop_after: requests in a row that may fail for good before `RefusedError`; 0 = any number.
+        api_key: sent as ``Authorization: Bearer``.
+        headers: of every request.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float,
+        deadline: float,
+        retries: int,
+        concurrency: int,
+        stop_after: int,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise UserError(f"url must be an address such as http://127.0.0.1:8765, got {shown(url)!r}")
+        for name, seconds in (("timeout", timeout), ("deadline", deadline)):
+            if not 0 < seconds < float("inf"):
+                raise UserError(f"{name} must be a number of seconds above 0, got {seconds!r}")
+        for name, number, least in (
+            ("retries", retries, 0),
+            ("concurrency", concurrency, 1),
+            ("stop_after", stop_after, 0),
+        ):
+            if not isinstance(number, int) or number < least:
+                raise UserError(f"{name} must be a whole number of at least {least}, got {number!r}")
+        self.url = url.rstrip("/")
+        self.timeout, self.deadline, self.retries = timeout, deadline, retries
+        self.concurrency, self.stop_after = concurrency, stop_after
+        self.headers = _checked_headers(headers, api_key)
+        self.is_local = parts.hostname in ("localhost", "::1") or parts.hostname.startswith("127.")
+        self.failed = 0
+        """Requests that failed for good since the last answer, over all calls."""
+
+    def ask(
+        self,
+        path: str,
+        count: int,
+        batch_size: int,
+        body: Callable[[Sequence[int]], bytes],
+        read: Callable[[Any, Sequence[int]], Sequence[T | Lost]],
+    ) -> list[T | Lost]:
+        """Returns an answer, or why there is none, for each of ``count`` samples.
+
+        Args:
+            body: JSON that asks about the samples of these indices.
+            read: turns the JSON of an answer into one entry per index; raises `RequestError`.
+
+        Raises:
+            RefusedError: no further request would succeed.
+        """
+        return _run(self._ask(path, count, batch_size, body, read))
+
+    async def _ask(
+        self,
+        path: str,
+        count: int,
+        batch_size: int,
+        body: Callable[[Sequence[int]], bytes],
+        read: Callable[[Any, Sequence[int]], Sequence[T | Lost]],
+    ) -> list[T | Lost]:
+        pending = deque(range(start, min(start + batch_size, count)) for start in range(0, count, batch_size))
+        answers: dict[int, T | Lost] = {}
+
+        async def work(session: ClientSession) -> None:
+            while pending:
+                rows = pending.popleft()
+                try:
+                    found = await self._retried(session, path, rows, body, read)
+                except RequestError as error:
+                    if error.by_sample and len(rows) > 1:  # One bad sample must not take the others along.
+                        middle = len(rows) // 2
+                        pending.extendleft((rows[middle:], rows[:middle]))
+                        continue
+                    self._count_failure(error.reason)
+                    found = [Lost(error.reason)] * len(rows)
+                else:
+                    self.failed = 0
+                answers.update(zip(rows, found, strict=True))
+
+        async with self._session() as session:
+            try:
+                async with asyncio.timeout(self.deadline), asyncio.TaskGroup() as workers:
+                    for _ in range(self.concurrency):
+                        workers.create_task(work(session))
+            except TimeoutError:  # Tells nothing about the server: the breaker does not count it.
+                pass
+            except ExceptionGroup as group:
+                raise group.exceptions[0] from None
+        late = Lost(f"the {self.deadline:g} s for all requests of one call were over")
+        return [answers.get(row, late) for row in range(count)]
+
+    async def _retried(
+        self,
+        session: ClientSession,
+        path: str,
+        rows: Sequence[int],
+        body: Callable[[Sequence[int]], bytes],
+        read: Callable[[Any, Sequence[int]], Sequence[T | Lost]],
+    ) -> Sequence[T | Lost]:
+        content = body(rows)
+        for attempt in range(self.retries + 1):
+            try:
+                return read(await self._exchange(session, "POST", path, content, self.timeout), rows)
+            except RequestError as error:
+                wait = min(FIRST_WAIT * 2.0**attempt, LONGEST_WAIT) if error.after is None else error.after
+                # For a batch that one sample may spoil, its halves are the retry.
+                spoilt = error.by_sample and len(rows) > 1
+                if not error.again or attempt == self.retries or spoilt or wait > self.deadline:
+                    raise
+                await asyncio.sleep(wait)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _count_failure(self, reason: str) -> None:
+        self.failed += 1
+        if self.stop_after and self.failed >= self.stop_after:
+            raise RefusedError(
+                f"{self.failed} requests in a row failed for good (stop_after: {self.stop_after}), so that no more are"
+                f" sent. The last error: {reason}"
+            )
+
+    def get(self, path: str, remedy: str) -> Any:
+        """Returns the JSON at ``path``, asked once and for a few seconds.
+
+        Raises:
+            UserError: no answer, with the remedy.
+        """
+
+        async def ask() -> Any:
+            async with self._session() as session:
+                return await self._exchange(session, "GET", path, None, min(_CHECK_SECONDS, self.timeout))
+
+        try:
+            return _run(ask())
+        except RequestError as error:
+            raise UserError(f"{error.reason}. {remedy}") from error
+
+    def _session(self) -> ClientSession:
+        from aiohttp import ClientSession, DummyCookieJar, TCPConnector
+
+        return ClientSession(
+            connector=TCPConnector(limit=0),
+            cookie_jar=DummyCookieJar(),
+            headers={"Accept-Encoding": "identity", **self.headers},
+            trust_env=not self.is_local,  # No proxy for this machine.
+        )
+
+    async def _exchange(
+        self, session: ClientSession, method: str, path: str, body: bytes | None, seconds: float
+    ) -> Any:
+        """Sends one request and returns the JSON of its answer. Raises RequestError and RefusedError."""
+        from aiohttp import ClientError, ClientTimeout
+
+        url = shown(self.url + path)
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        try:
+            async with session.request(
+                method,
+                self.url + path,
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                timeout=ClientTimeout(total=seconds),
+            ) as response:
+                content = await _content(response, url)
+        except TimeoutError as error:
+            raise RequestError(f"{url} did not answer within {seconds:.3g} s", again=True, by_sample=True) from error
+        except (ClientError, OSError, EOFError) as error:
+            raise _broken(url, error) from error
+        _check_status(response, url, _line(content))
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(
+                f"{url} did not answer with JSON: {_line(content) or 'nothing'}", by_sample=True
+            ) from error
+
+
+def _run(work: Any) -> Any:
+    """Runs a coroutine in a thread with its own event loop: the caller's may have one that runs, as in a notebook."""
+    return in_thread(lambda: asyncio.run(work), "remote-reward").result()
+
+
+def shown(url: str) -> str:
+    """The address without user and password."""
+    parts = urlsplit(url)
+    return visible(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+
+
+def _line(content: bytes) -> str:
+    """The start of an answer as one line."""
+    text = " ".join(visible(content[: 4 * _SHOWN].decode("utf-8", "replace")).split())
+    return text[:_SHOWN] + "..." * (len(text) > _SHOWN)
+
+
+async def _content(response: ClientResponse, url: str) -> bytes:
+    content = bytearray()
+    async for chunk in response.content.iter_chunked(_CHUNK):
+        content += chunk
+        if len(content) > _MOST_BYTES:
+            raise RequestError(f"{url} answered with more than {_MOST_BYTES / 1e6:g} MB", by_sample=True)
+    return bytes(content)
+
+
+def _check_status(response: ClientResponse, url: str, said: str) -> None:
+    """Raises the error for an HTTP status other than 2xx."""
+    status = response.status
+    reason = f"{url} answered {status}{f': {said}' if said else ''}"
+    if 300 <= status < 400:
+        to = visible(response.headers.get("Location", "?")[:_SHOWN])
+        raise RefusedError(
+            f"{url} redirects to {to} ({status}). Redirects are not followed: set the option url to the right address"
+        )
+    if status in _REFUSALS:
+        raise RefusedError(f"{reason}. Every request would be refused: {_REFUSALS[status]}")
+    if status >= 400:
+        after = response.headers.get("Retry-After", "").strip()
+        raise RequestError(
+            reason,
+            again=status in (408, 429) or status >= 500,
+            # 500: the server's code failed, maybe on a sample; from 502 on the server itself cannot answer.
+            by_sample=status <= 500 and status not in (408, 429),
+            after=float(after) if after.isdecimal() else None,
+        )
+
+
+def _broken(url: str, error: Exception) -> RequestError:
+    from aiohttp import ClientConnectorError, ClientResponseError
+
+    if isinstance(error, ClientConnectorError):
+        return RequestError(f"no connection to {url}: {_line(str(error.os_error).encode())}", again=True)
+    # The whole text of a ClientResponseError has the address with its password.
+    what = error.message if isinstance(error, ClientResponseError) else str(error)
+    reason = _line(what.encode()) or type(error).__name__
+    return RequestError(f"{url} broke off its answer: {reason}", again=True, by_sample=True)
+
+
+def _checked_headers(headers: Mapping[str, str] | None, api_key: str | None) -> dict[str, str]:
+    checked = dict(headers or {}) | ({} if api_key is None else {"Authorization": f"Bearer {api_key}"})
+    for name, value in checked.items():
+        # The value may be a key: it is not shown.
+        if not isinstance(value, str) or not isinstance(name, str) or not (name + value).isprintable():
+            raise UserError(f"the header {str(name)!r} must be printable text")
+    return checked
