@@ -151,6 +151,11 @@ viz: setup  ## Show the pipelines in Kedro-Viz
 worker: $(WORKER)/.installed  ## Start a reward worker in its own environment: NAME=hpsv3, PORT=8765 (docs/reward_workers.md)
 	@PYTHONPATH=workers exec $(WORKER)/bin/python workers/$(NAME)/worker.py --port=$(PORT) $(ARGS)
 
+# An edit of requirements.in is locked before it is installed.
+workers/$(NAME)/requirements.lock: workers/$(NAME)/requirements.in | setup
+	@$(TOOLS)/bin/uv pip compile $< --universal --generate-hashes --python-version 3.11 --output-file $@ --quiet --no-header
+	@touch $@
+
 $(WORKER)/.installed: workers/$(NAME)/requirements.lock | setup
 	@[ -x $(WORKER)/bin/python ] || $(TOOLS)/bin/uv venv --quiet --python $(BIN)/python $(WORKER)
 	@$(TOOLS)/bin/uv pip sync --quiet --require-hashes --python $(WORKER)/bin/python $<

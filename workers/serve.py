@@ -1,4 +1,4 @@
-"""Serves a function that scores images, as docs/reward_workers.md describes. Needs the standard library and Pillow."""
+"""Serves a function that scores images over HTTP (FastAPI), as docs/reward_workers.md describes."""
 
 from __future__ import annotations
 
@@ -6,68 +6,104 @@ import argparse
 import base64
 import hmac
 import io
-import json
+import math
 import os
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import uvicorn
+from fastapi import Depends, FastAPI, HTTPException
+from fastapi import Request as HttpRequest
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from PIL import Image
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 KEY = "WORKER_API_KEY"
 """Environment variable: the key that clients must send, if it is set."""
-MOST_BYTES = 512_000_000
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be scored: B images with what belongs to them."""
+    """B images to score, with what belongs to them."""
 
     images: Sequence[Image.Image]
     """RGB."""
     prompts: Sequence[str]
     metadata: Sequence[Mapping[str, Any]]
     sources: Sequence[Sequence[Image.Image]]
-    """The images that were edited, of each."""
+    """The images that were edited, per image."""
 
 
 Scores = Sequence[float | None]
 Score = Callable[[Request], Scores | tuple[Scores, Mapping[str, Scores]]]
-"""B scores, None = unscored; with named parts, if there are any."""
+"""Returns B scores, None = unscored; optionally with named parts."""
 
 
-class BadRequestError(Exception):
-    """The request cannot be scored, whoever asks again."""
+class Body(BaseModel):
+    """The JSON of POST /score."""
 
-    def __init__(self, reason: str, status: int = 400) -> None:
-        super().__init__(reason)
-        self.status = status
+    images: list[str]
+    prompts: list[str]
+    metadata: list[dict[str, Any]] | None = None
+    sources: list[list[str]] | None = None
+
+    def decoded(self) -> Request:
+        count = len(self.images)
+        metadata, sources = self.metadata or [{}] * count, self.sources or [[]] * count
+        if not count == len(self.prompts) == len(metadata) == len(sources):
+            raise HTTPException(422, "prompts, metadata and sources must be as many as the images")
+        return Request(
+            [picture(i) for i in self.images], self.prompts, metadata, [[picture(s) for s in o] for o in sources]
+        )
+
+
+def picture(text: str) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(base64.b64decode(text, validate=True))).convert("RGB")
+    except (ValueError, OSError, Image.DecompressionBombError) as error:
+        raise HTTPException(422, f"an image cannot be read: {error}") from error
 
 
 class Worker:
     """Loads the model beside the server, so that /health answers meanwhile."""
 
-    def __init__(self, name: str, load: Callable[[], Score]) -> None:
-        self.name = name
-        self.load = load
+    def __init__(self, name: str, load: Callable[[], Score], weights: str) -> None:
+        self.name, self.load, self.weights = name, load, weights
         self.score: Score | None = None
         self.one_at_a_time = threading.Lock()
 
     def health(self) -> dict[str, Any]:
         return {"status": "ok" if self.score else "loading", "model": self.name}
 
-    def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, body: Body) -> dict[str, Any]:
         if self.score is None:
-            raise BadRequestError("the weights are still being loaded", 503)
-        request = parsed(body)
+            raise HTTPException(503, "the weights are still being loaded", {"Retry-After": "5"})
+        request = body.decoded()
         with self.one_at_a_time:
             returned = self.score(request)
         scores, parts = returned if isinstance(returned, tuple) else (returned, {})
         return {"model": self.name, "scores": plain(scores), "parts": {name: plain(own) for name, own in parts.items()}}
+
+    def load_weights(self) -> None:
+        try:
+            self.score = self.load()
+        except BaseException as error:
+            traceback.print_exc()
+            first = (str(error).strip().splitlines() or [""])[0][:300]
+            # After the traceback, where it is seen.
+            sys.stderr.write(f"\nError: {self.name} could not be loaded: {type(error).__name__}: {first}\n")
+            sys.stderr.write(f"{self.weights}\n" if self.weights else "")
+            sys.stderr.flush()
+            os._exit(1)  # A worker without weights would say "loading" for ever.
+        say(f"{self.name}: ready")
 
 
 def plain(scores: Scores) -> list[float | None]:
@@ -77,142 +113,75 @@ def plain(scores: Scores) -> list[float | None]:
 def number(score: Any) -> float:
     if isinstance(score, str | bytes | bool):  # What a model said is not yet what it means.
         raise TypeError(f"a score must be a number or None, got {score!r}")
+    if not math.isfinite(score):  # A model that overflowed has judged nothing.
+        raise ValueError("the model gave a score that is not finite")
     return float(score)
 
 
-def parsed(body: Mapping[str, Any]) -> Request:
-    images, prompts = body.get("images"), body.get("prompts")
-    if not isinstance(images, list) or not isinstance(prompts, list) or len(images) != len(prompts):
-        raise BadRequestError("images and prompts must be lists of the same length")
-    metadata, sources = body.get("metadata") or [{}] * len(images), body.get("sources") or [[]] * len(images)
-    if len(metadata) != len(images) or len(sources) != len(images):
-        raise BadRequestError("metadata and sources must be as many as the images")
-    return Request([picture(own) for own in images], prompts, metadata, [[picture(s) for s in own] for own in sources])
+def application(worker: Worker, key: str | None) -> FastAPI:
+    app = FastAPI(openapi_url=None)
 
+    @app.exception_handler(StarletteHTTPException)
+    def refused(_: HttpRequest, error: StarletteHTTPException) -> JSONResponse:
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
-def picture(text: str) -> Image.Image:
-    try:
-        return Image.open(io.BytesIO(base64.b64decode(text, validate=True))).convert("RGB")
-    except (ValueError, TypeError, OSError, Image.DecompressionBombError) as error:
-        raise BadRequestError(f"an image cannot be read: {error}") from error
+    @app.exception_handler(RequestValidationError)
+    def malformed(_: HttpRequest, error: RequestValidationError) -> JSONResponse:
+        problems = "; ".join(f"{'.'.join(map(str, own['loc']))}: {own['msg']}" for own in error.errors())
+        return JSONResponse({"error": problems}, 422)
 
+    @app.get("/health")
+    def health() -> dict[str, Any]:
+        return worker.health()
 
-class Server(ThreadingHTTPServer):
-    """Each request in a thread, which ends with the process."""
+    def authorise(request: HttpRequest) -> None:
+        given = request.headers.get("Authorization", "")
+        if key and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            raise HTTPException(401, "another key is needed")
 
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], worker: Worker, key: str | None) -> None:
-        super().__init__(address, Handler)
-        self.worker = worker
-        self.key = key
-
-
-class Handler(BaseHTTPRequestHandler):
-    """GET /health and POST /score."""
-
-    protocol_version = "HTTP/1.1"
-    timeout = 600
-    server: Server
-
-    def do_GET(self) -> None:
-        if self.path == "/health":
-            self.send(200, self.server.worker.health())
-        else:
-            self.send(404, {"error": "GET /health or POST /score"})
-
-    def do_POST(self) -> None:
+    @app.post("/score", dependencies=[Depends(authorise)])
+    def score(body: Body) -> dict[str, Any]:
         try:
-            self.send(200, self.server.worker.answer(self.body()))
-        except BadRequestError as error:
-            self.send(error.status, {"error": str(error)})
-        except ConnectionError:  # The client has gone: its time was up.
-            self.close_connection = True
+            return worker.answer(body)
+        except HTTPException:
+            raise
         except Exception as error:  # The model's code: the client is told, the worker lives on.
             traceback.print_exc()
-            self.send(500, {"error": f"{type(error).__name__}: {error}"})
+            raise HTTPException(500, f"{type(error).__name__}: {error}") from error
 
-    def body(self) -> Mapping[str, Any]:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MOST_BYTES:
-            self.close_connection = True
-            raise BadRequestError(f"the body must have a Content-Length of at most {MOST_BYTES}", 413)
-        # Read in any case, else the next request on this connection would begin in its middle.
-        content = self.rfile.read(int(length))
-        given = self.headers.get("Authorization", "")
-        if self.path != "/score":
-            raise BadRequestError("GET /health or POST /score", 404)
-        if self.server.key and not hmac.compare_digest(given.encode(), f"Bearer {self.server.key}".encode()):
-            raise BadRequestError("another key is needed", 401)
-        try:
-            body = json.loads(content)
-        except ValueError as error:
-            raise BadRequestError("the body must be JSON") from error
-        if not isinstance(body, dict):
-            raise BadRequestError("the body must be a JSON object")
-        return body
-
-    def send(self, status: int, answer: Mapping[str, Any]) -> None:
-        try:
-            content = json.dumps(answer, allow_nan=False).encode()
-        except ValueError:  # A model that overflowed has judged nothing.
-            status, content = 500, b'{"error": "the model gave a score that is not finite"}'
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        if status == 503:
-            self.send_header("Retry-After", "5")
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *args: Any) -> None:
-        """Only errors are worth a line."""
+    return app
 
 
 def serve(name: str, load: Callable[[], Score], weights: str = "") -> None:
     """Serves until Ctrl-C.
 
     Args:
-        name: of the weights, with their version: clients check it.
+        name: name and version of the weights; clients check it.
         load: called once; returns the function that scores.
-        weights: where they come from, and how to name others: said where they cannot be loaded.
+        weights: where they come from and how to name others; shown if they cannot be loaded.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8765)
     given = parser.parse_args()
-    worker, key = Worker(name, load), os.environ.get(KEY)
+    key = os.environ.get(KEY)
     if key == "":
         sys.exit(f"Error: {KEY} is empty, so that anybody could ask. Give it the key, or unset it to ask for none")
     try:
-        server = Server((given.host, given.port), worker, key)
+        listener = socket.create_server((given.host, given.port))
     except (OSError, OverflowError) as error:
         sys.exit(
             f"Error: cannot listen at {given.host}:{given.port}: {error}. Another worker may run there: stop it, or"
             " choose another port (make worker NAME=... PORT=8766; then set the reward's option url)"
         )
-    sys.stdout.write(f"{name}: http://{given.host}:{server.server_port}, loading\n")
+    worker = Worker(name, load, weights)
+    say(f"{name}: http://{given.host}:{listener.getsockname()[1]}, loading")
+    threading.Thread(target=worker.load_weights, daemon=True).start()
+    server = uvicorn.Server(uvicorn.Config(application(worker, key), log_level="warning"))
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-    threading.Thread(target=_load, args=(worker, weights), daemon=True).start()
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        server.server_close()
-
-
-def _load(worker: Worker, weights: str) -> None:
-    try:
-        worker.score = worker.load()
-    except BaseException as error:
-        traceback.print_exc()
-        # After the traceback, where it is seen.
-        sys.stderr.write(f"\nError: {worker.name} could not be loaded: {type(error).__name__}: {_first_line(error)}\n")
-        sys.stderr.write(f"{weights}\n" if weights else "")
-        sys.stderr.flush()
-        os._exit(1)  # A worker without weights would say "loading" for ever.
-    sys.stdout.write(f"{worker.name}: ready\n")
-    sys.stdout.flush()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:300]

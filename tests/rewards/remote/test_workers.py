@@ -88,24 +88,24 @@ def test_null_is_unscored_and_a_crash_or_nan_loses_its_own_image(failing: str) -
     output = reward(records("a", "none", "crash", "b", "nan", "c"), grey(0, 1, 2, 3, 4, 5))
     assert output.values.isnan().tolist() == [False, True, True, False, True, False]
     assert sorted(output.failed) == [2, 4]
-    assert 'answered 500: {"error": "RuntimeError: out of memory"}' in output.failed[2]
+    assert 'answered 500: {"error":"RuntimeError: out of memory"}' in output.failed[2]
     assert "a score that is not finite" in output.failed[4]
 
 
 @pytest.mark.parametrize(
     ("body", "path", "status", "reason"),
     [
-        (b"{", "/score", 400, "must be JSON"),
-        (b"[]", "/score", 400, "must be a JSON object"),
-        (b'{"images": ["AA"], "prompts": []}', "/score", 400, "lists of the same length"),
-        (b'{"images": ["AA"], "prompts": ["a"]}', "/score", 400, "an image cannot be read"),
-        (b'{"images": [5], "prompts": ["a"]}', "/score", 400, "an image cannot be read"),
-        (b'{"images": [], "prompts": [], "metadata": [{}]}', "/score", 400, "as many as the images"),
-        (b"{}", "/other", 404, "GET /health or POST /score"),
+        (b"{", "/score", 422, "JSON decode error"),
+        (b"[]", "/score", 422, "body: Input should be a valid dictionary"),
+        (b'{"images": ["AA"]}', "/score", 422, "body.prompts: Field required"),
+        (b'{"images": [5], "prompts": ["a"]}', "/score", 422, "body.images.0: Input should be a valid string"),
+        (b'{"images": ["AA"], "prompts": []}', "/score", 422, "as many as the images"),
+        (b'{"images": ["AA"], "prompts": ["a"]}', "/score", 422, "an image cannot be read"),
+        (b"{}", "/other", 404, "Not Found"),
     ],
 )
 def test_bad_requests_are_told_what_is_wrong(failing: str, body: bytes, path: str, status: int, reason: str) -> None:
-    code, answer = post(failing, body, path)
+    code, answer = post(failing, body, path, **{"Content-Type": "application/json"})
     assert code == status
     assert reason in answer["error"]
 
@@ -147,7 +147,7 @@ def test_a_client_that_has_gone_is_no_error_of_the_worker(tmp_path: Path) -> Non
     with errors.open("w") as file, started(script, stderr=file) as url:
         port = int(url.rpartition(":")[2])
         body = json.dumps({"images": [_png()], "prompts": ["a"]}).encode()
-        head = f"POST /score HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = f"POST /score HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         for _ in range(2):
             with socket.create_connection(("127.0.0.1", port)) as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
