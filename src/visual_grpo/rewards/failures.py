@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,31 +111,21 @@ def _warn(name: str, lost: Sequence[str], reason: str) -> None:
 
 
 def _joined(outputs: Sequence[RewardOutput | None], sizes: Sequence[int]) -> RewardOutput:
-    """Outputs of so many samples each as one; None is NaN in everything."""
+    """Joins outputs of ``sizes`` samples each; None is NaN in everything."""
+    whole = [output for output in outputs if output is not None]
+
+    def column(read: Callable[[RewardOutput], Tensor | None]) -> Tensor:
+        values = [None if output is None else read(output) for output in outputs]
+        filled = zip(values, sizes, strict=True)
+        return torch.cat([torch.full((size,), torch.nan) if value is None else value for value, size in filled])
+
+    parts = dict.fromkeys(name for output in whole for name in output.parts)
+    ratios = dict.fromkeys(name for output in whole for name in output.ratios)
     return RewardOutput(
-        values=_column((None if output is None else output.values for output in outputs), sizes),
-        parts={
-            part: _column((None if output is None else output.parts.get(part) for output in outputs), sizes)
-            for part in _names(None if output is None else output.parts for output in outputs)
-        },
+        values=column(lambda output: output.values),
+        parts={name: column(lambda output: output.parts.get(name)) for name in parts},  # noqa: B023
         ratios={
-            ratio: (_column(tops, sizes), _column(bottoms, sizes))
-            for ratio in _names(None if output is None else output.ratios for output in outputs)
-            for tops, bottoms in [
-                zip(
-                    *((output.ratios[ratio] if output is not None else (None, None)) for output in outputs), strict=True
-                )
-            ]
+            name: (column(lambda output: output.ratios[name][0]), column(lambda output: output.ratios[name][1]))  # noqa: B023
+            for name in ratios
         },
-    )
-
-
-def _names(mappings: Iterable[Mapping[str, object] | None]) -> list[str]:
-    return list(dict.fromkeys(name for mapping in mappings if mapping is not None for name in mapping))
-
-
-def _column(values: Iterable[Tensor | None], sizes: Sequence[int]) -> Tensor:
-    """[b] float32 of tensors of these sizes."""
-    return torch.cat(
-        [torch.full((size,), torch.nan) if value is None else value for value, size in zip(values, sizes, strict=True)]
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -90,9 +89,8 @@ def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) ->
         if isinstance(score, str | bytes):
             raise TypeError("text hides a reward that forgot to parse")
         return float(score)
-    except OverflowError as error:  # An integer that not even float64 holds; Python may refuse to print its digits.
-        gave = f"{'less than -' if score < 0 else 'more than '}{sys.float_info.max:.2g}"
-        raise UserError(f"reward {name!r} gave {gave} {_where(row, prompts)}: {_TOO_LARGE}") from error
+    except OverflowError as error:  # Python may refuse to print the digits of an integer beyond float64.
+        raise UserError(f"reward {name!r} gave an integer {_where(row, prompts)}: {_TOO_LARGE}") from error
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"reward {name!r} gave {score!r} {_where(row, prompts)}; expected a number or None") from error
 

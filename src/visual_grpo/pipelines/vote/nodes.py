@@ -33,15 +33,15 @@ def collect_votes(parameters: Parameters, records: RecordTable, votes_draft: Pat
     """The folder with what the choices come to; each choice is in the file ``vote.choices`` as soon as it is made."""
     from visual_grpo import console
     from visual_grpo.pipelines.vote.ballot import Ballot
-    from visual_grpo.rewards.votes.choices import AB, damaged_file, set_damaged_aside
+    from visual_grpo.rewards.votes.choices import AB, read_choices
 
     file = Path(parameters.vote.choices or Path(parameters.output) / CHOICES)
     if final_of(votes_draft).resolve() in file.resolve().parents:
         raise UserError(
             f"vote.choices is {file}, in a folder that each run of this pipeline replaces; keep choices with the data"
         )
-    for line in set_damaged_aside(file):
-        console.note(f"{file}: a line cannot be read and is moved to {damaged_file(file)}: {line}")
+    for line in read_choices(file).damaged:
+        console.note(f"{file}: a line cannot be read and is ignored: {line}")
     ballot = Ballot(_pairs(parameters, records, file), file, parameters.vote.seed)
     _vote(parameters, ballot)
     if parameters.vote.source == AB:

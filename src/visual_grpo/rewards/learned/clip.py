@@ -179,14 +179,38 @@ class ClipScore(_ClipReward):
         return self.clip.cosines(prompts, samples)
 
 
-class PickScore(_ClipReward):
+class _HugeClipReward(_ClipReward):
+    """A reward over a CLIP ViT-H/14 that was trained on people's choices."""
+
+    name: str
+    hub_id: str
+
+    def __init__(
+        self,
+        model: str | None = None,
+        revision: str | None = None,
+        processor: str | None = None,
+        processor_revision: str | None = None,
+        device: str = "auto",
+        dtype: str = "float32",
+        batch_size: int | None = None,
+    ) -> None:
+        model = model or self.hub_id
+        processor = processor or (_HUGE_PROCESSOR if may_be_hub_id(model) else None)
+        self.clip = Clip(Compute(self.name, device, dtype, batch_size), model, revision, processor, processor_revision)
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        return self.clip.cosines(prompts, samples)
+
+
+class PickScore(_HugeClipReward):
     """PickScore divided by 26, about 0.7 to 1 (Kirstain et al. 2023, arXiv 2305.01569).
 
     The score is exp(logit_scale) times the cosine of the embeddings of image and prompt, by a CLIP ViT-H/14 that was
     trained on people's choices. The model reads the first 77 tokens of a prompt; a longer one is named in the log.
 
     Args:
-        model: a folder or hub id of a transformers ``CLIPModel``.
+        model: a folder or hub id of a transformers ``CLIPModel``; null is yuvalkirstain/PickScore_v1.
         revision: branch, tag or commit of a hub id.
         processor: a folder or hub id with its tokenizer and image processor; null is the model's own where that is a
             folder, else laion/CLIP-ViT-H-14-laion2B-s32B-b79K.
@@ -196,25 +220,13 @@ class PickScore(_ClipReward):
         batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator.
     """
 
-    def __init__(
-        self,
-        model: str = "yuvalkirstain/PickScore_v1",
-        revision: str | None = None,
-        processor: str | None = None,
-        processor_revision: str | None = None,
-        device: str = "auto",
-        dtype: str = "float32",
-        batch_size: int | None = None,
-    ) -> None:
-        processor = processor or (_HUGE_PROCESSOR if may_be_hub_id(model) else None)
-        compute = Compute("pick_score", device, dtype, batch_size)
-        self.clip = Clip(compute, model, revision, processor, processor_revision)
+    name, hub_id = "pick_score", "yuvalkirstain/PickScore_v1"
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return self.clip.cosines(prompts, samples) * self.clip.model.logit_scale.float().exp().cpu() / _PICK_SCALE
+        return super().__call__(prompts, samples) * self.clip.model.logit_scale.float().exp().cpu() / _PICK_SCALE
 
 
-class Hps(_ClipReward):
+class Hps(_HugeClipReward):
     """Human Preference Score v2, about 0.2 to 0.35 (Wu et al. 2023, arXiv 2306.09341).
 
     The cosine of the embeddings of image and prompt, by a CLIP ViT-H/14 that was trained on people's choices; its
@@ -222,32 +234,11 @@ class Hps(_ClipReward):
     as the processor has it. The model reads the first 77 tokens of a prompt; a longer one is named in the log.
 
     Args:
-        model: a folder or hub id of a transformers ``CLIPModel``.
-        revision: branch, tag or commit of a hub id.
-        processor: a folder or hub id with its tokenizer and image processor; null is the model's own where that is a
-            folder, else laion/CLIP-ViT-H-14-laion2B-s32B-b79K.
-        processor_revision: branch, tag or commit of the processor's hub id.
-        device: ``auto`` is the accelerator if there is one.
-        dtype: ``float32``, ``bfloat16`` or ``float16``.
-        batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator.
+        model: a folder or hub id of a transformers ``CLIPModel``; null is adams-story/HPSv2-hf.
+        revision, processor, processor_revision, device, dtype, batch_size: as of ``pick_score``.
     """
 
-    def __init__(
-        self,
-        model: str = "adams-story/HPSv2-hf",
-        revision: str | None = None,
-        processor: str | None = None,
-        processor_revision: str | None = None,
-        device: str = "auto",
-        dtype: str = "float32",
-        batch_size: int | None = None,
-    ) -> None:
-        processor = processor or (_HUGE_PROCESSOR if may_be_hub_id(model) else None)
-        compute = Compute("hps", device, dtype, batch_size)
-        self.clip = Clip(compute, model, revision, processor, processor_revision)
-
-    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return self.clip.cosines(prompts, samples)
+    name, hub_id = "hps", "adams-story/HPSv2-hf"
 
 
 class Aesthetic(_ClipReward):

@@ -1,7 +1,7 @@
 """The file of choices: one JSON object a line, only ever appended to.
 
-A line says which of two pictures somebody preferred for a prompt. The last line of a voter about a pair counts, so that
-a choice is taken back by one more line. A line that cannot be read is left out by name and never deleted.
+A line says which of two pictures somebody preferred for a prompt. The last line of a voter about a pair counts; one more
+line takes a choice back. A line that cannot be read is named and ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.errors import UserError
-from visual_grpo.files import write_atomically
 
 FIRST, SECOND, TIE, SKIP, UNDO = "first", "second", "tie", "skip", "undo"
 ANSWERS = (FIRST, SECOND, TIE, SKIP)
@@ -78,26 +77,11 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Damaged:
-    """A line that cannot be read."""
-
-    number: int
-    """1 for the first line."""
-    text: bytes
-    why: str
-
-    def __str__(self) -> str:
-        shown = self.text[:_SHOWN].decode("utf-8", "backslashreplace")
-        return f"line {self.number} ({self.why}): {shown}{'...' * (len(self.text) > _SHOWN)}"
-
-
-@dataclass(frozen=True)
 class Choices:
-    """What a file says."""
-
     standing: Sequence[Choice]
     """The last word of every voter on every pair, in the order in which it was said; nothing that was taken back."""
-    damaged: Sequence[Damaged]
+    damaged: Sequence[str]
+    """Lines that cannot be read, with their numbers and why."""
 
 
 def read_choices(file: Path) -> Choices:
@@ -120,7 +104,8 @@ def read_choices(file: Path) -> Choices:
         try:
             voter, pair, choice = _parsed(text)
         except (ValueError, TypeError, KeyError) as error:
-            damaged.append(Damaged(number, text, _why(error)))
+            why = f"without {error.args[0]}" if isinstance(error, KeyError) else str(error)
+            damaged.append(f"line {number} ({why}): {text[:_SHOWN].decode('utf-8', 'backslashreplace')}")
             continue
         # Said again, it is the latest word.
         standing.pop((voter, pair), None)
@@ -144,61 +129,27 @@ def _parsed(text: bytes) -> tuple[str, str, Choice | None]:
     return voter, pair, Choice(of=Pair.of_line(line), voter=voter, choice=said, shown_left=line["left"], at=line["at"])
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"without {error.args[0]}"
-    return "no JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else str(error)
-
-
 def append_line(file: Path, line: Mapping[str, Any]) -> None:
-    """Adds a line, whole or not at all, and returns when it is on the disk.
+    """Adds a line and returns when it is on the disk.
 
     Raises:
         OSError: it could not be written; the file is as it was.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     data = json.dumps(line, ensure_ascii=False).encode() + b"\n"
-    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        before = os.fstat(descriptor).st_size
+    with file.open("a+b", buffering=0) as stream:
+        before = stream.seek(0, os.SEEK_END)
+        if before:
+            stream.seek(-1, os.SEEK_END)
+            data = data if stream.read(1) == b"\n" else b"\n" + data  # A crash may have cut off the last line.
         try:
             while data:
-                data = data[os.write(descriptor, data) :]
-            os.fsync(descriptor)
+                data = data[stream.write(data) :]
+            os.fsync(stream.fileno())
         except OSError:  # A full disk may have taken half of it.
-            os.ftruncate(descriptor, before)
+            stream.truncate(before)
             raise
-    finally:
-        os.close(descriptor)
 
 
 def undo_line(voter: str, pair: str, at: str) -> dict[str, str]:
     return {"voter": voter, "choice": UNDO, "pair": pair, "at": at}
-
-
-def set_damaged_aside(file: Path) -> Sequence[Damaged]:
-    """Moves the lines that cannot be read to ``damaged_file``, so that the next line begins where it should."""
-    damaged = read_choices(file).damaged
-    content = file.read_bytes() if file.is_file() else b""
-    if not damaged and (not content or content.endswith(b"\n")):
-        return ()
-    wrong = {own.number for own in damaged}
-    lines = content.split(b"\n")
-    kept = [text for number, text in enumerate(lines, start=1) if number not in wrong and text.strip()]
-    # First to where they stay: if this is interrupted, they are in both files rather than in none.
-    for own in damaged:
-        _append_bytes(damaged_file(file), own.text + b"\n")
-    write_atomically(file, b"".join(text + b"\n" for text in kept))
-    return damaged
-
-
-def damaged_file(file: Path) -> Path:
-    """Beside the file of choices: its lines that could not be read."""
-    return file.with_name(f"{file.stem}.damaged{file.suffix}")
-
-
-def _append_bytes(file: Path, data: bytes) -> None:
-    with file.open("ab") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
