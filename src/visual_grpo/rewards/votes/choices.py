@@ -1,6 +1,6 @@
 """The file of choices: one JSON object a line, only ever appended to.
 
-A line says which of two pictures somebody preferred for a prompt. The last line of a voter about a pair counts; one more
+A line says which of two pictures somebody preferred for a prompt. A voter's last line about a pair counts; one more
 line takes a choice back. A line that cannot be read is named and ignored.
 """
 
