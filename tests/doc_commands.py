@@ -76,7 +76,7 @@ def _torchrun(words: list[str], project: Path) -> None:
     from torch.distributed.run import get_args_parser
 
     given = get_args_parser().parse_args(words[1:])
-    assert (given.module, given.training_script) == (True, "visual_grpo.hosts"), words
+    assert (given.module, given.training_script) == (True, "visual_grpo.distributed"), words
     _kedro(["kedro", *given.training_script_args], project)
 
 

@@ -30,7 +30,7 @@ NOT_RUN = {
     " tests/quantised trains every family so",
     ".venv/bin/kedro run --pipelines=baseline,train,evaluate --params=reward=null,rewards.votes": "needs somebody's"
     " choices; tests/pipelines/test_vote.py trains on some",
-    ".venv/bin/torchrun --nnodes=2": "needs two hosts; tests/hosts/test_torchrun.py starts two on this machine",
+    ".venv/bin/torchrun --nnodes=2": "needs two hosts; tests/distributed/test_hosts.py starts two on this machine",
     ".venv/bin/python -m visual_grpo.retraining": "needs DVC; run in tests/retraining",
     ".venv/bin/jupyter": "a server",
     ".venv/bin/dvc": "needs a git repository; run in test_dvc_repro.py",

@@ -22,7 +22,6 @@ _OPTIONS = {
     "node_names": "nodes",
 }
 """Kedro's run parameter -> its option."""
-_OF_LAUNCHER = "distributed.processes"
 _DEFAULT = "local"
 """The environment of a run that names none."""
 
@@ -39,10 +38,7 @@ def use_source(source: str | None) -> None:
 
 
 def use_launcher(words: Sequence[str]) -> None:
-    """Says what starts this process's commands in the place of ``kedro``, as for processes of several machines.
-
-    How many they are is the launcher's to say, and no parameter.
-    """
+    """Says what starts this process's commands in the place of ``kedro``: torchrun, for several machines."""
     _launcher[:] = words
 
 
@@ -122,9 +118,8 @@ class Command:
         if self.environment is not None:
             words.append(f"--env={self.environment}")
         words += self.options
-        given = {name: value for name, value in self.parameters.items() if not (_launcher and name == _OF_LAUNCHER)}
-        if given:
-            words.append("--params=" + ",".join(f"{name}={_shown(value)}" for name, value in given.items()))
+        if self.parameters:
+            words.append("--params=" + ",".join(f"{name}={_shown(value)}" for name, value in self.parameters.items()))
         return shlex.join(words)
 
 

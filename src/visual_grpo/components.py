@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from visual_grpo.command import again
+from visual_grpo.command import again, launched_by
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError, counted
 from visual_grpo.saved_model import content_digest
 from visual_grpo.trained_adapters import check_base, check_weights
 
 if TYPE_CHECKING:
+    from visual_grpo.distributed.policy import FirstScores
     from visual_grpo.grpo.trainer import GRPOTrainer, Trainer
     from visual_grpo.policies.family import Family, Model
     from visual_grpo.policies.family_settings import Plan
     from visual_grpo.rewards.combine import RewardSet
-    from visual_grpo.sharing.workers import Workers
     from visual_grpo.types import JointPolicy, Policy
 
 ROLLOUT = {"tokens": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}, "flow": {"steps": 4, "guidance_scale": 1.5}}
@@ -117,48 +117,38 @@ def build_policies(
     return policies, model.joint_policy(*policies.values()) if plan.joint else None
 
 
-def process_devices(config: Parameters) -> list[str]:
-    """Of each process. Raises UserError where there are fewer GPUs.
-
-    Of processes of several machines each looks at its own GPU.
-    """
+def require_gpus(config: Parameters) -> None:
+    """Raises UserError where this machine has fewer GPUs than processes; torchrun's look at their own."""
     import torch
 
     from visual_grpo.hardware.device import resolve_device
-    from visual_grpo.sharing import crew
 
     count, device = config.distributed.processes, resolve_device(config.model.device)
-    if device.type != "cuda" or count == 1 or crew.present() is not None:
-        return [str(device)] * count
-    if torch.cuda.device_count() < count:
+    if device.type == "cuda" and count > max(1, torch.cuda.device_count()) and not launched_by():
         raise UserError(
             f"distributed.processes is {count}, but this machine has {counted(torch.cuda.device_count(), 'GPU')}: each"
             " process needs one."
         )
-    return [f"cuda:{number}" for number in range(count)]
 
 
 def build_trainer(
     config: Parameters,
     plan: Plan,
     model: Model,
-    scorer: RewardSet,
+    scorer: RewardSet | FirstScores,
     *,
     start: Path | None = None,
-    workers: Workers | None = None,
 ) -> Trainer:
-    """The trainer of `build_policies`, which ``workers`` share."""
+    """The trainer of `build_policies`, which all ranks of the command share."""
+    from visual_grpo.distributed import group
     from visual_grpo.grpo.two_stage import AlternatingTrainer
 
     policies, joint = build_policies(config, plan, model, start)
-    if workers is not None:
-        from visual_grpo.sharing.policy import SharedJointPolicy, SharedPolicy
+    if group.count() > 1:
+        from visual_grpo.distributed.policy import DistributedJointPolicy, DistributedPolicy
 
-        shared = {module: SharedPolicy(module, policy, workers) for module, policy in policies.items()}
-        if joint is not None:
-            outer, inner = shared.values()
-            joint = SharedJointPolicy(joint, outer, inner, workers)
-        policies = dict(shared)
+        policies = {module: DistributedPolicy(policy) for module, policy in policies.items()}
+        joint = joint and DistributedJointPolicy(joint)
     if joint is not None:
         return _joint_trainer(config, joint, policies, scorer)
     trainers = {module: _module_trainer(config, policy, module, scorer) for module, policy in policies.items()}
@@ -168,7 +158,7 @@ def build_trainer(
 
 
 def _joint_trainer(
-    config: Parameters, joint: JointPolicy, policies: dict[str, Policy[Any]], scorer: RewardSet
+    config: Parameters, joint: JointPolicy, policies: dict[str, Policy[Any]], scorer: RewardSet | FirstScores
 ) -> Trainer:
     from visual_grpo.grpo.two_stage import JointTrainer
 
@@ -187,7 +177,9 @@ def _joint_trainer(
     )
 
 
-def _module_trainer(config: Parameters, policy: Policy[Any], module: str, scorer: RewardSet) -> GRPOTrainer[Any]:
+def _module_trainer(
+    config: Parameters, policy: Policy[Any], module: str, scorer: RewardSet | FirstScores
+) -> GRPOTrainer[Any]:
     from visual_grpo.grpo.trainer import GRPOTrainer
 
     own = scorer.weighted(config.weights([module]))

@@ -15,6 +15,10 @@ class UserError(Exception):
     """
 
 
+class LostRankError(UserError):
+    """Another process of this command has ended, or does not answer."""
+
+
 class CombinedError(UserError):
     """All that is wrong, in one message; of a single problem the message alone."""
 

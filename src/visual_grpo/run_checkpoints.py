@@ -13,6 +13,7 @@ from torch import Tensor
 
 from visual_grpo import resuming
 from visual_grpo.config import Parameters
+from visual_grpo.distributed import group
 from visual_grpo.files import linked, replace_folder
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint_folder import set_later_aside
@@ -36,7 +37,7 @@ class Progress:
 
 
 class RunCheckpoints:
-    """Saves a trainer and its progress, and puts both back to where they were."""
+    """Saves a trainer and its progress, and puts both back to where they were; rank 0 alone reads and writes files."""
 
     def __init__(
         self,
@@ -70,21 +71,23 @@ class RunCheckpoints:
 
     def resume(self, note: Callable[[str], None]) -> bool:
         """Goes on from the checkpoint that ``resume`` names; False where the run starts at step 1."""
-        origin = self._origin
+        found = group.from_first(self._read)
         for text in self._notes:
             note(text)
-        if origin is None:
+        if found is None:
             if self.config.resume == resuming.AUTO:
                 note(f"No checkpoint in {self.folder}: starting at step 1{_earlier(self.folder)}")
             return False
-        self._load(origin)
+        origin, tensors, facts = found
+        self._load(origin, tensors, facts)
         note(f"Resuming after step {self.trainer.step} of {self.config.grpo.steps} from {origin}")
         self._take_over(origin, note)
         return True
 
     def begin(self) -> None:
         """Makes room for a run that starts at step 1; an earlier run's checkpoints go to ``<folder>.previous``."""
-        _set_aside(self.folder)
+        if group.rank() == 0:
+            _set_aside(self.folder)
         self._saved_step = self.trainer.step
 
     def due(self) -> bool:
@@ -99,6 +102,8 @@ class RunCheckpoints:
 
     def save(self) -> None:
         """Writes everything that a bit-exact continuation needs."""
+        if group.rank():
+            return
         began = time.monotonic()
         state, trainer_facts = self.trainer.state()
         tensors = {f"trainer/{name}": value for name, value in state.items()}
@@ -132,13 +137,15 @@ class RunCheckpoints:
         if self._saved_step != self.trainer.step:
             self.save()
 
+    def _read(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
+        return None if self._origin is None else (self._origin, *checkpoint.load_checkpoint(self._origin))
+
     @cached_property
     def _origin(self) -> Path | None:
         """The intact checkpoint that the run goes on from; None = it starts at step 1."""
         return resuming.find_intact(self.config.resume, self.folder, self._notes.append)
 
-    def _load(self, origin: Path) -> None:
-        tensors, facts = checkpoint.load_checkpoint(origin)
+    def _load(self, origin: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         resuming.refuse_changes(origin, facts, self.config)
         resuming.refuse_another_origin(origin, facts, self.identity)
         self.progress.best_adapter = {k[5:]: v for k, v in tensors.items() if k.startswith("best/")}
@@ -155,6 +162,8 @@ class RunCheckpoints:
     def _take_over(self, origin: Path, note: Callable[[str], None]) -> None:
         """Makes ``origin`` the newest checkpoint of this run's folder."""
         self.newest, self._saved_step = origin, self.trainer.step
+        if group.rank():
+            return
         if origin.parent.resolve() == self.folder.resolve():
             set_later_aside(origin, note)
         else:

@@ -38,7 +38,6 @@ NOT_CALLED = (
     # Only the training calls these, which also imports them itself.
     ("components", "grpo.trainer"),
     ("components", "grpo.two_stage"),
-    ("sharing.worker", "grpo.gradient_sums"),
     # From there only the name of the starter's family.
     ("components", "starter.build"),
     ("policies.token_policy", "grpo.losses"),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from visual_grpo import resuming
 from visual_grpo.config import Parameters
+from visual_grpo.distributed import group
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.alarm import Look, Watch
 from visual_grpo.evaluation.generate import distinct_prompts
@@ -125,9 +126,10 @@ class TrainingRun:
             row = {"step": float(metrics.step)} | dict(metrics.values) | spent | self._evaluate_if_due(callbacks)
             self.progress.history.append(row)
             callbacks.on_step(metrics, row)
-            if self.checkpoints.due() or stop.by is not None:
+            due, stopped = group.from_first(lambda: (self.checkpoints.due(), stop.by is not None))
+            if due or stopped:
                 self.checkpoints.save()
-            if stop.by is not None or self._is_ended_by_alarm():
+            if stopped or self._is_ended_by_alarm():
                 return
 
     def write_adapters(self, folder: Path) -> None:
@@ -242,10 +244,11 @@ class TrainingRun:
 
     def _look(self, shown: Shown, callbacks: Callbacks) -> Look | None:
         """Is the reward cheated?"""
-        if self.watch is None:
-            return None
-        look = self.watch.look(shown.records, shown.samples, shown.total, shown.rewards)
-        if look.alarm is not None:
+        watch = self.watch  # None on all ranks but the first.
+        look = group.from_first(
+            lambda: None if watch is None else watch.look(shown.records, shown.samples, shown.total, shown.rewards)
+        )
+        if look is not None and look.alarm is not None:
             self.progress.alarms.append({"step": self.trainer.step, "sentence": look.alarm})
             callbacks.on_alarm(self.trainer.step, look.alarm, shown)
         return look

@@ -7,11 +7,11 @@ autoregressive policy, denoising steps of a flow policy).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -247,23 +247,6 @@ class Policy(Protocol[T]):
     def adapter_state_dict(self) -> dict[str, Tensor]: ...
 
     def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
-
-
-@runtime_checkable
-class ManyProcesses(Protocol):
-    """A policy whose rows and gradients are in several processes."""
-
-    def begin_gradient(self) -> None:
-        """Nothing is left of another gradient."""
-        ...
-
-    def micro_batches(self, trajectory: Any, rows: Tensor, size: int | None) -> Sequence[Tensor]:
-        """``rows`` ([b] int64) in batches of at most ``size`` rows in each process."""
-        ...
-
-    def gradients_elsewhere(self) -> Iterable[Sequence[Tensor | None]]:
-        """For each other process the sums of its gradients, one for each parameter."""
-        ...
 
 
 class JointPolicy(Protocol):

@@ -12,7 +12,7 @@ import yaml
 from kedro.framework.cli.project import run
 from torch.distributed.run import get_args_parser
 
-from tests.hosts.launchers import free_port
+from tests.distributed.commands import free_port
 from tests.schedules.standin import SCHEDULES
 from tests.small_project import environment, small_project
 
@@ -48,13 +48,12 @@ def test_the_pods_find_the_first_one_and_run_the_command() -> None:
     assert int(given.nnodes) == job["spec"]["completions"] == job["spec"]["parallelism"]
     assert int(given.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
     assert given.shutdown_timeout < pod["terminationGracePeriodSeconds"]
-    assert (given.module, given.training_script) == (True, "visual_grpo.hosts")
+    assert (given.module, given.training_script) == (True, "visual_grpo.distributed")
     word, *options = given.training_script_args
     assert word == "run"
     processes = int(given.nnodes) * int(given.nproc_per_node)
     asked = run.make_context("run", options).params["params"]
     assert asked == {"resume": "same", "grpo": {"prompts_per_step": processes}}, "a prompt for each process"
-    assert container["env"][0]["name"] == "VISUAL_GRPO_SECRET"
     assert {own["name"] for own in container["volumeMounts"]} == {own["name"] for own in pod["volumes"]}
 
 

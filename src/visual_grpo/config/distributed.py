@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+import os
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -14,14 +15,21 @@ class DistributedConfig(Strict):
         1,
         ge=1,
         description="that train together, each with the whole model, and each on another GPU where model.device is"
-        " cuda; on this machine, or those that torchrun has started on several; each draws and replays whole groups, so"
-        " at most grpo.prompts_per_step",
+        " cuda; on this machine, or on several: torchrun's own number replaces this one; each draws and replays whole"
+        " groups, so at most grpo.prompts_per_step",
     )
     sharded: bool = Field(
         False,
         description="each process keeps a part of every layer, which is gathered when it is called (torch's FSDP2): for"
         " a model that does not fit on one GPU; slower than whole models",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_torchrun_has_started(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "TORCHELASTIC_RUN_ID" in os.environ:
+            return given | {"processes": int(os.environ["WORLD_SIZE"])}
+        return given
 
     @model_validator(mode="after")
     def _has_whom_to_share_with(self) -> Self:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from visual_grpo.config import GRPOConfig
+from visual_grpo.distributed import group
+from visual_grpo.distributed.policy import LocalPart
 from visual_grpo.grpo.gradient_sums import GradientSums
 from visual_grpo.grpo.setbacks import MOST_OVERFLOWS, refuse_non_finite
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
-from visual_grpo.types import ManyProcesses, Policy
+from visual_grpo.types import Policy
 
 T = TypeVar("T")
 
@@ -29,7 +30,6 @@ class Gradient(Generic[T]):
         device: torch.device,
     ) -> None:
         self.policy, self.config, self.optimizer, self.scaler, self.device = policy, config, optimizer, scaler, device
-        self._many = policy if isinstance(policy, ManyProcesses) else None
 
     def compute(
         self, experiences: list[Experience[T]], objective: Objective, stats: UpdateStats, step: int, *, first: bool
@@ -44,21 +44,11 @@ class Gradient(Generic[T]):
             NonFiniteLossError: the loss is NaN or infinite.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        if self._many is not None:
-            self._many.begin_gradient()
         with GradientSums(self._parameters()) as sums:
-            for experience in experiences:
-                for rows in self._micro_batches(experience):
-                    for chunk in self.policy.replay(experience.rollout.trajectory, rows):
-                        if first and experience.replayed_log_probs is not None:
-                            experience.anchor(chunk, rows, stats)
-                        loss = chunk_loss(chunk, experience, rows, objective, stats)
-                        refuse_non_finite(float(loss.detach()), "loss", step, ids(experience, rows))
-                        # The scaler keeps its factor beside the first loss, and notes an overflow beside the gradient.
-                        self.scaler.scale(loss.to(self.device)).backward()
-            if self._many is not None:
-                for others in self._many.gradients_elsewhere():
-                    sums.add(others)
+            for found in group.everyone(lambda: self._backward(experiences, objective, step, first)):
+                stats.join(found)
+            if group.count() > 1:
+                sums.reduce(group.total)
 
     def of_no_update(self, experiences: list[Experience[T]], step: int) -> Tensor:
         """Flat, float32 on the CPU; nothing is changed by it.
@@ -79,11 +69,23 @@ class Gradient(Generic[T]):
         self.optimizer.zero_grad(set_to_none=True)
         return flat
 
-    def _micro_batches(self, experience: Experience[T]) -> Sequence[Tensor]:
-        size, rows = self.config.micro_batch_size, experience.rows
-        if self._many is not None:
-            return self._many.micro_batches(experience.rollout.trajectory, rows, size)
-        return rows.split(size or len(rows))
+    def _backward(self, experiences: list[Experience[T]], objective: Objective, step: int, first: bool) -> UpdateStats:
+        """Adds up the gradients of the rows that this rank has drawn."""
+        stats = UpdateStats()
+        # Without a row, too, a rank's scaler needs its factor; it keeps it where its first loss is.
+        self.scaler.scale(torch.zeros((), device=self.device))
+        for experience in experiences:
+            trajectory, rows = experience.rollout.trajectory, experience.rows
+            if isinstance(trajectory, LocalPart):
+                rows = trajectory.among(rows)
+            for batch in rows.split(self.config.micro_batch_size or max(1, len(rows))) if len(rows) else ():
+                for chunk in self.policy.replay(trajectory, batch):
+                    if first and experience.replayed_log_probs is not None:
+                        experience.anchor(chunk, batch, stats)
+                    loss = chunk_loss(chunk, experience, batch, objective, stats)
+                    refuse_non_finite(float(loss.detach()), "loss", step, ids(experience, batch))
+                    self.scaler.scale(loss.to(self.device)).backward()
+        return stats
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._parameters() if p.grad is not None]

@@ -1,8 +1,8 @@
-"""Adds up the gradients of chunks, micro-batches and processes."""
+"""Adds up the gradients of chunks, micro-batches and ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
@@ -38,20 +38,22 @@ class GradientSums:
             parameter.grad = total.to(parameter.dtype)
         self._sums.clear()
 
-    def totals(self) -> list[Tensor | None]:
-        """One for each parameter; None where no gradient has reached it."""
-        return [self._sums.get(parameter, parameter.grad) for parameter in self._parameters]
-
-    def add(self, others: Sequence[Tensor | None]) -> None:
-        """``totals`` of another process."""
-        for parameter, other in zip(self._parameters, others, strict=True):
-            if other is None:
+    def reduce(self, total: Callable[[Tensor], None]) -> None:
+        """Replaces each sum by that over all ranks; ``total`` adds a flat tensor up in place."""
+        own = [self._sums.get(parameter, parameter.grad) for parameter in self._parameters]
+        like = [parameter.double() if in_double(parameter) else parameter for parameter in self._parameters]
+        parts = [torch.zeros_like(p).detach() if g is None else g for p, g in zip(like, own, strict=True)]
+        there = parts[0].new_tensor([gradient is not None for gradient in own])
+        flat = torch.cat([part.flatten() for part in (*parts, there)])
+        total(flat)
+        *sums, there = flat.split([part.numel() for part in (*parts, there)])
+        for parameter, part, count in zip(self._parameters, sums, there, strict=True):
+            if not count:  # No gradient reaches it: then the optimiser must not touch it.
                 continue
             if in_double(parameter):
-                self._add(parameter, other)
+                self._sums[parameter] = part.view_as(parameter)
             else:
-                there = other.to(parameter)
-                parameter.grad = there if parameter.grad is None else parameter.grad.add_(there)
+                parameter.grad = part.view_as(parameter)
 
     def _take(self, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None

@@ -93,6 +93,13 @@ class UpdateStats:
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + float((values * mask).double().sum())
 
+    def join(self, other: UpdateStats) -> None:
+        """Adds what another rank found of its rows."""
+        self.steps, self.loss = self.steps + other.steps, self.loss + other.loss
+        self.sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {**self.sums, **other.sums}}
+        self.max_abs_log_ratio = max(self.max_abs_log_ratio, other.max_abs_log_ratio)
+        self.max_sampler_gap = max(self.max_sampler_gap, other.max_sampler_gap)
+
     def distance_to_sampler(self) -> tuple[float, float]:
         """Mean and largest |log ratio|, in nats, of the first update's replay to the sampler."""
         means = self.means()

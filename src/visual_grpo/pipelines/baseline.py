@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from visual_grpo import components, console, processes
+from visual_grpo import components, console
 from visual_grpo.computed_with import MEANING, computed_with
 from visual_grpo.config import Parameters
 from visual_grpo.decisive_parameters import decisive
+from visual_grpo.distributed import group, launch
+from visual_grpo.distributed.policy import LeadingModel, follow
 from visual_grpo.evaluation import generate
 from visual_grpo.files import file_digest, final_of
 from visual_grpo.importing import code_digest
 from visual_grpo.option_files import option_files
+from visual_grpo.policies.family import Model
 from visual_grpo.policies.family_settings import Plan
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
@@ -70,15 +72,15 @@ def draw_samples(
         images_per_prompt=config.evaluation.images_per_prompt,
         max_prompts=config.evaluation.max_prompts,
     )
-    workers = processes.start_drawing(config, starter_report["model"], adapters)
     controls = plan.controls if adapters is None else {}
     count = len(requests) * len(plan.samplers) + len(generate.held_out(requests)) * len(controls)
-    with workers or nullcontext(), console.progress(title, count) as bar:
-        model = components.build_model(config, starter_report["model"], adapters)
-        if workers is not None:
-            workers.wait_until_ready()
+    with (
+        launch.ranks(config, draw_on_rank, model=starter_report["model"], adapters=adapters),
+        console.progress(title, count) as bar,
+        LeadingModel(_load(config, starter_report["model"], adapters)) as model,
+    ):
         generate.draw_and_score(
-            processes.shared_model(model, workers),
+            model,
             scorer,
             requests,
             plan.samplers,
@@ -88,6 +90,15 @@ def draw_samples(
             facts=conditions(config, plan, starter_report, records),
             advance=bar.advance,
         )
+
+
+def draw_on_rank(config: Parameters, model: str, adapters: Path | None) -> None:
+    """What every rank but the first does while a baseline or an evaluation is drawn."""
+    follow(_load(config, model, adapters))
+
+
+def _load(config: Parameters, model: str, adapters: Path | None) -> Model:
+    return group.together(lambda: components.build_model(config, model, adapters))
 
 
 def conditions(config: Parameters, plan: Plan, starter_report: dict[str, Any], records: RecordTable) -> dict[str, Any]:

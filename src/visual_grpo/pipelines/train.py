@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,25 +14,30 @@ from typing import Any
 import pandas as pd
 from PIL.Image import Image
 
-from visual_grpo import components, console, processes, resuming
+from visual_grpo import components, console, resuming
 from visual_grpo.command import Command, is_stage_of_dvc
 from visual_grpo.computed_with import computed_with
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.presets import pinned
+from visual_grpo.distributed import group, launch
+from visual_grpo.distributed.policy import DistributedModel, FirstScores
 from visual_grpo.errors import UserError, counted
 from visual_grpo.evaluation import generate, pairing
 from visual_grpo.evaluation.alarm import Watch
 from visual_grpo.evaluation.alarms_shown import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
+from visual_grpo.grpo.trainer import Trainer
 from visual_grpo.images import read_image
 from visual_grpo.model_card import CARD, model_card
 from visual_grpo.pipelines.baseline import conditions
+from visual_grpo.policies.family import Model
 from visual_grpo.policies.family_settings import Plan
 from visual_grpo.records.profile import profile_of, write_profile
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import reward_digests
+from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.run_checkpoints import Progress
 from visual_grpo.saved_model import content_digest
 from visual_grpo.stopping import Stopped
@@ -85,27 +89,20 @@ def train(
     scorer.check_records(train_records)
     scorer.check_records(eval_records)
     profile = profile_of(records)  # Before the training, which a missing picture must not end.
-    workers = processes.start_workers(parameters, starter_report["model"], start)
-    with workers or nullcontext():
-        model = components.build_model(parameters, starter_report["model"])
-        trainer = components.build_trainer(parameters, plan, model, scorer, start=start, workers=workers)
-        if workers is not None:
-            workers.wait_until_ready()
-            if workers.count > 1:
-                console.note(f"{workers.count} processes train together.")
-        run = TrainingRun(
-            parameters,
-            processes.shared_model(model, workers),
-            scorer,
-            trainer,
-            train=train_records,
-            evaluation=eval_records,
-            identity=known,
-            run_id=tracker.run_id,
-            watch=make_watch(parameters, baseline),
-            advice={module: plan.family.modules[module].advice for module in plan.modules},
-            lineage=_lineage(parameters, starter_report, project, start),
+    given = {
+        "train": train_records,
+        "evaluation": eval_records,
+        "identity": known,
+        "run_id": tracker.run_id,
+        "advice": {module: plan.family.modules[module].advice for module in plan.modules},
+        "lineage": _lineage(parameters, starter_report, project, start),
+    }
+    with launch.ranks(parameters, train_on_rank, model=starter_report["model"], start=start, given=given):
+        run = _build(
+            parameters, starter_report["model"], start, scorer, watch=make_watch(parameters, baseline), **given
         )
+        if parameters.distributed.processes > 1:
+            console.note(f"{parameters.distributed.processes} processes train together.")
         changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
         # With the run's id, so that two trainings of the same settings stay apart.
         name = tracker.name() or training_name(parameters, plan.modules, None, {})
@@ -130,6 +127,30 @@ def train(
         tracker.model(Path(alone), "adapter", shown)
     _show_training(progress, run.trainer.step)
     return adapters_draft, pd.DataFrame(progress.history)
+
+
+def train_on_rank(config: Parameters, model: str, start: Path | None, given: dict[str, Any]) -> None:
+    """What every rank but the first does in a training: the same, without scores, files and output."""
+    run = _build(config, model, start, None, **given)
+
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        if _due(metrics.step, config.tracking.images_every, config.grpo.steps):
+            run.shown_samples()
+
+    run.run(Callbacks(on_step=on_step, note=lambda text: None))
+
+
+def _build(config: Parameters, name: str, start: Path | None, scorer: RewardSet | None, **given: Any) -> TrainingRun:
+    """The training of this rank; ``given`` are arguments of `TrainingRun`. Only the first rank has a ``scorer``."""
+    first = FirstScores(scorer)
+
+    def build() -> tuple[Model, Trainer]:
+        model = components.build_model(config, name)
+        plan = components.make_plan(config, name)
+        return model, components.build_trainer(config, plan, model, first, start=start)
+
+    model, trainer = group.together(build)
+    return TrainingRun(config, DistributedModel(model), first, trainer, **given)
 
 
 def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path, start: Path | None) -> dict[str, str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
+
+from visual_grpo.distributed.group import current_share
 
 SEED_RANGE = 2**62
 
@@ -16,23 +15,12 @@ independent. Below 2^32, since torch's CPU generator reads no higher bit of its 
 """
 
 
-_share: tuple[int, int, int] | None = None
-
-
 def draw_seeds(count: int, generator: torch.Generator) -> list[int]:
-    """``count`` seeds from ``generator``, which thereby decides everything random in a rollout."""
-    start, own, total = (0, count, count) if _share is None else (part * count // _share[1] for part in _share)
+    """Draws ``count`` seeds from ``generator``, which thereby decides everything random in a rollout.
+
+    Of a rollout that several ranks share, all seeds are drawn, and this rank's are returned.
+    """
+    share = current_share()
+    start, own, total = (0, count, count) if share is None else (part * count // share[1] for part in share)
     seeds: list[int] = torch.randint(SEED_RANGE, (total,), generator=generator).tolist()
     return seeds[start : start + own]
-
-
-@contextmanager
-def share_of_seeds(start: int, own: int, total: int) -> Iterator[None]:
-    """Inside the block a rollout of ``own`` prompts gets the seeds that the prompts from ``start`` on have in a rollout
-    of ``total`` prompts, and leaves the generator where that one does."""
-    global _share
-    before, _share = _share, (start, own, total)
-    try:
-        yield
-    finally:
-        _share = before

@@ -29,7 +29,7 @@ def check(config: Parameters, *, scores: bool = True) -> None:
         _check_libraries(config, training=True)
     with problems.collect():
         resolve_device(config.model.device)
-        components.process_devices(config)
+        components.require_gpus(config)
     problems.raise_if_any()
 
 
