@@ -1,4 +1,4 @@
-"""Commands with several processes: the same adapters from each kind of training, and an end of all whatever ends one."""
+"""Commands with several processes: the same adapters from each kind of training, and one end for all."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class GradientSums:
             parameter.grad = total.to(parameter.dtype)
         self._sums.clear()
 
-    def reduce(self, total: Callable[[Tensor], None]) -> None:
+    def reduce(self, total: Callable[[Tensor], object]) -> None:
         """Replaces each sum by that over all ranks; ``total`` adds a flat tensor up in place."""
         own = [self._sums.get(parameter, parameter.grad) for parameter in self._parameters]
         like = [parameter.double() if in_double(parameter) else parameter for parameter in self._parameters]
