@@ -11,7 +11,7 @@ from visual_grpo.config import GRPOConfig
 from visual_grpo.distributed import group
 from visual_grpo.distributed.policy import LocalPart
 from visual_grpo.grpo.gradient_sums import GradientSums
-from visual_grpo.grpo.setbacks import MOST_OVERFLOWS, refuse_non_finite
+from visual_grpo.grpo.setbacks import MOST_OVERFLOWS, NonFiniteLossError, refuse_non_finite
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
 from visual_grpo.types import Policy
 
@@ -45,8 +45,12 @@ class Gradient(Generic[T]):
         """
         self.optimizer.zero_grad(set_to_none=True)
         with GradientSums(self._parameters()) as sums:
-            for found in group.everyone(lambda: self._backward(experiences, objective, step, first)):
-                stats.join(found)
+            found = group.everyone(lambda: self._backward(experiences, objective, step, first))
+            for own, _ in found:
+                stats.join(own)
+            for _, error in found:
+                if error is not None:
+                    raise error
             if group.count() > 1:
                 sums.reduce(group.total)
 
@@ -69,8 +73,10 @@ class Gradient(Generic[T]):
         self.optimizer.zero_grad(set_to_none=True)
         return flat
 
-    def _backward(self, experiences: list[Experience[T]], objective: Objective, step: int, first: bool) -> UpdateStats:
-        """Adds up the gradients of the rows that this rank has drawn."""
+    def _backward(
+        self, experiences: list[Experience[T]], objective: Objective, step: int, first: bool
+    ) -> tuple[UpdateStats, NonFiniteLossError | None]:
+        """Adds up the gradients of the rows that this rank has drawn, until a loss is not finite."""
         stats = UpdateStats()
         # Without a row, too, a rank's scaler needs its factor; it keeps it where its first loss is.
         self.scaler.scale(torch.zeros((), device=self.device))
@@ -83,9 +89,12 @@ class Gradient(Generic[T]):
                     if first and experience.replayed_log_probs is not None:
                         experience.anchor(chunk, batch, stats)
                     loss = chunk_loss(chunk, experience, batch, objective, stats)
-                    refuse_non_finite(float(loss.detach()), "loss", step, ids(experience, batch))
+                    try:
+                        refuse_non_finite(float(loss.detach()), "loss", step, ids(experience, batch))
+                    except NonFiniteLossError as error:
+                        return stats, error
                     self.scaler.scale(loss.to(self.device)).backward()
-        return stats
+        return stats, None
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._parameters() if p.grad is not None]
