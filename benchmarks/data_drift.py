@@ -17,10 +17,9 @@ from PIL import Image
 
 from visual_grpo.config import DataChecks, DataConfig
 from visual_grpo.records.drift import check, drift, lost_share
-from visual_grpo.records.manifest import write_manifest
 from visual_grpo.records.preparation import Preparation
 from visual_grpo.records.profile import Profile, profile_of
-from visual_grpo.records.table import RecordTable
+from visual_grpo.records.table import RecordTable, write_manifest
 from visual_grpo.starter.shapes.dataset import draw_dataset
 from visual_grpo.starter.words.dataset import draw_words
 

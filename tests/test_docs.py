@@ -26,8 +26,8 @@ from visual_grpo.config import DataConfig, GRPOConfig, Parameters
 from visual_grpo.evaluation.headline import TASK_MEASURES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer
-from visual_grpo.records.layouts import records_jsonl
-from visual_grpo.records.layouts.detect import LAYOUTS
+from visual_grpo.records.columns import KEYS
+from visual_grpo.records.detect import LAYOUTS
 from visual_grpo.records.preparation import Preparation
 from visual_grpo.records.table import RecordTable
 from visual_grpo.tracking.result import result_metrics
@@ -204,7 +204,7 @@ def test_the_page_of_own_data_lists_the_layouts_and_keys() -> None:
     text = (DOCS / "own_data.md").read_text(encoding="utf-8")
     layouts, keys = (re.findall(r"^\| `(\w+)` \|", text.split(head, 1)[1].split("\n\n", 1)[0], re.M) for head in TABLES)
     assert layouts == list(LAYOUTS)
-    assert set(keys) == set(records_jsonl.KEYS)
+    assert set(keys) == set(KEYS)
 
 
 def test_the_picture_of_the_layers_is_the_contract() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageCms, ImageDraw, ImageOps
 
-from tests.records.bombs import png
+from tests.records.making import png
 from visual_grpo.images import (
     ImageError,
     TooManyPixelsError,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 from PIL import Image
 
 from tests.fault_cases.fault import Edit, Fault
-from tests.records.bombs import bombs_masks, png
-from tests.records.making import jsonl, picture
+from tests.records.making import jsonl, parquet, picture, png
 
 FOLDER = "mine"
 PREPARE = f"--pipeline=data_preparation --params=data.path={FOLDER}"
@@ -87,8 +85,9 @@ def only(name: str, content: bytes) -> Edit:
     return edit
 
 
-def parquet_bomb(project: Path) -> None:
-    bombs_masks(project / FOLDER, 1, random.Random(0))
+def cut_table(project: Path) -> None:
+    file = parquet(project / FOLDER / "a.parquet", [{"prompt": f"a cat {number}"} for number in range(GOOD)])
+    file.write_bytes(file.read_bytes()[:-20])
 
 
 FAULTS = (
@@ -128,11 +127,7 @@ FAULTS = (
     ),
     Fault(what="Two records have one id", edit=folder(twice), run=PREPARE, says=REJECTED),
     Fault(what="A line is no JSON", edit=line('{"prompt": "a dog"'), run=PREPARE, says=REJECTED),
-    Fault(
-        what="A Parquet table of a few kilobytes has a mask of 50 million pixels",
-        edit=parquet_bomb,
-        run=f"--env=negative_points {PREPARE},data.max_file_mb=20",
-    ),
+    Fault(what="A Parquet table is cut", edit=cut_table, run=PREPARE),
     Fault(what="The folder has nothing in it", edit=lambda project: (project / FOLDER).mkdir(), run=PREPARE),
     Fault(what="The folder does not exist", run=PREPARE),
     Fault(what="`prompts.txt` has empty lines only", edit=only("prompts.txt", b"\n\n\n"), run=PREPARE),

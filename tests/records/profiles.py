@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.records.manifest import write_manifest
 from visual_grpo.records.profile import Profile, profile_of
-from visual_grpo.records.table import RecordTable
+from visual_grpo.records.table import RecordTable, write_manifest
 
 ANIMALS = ("cat", "dog", "horse", "bear", "owl", "whale", "crane", "lizard", "snail", "tiger")
 PLACES = ("house", "lake", "wood", "street", "mountain", "bridge", "harbour", "field", "desert", "island", "market")

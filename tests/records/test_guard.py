@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.records.making import jsonl, picture
-from tests.records.test_preparation import prepare
+from tests.records.making import jsonl, picture, prepare
 from visual_grpo.config import DataConfig
 from visual_grpo.errors import UserError
 from visual_grpo.preflight.data import look_at_folder
@@ -45,13 +44,9 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def all_of(tmp_path, **changes):
-    return prepare(tmp_path, held_out_share=0, eval_share=0, **changes)
-
-
 def rejected(tmp_path, **changes):
     """(place, reason) of what was rejected of the records; all have a remedy."""
-    listed = all_of(tmp_path, **changes).report["rejected"]["listed"]
+    listed = prepare(tmp_path, **changes).report["rejected"]["listed"]
     assert all(entry["remedy"] for entry in listed)
     return [(entry["line"] or entry["file"], entry["reason"]) for entry in listed]
 
@@ -70,16 +65,16 @@ class TestRecordsFile:
     def test_no_record_leaves_the_folder_unless_it_is_allowed(self, tmp_path, data, key):
         names = ["a.png", *(name.format(private=tmp_path / "private") for name in OUTSIDE)]
         jsonl(data / "records.jsonl", [{"prompt": f"p{n}", key: name} for n, name in enumerate(names)])
-        listed = all_of(tmp_path, task="mixed").report["rejected"]["listed"]
+        listed = prepare(tmp_path, task="mixed").report["rejected"]["listed"]
         assert [(entry["line"], entry["reason"]) for entry in listed] == [(n, "outside_folder") for n in range(2, 7)]
         assert all(f"leads outside the data's folder, {data}" in entry["message"] for entry in listed)
         assert all("data.allow_outside=true" in entry["remedy"] for entry in listed)
-        assert len(all_of(tmp_path, task="mixed", allow_outside=True)) == 6
+        assert len(prepare(tmp_path, task="mixed", allow_outside=True)) == 6
 
     @pytest.mark.parametrize("name", ["deep/../a.png", "../data/a.png", "{data}/a.png", "inner.png", "./a.png"])
     def test_a_path_that_ends_inside_is_accepted(self, tmp_path, data, name):
         jsonl(data / "records.jsonl", [{"prompt": "a", "target_image": name.format(data=data)}])
-        assert len(all_of(tmp_path)) == 1
+        assert len(prepare(tmp_path)) == 1
 
     def test_the_folder_may_be_a_link_itself(self, tmp_path, data):
         jsonl(
@@ -100,9 +95,9 @@ class TestRecordsFile:
         jsonl(tmp_path / "private/own.jsonl", [{"prompt": "my diary"}])
         (data / "records.jsonl").symlink_to(tmp_path / "private/own.jsonl")
         with pytest.raises(UserError, match=r"records\.jsonl leads outside .* set data\.allow_outside=true"):
-            all_of(tmp_path)
+            prepare(tmp_path)
         for changes in ({"path": str(data / "records.jsonl")}, {"allow_outside": True}):
-            assert [record.prompt for record in all_of(tmp_path, **changes)] == ["my diary"]
+            assert [record.prompt for record in prepare(tmp_path, **changes)] == ["my diary"]
 
     def test_the_check_before_the_run_says_it(self, data):
         jsonl(data / "records.jsonl", [{"prompt": "a", "target_image": "../private/secret.png"}])
@@ -118,8 +113,8 @@ class TestOtherLayouts:
             (data / name).with_suffix(".txt").write_text("a caption")
         (data / "a.txt").unlink()
         (data / "a.txt").symlink_to(tmp_path / "private/secret.txt")
-        assert rejected(tmp_path) == [(name, "outside_folder") for name in ("a.png", "folder/", "link.png")]
-        prompts = [record.prompt for record in all_of(tmp_path, allow_outside=True)]
+        assert rejected(tmp_path) == [(name, "outside_folder") for name in ("a.png", "link.png", "folder/")]
+        prompts = [record.prompt for record in prepare(tmp_path, allow_outside=True)]
         assert sorted(prompts) == ["a caption", "a caption", "a caption", "my diary", "my diary"]
 
     @pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv"])
@@ -137,7 +132,7 @@ class TestOtherLayouts:
         picture(tmp_path / "private/b.png")
         assert rejected(tmp_path) == [(line, "outside_folder"), ("folder/", "outside_folder")]
         (data / name).symlink_to(write(tmp_path / "private"))
-        assert rejected(tmp_path) == [(line, "outside_folder"), ("folder/", "outside_folder"), (name, "outside_folder")]
+        assert rejected(tmp_path) == [(name, "outside_folder"), (line, "outside_folder"), ("folder/", "outside_folder")]
 
     def test_numbered_images(self, tmp_path, data):
         (data / "prompts.txt").write_text("zero\none\n")
@@ -152,12 +147,12 @@ class TestOtherLayouts:
         (data / "data").mkdir()
         pq.write_table(pa.Table.from_pylist(rows), data / "data/train.parquet")
         for path in (data, data / "data/train.parquet"):
-            found = rejected(tmp_path, layout="seg_zero", task="segmentation", path=str(path))
+            found = rejected(tmp_path, task="segmentation", path=str(path))
             assert found == [(2, "outside_folder"), (3, "outside_folder")]
         (data / "data/train.parquet").rename(tmp_path / "private/train.parquet")
         (data / "data/train.parquet").symlink_to(tmp_path / "private/train.parquet")
         with pytest.raises(UserError, match=r"train\.parquet leads outside"):
-            all_of(tmp_path, layout="seg_zero", task="segmentation")
+            prepare(tmp_path, task="segmentation")
 
 
 class TestSpecialFiles:
@@ -179,7 +174,7 @@ class TestSpecialFiles:
             "/dev",
         ]
         jsonl(data / "records.jsonl", [{"prompt": f"p{n}", "target_image": name} for n, name in enumerate(names)])
-        listed = all_of(tmp_path, allow_outside=True).report["rejected"]["listed"]
+        listed = prepare(tmp_path, allow_outside=True).report["rejected"]["listed"]
         assert [entry["reason"] for entry in listed] == ["special_file"] * 4 + ["missing_target"]
         kinds = ("a FIFO", "a socket", "a device", "a file of the operating system")
         for entry, kind in zip(listed, kinds, strict=False):
@@ -199,34 +194,34 @@ class TestSpecialFiles:
         (tmp_path / "data").mkdir()
         os.mkfifo(tmp_path / "data" / name)
         with pytest.raises(UserError, match=rf"{name} is a FIFO, not an ordinary file"):
-            all_of(tmp_path)
+            prepare(tmp_path)
         with pytest.raises(UserError, match="is a FIFO"):
-            all_of(tmp_path, path=str(tmp_path / "data" / name))
+            prepare(tmp_path, path=str(tmp_path / "data" / name))
 
 
 def test_a_file_of_the_largest_size_is_accepted_and_no_larger_one(tmp_path):
     size = picture(tmp_path / "data/a.png").stat().st_size
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.png"}])
-    assert len(all_of(tmp_path, max_file_mb=size / 1e6)) == 1
+    assert len(prepare(tmp_path, max_file_mb=size / 1e6)) == 1
     with pytest.raises(UserError, match=r"more than data\.max_file_mb=.*raise data\.max_file_mb"):
-        all_of(tmp_path, max_file_mb=(size - 1) / 1e6)
+        prepare(tmp_path, max_file_mb=(size - 1) / 1e6)
 
 
 def test_an_image_of_the_most_pixels_is_accepted_and_none_of_more_even_if_it_was_prepared_before(tmp_path):
     picture(tmp_path / "data/a.png", (64, 40))
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.png"}])
-    assert len(all_of(tmp_path, max_pixels=64 * 40)) == 1
+    assert len(prepare(tmp_path, max_pixels=64 * 40)) == 1
     with pytest.raises(UserError, match=r"a\.png is 64x40 pixels, 2,560 in all, more than data\.max_pixels=2559"):
-        all_of(tmp_path, max_pixels=64 * 40 - 1)
+        prepare(tmp_path, max_pixels=64 * 40 - 1)
 
 
 def test_more_pixels_than_pillow_accepts_can_be_allowed(tmp_path, monkeypatch):
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 500)
     picture(tmp_path / "data/a.png", (64, 40))
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.png"}])
-    assert len(all_of(tmp_path, max_pixels=3000)) == 1
+    assert len(prepare(tmp_path, max_pixels=3000)) == 1
     with pytest.raises(UserError, match=r"too many pixels.*raise data\.max_pixels"):
-        all_of(tmp_path, max_pixels=1024)
+        prepare(tmp_path, max_pixels=1024)
 
 
 def test_a_guard_has_the_limits_of_the_configuration(tmp_path):

@@ -1,237 +1,148 @@
-"""The layouts of prompts and images."""
+"""The layouts of prompts and images: what is read of each, and what is said of others."""
 
 from __future__ import annotations
 
+import csv
 import json
+import zipfile
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.records.making import jsonl, picture
+from datasets import Dataset, DatasetDict, Image
+from tests.own_data import FOLDERS
+from tests.records.making import data_config, embedded, jsonl, mask, parquet, picture, prepare
 from visual_grpo import command
 from visual_grpo.command import Command
 from visual_grpo.errors import UserError
-from visual_grpo.records.layouts.detect import find_records
-from visual_grpo.records.raw import Note, RawRecord, Rejection
-from visual_grpo.records.text import read_lines
+from visual_grpo.images import read_image, read_mask
+from visual_grpo.records.detect import LAYOUTS, find_records
+from visual_grpo.records.masks import _counts
+from visual_grpo.records.raw import Note, RawRecord, Rejected
 
 
-def read(path, layout="auto"):
-    items = list(find_records(path, layout).items())
-    return (
-        [item for item in items if isinstance(item, RawRecord)],
-        [item for item in items if isinstance(item, Rejection)],
-        [item.text for item in items if isinstance(item, Note)],
-    )
+def read(path, layout="auto", task="t2i"):
+    """Records, rejections and notes."""
+    items = list(find_records(data_config(path, layout=layout, task=task)).items())
+    return tuple([item for item in items if isinstance(item, kind)] for kind in (RawRecord, Rejected, Note))
+
+
+def refusal(path, **changes):
+    with pytest.raises(UserError) as error:
+        list(find_records(data_config(path, **changes)).items())
+    return str(error.value)
 
 
 class TestRecordsJsonl:
     def test_known_keys_are_fields_and_the_others_are_extra(self, tmp_path):
-        row = {
-            "prompt": "a cat",
-            "id": 7,
-            "target_image": "a.png",
-            "source_image": ["b.png"],
-            "metadata": {"k": 1},
-            "style": "ink",
-        }
-        jsonl(tmp_path / "records.jsonl", [row, "", "  ", {"prompt": "a dog"}])
-        records, rejections, notes = read(tmp_path)
-        first, second = records
-        assert (
-            first.prompt,
-            first.id,
-            first.target_image,
-            first.source_images,
-            first.metadata,
-            first.extra,
-        ) == (
-            "a cat",
-            7,
-            "a.png",
-            ["b.png"],
-            {"k": 1},
-            {"style": "ink"},
-        )
-        assert (second.prompt, second.id, second.target_image, second.place.line) == ("a dog", None, None, 4)
+        row = {"prompt": "a cat", "id": 7, "target_image": "a.png", "source_image": ["b.png"], "metadata": {"k": 1}}
+        text = [
+            "\ufeff" + json.dumps(row | {"style": "ink", "image": "c.png"}),
+            "",
+            "  ",
+            '{"prompt": "一只猫", "k": NaN}',
+        ]
+        (tmp_path / "records.jsonl").write_text("\r\n".join(text), newline="", encoding="utf-8")
+        (first, second), rejections, notes = read(tmp_path)
+        assert (first.prompt, first.id, first.target_image, first.source_images) == ("a cat", 7, "a.png", ["b.png"])
+        assert (first.metadata, first.extra) == ({"k": 1}, {"style": "ink", "image": "c.png"})
+        assert (second.prompt, second.id, second.place.line, second.extra) == ("一只猫", None, 4, {"k": None})
         assert rejections == notes == []
 
-    def test_byte_order_mark_crlf_and_chinese(self, tmp_path):
-        text = '{"prompt": "一只猫"}\r\n{"prompt": "a dog"}\r\n'
-        (tmp_path / "records.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
-        records, rejections, _ = read(tmp_path)
-        assert [record.prompt for record in records] == ["一只猫", "a dog"]
-        assert rejections == []
-
-    def test_bad_lines_are_rejected_one_by_one_with_their_number(self, tmp_path):
-        lines = [
-            b'{"prompt": "good"}',
-            b"{prompt: bad}",
-            b'["prompt"]',
-            '{"prompt": "红色"}'.encode("gbk"),
-            b'{"prompt": "x", "score": Infinity}',
-            b"[" * 100_000,
-            b'{"prompt": "last"',
-        ]
-        (tmp_path / "records.jsonl").write_bytes(b"\n".join(lines))
-        records, rejections, _ = read(tmp_path)
-        assert [record.prompt for record in records] == ["good"]
-        assert [(r.place.line, r.reason) for r in rejections] == [
-            (2, "not_json"),
-            (3, "not_json"),
-            (4, "not_utf8"),
-            (5, "not_json"),
-            (6, "not_json"),
-            (7, "not_json"),
-        ]
-        assert "byte 0xBA at character 13" in rejections[2].message
-        assert str(rejections[2]).startswith("records.jsonl, line 4: ")
-
     @pytest.mark.parametrize(
-        "line", ['{"prompt": "a", "prompt": "b"}', '{"prompt": "a", "tags": {"prompt": 1, "prompt": 1}}']
+        ("line", "reason", "said"),
+        [
+            (b"{prompt: bad}", "not_json", "line is not valid JSON"),
+            (b'["prompt"]', "not_json", "a JSON list, not an object"),
+            ('{"prompt": "红色"}'.encode("gbk"), "not_utf8", "byte 0xBA at character 13"),
+            (b'{"prompt": "x", "score": Infinity}', "not_json", "Infinity is not a JSON value"),
+            (b"[" * 100_000, "not_json", "not valid JSON"),
+            (b'{"prompt": "last"', "not_json", "not valid JSON"),
+            (b'{"prompt": "a", "prompt": "b"}', "repeated_key", "the key 'prompt' is there twice"),
+            (b'{"prompt": "a", "tags": {"k": 1, "k": 1}}', "repeated_key", "the key 'k' is there twice"),
+        ],
     )
-    def test_a_key_that_is_there_twice_is_rejected(self, tmp_path, line):
-        (tmp_path / "records.jsonl").write_text(f'{line}\n{{"prompt": "c"}}\n')
-        records, (rejection,), _ = read(tmp_path)
-        assert [record.prompt for record in records] == ["c"]
-        assert (rejection.reason, rejection.place.line) == ("repeated_key", 1)
-        assert "the key 'prompt' is there twice" in str(rejection)
+    def test_bad_lines_are_rejected_one_by_one_with_their_number(self, tmp_path, line, reason, said):
+        (tmp_path / "records.jsonl").write_bytes(b'{"prompt": "good"}\n' + line + b'\n{"prompt": "after"}\n')
+        records, (rejected,), _ = read(tmp_path)
+        assert [record.prompt for record in records] == ["good", "after"]
+        assert rejected.reason == reason
+        assert str(rejected).startswith("records.jsonl, line 2: ")
+        assert said in str(rejected)
 
-    def test_nan_is_null(self, tmp_path):
-        jsonl(tmp_path / "records.jsonl", ['{"prompt": NaN, "score": NaN}'])
-        (record,), _, _ = read(tmp_path)
-        assert record.prompt is None
-        assert record.extra == {"score": None}
-
-    def test_utf16_is_one_clear_error(self, tmp_path):
-        (tmp_path / "records.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-16")
-        with pytest.raises(UserError, match=r"records.jsonl: this is UTF-16 text. Save the file as UTF-8."):
-            read(tmp_path)
+    @pytest.mark.parametrize("name", ["records.jsonl", "metadata.csv"])
+    def test_utf16_is_one_clear_error(self, tmp_path, name):
+        (tmp_path / name).write_text('{"prompt": "a"}\n', encoding="utf-16")
+        assert refusal(tmp_path) == f"{tmp_path / name}: this is UTF-16 text. Save the file as UTF-8."
 
 
 class TestPromptsTxt:
     @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
     def test_any_line_ending_ends_a_prompt(self, tmp_path, ending):
-        (tmp_path / "prompts.txt").write_bytes(
-            "".join(f"{text}{ending}" for text in ("一只猫", "# no", "two", "")).encode()
-        )
+        text = "".join(f"{text}{ending}" for text in ("一只猫", "# no", "two", ""))
+        (tmp_path / "prompts.txt").write_bytes(text.encode())
         records, rejections, notes = read(tmp_path)
-        assert [(r.place.line, r.prompt.rstrip()) for r in records] == [(1, "一只猫"), (3, "two")]
+        assert [(r.place.line, r.prompt, r.target_image) for r in records] == [(1, "一只猫", None), (3, "two", None)]
         assert rejections == notes == []
-        assert find_records(tmp_path).count() == 2, "what the progress bar ends with"
-
-    def test_a_line_that_is_too_long_is_skipped_up_to_its_ending(self, tmp_path):
-        for ending in ("\n", "\r"):
-            (tmp_path / "prompts.txt").write_text(f"one{ending}{'x' * 3000}{ending}three", newline="")
-            lines = list(read_lines(tmp_path / "prompts.txt", 10))
-            assert [line.too_long is None for line in lines] == [True, False, True]
-            assert (lines[0].text, lines[2].text) == (f"one{ending}", "three")
-
-    def test_the_nth_line_that_is_not_a_comment_has_the_nth_image(self, tmp_path):
-        (tmp_path / "prompts.txt").write_text("# mine\nzero\n\n # between\ntwo\n")
-        for name in ("0.png", "1.png", "2.JPG"):
-            picture(tmp_path / "target_images" / name)
-        records, rejections, notes = read(tmp_path)
-        assert [(r.id, r.prompt.strip(), r.target_image) for r in records] == [
-            ("0", "zero", "0.png"),
-            ("1", "", "1.png"),
-            ("2", "two", "2.JPG"),
-        ]
-        assert [record.place.line for record in records] == [2, 3, 5]
-        assert rejections == notes == []
+        assert find_records(data_config(tmp_path)).count() == 2, "what the progress bar ends with"
 
     @pytest.mark.parametrize(
-        ("numbers", "expected", "noted"),
+        ("text", "numbers", "expected", "noted"),
         [
-            ((0, 1, 2), {"zero": "0.png", "one": "1.png", "two": "2.png"}, False),
-            ((0, 2, 4), {"zero": "0.png", "one": "2.png", "two": "4.png"}, True),
-            ((0, 1, 2, 3, 4), {"zero": "0.png", "one": "2.png", "two": "4.png"}, True),
-            ((0, 1), {"zero": "0.png", "one": "1.png"}, False),
+            # The images are numbered by the prompts alone, or by all lines.
+            ("# mine\nzero\n\n # between\ntwo\n", (0, 1, 2), {"zero": 0, "": 1, "two": 2}, False),
+            ("zero\n# between\none\n# and\ntwo\n", (0, 1, 2), {"zero": 0, "one": 1, "two": 2}, False),
+            ("zero\n# between\none\n# and\ntwo\n", (0, 2, 4), {"zero": 0, "one": 2, "two": 4}, True),
+            ("zero\n# between\none\n# and\ntwo\n", (0, 1, 2, 3, 4), {"zero": 0, "one": 2, "two": 4}, True),
+            ("zero\n# between\none\n# and\ntwo\n", (0, 1), {"zero": 0, "one": 1}, False),
+            # A comment that is added and a prompt that is commented out shift nothing.
+            ("# mine\nzero\none\ntwo\n", (0, 1, 2), {"zero": 0, "one": 1, "two": 2}, False),
+            ("zero\n# one\ntwo\n", (0, 1, 2), {"zero": 0, "two": 2}, True),
+            ("# zero\none\ntwo\n", (0, 1, 2), {"one": 1, "two": 2}, True),
+            # A blank line separates prompts and is counted.
+            ("zero\n\ntwo\n", (0, 1, 2), {"zero": 0, "": 1, "two": 2}, False),
+            ("zero\n\n \t\nthree\n\n", (), {"zero": None, "three": None}, False),
+            ("zero\n\ntwo\n\n", (0, 2), {"zero": 0, "two": 2}, False),
+            ("# mine\nzero\n\ntwo\n", (1, 3), {"zero": 1, "two": 3}, True),
         ],
     )
-    def test_a_comment_gives_no_prompt_the_image_of_another(self, tmp_path, numbers, expected, noted):
-        (tmp_path / "prompts.txt").write_text("zero\n# between\none\n# and\ntwo\n")
+    def test_no_comment_or_blank_line_gives_a_prompt_the_image_of_another(
+        self, tmp_path, text, numbers, expected, noted
+    ):
+        (tmp_path / "prompts.txt").write_text(text)
         for number in numbers:
-            picture(tmp_path / "target_images" / f"{number}.png")
-        records, rejections, notes = read(tmp_path)
-        assert {r.prompt.strip(): r.target_image for r in records} == expected
-        assert len(records) + len(rejections) == 3
+            picture(tmp_path / f"target_images/{number}.png")
+        records, _, notes = read(tmp_path)
+        targets = {prompt: None if number is None else f"{number}.png" for prompt, number in expected.items()}
+        assert {r.prompt.strip(): r.target_image for r in records} == targets
         assert any("begin with # are comments" in note for note in notes) == noted
 
-    def test_comments_and_missing_images_that_can_be_read_in_two_ways_are_refused(self, tmp_path):
-        (tmp_path / "prompts.txt").write_text("zero\n# between\none\n# and\ntwo\n")
-        for number in (0, 2):
-            picture(tmp_path / "target_images" / f"{number}.png")
-        with pytest.raises(UserError, match=r"1 images missing in target_images.*which image is of which line"):
-            read(tmp_path)
-
     @pytest.mark.parametrize(
-        ("text", "expected"),
+        ("text", "numbers", "said"),
         [
-            ("# mine\nzero\none\ntwo\n", {"zero": "0.png", "one": "1.png", "two": "2.png"}),
-            ("zero\n\n# mine\ntwo\n", {"zero": "0.png", "": "1.png", "two": "2.png"}),
-            ("zero\n# one\ntwo\n", {"zero": "0.png", "two": "2.png"}),
-            ("# zero\none\ntwo\n", {"one": "1.png", "two": "2.png"}),
-            ("zero\n\ntwo\n", {"zero": "0.png", "": "1.png", "two": "2.png"}),
+            ("zero\n# between\none\n# and\ntwo\n", (0, 2), "1 images missing in target_images, it cannot be told"),
+            ("# mine\nzero\n# one\ntwo\n", (0, 1, 2), "1 more images than prompts in target_images, it cannot be told"),
         ],
     )
-    def test_a_comment_that_is_added_and_a_prompt_that_is_commented_out_shift_nothing(self, tmp_path, text, expected):
-        (tmp_path / "prompts.txt").write_text(text)
-        for number in range(3):
-            picture(tmp_path / "target_images" / f"{number}.png")
-        records, _, _ = read(tmp_path)
-        assert {r.prompt.strip(): r.target_image for r in records} == expected
-
-    @pytest.mark.parametrize(
-        ("text", "numbers", "expected"),
-        [
-            ("zero\n\n \t\nthree\n\n", (), {"zero": None, "three": None}),
-            ("zero\n\ntwo\n\n", (0, 2), {"zero": "0.png", "two": "2.png"}),
-            ("zero\n\ntwo\n# mine\n", (0, 2), {"zero": "0.png", "two": "2.png"}),
-            ("# mine\nzero\n\ntwo\n", (1, 3), {"zero": "1.png", "two": "3.png"}),
-        ],
-    )
-    def test_a_blank_line_separates_prompts_and_is_counted(self, tmp_path, text, numbers, expected):
+    def test_what_can_be_read_in_two_ways_is_refused(self, tmp_path, text, numbers, said):
         (tmp_path / "prompts.txt").write_text(text)
         for number in numbers:
-            picture(tmp_path / "target_images" / f"{number}.png")
-        records, rejections, _ = read(tmp_path)
-        assert {r.prompt.strip(): r.target_image for r in records} == expected
-        assert [int(r.id) for r in records] == [
-            int((r.target_image or f"{r.place.line - 1}.").split(".")[0]) for r in records
-        ]
-        assert rejections == []
+            picture(tmp_path / f"target_images/{number}.png")
+        assert said in refusal(tmp_path)
 
-    def test_a_headline_and_a_prompt_that_is_commented_out_are_not_guessed_apart(self, tmp_path):
-        (tmp_path / "prompts.txt").write_text("# mine\nzero\n# one\ntwo\n")
-        for number in range(3):
-            picture(tmp_path / "target_images" / f"{number}.png")
-        with pytest.raises(UserError, match="1 more images than prompts in target_images, it cannot be told"):
-            read(tmp_path)
-
-    def test_missing_and_ambiguous_targets_are_rejected_without_a_shift(self, tmp_path):
+    def test_missing_ambiguous_and_unused_images_are_told_without_a_shift(self, tmp_path):
         (tmp_path / "prompts.txt").write_text("zero\none\ntwo")
-        for name in ("0.png", "0.jpg", "002.webp", ".1.png", "Thumbs.db", "notes.txt"):
-            (tmp_path / "target_images").mkdir(exist_ok=True)
+        (tmp_path / "target_images").mkdir()
+        for name in ("0.png", "0.jpg", "002.webp", ".1.png", "Thumbs.db", "notes.txt", "3.png", "7.png"):
             (tmp_path / "target_images" / name).touch()
-        records, rejections, _ = read(tmp_path)
+        records, rejections, (note,) = read(tmp_path)
         assert [(r.id, r.target_image) for r in records] == [("2", "002.webp")]
         assert [(r.id, r.place.line, r.reason) for r in rejections] == [
             ("0", 1, "ambiguous_target"),
             ("1", 2, "missing_target"),
         ]
-
-    def test_images_past_the_last_prompt_are_noted(self, tmp_path):
-        (tmp_path / "prompts.txt").write_text("zero\n")
-        for number in range(3):
-            picture(tmp_path / "target_images" / f"{number}.png")
-        _, _, (note,) = read(tmp_path)
-        assert note.startswith("2 images in target_images have a number of 1 or more")
-
-    def test_without_images_prompts_have_no_target(self, tmp_path):
-        (tmp_path / "prompts.txt").write_text("zero\none\n")
-        records, rejections, _ = read(tmp_path)
-        assert [record.target_image for record in records] == [None, None]
-        assert rejections == []
+        assert note.startswith("2 images in target_images have a number of 3 or more")
 
 
 class TestImageFolder:
@@ -250,11 +161,7 @@ class TestImageFolder:
         text = (
             "\ufefffile_name,text,score,id\r\n"
             '0.png,"a cat, sitting\non a mat",NaN,\r\n'
-            "1.png,null,1.5,x\r\n"
-            "2.png,a dog\r\n"
-            "3.png,a, b, c, d\r\n"
-            "\r\n"
-            ",no file,,\r\n"
+            "1.png,null,1.5,x\r\n2.png,a dog\r\n3.png,a, b, c, d\r\n\r\n"
         )
         (tmp_path / "metadata.csv").write_text(text, encoding="utf-8", newline="")
         records, rejections, _ = read(tmp_path)
@@ -263,176 +170,266 @@ class TestImageFolder:
             ("1.png", None, "x", {"score": "1.5"}),
             ("2.png", "a dog", None, {"score": None}),
         ]
-        assert [(r.place.line, r.reason) for r in rejections] == [(6, "not_csv"), (8, "missing_target")]
+        assert [(r.place.line, r.reason) for r in rejections] == [(6, "not_csv")]
 
     @pytest.mark.parametrize("key", ["text", "prompt", "caption"])
     def test_the_text_may_be_called_prompt_or_caption(self, tmp_path, key):
         (tmp_path / "metadata.csv").write_text(f"file_name,{key}\n0.png,a cat\n")
-        (record,), _, _ = read(tmp_path)
-        assert record.prompt == "a cat"
-        assert record.extra == {}
+        ((record,), _, _) = read(tmp_path)
+        assert (record.prompt, record.extra) == ("a cat", {})
 
-    def test_a_header_with_semicolons_is_refused(self, tmp_path):
+    def test_both_kinds_of_metadata_and_semicolons_are_refused(self, tmp_path):
         (tmp_path / "metadata.csv").write_text("file_name;text\n0.png;a cat\n")
-        with pytest.raises(UserError, match="separated by commas; it is"):
-            read(tmp_path)
-
-    def test_two_kinds_of_metadata_in_a_folder_are_refused(self, tmp_path):
-        jsonl(tmp_path / "metadata.jsonl", [])
-        (tmp_path / "metadata.csv").write_text("file_name,text\n")
-        with pytest.raises(UserError, match="Keep one of them"):
-            read(tmp_path)
+        assert "separated by commas; it is ['file_name;text']" in refusal(tmp_path)
+        jsonl(tmp_path / "metadata.jsonl", [{"file_name": "0.png", "text": "a"}])
+        (tmp_path / "metadata.csv").write_text("file_name,text\n0.png,a cat\n")
+        assert "has both metadata.jsonl and metadata.csv" in refusal(tmp_path)
 
 
 class TestCaptions:
-    def test_images_in_folders_with_odd_names(self, tmp_path):
-        folder = tmp_path / "my photos 照片"
-        for name, caption in [("b.JPG", "a bee\n"), ("deep er/猫.webp", "一只猫"), ("a.tar.png", "a tar")]:
-            path = picture(folder / name)
-            path.with_suffix(".txt").write_text(caption, encoding="utf-8")
-        for name in (".hidden.png", "Thumbs.db", ".DS_Store", "__MACOSX/x.png"):
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).touch()
-        records, rejections, notes = read(folder)
-        assert [(r.target_image, r.prompt.strip(), r.folder) for r in records] == [
-            ("a.tar.png", "a tar", folder),
-            ("b.JPG", "a bee", folder),
-            ("deep er/猫.webp", "一只猫", folder),
-        ]
-        assert rejections == notes == []
-
-    def test_an_image_without_caption_is_rejected_and_a_text_without_image_noted(self, tmp_path):
-        picture(tmp_path / "a.png").with_suffix(".txt").write_text("a cat")
-        picture(tmp_path / "b.png")
-        (tmp_path / "c.txt").write_bytes("红色".encode("gbk"))
-        picture(tmp_path / "c.png")
-        picture(tmp_path / "d.png").with_suffix(".txt").write_text("a dog", encoding="utf-16")
+    def test_captions_in_subfolders_and_what_lacks_one(self, tmp_path):
+        for name in ("a.png", "a.jpg", "10_cats/b.JPG", "c.png", "d.png", "e.png"):
+            picture(tmp_path / name).with_suffix(".txt").write_text(f"caption of {name}")
+        (tmp_path / "c.txt").unlink()
+        (tmp_path / "d.txt").write_bytes(b"\xff")
+        (tmp_path / "e.txt").write_text("e", encoding="utf-16")
+        (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
         for number in range(7):
             (tmp_path / f"README{number}.txt").touch()
-        records, rejections, (note,) = read(tmp_path)
-        assert [record.target_image for record in records] == ["a.png"]
-        assert [(str(r.place), r.reason) for r in rejections] == [
-            ("b.png", "empty_prompt"),
-            ("c.png", "not_utf8"),
-            ("d.png", "not_utf8"),
-        ]
-        assert rejections[0].remedy == "Write its prompt to b.txt"
-        assert rejections[2].message == "d.txt is UTF-16 text"
-        assert note.endswith("README0.txt, README1.txt, README2.txt, README3.txt, README4.txt and 2 more")
-
-    def test_files_of_other_kinds_are_noted(self, tmp_path):
-        picture(tmp_path / "a.png").with_suffix(".txt").write_text("a cat")
-        (tmp_path / "a.json").touch()
-        for number in range(6):
             (tmp_path / f"page{number}.pdf").touch()
-        records, rejections, (note,) = read(tmp_path)
-        assert ([record.target_image for record in records], rejections) == (["a.png"], [])
-        assert note == (
-            "files that are neither images nor captions were ignored:"
-            " a.json, page0.pdf, page1.pdf, page2.pdf, page3.pdf and 2 more"
+        records, rejections, notes = read(tmp_path)
+        assert [(r.target_image, r.prompt) for r in records] == [
+            ("a.jpg", "caption of a.jpg"),
+            ("a.png", "caption of a.jpg"),
+            ("10_cats/b.JPG", "caption of 10_cats/b.JPG"),
+        ]
+        assert [(str(r.place), r.reason) for r in rejections] == [
+            ("c.png", "empty_prompt"),
+            ("d.png", "not_utf8"),
+            ("e.png", "not_utf8"),
+        ]
+        assert rejections[0].remedy == "Write its prompt to c.txt"
+        assert [note.split(":")[1][-30:] for note in notes] == [
+            " README3.txt, README4.txt and 2 more"[-30:],
+            " page3.pdf, page4.pdf and 2 more"[-30:],
+        ]
+
+
+PROMPTS = ['she said "hello, you"', "two\nlines", "一只在雪地里的猫, 水墨画"]
+
+
+class TestTables:
+    def test_prompts_in_csv_with_quotes_line_breaks_and_chinese(self, tmp_path):
+        for suffix, mark in (("csv", ","), ("tsv", "\t")):
+            with (tmp_path / f"list.{suffix}").open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file, delimiter=mark).writerows([["prompt", "n"], *([text, "1"] for text in PROMPTS)])
+            assert [r.prompt for r in read(tmp_path / f"list.{suffix}")[0]] == PROMPTS
+
+    def test_json_of_several_kinds_of_values(self, tmp_path):
+        rows = [{"prompt": text, "k": value} for text, value in zip(PROMPTS, (1, "x", None), strict=True)]
+        (tmp_path / "list.json").write_text(json.dumps(rows))
+        (tmp_path / "other.json").write_text('{"setting": 1}')
+        assert [r.prompt for r in read(tmp_path)[0]] == PROMPTS
+        (tmp_path / "list.json").write_text("[1]")
+        assert "expected a list of objects" in refusal(tmp_path)
+
+    def test_parquet_with_images_of_the_hub_with_and_without_its_metadata(self, tmp_path):
+        rows = [{"image": embedded(colour=colour), "text": colour, "n": n} for n, colour in enumerate(("red", "blue"))]
+        parquet(tmp_path / "data/a [1].parquet", rows)
+        Dataset.from_list(rows).cast_column("image", Image()).to_parquet(tmp_path / "data/b.parquet")
+        table = prepare(tmp_path)
+        assert [record.prompt for record in table] == ["red", "blue", "red", "blue"]
+        assert [read_image(record.target_image).getpixel((0, 0)) for record in table][1] == (0, 0, 255)
+        assert [record.metadata for record in table] == [{"n": 0}, {"n": 1}] * 2
+        assert len({record.id for record in table}) == 4
+
+    def test_save_to_disk_and_its_splits(self, tmp_path):
+        found = Dataset.from_list([{"image": embedded(), "text": text} for text in PROMPTS])
+        found = found.cast_column("image", Image())
+        found.save_to_disk(tmp_path / "data")
+        assert [record.prompt for record in prepare(tmp_path)] == PROMPTS
+        assert find_records(data_config(tmp_path / "data")).count() == 3
+        DatasetDict({"a": found, "b": found.select([1])}).save_to_disk(tmp_path / "splits")
+        assert refusal(tmp_path / "splits").endswith("has the splits a, b: choose one with data.split.")
+        assert len(prepare(tmp_path, path=tmp_path / "splits", split="b")) == 1
+
+    def test_a_dataset_of_the_hub_is_read_only_if_it_is_named_as_one(self, tmp_path, monkeypatch):
+        asked = []
+
+        def load(name, **options):
+            asked.append((name, options))
+            return DatasetDict({"train": Dataset.from_list([{"image": embedded(), "text": "a cat"}])})
+
+        monkeypatch.setattr("datasets.load_dataset", load)
+        table = prepare(tmp_path, path="hf://datasets/owner/name", revision="abc")
+        assert [record.prompt for record in table] == ["a cat"]
+        assert asked[0] == ("owner/name", {"split": None, "revision": "abc"})
+        del asked[:]
+        assert "--params=data.path=hf://datasets/owner/name" in refusal(Path("owner/name"))
+        assert asked == []
+
+    @pytest.mark.parametrize("name", ["a.parquet", "data/a.parquet", "a.arrow"])
+    def test_a_damaged_table_is_named_with_the_librarys_error(self, tmp_path, name):
+        file = parquet(tmp_path / name, [{"image": embedded(), "text": "a"}] * 9)
+        file.write_bytes(file.read_bytes()[:-40])
+        said = refusal(tmp_path)
+        assert str(file) in said
+        assert "cannot be read (" in said
+        assert len(said.splitlines()) == 1
+
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            ("source", "instruction", "target"),
+            ("input_image", "edit_prompt", "edited_image"),
+            ("source_image", "prompt", "target_image"),
+        ],
+    )
+    @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+    def test_edits_under_the_names_of_known_datasets(self, tmp_path, columns, suffix):
+        rows = []
+        for number in range(3):
+            names = [picture(tmp_path / f"data/{kind}{number}.png").name for kind in "st"]
+            rows.append(dict(zip(columns, (names[0], "make it red", names[1]), strict=True)))
+        file = tmp_path / f"data/records.{suffix}"
+        if suffix == "csv":
+            file.write_text("\n".join([",".join(columns), *(",".join(row.values()) for row in rows)]))
+        else:
+            (jsonl if suffix == "jsonl" else parquet)(file, rows)
+        table = prepare(tmp_path, task="i2i")
+        assert [(r.prompt, len(r.source_images), r.target_image is not None) for r in table] == [
+            ("make it red", 1, True)
+        ] * 3
+
+    def test_a_column_that_only_sounds_like_an_image_is_metadata(self, tmp_path):
+        jsonl(tmp_path / "records.jsonl", [{"text": "a cat", "source": "a book", "target": 3}])
+        ((record,), _, _) = read(tmp_path)
+        assert (record.source_images, record.target_image, record.extra) == (
+            None,
+            None,
+            {"source": "a book", "target": 3},
         )
 
-    def test_two_images_may_share_a_caption(self, tmp_path):
-        picture(tmp_path / "a.png").with_suffix(".txt").write_text("a cat")
-        picture(tmp_path / "a.jpg")
-        records, _, _ = read(tmp_path)
-        assert [(r.target_image, r.prompt) for r in records] == [("a.jpg", "a cat"), ("a.png", "a cat")]
 
-    def test_a_folder_that_links_to_itself_is_read_once(self, tmp_path):
-        picture(tmp_path / "a.png").with_suffix(".txt").write_text("a cat")
-        (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
-        records, _, _ = read(tmp_path)
-        assert [record.target_image for record in records] == ["a.png"]
+class TestMasks:
+    def test_folders_of_images_and_masks(self, tmp_path):
+        for name in ("a", "b", "c", "d"):
+            picture(tmp_path / f"data/images/{name}.jpg", (48, 64))
+        mask(tmp_path / "data/masks/left_wing/a.png", (48, 64), (12, 8, 23, 31))
+        for name in ("b", "c", "e"):
+            mask(tmp_path / f"data/masks/{name}.png", (48, 64), (12, 8, 23, 31))
+        (tmp_path / "data/images/b.txt").write_text("the beak")
+        table = prepare(tmp_path, task="segmentation")
+        assert {record.prompt for record in table} == {"left wing", "the beak"}
+        assert table[0].metadata["box"] == [16, 4, 31, 15]
+        listed = table.report["rejected"]["listed"]
+        assert [(entry["file"], entry["reason"]) for entry in listed] == [
+            ("masks/c.png", "empty_prompt"),
+            ("masks/e.png", "missing_source"),
+        ]
+        assert "images without a mask were ignored, such as images/d.jpg" in table.report["warnings"][0]
+
+    @pytest.mark.parametrize("folder", ["", "annotations/"])
+    def test_coco_polygons_and_run_lengths(self, tmp_path, folder):
+        picture(tmp_path / "data/photos/a.png", (48, 64))
+        plain = np.zeros((64, 48), int)
+        plain[0:8, 40:48] = 1
+        runs = np.flatnonzero(np.diff(np.concatenate([[0], plain.T.ravel(), [0]]))).tolist()
+        counts = np.diff([0, *runs, plain.size]).tolist()
+        found = {
+            "images": [{"id": 1, "file_name": "a.png", "height": 64, "width": 48}],
+            "categories": [{"id": 7, "name": "wing"}, {"id": 8, "name": "eye"}],
+            "annotations": [
+                {"image_id": 1, "category_id": 7, "segmentation": [[12, 8, 24, 8, 24, 32, 12, 32]]},
+                {"image_id": 1, "category_id": 7, "segmentation": {"counts": counts, "size": [64, 48]}},
+                {"image_id": 1, "category_id": 8, "segmentation": [[1]]},
+                {"image_id": 2, "category_id": 8, "segmentation": []},
+            ],
+        }
+        file = tmp_path / f"data/{folder}instances.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(found))
+        (record,) = table = prepare(tmp_path, task="segmentation", height=64, width=64)
+        assert (record.prompt, record.metadata["category_id"]) == ("wing", 7)
+        seen = read_mask(record.target_image)
+        assert seen[8:32, 16:32].float().mean() > 0.95
+        assert seen[0:8, 54:].all()
+        assert seen.float().mean() == pytest.approx((12 * 24 + 64) / (64 * 48), abs=0.02)
+        assert table.report["rejected"]["by_reason"] == {"wrong_mask": 2}
+
+    def test_compressed_run_lengths(self):
+        counts = [26, 3, 5, 3, 5, 3, 1000, 1, 0, 70_000]
+        text = ""
+        for n, count in enumerate(counts):  # As COCO's rleToString does it.
+            value, more = count - (counts[n - 2] if n > 2 else 0), True
+            while more:
+                bits, value = value & 0x1F, value >> 5
+                more = value != (-1 if bits & 0x10 else 0)
+                text += chr((bits | 0x20 if more else bits) + 48)
+        assert _counts(text) == counts
 
 
 class TestDetection:
-    def make(self, folder, name):
-        if name == "records":
-            return jsonl(folder / "records.jsonl", [{"prompt": "records"}])
-        if name == "prompts":
-            folder.mkdir(exist_ok=True)
-            (folder / "prompts.txt").write_text("prompts")
-            return folder / "prompts.txt"
-        if name == "image_folder":
-            row = {"file_name": "a.png", "text": "image_folder"}
-            return jsonl(folder / "metadata.jsonl", [row])
-        picture(folder / "a.png").with_suffix(".txt").write_text("captions")
-        return folder
-
-    @pytest.mark.parametrize("name", ["records", "prompts", "image_folder", "captions"])
-    def test_auto_finds_a_layout_by_its_folder_or_file(self, tmp_path, name):
-        file = self.make(tmp_path / "data", name)
-        for path in (tmp_path / "data", file):
-            assert find_records(path).layout.name == name
+    @pytest.mark.parametrize("kind", FOLDERS)
+    def test_a_zip_is_read_as_its_folder(self, tmp_path, kind, monkeypatch):
+        monkeypatch.setattr("datasets.config.EXTRACTED_DATASETS_PATH", str(tmp_path / "cache"))
+        FOLDERS[kind](tmp_path / kind)
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            for file in sorted((tmp_path / kind).rglob("*")):
+                archive.write(file, f"top/{file.relative_to(tmp_path / kind)}")
+        task = "i2i" if kind == "edits" else "t2i"
+        digests = {prepare(tmp_path, path=tmp_path / name, task=task).digest for name in (kind, "a.zip")}
+        assert len(digests) == 1
+        (tmp_path / "a.zip").write_bytes(b"PK\3\4nothing")
+        assert f"{tmp_path / 'a.zip'} cannot be unpacked" in refusal(tmp_path / "a.zip")
 
     def test_a_configured_layout_takes_precedence(self, tmp_path):
-        for name in ("records", "prompts", "image_folder", "captions"):
-            self.make(tmp_path, name)
-        assert find_records(tmp_path).layout.name == "records"
+        jsonl(tmp_path / "records.jsonl", [{"prompt": "records"}])
+        (tmp_path / "prompts.txt").write_text("prompts")
+        jsonl(tmp_path / "metadata.jsonl", [{"file_name": "a.png", "text": "image_folder"}])
+        picture(tmp_path / "a.png").with_suffix(".txt").write_text("captions")
+        assert find_records(data_config(tmp_path)).layout == "records"
         for name in ("records", "prompts", "image_folder", "captions"):
             assert read(tmp_path, name)[0][0].prompt == name
 
-    def test_without_a_fitting_layout_the_error_lists_what_was_looked_for(self, tmp_path):
-        picture(tmp_path / "a.png")
-        with pytest.raises(UserError) as error:
-            find_records(tmp_path)
-        for name in ("records.jsonl", "prompts.txt", "metadata.csv", "cat.jpg with cat.txt"):
-            assert name in str(error.value)
-        with pytest.raises(UserError) as error:
-            find_records(tmp_path, "prompts")
-        assert "metadata.csv" not in str(error.value)
+    def test_several_datasets_in_one_folder_are_named(self, tmp_path):
+        for kind, make in FOLDERS.items():
+            make(tmp_path / kind)
+        said = refusal(tmp_path)
+        assert "captions (captions), chinese (captions), edits (records), image_folder (image_folder)" in said
+        assert said.endswith(f"Give one of them: --params=data.path={tmp_path / 'captions'}")
+        (tmp_path / "one/below").mkdir(parents=True)
+        jsonl(tmp_path / "one/below/records.jsonl", [{"prompt": "a"}])
+        assert f"--params=data.path={tmp_path / 'one/below'}" in refusal(tmp_path / "one")
 
-    def test_a_path_that_does_not_exist_names_the_parameter_and_the_command_that_draws(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize(
+        ("files", "path", "said"),
+        [
+            (["a.png", "b.PNG"], ".", "There are 2 images, none with a caption: for a.png there is no a.txt."),
+            (["prompt.txt"], ".", "There is no prompts.txt but prompt.txt: rename it, or give it as data.path."),
+            ([], ".", "which has no files"),
+            (["list.doc"], "list.doc", "which is a file"),
+            (["list.doc"], "list.dox", "Did you mean 'list.doc'?"),
+            (["a.parquet"], ".", "a.parquet cannot be read"),
+        ],
+    )
+    def test_what_is_no_dataset_gets_one_message(self, tmp_path, files, path, said):
+        for name in files:
+            (tmp_path / name).touch()
+        assert said in refusal(tmp_path / path)
+
+    def test_the_layouts_are_listed_by_the_task(self, tmp_path):
+        assert refusal(tmp_path).splitlines()[1].startswith("  records: records.jsonl")
+        assert [line.split(":")[0].strip() for line in refusal(tmp_path, task="segmentation").splitlines()[1:4]] == [
+            "records",
+            "masks",
+            "coco",
+        ]
+        assert len(refusal(tmp_path).splitlines()) == 1 + len(LAYOUTS)
+        assert len(refusal(tmp_path, layout="captions").splitlines()) == 2
+
+    def test_a_path_that_does_not_exist_names_the_command_that_draws(self, tmp_path, monkeypatch):
         running = Command(None, ("--pipeline=data_preparation",), {"data.path": "none", "seed": 3})
         monkeypatch.setattr(command, "_running", [running])
-        with pytest.raises(UserError, match=r"--params=data\.path=FOLDER") as refusal:
-            find_records(tmp_path / "none")
         drawing = Command(None, ("--pipeline=starter",), {"seed": 3})
-        assert str(refusal.value).splitlines()[-1] == str(drawing)
-
-    def test_counts_for_the_progress_bar(self, tmp_path):
-        (tmp_path / "metadata.csv").write_text("file_name,text\n0.png,a\n1.png,b\n")
-        assert find_records(tmp_path).count() == 2
-        jsonl(tmp_path / "records.jsonl", [json.loads('{"prompt": "a"}')] * 3)
-        assert find_records(tmp_path).count() == 3
-
-
-class TestNothingFound:
-    def message(self, path, layout="auto"):
-        with pytest.raises(UserError) as refusal:
-            find_records(path, layout)
-        return str(refusal.value)
-
-    def test_every_layout_says_what_was_missing(self, tmp_path):
-        for name in ("prompt.txt", "a/records.jsonl", "cat.jpg", "dog.PNG", "table.csv"):
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).touch()
-        lines = self.message(tmp_path).splitlines()
-        assert lines[0] == (
-            f"data.path: no records found in {tmp_path}, which has 1 .jsonl, 1 .jpg, 1 .png, 1 .txt, 1 .csv."
-            " Looked for, and missing:"
-        )
-        missing = {line.split(":")[0].strip(): line.rpartition("; ")[2] for line in lines[1:]}
-        assert missing == {
-            "records": f"there is no records.jsonl but a/records.jsonl: give data.path={tmp_path / 'a'}",
-            "prompts": "there is no prompts.txt but prompt.txt: rename it, or give it as data.path",
-            "image_folder": "there is no metadata.jsonl and there is no metadata.csv",
-            "captions": "2 images, none with a caption: for cat.jpg there is no cat.txt",
-            "seg_zero": "there is no *.parquet, neither directly nor in data",
-        }
-
-    def test_an_empty_folder_a_file_and_a_misspelt_path(self, tmp_path):
-        (tmp_path / "photos").mkdir()
-        assert "which has no files" in self.message(tmp_path / "photos")
-        assert "captions: " in self.message(tmp_path / "photos", "captions")
-        assert "prompts: " not in self.message(tmp_path / "photos", "captions")
-        (tmp_path / "list.doc").touch()
-        assert "which is a file" in self.message(tmp_path / "list.doc")
-        assert "Did you mean 'photos'?" in self.message(tmp_path / "photo")
-
-    def test_a_table_of_other_columns_is_shown(self, tmp_path):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.table({"question": ["a"], "answer": ["b"]}), tmp_path / "a.parquet")
-        assert "a.parquet has the columns question, answer" in self.message(tmp_path)
+        assert refusal(tmp_path / "none").splitlines()[-1] == str(drawing)

@@ -11,20 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.records.making import jsonl, picture
+from tests.records.making import data_config, jsonl, picture, prepare
 from visual_grpo.config import DataConfig
 from visual_grpo.errors import UserError, counted
 from visual_grpo.images import fit, read_image, read_size
 from visual_grpo.records.preparation import Preparation
 from visual_grpo.records.split import FEW_PROMPTS
 from visual_grpo.records.table import RecordTable
-
-
-def prepare(folder, **changes):
-    """Prepares ``folder/data`` at 32x64 into ``folder/out`` and opens the result."""
-    config = {"path": str(folder / "data"), "height": 32, "width": 64, **changes}
-    Preparation(DataConfig.model_validate(config)).write(folder / "out/records.parquet")
-    return RecordTable(folder / "out/records.parquet")
 
 
 def rows(folder):
@@ -52,7 +45,7 @@ def test_the_manifest_says_what_was_found_and_made(tmp_path):
     picture(data / "s.png", (64, 32), "blue")
     row = {"id": "x", "prompt": "a cat", "target_image": "t.jpg", "source_image": ["s.png"], "k": [1, "猫"]}
     jsonl(data / "records.jsonl", [row])
-    (record,) = prepare(tmp_path, held_out_share=0, eval_share=0, task="i2i")
+    (record,) = prepare(tmp_path, task="i2i")
 
     assert (record.id, record.prompt, record.split) == ("x", "a cat", "train")
     assert record.metadata == {"k": [1, "猫"]}
@@ -93,7 +86,7 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
             "not json",
         ],
     )
-    table = prepare(tmp_path, held_out_share=0, eval_share=0, task="mixed")
+    table = prepare(tmp_path, task="mixed")
     assert [record.id for record in table] == ["a", "h"]
     report = table.report
     assert (report["records"], report["accepted"], report["with_target"]) == (10, 2, 2)
@@ -144,12 +137,12 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path):
         "The only usable record is .*none is left to train on.* 1 other record was rejected:\n  records.jsonl, line 2"
     )
     with pytest.raises(UserError, match=said):
-        prepare(tmp_path, held_out_share=0.999, eval_share=0)
+        prepare(tmp_path, held_out_share=0.999)
 
 
 def test_an_empty_split_is_a_warning(tmp_path):
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat"}])
-    (warning,) = prepare(tmp_path, held_out_share=0.001, eval_share=0).report["warnings"]
+    (warning,) = prepare(tmp_path, held_out_share=0.001).report["warnings"]
     assert warning.startswith("the split held_out is empty")
     assert warning.endswith("1 record is too few")
 
@@ -180,7 +173,7 @@ def test_sealed_records_are_counted_and_too_few_are_told(tmp_path):
     warnings = prepare(tmp_path, **shares, sealed_share=1e-6).report["warnings"]
     assert warnings[0].startswith("the split sealed is empty although its share is")
     with pytest.raises(UserError, match=r"eval, held_out or sealed.*data\.held_out_share and data\.sealed_share"):
-        prepare(tmp_path, held_out_share=0, eval_share=0, sealed_share=0.9999)
+        prepare(tmp_path, sealed_share=0.9999)
 
 
 def test_splits_keep_prompts_apart_and_do_not_depend_on_order(tmp_path):
@@ -212,7 +205,7 @@ def test_the_task_decides_which_records_are_accepted(tmp_path):
     )
     taken = {}
     for task in ("t2i", "i2i", "mixed"):
-        table = prepare(tmp_path, held_out_share=0, eval_share=0, task=task)
+        table = prepare(tmp_path, task=task)
         taken[task] = {record.id: len(record.source_images) for record in table}
         assert all(entry["id"] and "source_image" in entry["message"] for entry in table.report["rejected"]["listed"])
     assert taken["t2i"] == {"prompt": 0}
@@ -248,32 +241,32 @@ def test_a_second_run_reuses_the_images_except_changed_ones(tmp_path):
         picture(data / f"{name}.png")
     names = [{"id": name, "prompt": name, "target_image": f"{name}.png"} for name in "abc"]
     jsonl(data / "records.jsonl", names)
-    first = prepare(tmp_path, held_out_share=0, eval_share=0)
+    first = prepare(tmp_path)
     before, digest = files(tmp_path), first.digest
-    second = prepare(tmp_path, held_out_share=0, eval_share=0)
+    second = prepare(tmp_path)
     assert files(tmp_path) == before
     assert second.digest == digest
     assert rows(tmp_path)["a"]["original_width"] == 40
 
     picture(data / "a.png", colour="blue")
     jsonl(data / "records.jsonl", names[:2])
-    third = prepare(tmp_path, held_out_share=0, eval_share=0)
+    third = prepare(tmp_path)
     after = files(tmp_path)
     assert len(after) == 2
     assert len(set(after) & set(before)) == 1
     assert read_image(third[0].target_image).getpixel((0, 0)) == (0, 0, 255)
     assert third.digest != digest
-    other_size = prepare(tmp_path, held_out_share=0, eval_share=0, height=64)
+    other_size = prepare(tmp_path, height=64)
     assert read_size(other_size[1].target_image) == (64, 64)
 
 
 def test_a_damaged_prepared_image_is_prepared_again(tmp_path):
     picture(tmp_path / "data/a.png")
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.png"}])
-    path = prepare(tmp_path, held_out_share=0, eval_share=0)[0].target_image
+    path = prepare(tmp_path)[0].target_image
     intact = path.read_bytes()
     path.write_bytes(intact[:-20])
-    prepare(tmp_path, held_out_share=0, eval_share=0)
+    prepare(tmp_path)
     assert path.read_bytes() == intact
 
 
@@ -282,7 +275,7 @@ def test_a_run_that_fails_leaves_the_old_manifest_and_its_images(tmp_path):
     picture(data / "a.png")
     good = {"id": "a", "prompt": "a", "target_image": "a.png"}
     jsonl(data / "records.jsonl", [good])
-    table = prepare(tmp_path, held_out_share=0, eval_share=0)
+    table = prepare(tmp_path)
     (image,) = (tmp_path / "out/images").iterdir()
     before = image.read_bytes()
     picture(data / "a.png", colour="blue")
@@ -300,7 +293,7 @@ def test_any_id_gives_a_safe_file_name_of_its_own(tmp_path):
     ids = ["../../etc/passwd", "a/b", "a_b", "A_B", "红", "绿", ".", "x" * 5000, "a\nb", "CON"]
     records = [{"id": name, "prompt": "a", "target_image": "a.png"} for name in ids]
     jsonl(tmp_path / "data/records.jsonl", records)
-    table = prepare(tmp_path, held_out_share=0, eval_share=0)
+    table = prepare(tmp_path)
     assert [record.id for record in table] == ids
     names = [record.target_image.name for record in table]
     assert len({name.lower() for name in names}) == len(ids)
@@ -313,7 +306,7 @@ def test_a_file_name_that_is_not_utf8(tmp_path):
     picture(tmp_path / "data/b.png")
     (tmp_path / "data/\udcff.txt").write_text("a cat")
     (tmp_path / "data/\udcfe.txt").touch()
-    table = prepare(tmp_path, held_out_share=0, eval_share=0, layout="captions")
+    table = prepare(tmp_path, layout="captions")
     assert [record.prompt for record in table] == ["a cat"]
     assert "\\udcfe.txt" in table.report["warnings"][0]
     json.dumps(table.report, ensure_ascii=False).encode()
@@ -324,7 +317,7 @@ def test_odd_exif_data_neither_reject_a_photo_nor_warn(tmp_path):
     photo = Image.new("RGB", (64, 64))
     photo.save(tmp_path / "data/a.jpg", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff")
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.jpg"}])
-    table = prepare(tmp_path, held_out_share=0, eval_share=0)
+    table = prepare(tmp_path)
     assert table.report["with_target"] == 1
     assert table.report["warnings"] == []
 
@@ -334,7 +327,7 @@ def test_progress_counts_every_record_and_no_note(tmp_path):
         picture(tmp_path / f"data/{number}.png", (64, 64)).with_suffix(".txt").write_text(f"a cat {number}")
     (tmp_path / "data/README.txt").touch()
     calls = []
-    config = DataConfig.model_validate({"path": str(tmp_path / "data"), "height": 32, "width": 32})
+    config = data_config(tmp_path / "data", eval_share=0.1, held_out_share=0.2)
     Preparation(config).write(tmp_path / "out/records.parquet", lambda *call: calls.append(call))
     assert RecordTable(tmp_path / "out/records.parquet").report["warnings"]
     assert calls == [(done, 12) for done in range(1, 13)]

@@ -7,30 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.records.making import jsonl, picture
-from visual_grpo.config import DataConfig
+from tests.records import making
+from tests.records.making import embedded, jsonl, mask, parquet, picture
 from visual_grpo.errors import UserError
 from visual_grpo.images import read_image, read_mask, read_size
-from visual_grpo.records.preparation import Preparation
-from visual_grpo.records.table import RecordTable
 
 
 def prepare(folder, **changes):
-    """Prepares ``folder/data`` at height 32, width 96 into ``folder/out``, without eval and held-out splits."""
-    shares = {"eval_share": 0, "held_out_share": 0}
-    config = {"path": str(folder / "data"), "task": "segmentation", "height": 32, "width": 96, **shares, **changes}
-    Preparation(DataConfig.model_validate(config)).write(folder / "out/records.parquet")
-    return RecordTable(folder / "out/records.parquet")
-
-
-def mask(path, size, *rectangles):
-    """Writes white rectangles (inclusive corners) on black."""
-    values = np.zeros(size[::-1], np.uint8)
-    for x1, y1, x2, y2 in rectangles:
-        values[y1 : y2 + 1, x1 : x2 + 1] = 255
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(values).save(path)
-    return path
+    return making.prepare(folder, **{"task": "segmentation", "width": 96, **changes})
 
 
 def one(folder, size=(48, 64), rectangle=(12, 8, 23, 31), **row):
@@ -202,3 +186,63 @@ def test_for_other_tasks_these_names_stay_metadata(tmp_path, task, source):
     assert record.prompt == "a cat"
     assert record.metadata == extra
     assert record.target_image is None
+
+
+class TestSegZero:
+    """Tables of Seg-Zero and VisionReasoner on the hub."""
+
+    @pytest.mark.parametrize("where", ["", "data/"])
+    def test_both_forms_of_solution_with_masks_beside(self, tmp_path, where):
+        """The mask of id 7 has the size before the image was stretched."""
+        tags = "<box>(12,8),(23,31)</box><points>(14,10),(20,30)</points>"
+        objects = (
+            '[{"bbox_2d": [12, 8, 23, 31], "point_2d": [14, 10]}, {"bbox_2d": [4, 40, 20, 63], "point_2d": [20, 60]}]'
+        )
+        row = {"problem": "the left wing", "image": embedded(), "img_height": 64, "img_width": 48}
+        parquet(tmp_path / f"data/{where}a.parquet", [{**row, "id": "a/b", "solution": tags}])
+        seven = {**row, "id": "7", "solution": objects, "img_height": 128, "img_width": 36}
+        parquet(tmp_path / f"data/{where}b.parquet", [{**seven, "problem": "两只翅膀"}])
+        mask(tmp_path / "data/masks/a/b.png", (48, 64), (12, 8, 23, 31))
+        mask(tmp_path / "data/masks/7.png", (36, 128), (3, 16, 17, 126))
+        first, second = prepare(tmp_path)
+        assert (first.id, first.prompt, first.metadata["img_width"]) == ("a/b", "the left wing", 48)
+        assert first.metadata["box"] == [24.5, 3.75, 46.5, 15.25]
+        assert first.metadata["points"] == [[28.5, 4.75], [40.5, 14.75]]
+        assert read_image(first.source_images[0]).getpixel((0, 0)) == (255, 0, 0)
+        assert read_mask(first.target_image).sum() == 24 * 12
+        assert second.prompt == "两只翅膀"
+        assert second.metadata["box"] == [8.5, 3.75, 46.5, 31.25]
+        assert second.metadata["points"] == [[28.5, 4.75], [40.5, 29.75]]
+
+    def test_masks_in_the_table(self, tmp_path):
+        pixels = np.zeros((64, 48), bool)
+        pixels[8:32, 12:24] = True
+        row = {"image": embedded(), "ann_id": 9, "mask": pixels.astype(int).tolist()}
+        parquet(tmp_path / "data/test.parquet", [{**row, "text": f"part {number}"} for number in range(5)])
+        first, *others = prepare(tmp_path)
+        assert (len(others), first.prompt, first.metadata["ann_id"]) == (4, "part 0", 9)
+        assert first.metadata["box"] == [24, 4, 47, 15]
+        assert len({record.id for record in (first, *others)}) == 5
+
+    def test_rows_that_cannot_be_used_are_reported_with_their_number(self, tmp_path):
+        good = {"problem": "a", "image": embedded(), "id": "good", "solution": None, "mask": [[0] * 48, [1] * 48] * 32}
+        rows = [
+            good,
+            {**good, "id": "solution", "solution": "left"},
+            {**good, "id": "corrupt", "image": {"bytes": b"nonsense", "path": None}},
+            {**good, "id": "ragged", "mask": [[1], [1, 0]]},
+            {**good, "id": "lost", "mask": None},
+            {**good, "id": "no image", "image": None},
+            {**good, "id": "canvas", "solution": "<box>(12,8),(230,31)</box>"},
+        ]
+        parquet(tmp_path / "data/train.parquet", rows)
+        listed = prepare(tmp_path).report["rejected"]["listed"]
+        assert [(entry["id"], entry["line"], entry["reason"]) for entry in listed] == [
+            ("solution", 2, "wrong_type"),
+            ("corrupt", 3, "corrupt_image"),
+            ("ragged", 4, "corrupt_image"),
+            ("lost", 5, "missing_mask"),
+            ("no image", 6, "missing_source"),
+            ("canvas", 7, "wrong_box"),
+        ]
+        assert "train.parquet, row 3, column image" in listed[1]["message"]

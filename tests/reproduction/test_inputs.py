@@ -14,8 +14,7 @@ import pytest
 
 from tests.evaluation.defaults import parameters
 from visual_grpo.errors import UserError
-from visual_grpo.records.manifest import write_manifest
-from visual_grpo.records.table import RecordTable
+from visual_grpo.records.table import RecordTable, write_manifest
 from visual_grpo.reproduction.configuration import parameters_to_repeat
 from visual_grpo.reproduction.inputs import AGAIN, AS_IT_IS, FROM_DVC, Inputs
 from visual_grpo.saved_model import content_digest

@@ -13,11 +13,14 @@ class DataConfig(Strict):
     """Where the records are and how they are prepared."""
 
     path: NotEmpty = Field(
-        description="folder with records, or a records.jsonl / prompts.txt / metadata file; null = the starter draws it"
+        description="folder, zip or file with records, or hf://datasets/OWNER/NAME of the Hugging Face hub; null = the"
+        " starter draws it"
     )
-    layout: Literal["auto", "records", "prompts", "image_folder", "captions", "seg_zero"] = Field(
+    layout: Literal["auto", "records", "prompts", "image_folder", "captions", "table", "coco", "masks"] = Field(
         "auto", description="how path is read; auto = the first that fits"
     )
+    split: str | None = Field(None, description="split of a hub or saved dataset; null = train, or the only one")
+    revision: str | None = Field(None, description="branch, tag or commit of a hub dataset; null = its main branch")
     task: Task = Field(
         "t2i",
         description="t2i: prompts; i2i: edits, each record with a source image or several; mixed: both;"
@@ -37,11 +40,9 @@ class DataConfig(Strict):
     max_pixels: int = Field(
         178_956_970,
         ge=1024,
-        description="pixels of an image, and of all images that are decoded at a time; the default is Pillow's limit",
+        description="pixels of an image; the default is Pillow's limit",
     )
-    max_file_mb: float = Field(
-        1000, gt=0, description="MB (10^6 bytes) of an image file; decoding a Parquet table may take twice that memory"
-    )
+    max_file_mb: float = Field(1000, gt=0, description="MB (10^6 bytes) of an image file")
     max_record_mb: float = Field(16, gt=0, description="MB of a record's text: a line, a CSV row, a caption")
 
     @model_validator(mode="after")

@@ -55,14 +55,14 @@ class RecordsDataset(AbstractDataset[Path | Rows, "RecordTable"]):
 
         Args:
             data: path of a new manifest in the same folder, which takes the old one's place; prepared images that it
-                does not name are removed. Or rows (see `visual_grpo.records.manifest` for the columns).
+                does not name are removed. Or rows (see `visual_grpo.records.table` for the columns).
 
         Raises:
             DataError: the rows raise a UserError; the old manifest stays.
         """
         from visual_grpo.errors import UserError
-        from visual_grpo.records.manifest import write_manifest
         from visual_grpo.records.preparation import remove_unused_images
+        from visual_grpo.records.table import write_manifest
 
         if callable(data):
             raise DataError(f"{self._path}: expected the path of a manifest or rows, got a function")

@@ -24,7 +24,7 @@ _BATCH = 32
 def score_folder(parameters: Parameters, scores_draft: Path) -> Path:
     """The folder with a table of every picture's scores and a sheet of the pictures, best first."""
     from visual_grpo import console
-    from visual_grpo.records.beside import prepared_beside
+    from visual_grpo.records.preparation import prepared_beside
     from visual_grpo.rewards.catalogue import build_reward_set
 
     if parameters.score.path is None:

@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.preflight.reward import Traits
-from visual_grpo.records.few import MOST, Shares, is_enough, shares_that_do, split_counts
-from visual_grpo.records.guard import Guard
+from visual_grpo.records.checks import as_prompt, group_key, survey
+from visual_grpo.records.detect import EMBEDDING, Found, find_records
 from visual_grpo.records.image_store import sha256_of
-from visual_grpo.records.layouts.detect import Found, find_records
-from visual_grpo.records.raw import Rejection
-from visual_grpo.records.reading import as_prompt, group_key, survey
+from visual_grpo.records.raw import RawRecord, Rejected
 from visual_grpo.records.report import also_rejected, are_too_few, nothing_left
-from visual_grpo.records.split import OPEN, SPLITS
-from visual_grpo.records.validate import CheckedRecord
+from visual_grpo.records.split import OPEN, SPLITS, Shares, feasible_shares, is_enough, split_counts
 from visual_grpo.types import PromptRecord
 
 OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
 """The tasks that a single record can be of."""
 _KEPT = 10_000
 """Records that rewards look at before the run; the nodes look at all."""
-_OF_TABLES = 200
-"""Rows of Parquet tables, whose masks are decoded as they are read."""
+MOST = 200
+"""Records from which the default shares leave no split empty: 0.9 to the power of 200 is 1e-9. Also the most records
+that are read of a layout whose images are decoded as they are read."""
 
 
 @dataclass
@@ -35,7 +32,7 @@ class Findings:
 
     traits: Traits
     sample: list[PromptRecord] = field(default_factory=list)
-    rejected: list[Rejection] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
     """The first."""
     rejections: int = 0
     problems: list[str] = field(default_factory=list)
@@ -62,7 +59,7 @@ def look_at_folder(data: DataConfig, tasks: Callable[[], Sequence[Task]] = lambd
     Raises:
         UserError: there is nothing at the path, or no layout fits.
     """
-    found = find_records(Path(data.path), data.layout, Guard.of(data))
+    found = find_records(data)
     findings = _look(found, data)
     if findings.traits.records:
         return findings
@@ -81,9 +78,9 @@ def look_at_folder(data: DataConfig, tasks: Callable[[], Sequence[Task]] = lambd
 
 def _look(found: Found, data: DataConfig) -> Findings:
     findings = Findings(Traits(data.task))
-    few: list[CheckedRecord] = []
+    few: list[RawRecord] = []
     for item in _items(found, data.task):
-        if isinstance(item, CheckedRecord):
+        if isinstance(item, RawRecord):
             _note(findings, as_prompt(item, data.task))
             few += [item] * (len(few) <= MOST)
             continue
@@ -92,14 +89,14 @@ def _look(found: Found, data: DataConfig) -> Findings:
             findings.rejected.append(item)
     if data.strict and findings.rejected:
         findings.problems.append(f"{findings.rejected[0]} (data.strict stops at the first rejected record)")
-    if 0 < len(few) <= MOST and found.layout.name != "seg_zero":
+    if 0 < len(few) <= MOST and found.layout not in EMBEDDING:
         _check_splits(findings, few, data)
     return findings
 
 
-def _items(found: Found, task: Task) -> Iterator[CheckedRecord | Rejection]:
+def _items(found: Found, task: Task) -> Iterator[RawRecord | Rejected]:
     items = survey(found, task)
-    return islice(items, _OF_TABLES) if found.layout.name == "seg_zero" else items
+    return islice(items, MOST) if found.layout in EMBEDDING else items
 
 
 def _note(findings: Findings, record: PromptRecord) -> None:
@@ -111,7 +108,7 @@ def _note(findings: Findings, record: PromptRecord) -> None:
 def _fitting_task(found: Found, task: Task) -> Task | None:
     """The one that the first records are of, where they are of none for ``task``."""
     for other in OF_A_RECORD:
-        if other != task and any(isinstance(item, CheckedRecord) for item in islice(_items(found, other), MOST)):
+        if other != task and any(isinstance(item, RawRecord) for item in islice(_items(found, other), MOST)):
             return other
     return None
 
@@ -136,7 +133,7 @@ def _are_of(data: DataConfig, task: Task) -> str:
     return f"The records in {data.path} {having[task]}, and data.task is {data.task}."
 
 
-def _check_splits(findings: Findings, records: list[CheckedRecord], data: DataConfig) -> None:
+def _check_splits(findings: Findings, records: list[RawRecord], data: DataConfig) -> None:
     keys = [
         (record.id, group_key(record, [sha256_of(image) for image in record.source_images], data.task))
         for record in records
@@ -148,7 +145,7 @@ def _check_splits(findings: Findings, records: list[CheckedRecord], data: DataCo
     split = ", ".join(f"{counts[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))
     said = f"{are_too_few(len(records), 'usable record')} for the shares of the splits: {split}."
     rejected = also_rejected(findings.rejected, findings.rejections)
-    better = shares_that_do(keys, shares)
+    better = feasible_shares(keys, shares)
     if better is None:
         findings.problems.append(
             f"{said} Training and evaluation need one each: add records with other prompts.{rejected}"

@@ -1,18 +1,26 @@
-"""What of a dataset may be opened: it may come from a stranger, and name any file of this machine."""
+"""Decides which files of a dataset may be opened: it may come from a stranger and name any file of this machine."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Self
 
 from visual_grpo.config import DataConfig
 from visual_grpo.errors import UserError, sentence
-from visual_grpo.records.raw import Rejected
+from visual_grpo.records.raw import Place, Rejected
 
-_SYSTEM_FOLDERS = ("/proc", "/sys")
+IMAGE_SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
+    | {".heic", ".heif", ".jp2", ".ppm", ".pgm", ".pbm", ".tga"}
+)
+"""In lower case. HEIC cannot be read, but is included so that HEIC files are reported instead of ignored."""
+
+_SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
+_SYSTEM_FOLDERS = ("/proc/", "/sys/")
 """Their files look like ordinary ones, but some block when they are read, and others have the process's secrets."""
 
 _SPECIAL = (
@@ -29,7 +37,7 @@ _MB = 1_000_000
 class Guard:
     """The limits of ``data``; every check is made without opening the file."""
 
-    folder: Path | None = None
+    folder: Path | None
     """Resolved folder that no record may leave; None = files may be anywhere."""
     max_file_bytes: int
     max_record_bytes: int
@@ -37,9 +45,10 @@ class Guard:
     max_pixels: int
 
     @classmethod
-    def of(cls, data: DataConfig) -> Self:
+    def of(cls, data: DataConfig, path: Path | None = None) -> Self:
+        """Args: path: the dataset, if it is not at ``data.path`` itself, as of an unpacked archive."""
         return cls(
-            folder=None if data.allow_outside else data_folder(Path(data.path)),
+            folder=None if data.allow_outside else _data_folder(path or Path(data.path)),
             max_file_bytes=round(data.max_file_mb * _MB),
             max_record_bytes=round(data.max_record_mb * _MB),
             max_pixels=data.max_pixels,
@@ -48,25 +57,32 @@ class Guard:
     def check(self, path: Path, name: str) -> None:
         """Checks a file that a record names; one that does not exist passes.
 
-        Args:
-            name: the file in messages.
-
         Raises:
             Rejected: outside the folder, not an ordinary file, or too large.
         """
-        self.check_inside(path, name)
-        self.check_ordinary(path, name)
-        size = _status(path)
-        if size is not None and size.st_size > self.max_file_bytes:
-            raise too_large(name, size.st_size, self.max_file_bytes)
+        self.check_place(path, name)
+        status = _status(path)
+        if status is not None:
+            self.check_size(status.st_size, name)
 
-    def check_inside(self, path: Path, name: str) -> None:
-        """Raises `Rejected` for a file or folder that leads outside the folder: by ``..``, absolutely or by a link."""
+    def check_place(self, path: Path, name: str) -> None:
+        """Raises `Rejected` for a path that leads outside (``..``, absolute, a link) or is no ordinary file."""
         if not self.is_inside(path):
             raise Rejected(
                 "outside_folder",
                 f"{name} leads outside the data's folder, {self.folder}",
                 "Move the file into the folder, or set data.allow_outside=true if you trust these records",
+            )
+        kind = special_kind(path)
+        if kind is not None:
+            raise Rejected("special_file", f"{name} is {kind}, not an ordinary file", "Give the path of a file")
+
+    def check_size(self, size: int, name: str) -> None:
+        if size > self.max_file_bytes:
+            raise Rejected(
+                "file_too_large",
+                f"{name} has {size / _MB:,.4g} MB, more than data.max_file_mb={self.max_file_bytes / _MB:g}",
+                "Make the file smaller, raise data.max_file_mb or remove the record",
             )
 
     def is_inside(self, path: Path) -> bool:
@@ -76,32 +92,37 @@ class Guard:
         except (ValueError, OSError):
             return True
 
-    def check_ordinary(self, path: Path, name: str) -> None:
-        """Raises `Rejected` for a device, a FIFO, a socket or a file of the operating system."""
-        kind = special_kind(path)
-        if kind is not None:
-            raise Rejected("special_file", f"{name} is {kind}, not an ordinary file", "Give the path of a file")
-
     def require(self, path: Path) -> None:
-        """As `check_inside` and `check_ordinary`, for a file with many records.
-
-        Raises:
-            UserError: the file must not be read.
-        """
+        """Raises a UserError for a file with many records that must not be read."""
         try:
-            self.check_inside(path, str(path))
-            self.check_ordinary(path, str(path))
+            self.check_place(path, str(path))
         except Rejected as rejected:
             raise UserError(f"{sentence(rejected.message)} {rejected.remedy}.") from rejected
 
+    def walk(self, folder: Path, refused: list[Rejected] | None = None) -> Iterator[str]:
+        """Yields the files below a folder as relative paths with ``/``, sorted within each folder, files first.
 
-def data_folder(path: Path) -> Path:
-    """The folder that a dataset's files belong in, resolved."""
-    if path.is_dir():
-        return path.resolve()
-    # The masks of a table in the subfolder data lie beside that folder, see layouts.seg_zero.
-    in_data = path.suffix.lower() == ".parquet" and path.parent.name == "data"
-    return (path.parent.parent if in_data else path.parent).resolve()
+        Links to folders are followed, each folder once; one that leads outside is not entered and added to
+        ``refused``. Dotfiles and system files of Windows and macOS are skipped.
+        """
+        waiting, seen = [""], set()
+        while waiting:
+            prefix = waiting.pop()
+            status = (folder / prefix).stat()
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            entries = sorted(os.scandir(folder / prefix), key=lambda entry: entry.name)
+            entries = [entry for entry in entries if not is_system_file(entry.name)]
+            yield from (prefix + entry.name for entry in entries if not entry.is_dir())
+            inside = []
+            for name in (f"{prefix}{entry.name}/" for entry in entries if entry.is_dir()):
+                try:
+                    self.check_place(folder / name, f"the folder {name}")
+                    inside.append(name)
+                except Rejected as rejected:
+                    (refused if refused is not None else []).append(rejected.at(Place(name)))
+            waiting += reversed(inside)
 
 
 def special_kind(path: Path) -> str | None:
@@ -109,26 +130,26 @@ def special_kind(path: Path) -> str | None:
     status = _status(path)
     if status is None:
         return None
-    if os.path.realpath(path).startswith(tuple(f"{folder}/" for folder in _SYSTEM_FOLDERS)):
+    if os.path.realpath(path).startswith(_SYSTEM_FOLDERS):
         return "a file of the operating system"
     return next((kind for is_kind, kind in _SPECIAL if is_kind(status.st_mode)), None)
 
 
-def too_large(name: str, size: int, most: int) -> Rejected:
-    """``size`` and ``most`` in bytes."""
-    return Rejected(
-        "file_too_large",
-        f"{name} has {size / _MB:,.4g} MB, more than data.max_file_mb={most / _MB:g}",
-        "Make the file smaller, raise data.max_file_mb or remove the record",
-    )
+def is_image_name(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES
 
 
-def too_many_pixels(name: str, width: int, height: int, most: int) -> Rejected:
-    return Rejected(
-        "too_many_pixels",
-        f"{name} is {width}x{height} pixels, {width * height:,} in all, more than data.max_pixels={most}",
-        "Scale it down, raise data.max_pixels or remove the record",
-    )
+def is_system_file(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _SYSTEM_FILES
+
+
+def _data_folder(path: Path) -> Path:
+    """The folder that a dataset's files belong in, resolved."""
+    if path.is_dir():
+        return path.resolve()
+    # The masks of a table in the subfolder data lie beside that folder.
+    in_data = path.suffix.lower() == ".parquet" and path.parent.name == "data"
+    return (path.parent.parent if in_data else path.parent).resolve()
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -136,7 +157,3 @@ def _status(path: Path) -> os.stat_result | None:
         return path.stat()
     except (OSError, ValueError):
         return None
-
-
-ANYWHERE = Guard.of(DataConfig(path=".", height=32, width=32, allow_outside=True))
-"""The default limits of size, for files that may lie anywhere."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
 
 from visual_grpo.files import file_digest
 from visual_grpo.images import (
@@ -23,8 +22,6 @@ from visual_grpo.images import (
     stretch,
     stretch_mask,
 )
-from visual_grpo.records.budget import Budget
-from visual_grpo.records.guard import too_many_pixels
 from visual_grpo.records.raw import EmbeddedImage, Original, Rejected
 
 if TYPE_CHECKING:
@@ -34,16 +31,13 @@ T = TypeVar("T")
 
 _VERSION = 1
 """Part of every file's name; raise it when the same original would give different pixels."""
-
 _SMALLEST = 32
 """Minimum pixels per side; smaller images are rejected instead of enlarged."""
-
 _COMPRESSION = 1
 """zlib level 1, the fastest: higher levels take several times as long and save a tenth of the size."""
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """How an image is read, and how it is resized to a height and width."""
 
     read: Callable[[Path | IO[bytes]], Image]
@@ -56,17 +50,15 @@ STRETCHED = Kind(read_image, stretch)
 MASK = Kind(read_mask_image, stretch_mask)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedImage:
+class PreparedImage(NamedTuple):
     """A prepared file and facts about its original."""
 
     name: str
     """File name within the images' folder."""
     sha256: str
     original_sha256: str
-    original_width: int
-    """Pixels, upright."""
-    original_height: int
+    original_size: tuple[int, int]
+    """(width, height) in pixels, upright."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +73,6 @@ class ImageStore:
     height: int
     width: int
     max_pixels: int
-    pixels: Budget
-    """Of all images that are decoded at a time."""
-    bytes: Budget
-    """Of all files that are open at a time: some formats are read whole, even for their header."""
 
     def prepare(self, original: Original, record_id: str, role: str, kind: Kind = CROPPED) -> PreparedImage:
         """Resizes an image to height x width and stores it.
@@ -96,35 +84,20 @@ class ImageStore:
         Raises:
             Rejected: the image cannot be read, has too many pixels, or a side is below 32 pixels.
         """
-        original_sha256 = sha256_of(original)
-        name = self._name(original_sha256, record_id, role)
-        original_width, original_height = self._checked_size(original)
+        digest = sha256_of(original)
+        name = self._name(digest, record_id, role)
+        size = self._checked_size(original)
         if not is_intact_png(self.folder / name):
-            pixels = original_width * original_height
-            original_width, original_height = self._make(original, name, kind, pixels)
-        return PreparedImage(
-            name=name,
-            sha256=sha256_of(self.folder / name),
-            original_sha256=original_sha256,
-            original_width=original_width,
-            original_height=original_height,
-        )
+            size = self._make(original, name, kind)
+        return PreparedImage(name, sha256_of(self.folder / name), digest, size)
 
-    @contextmanager
-    def budgeted(self, original: Original, pixels: int) -> Iterator[None]:
-        """Waits until an image of so many pixels may be decoded, which the block does."""
-        # Always in this order, so that no two threads wait for each other.
-        with self.bytes.taken(_bytes_of(original)), self.pixels.taken(pixels):
-            yield
-
-    def _make(self, original: Original, name: str, kind: Kind, pixels: int) -> tuple[int, int]:
+    def _make(self, original: Original, name: str, kind: Kind) -> tuple[int, int]:
         """Stores the prepared image; returns the original's width and height."""
         self.folder.mkdir(parents=True, exist_ok=True)
         fresh = self.folder / f".{uuid.uuid4().hex}.png"
         try:
-            with self.budgeted(original, pixels):
-                image = open_original(kind.read, original)
-                kind.resize(image, self.height, self.width).save(fresh, compress_level=_COMPRESSION)
+            image = open_original(kind.read, original)
+            kind.resize(image, self.height, self.width).save(fresh, compress_level=_COMPRESSION)
             fresh.replace(self.folder / name)
         finally:
             fresh.unlink(missing_ok=True)
@@ -132,16 +105,17 @@ class ImageStore:
 
     def _checked_size(self, original: Original) -> tuple[int, int]:
         """Width and height from the header."""
-        with self.bytes.taken(_bytes_of(original)):
-            width, height = original_size(original)
+        width, height = original_size(original)
         if width * height > self.max_pixels:
-            raise too_many_pixels(_name_of(original), width, height, self.max_pixels)
-        if min(width, height) < _SMALLEST:
             raise Rejected(
-                "image_too_small",
-                f"{_name_of(original)} is {width}x{height} pixels; both sides need {_SMALLEST} or more",
-                "Replace the image or remove the record",
+                "too_many_pixels",
+                f"{_name_of(original)} is {width}x{height} pixels, {width * height:,} in all, more than"
+                f" data.max_pixels={self.max_pixels}",
+                "Scale it down, raise data.max_pixels or remove the record",
             )
+        if min(width, height) < _SMALLEST:
+            message = f"{_name_of(original)} is {width}x{height} pixels; both sides need {_SMALLEST} or more"
+            raise Rejected("image_too_small", message, "Replace the image or remove the record")
         return width, height
 
     def _name(self, original_sha256: str, record_id: str, role: str) -> str:
@@ -153,11 +127,7 @@ class ImageStore:
 
 
 def original_size(original: Original) -> tuple[int, int]:
-    """Width and height of an original image, upright; reads only the file's header.
-
-    Raises:
-        Rejected: it cannot be read.
-    """
+    """Width and height of an original image, upright; reads only the file's header."""
     return open_original(read_size, original)
 
 
@@ -175,19 +145,6 @@ def open_original(read: Callable[[Path | IO[bytes]], T], original: Original) -> 
         raise Rejected("corrupt_image", str(error), "Replace the image or remove the record") from error
 
 
-def _name_of(original: Original) -> str:
-    return original.name if isinstance(original, EmbeddedImage) else str(original)
-
-
-def _bytes_of(original: Original) -> int:
-    if isinstance(original, EmbeddedImage):
-        return len(original.data)
-    try:
-        return original.stat().st_size
-    except OSError:  # Opening it will say why.
-        return 0
-
-
 def sha256_of(path: Original) -> str:
     """Of the file's bytes, 64 hex digits."""
     if isinstance(path, EmbeddedImage):
@@ -195,6 +152,9 @@ def sha256_of(path: Original) -> str:
     try:
         return file_digest(path)
     except OSError as error:
-        raise Rejected(
-            "corrupt_image", f"{path} cannot be read ({error.strerror})", "Check the file and its permissions"
-        ) from error
+        message = f"{path} cannot be read ({error.strerror})"
+        raise Rejected("corrupt_image", message, "Check the file and its permissions") from error
+
+
+def _name_of(original: Original) -> str:
+    return original.name if isinstance(original, EmbeddedImage) else str(original)

@@ -7,33 +7,38 @@ share counts as often as they do, but what chance does depends on how many diffe
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
 from pydantic import ValidationError
 
 from visual_grpo.config import Strict
 from visual_grpo.errors import UserError
-from visual_grpo.records.hash_sample import HashSample
-from visual_grpo.records.image_features import image_features
-from visual_grpo.records.ordered_map import ordered_map
+from visual_grpo.images import read_image
 from visual_grpo.records.split import SPLITS, prompt_key
 from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import DATA_PROFILE
 
-if TYPE_CHECKING:
-    import numpy as np
+T = TypeVar("T")
 
 PROMPTS, IMAGES = 1000, 500
 """Most distinct prompts, and images of each role, that are looked at."""
 QUANTILES = 201
 BUCKETS = 128
 """Pairs of characters are counted by hash: whatever the script, and so that no word can be read back."""
-_MOST_THREADS = 8
+_DIGITS = 12
+"""Hex digits (48 bits) of a hash: among a million items two share one with a probability of 0.2%."""
+_LONGEST_SIDE = 256
+"""Pixels; larger images are reduced to at most this by averaging blocks of pixels."""
+_LUMA = (0.299, 0.587, 0.114)
+"""Weights of R, G and B in the brightness of a pixel (ITU-R BT.601)."""
 
 
 class Sized(Strict):
@@ -93,8 +98,8 @@ def profile_of(records: RecordTable) -> Profile:
     """
     splits: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
-    prompts: HashSample[str] = HashSample(PROMPTS)
-    images = {role: HashSample[dict[str, Any]](IMAGES) for role in ("target", "source")}
+    prompts: _Sample[str] = _Sample(PROMPTS)
+    images = {role: _Sample[dict[str, Any]](IMAGES) for role in ("target", "source")}
     for row in records.rows():
         splits[row["split"]] += 1
         kinds[_kind(row)] += 1
@@ -107,7 +112,7 @@ def profile_of(records: RecordTable) -> Profile:
         "prompt_words": _values([len(text.split()) for text in texts], counts),
     }
     for role, sample in images.items():
-        values |= _image_values(role, list(sample.items()))
+        values |= _image_values(role, sample.items())
     return Profile(
         accepted=splits.total(),
         rejected=records.report.get("rejected", {}).get("total", 0),
@@ -148,7 +153,7 @@ def _kind(row: Mapping[str, Any]) -> str:
     return f"{images}, {'no target' if row['target_image'] is None else 'with a target'}"
 
 
-def _add_images(samples: Mapping[str, HashSample[dict[str, Any]]], row: Mapping[str, Any], folder: Path) -> None:
+def _add_images(samples: Mapping[str, _Sample[dict[str, Any]]], row: Mapping[str, Any], folder: Path) -> None:
     if row["target_image"] is not None:
         size = row["original_width"], row["original_height"]
         key = f"{row['target_sha256'] or row['target_image']} {size}"
@@ -161,9 +166,9 @@ def _add_images(samples: Mapping[str, HashSample[dict[str, Any]]], row: Mapping[
 def _image_values(role: str, images: Sequence[tuple[str, Mapping[str, Any], int]]) -> dict[str, Values]:
     """Of the pixels as they were prepared; sizes are those of the originals, which a manifest has of targets only."""
     found: dict[str, list[tuple[float, int]]] = {}
-    threads = min(_MOST_THREADS, os.cpu_count() or 1)
-    paths = (image["path"] for _, image, _ in images)
-    for (_, image, count), features in zip(images, ordered_map(image_features, paths, threads), strict=True):
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        described = list(pool.map(image_features, (image["path"] for _, image, _ in images)))
+    for (_, image, count), features in zip(images, described, strict=True):
         width, height = image["size"]
         if width and height:
             features |= {"width": width, "height": height, "aspect": width / height}
@@ -173,8 +178,6 @@ def _image_values(role: str, images: Sequence[tuple[str, Mapping[str, Any], int]
 
 
 def _values(values: Sequence[float], counts: Sequence[int]) -> Values:
-    import numpy as np
-
     # Only values that occur, so that whole numbers stay whole.
     levels = np.linspace(0, 1, QUANTILES)
     quantiles = np.quantile(np.asarray(values, dtype=np.float64), levels, weights=counts, method="inverted_cdf")
@@ -192,8 +195,6 @@ def _kinds(counts: Counter[str]) -> Shares:
 
 def _text(texts: Sequence[str], counts: Sequence[int]) -> Shares:
     """Pairs of characters, of which every record's prompt has the same weight whatever its length."""
-    import numpy as np
-
     rows, weights = np.array([_pairs(text) for text in texts]), np.array(counts) / sum(counts)
     mean = weights @ rows
     there = mean > 0
@@ -204,8 +205,67 @@ def _text(texts: Sequence[str], counts: Sequence[int]) -> Shares:
 
 def _pairs(text: str) -> np.ndarray:
     """float64 [BUCKETS]: shares of the pairs of neighbouring characters, with a space before and after the text."""
-    import numpy as np
-
     padded = f" {text} "
     pairs = [zlib.crc32(padded[start : start + 2].encode()) % BUCKETS for start in range(len(padded) - 1)]
     return np.bincount(pairs, minlength=BUCKETS) / len(pairs)
+
+
+def image_features(path: Path) -> dict[str, float]:
+    """Brightness, contrast, colourfulness and sharpness of an image; each is 0 or more, of values from 0 to 1.
+
+    Colourfulness after Hasler and Suesstrunk, Measuring colourfulness in natural images (2003).
+
+    Raises:
+        ImageError: the file cannot be read as an image.
+    """
+    from scipy import ndimage
+
+    image = read_image(path)
+    image = image.reduce(-(-max(image.size) // _LONGEST_SIDE))
+    rgb = np.asarray(image, dtype=np.float64) / 255  # [height, width, 3]
+    luma = rgb @ np.array(_LUMA)
+    red, green, blue = np.moveaxis(rgb, -1, 0)
+    opponents = (red - green, (red + green) / 2 - blue)
+    spread, mean = np.hypot(*(axis.std() for axis in opponents)), np.hypot(*(axis.mean() for axis in opponents))
+    return {
+        "brightness": float(luma.mean()),
+        "contrast": float(luma.std()),
+        "colourfulness": float(spread + 0.3 * mean),
+        "sharpness": float(ndimage.laplace(luma).std()),
+    }
+
+
+class _Sample(Generic[T]):
+    """The ``size`` distinct keys with the lowest sha256, an item of each, and how often it came; bounded in memory.
+
+    It depends on what is in the data, not on its order: datasets that share most keys get samples that share most.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.complete = True
+        """Whether no key was left out; known after `items`."""
+        self._kept: dict[str, T] = {}
+        self._counts: Counter[str] = Counter()
+        self._highest = "g"  # Above every hash.
+
+    def add(self, key: str, item: T) -> None:
+        """Adds an item, which must be equal for equal keys."""
+        hashed = hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
+        if hashed > self._highest:
+            self.complete = False
+            return
+        self._kept[hashed] = item
+        self._counts[hashed] += 1
+        if len(self._kept) >= 2 * self.size:
+            self.items()
+
+    def items(self) -> list[tuple[str, T, int]]:
+        """(hash, item, number of times that its key was added) in the order of the hashes; drops what is too much."""
+        lowest = sorted(self._kept)[: self.size]
+        if len(lowest) < len(self._kept):
+            # What is dropped once is never kept again, so that the counts of the others are complete.
+            self._highest, self.complete = lowest[-1], False
+            self._kept = {hashed: self._kept[hashed] for hashed in lowest}
+            self._counts = Counter({hashed: self._counts[hashed] for hashed in lowest})
+        return [(hashed, self._kept[hashed], self._counts[hashed]) for hashed in lowest]

@@ -1,25 +1,24 @@
-"""Prepares a segmentation record: stretches image and mask to one size and rescales box and points."""
+"""Prepares a query about an image: stretches image and mask to one size and rescales box and points.
+
+Coordinates are in pixels; (0, 0) is the centre of the first pixel.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+import math
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo.images import read_mask
-from visual_grpo.records.coordinates import Size, box_from, points_from, stretched_box, stretched_points
 from visual_grpo.records.image_store import (
     MASK,
     STRETCHED,
     ImageStore,
-    Kind,
     PreparedImage,
     open_original,
     original_size,
 )
-from visual_grpo.records.raw import Original, Rejected, prefix_rejections
-from visual_grpo.records.validate import CheckedRecord
+from visual_grpo.records.raw import RawRecord, Rejected, prefix_rejections, wrong_type
 from visual_grpo.segmentation.geometry import box_of, inner_points
 from visual_grpo.segmentation.segmenter import Box, Point
 
@@ -29,86 +28,142 @@ if TYPE_CHECKING:
 _POINTS = 2
 """Number of positive points that are derived from the mask if none are given, as in Seg-Zero's records."""
 
+Size = tuple[int, int]
+"""(width, height) in pixels."""
 
-def prepare_query(
-    store: ImageStore, record: CheckedRecord, extra: Mapping[str, Any]
-) -> tuple[CheckedRecord, PreparedImage, PreparedImage]:
-    """Stores image and mask and puts box and points, in pixels of the stored image, into the record's metadata.
+
+def prepare_query(store: ImageStore, record: RawRecord) -> tuple[str, PreparedImage, PreparedImage]:
+    """Stores image and mask, and puts box and points, in pixels of the stored image, into the record's metadata.
 
     Args:
-        record: has one source image, and the mask as its target.
-        extra: optional ``box`` and ``points`` in pixels of the upright original; optional ``img_width`` and
-            ``img_height``, the image's size before the dataset's authors resized it.
+        record: checked, with one source image and the mask as its target; in ``extra``, optional ``box`` and ``points``
+            in pixels of the upright original, and ``img_width`` and ``img_height``, the image's size before the
+            dataset's authors resized it.
 
     Returns:
-        The record, its image and its mask.
+        The metadata as JSON, the image and the mask.
 
     Raises:
         Rejected: a damaged image; a mask that is empty or of another size than the image; a malformed box or point.
     """
-    (original,), original_mask = record.source_images, record.target_image
-    assert original_mask is not None  # ensured by check_task
+    extra = record.extra
     box = None if extra.get("box") is None else box_from(extra["box"])
     points = None if extra.get("points") is None else points_from(extra["points"])
-    image = _stored(store, record, original, "image", STRETCHED)
-    _check_size(original_mask, image, extra)
-    prepared_mask = _stored(store, record, original_mask, "mask", MASK)
-    mask = read_mask(store.folder / prepared_mask.name)
+    with prefix_rejections("image"):
+        image = store.prepare(record.source_images[0], record.id, "image", STRETCHED)
+    size, found = image.original_size, original_size(record.target_image)
+    if found not in (size, (extra.get("img_width"), extra.get("img_height"))):
+        message = f"the mask is {found[0]}x{found[1]} pixels, the upright image {size[0]}x{size[1]}"
+        raise Rejected("wrong_mask_size", message, "Give the mask the size of the upright image")
+    with prefix_rejections("mask"):
+        stored = store.prepare(record.target_image, record.id, "mask", MASK)
+    mask = read_mask(store.folder / stored.name)
     if not mask.any():
-        pixels = prepared_mask.original_width * prepared_mask.original_height
-        with store.budgeted(original_mask, pixels):
-            raise _empty(original_mask, store)
-    size, to = (image.original_width, image.original_height), (store.width, store.height)
-    placed = {"box": _box(box, mask, size, to), "points": _points(points, mask, size, to)}
-    return replace(record, metadata=_merged_metadata(record.metadata, placed, extra)), image, prepared_mask
+        raise _empty(record, store)
+    to = (store.width, store.height)
+    placed = {
+        "box": box_of(mask) if box is None else stretched_box(box, size, to),
+        "points": inner_points(mask, _POINTS) if points is None else stretched_points(points, size, to),
+    }
+    return _merged_metadata(record, placed), image, stored
 
 
-def _stored(store: ImageStore, record: CheckedRecord, original: Original, role: str, kind: Kind) -> PreparedImage:
-    with prefix_rejections(role):
-        return store.prepare(original, record.id, role, kind)
+def _empty(record: RawRecord, store: ImageStore) -> Rejected:
+    mask: Tensor = open_original(read_mask, record.target_image)
+    if mask.any():
+        message = f"the mask is empty at {store.width}x{store.height} pixels: its object is too small"
+        return Rejected("empty_mask", message, "Raise data.height and data.width, or remove the record")
+    message = "the mask is empty: none of its pixels is brighter than half of its range"
+    return Rejected("empty_mask", message, "Draw the object in white on black, or remove the record")
 
 
-def _check_size(mask: Original, image: PreparedImage, extra: Mapping[str, Any]) -> None:
-    """The mask must have the image's size, or the size that the image had before the dataset's authors resized it."""
-    size, expected = original_size(mask), (image.original_width, image.original_height)
-    if size not in (expected, (extra.get("img_width"), extra.get("img_height"))):
-        raise Rejected(
-            "wrong_mask_size",
-            f"the mask is {size[0]}x{size[1]} pixels, the upright image {expected[0]}x{expected[1]}",
-            "Give the mask the size of the upright image",
-        )
-
-
-def _empty(original: Original, store: ImageStore) -> Rejected:
-    if open_original(read_mask, original).any():
-        return Rejected(
-            "empty_mask",
-            f"the mask is empty at {store.width}x{store.height} pixels: its object is too small",
-            "Raise data.height and data.width, or remove the record",
-        )
-    return Rejected(
-        "empty_mask",
-        "the mask is empty: none of its pixels is brighter than half of its range",
-        "Draw the object in white on black, or remove the record",
-    )
-
-
-def _box(box: Box | None, mask: Tensor, size: Size, to: Size) -> Box:
-    return box_of(mask) if box is None else stretched_box(box, size, to)
-
-
-def _points(points: tuple[Point, ...] | None, mask: Tensor, size: Size, to: Size) -> list[Point]:
-    return inner_points(mask, _POINTS) if points is None else stretched_points(points, size, to)
-
-
-def _merged_metadata(metadata: str, placed: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
-    """The record's metadata as JSON, with ``placed`` instead of the original box and points from ``extra``."""
-    given = json.loads(metadata)
+def _merged_metadata(record: RawRecord, placed: dict[str, Any]) -> str:
+    """The record's metadata as JSON, with ``placed`` instead of the original box and points."""
+    given = json.loads(record.metadata)
     for key in placed:
-        if given.get(key) != extra.get(key):
+        if given.get(key) != record.extra.get(key):
             raise Rejected(
                 "ambiguous_key",
                 f"the metadata already have a {key}, which would be overwritten by the prepared {key}",
                 f"Move {key} from the metadata to the record's top level, or rename it",
             )
     return json.dumps({**given, **placed}, ensure_ascii=False, sort_keys=True)
+
+
+def box_from(value: Any) -> Box:
+    """Parses ``[x1, y1, x2, y2]``.
+
+    Raises:
+        Rejected: any other value, or x2 < x1, or y2 < y1.
+    """
+    numbers = _numbers(value, 4)
+    if numbers is None:
+        raise wrong_type("box", "[x1, y1, x2, y2], four numbers in pixels", value)
+    x1, y1, x2, y2 = numbers
+    if x2 < x1 or y2 < y1:
+        message = f"box {value} ends before it begins: x2 must not be less than x1, nor y2 than y1"
+        raise Rejected("wrong_box", message, "Give the corners as [x1, y1, x2, y2], not a width and height")
+    return x1, y1, x2, y2
+
+
+def points_from(value: Any) -> tuple[Point, ...]:
+    """Parses ``[[x, y], ...]``.
+
+    Raises:
+        Rejected: any other value, or an empty list.
+    """
+    pairs = [_numbers(point, 2) for point in value] if isinstance(value, list | tuple) else []
+    points = tuple((pair[0], pair[1]) for pair in pairs if pair is not None)
+    if not points or len(points) < len(pairs):
+        raise wrong_type("points", "[[x, y], ...], a list of pairs of numbers in pixels", value)
+    return points
+
+
+def stretched_box(box: Box, size: Size, to: Size) -> Box:
+    """Maps a box on an image of size ``size`` to the same image stretched to size ``to``.
+
+    In many datasets a box may end at the image's width or height, one past the last pixel; it is clamped to that pixel.
+
+    Raises:
+        Rejected: a corner outside the image.
+    """
+    _check_inside("box", box[:2], size, beyond=1)
+    _check_inside("box", box[2:], size, beyond=1)
+    (left, top), (right, bottom) = (
+        _stretched((min(x, size[0] - 1), min(y, size[1] - 1)), size, to) for x, y in (box[:2], box[2:])
+    )
+    return left, top, right, bottom
+
+
+def stretched_points(points: tuple[Point, ...], size: Size, to: Size) -> list[Point]:
+    """Like `stretched_box`, for points."""
+    for point in points:
+        _check_inside("points", point, size, beyond=0.5)
+    return [_stretched(point, size, to) for point in points]
+
+
+def _stretched(point: Point, size: Size, to: Size) -> Point:
+    """Keeps the position relative to the image; the centre of the first pixel is half a pixel inside the edge."""
+    (x, y), (width, height), (to_width, to_height) = point, size, to
+    return (x + 0.5) * to_width / width - 0.5, (y + 0.5) * to_height / height - 0.5
+
+
+def _check_inside(key: str, point: Point, size: Size, beyond: float) -> None:
+    """``beyond``: how many pixels past the centre of the last pixel are still accepted."""
+    x, y = point
+    if not (-0.5 <= x <= size[0] - 1 + beyond and -0.5 <= y <= size[1] - 1 + beyond):
+        message = f"{key}: ({x:g}, {y:g}) lies outside the image of {size[0]}x{size[1]} pixels"
+        raise Rejected(f"wrong_{key}", message, "Give absolute pixels of the upright image at its own size")
+
+
+def _numbers(value: Any, count: int) -> list[float] | None:
+    """The value as ``count`` finite floats; None if it is anything else."""
+    if not isinstance(value, list | tuple) or len(value) != count:
+        return None
+    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in value):
+        return None
+    try:
+        numbers = [float(number) for number in value]
+    except OverflowError:
+        return None
+    return numbers if all(map(math.isfinite, numbers)) else None

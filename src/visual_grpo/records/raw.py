@@ -1,4 +1,4 @@
-"""The output of the layout readers: unchecked records, rejections and notes."""
+"""The output of the readers: unchecked records, rejections and notes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from visual_grpo.errors import sentence
 from visual_grpo.visible_text import visible
@@ -20,14 +20,14 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class Place:
-    """The location of a record: a file relative to the data folder and, in a text file, the line."""
+    """The location of a record: a file relative to the data folder and the line of a text file or row of a table."""
 
     file: str
     line: int | None = None
-    """Starts at 1; the row in a Parquet file."""
+    """Starts at 1."""
 
     def __str__(self) -> str:
-        unit = "row" if self.file.endswith(".parquet") else "line"
+        unit = "line" if self.file.endswith((".jsonl", ".csv", ".tsv", ".txt")) else "row"
         return self.file if self.line is None else f"{self.file}, {unit} {self.line}"
 
 
@@ -60,7 +60,7 @@ Original = Path | EmbeddedImage
 
 @dataclass(frozen=True, kw_only=True)
 class RawRecord:
-    """One record as read from its layout, unchecked."""
+    """One record as a reader yields it; `checks.checked` gives it with checked values."""
 
     place: Place
     folder: Path
@@ -68,47 +68,51 @@ class RawRecord:
     prompt: Any = None
     id: Any = None
     target_image: Any = None
+    """A path as text or an `EmbeddedImage`; checked: an `Original` or None."""
     source_images: Any = None
+    """One image or a list; checked: a tuple of `Original`."""
     group: Any = None
     metadata: Any = None
+    """Checked: a JSON object as text, with ``extra``."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Other keys of the record; they become metadata."""
 
+    @property
+    def shown_id(self) -> str | None:
+        return None if self.id is None else shorten(str(self.id))
 
-@dataclass(frozen=True, kw_only=True)
-class Rejection:
-    """A record that cannot be used, the reason, and a remedy."""
 
-    place: Place
-    id: str | None
-    reason: str
-    """A short category, by which the report counts."""
-    message: str
-    remedy: str
+class Note(str):
+    """A warning about the dataset as a whole."""
+
+
+class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
+    """A record that cannot be used, the reason and a remedy: raised by a check, yielded once its place is known.
+
+    Args:
+        reason: a short category, by which the report counts.
+    """
+
+    def __init__(
+        self, reason: str, message: str, remedy: str, place: Place = Place(""), record_id: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.reason, self.message, self.remedy, self.place, self.id = reason, message, remedy, place, record_id
+
+    def at(self, place: Place, record_id: str | None = None) -> Self:
+        """A copy with the place, without the traceback, whose frames would keep images in memory."""
+        return type(self)(self.reason, self.message, self.remedy, place, record_id)
 
     def __str__(self) -> str:
         name = "" if self.id is None else f" (id {self.id!r})"
         return visible(f"{self.place}{name}: {sentence(self.message)} {self.remedy}.")
 
-
-@dataclass(frozen=True)
-class Note:
-    """A warning about the dataset as a whole."""
-
-    text: str
+    def as_dict(self) -> dict[str, Any]:
+        place = {"file": self.place.file, "line": self.place.line}
+        return {"id": self.id, **place, "reason": self.reason, "message": self.message, "remedy": self.remedy}
 
 
-class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
-    """Raised when a check of a record fails; becomes a `Rejection` once the record's place is known."""
-
-    def __init__(self, reason: str, message: str, remedy: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
-        self.remedy = remedy
-
-    def at(self, place: Place, record_id: str | None = None) -> Rejection:
-        return Rejection(place=place, id=record_id, reason=self.reason, message=self.message, remedy=self.remedy)
+Item = RawRecord | Rejected | Note
 
 
 @contextmanager
@@ -120,17 +124,9 @@ def prefix_rejections(part: str) -> Iterator[None]:
         raise Rejected(rejected.reason, f"{part}: {rejected.message}", rejected.remedy) from rejected
 
 
-def given_id(raw: RawRecord) -> str | None:
-    """The record's id, shortened for the report; available even if the record is rejected."""
-    return None if raw.id is None else shorten(str(raw.id))
-
-
 def wrong_type(key: str, expected: str, value: Any) -> Rejected:
     return Rejected("wrong_type", f"{key} must be {expected}, got {shorten(repr(value))}", "Correct the value")
 
 
 def shorten(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-Item = RawRecord | Rejection | Note

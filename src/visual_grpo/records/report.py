@@ -9,7 +9,7 @@ from typing import Any
 
 from visual_grpo.errors import UserError, counted
 from visual_grpo.records.on_disk import DiskCounter
-from visual_grpo.records.raw import Rejection
+from visual_grpo.records.raw import Rejected
 from visual_grpo.records.split import FEW_PROMPTS, SEALED, SPLITS, prompt_key
 from visual_grpo.visible_text import visible
 
@@ -31,7 +31,7 @@ class Report:
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
-        self._rejections: list[Rejection] = []
+        self._rejections: list[Rejected] = []
         self._reasons: Counter[str] = Counter()
         self._records: Counter[str] = Counter()
         self._prompts: Counter[str] = Counter()
@@ -42,7 +42,7 @@ class Report:
         self._unknown_keys: Counter[tuple[str, str]] = Counter()
         self._warnings: list[str] = []
 
-    def reject(self, rejection: Rejection) -> None:
+    def reject(self, rejection: Rejected) -> None:
         """Counts a rejected record.
 
         Raises:
@@ -130,7 +130,7 @@ class Report:
             "rejected": {
                 "total": self._reasons.total(),
                 "by_reason": dict(self._reasons.most_common()),
-                "listed": [_as_dict(rejection) for rejection in self._rejections],
+                "listed": [rejection.as_dict() for rejection in self._rejections],
             },
             "warnings": self._warnings,
         }
@@ -150,7 +150,7 @@ class Report:
             self.warn(f"{counted(self._enlarged, 'image')} smaller than the prepared size: enlarged")
 
 
-def nothing_left(rejections: Sequence[Rejection], count: int) -> str:
+def nothing_left(rejections: Sequence[Rejected], count: int) -> str:
     """Says why no record can be used; ``count`` are rejected, of which the first are given."""
     if not rejections:
         return "There are no records in the data. Add at least one."
@@ -158,14 +158,14 @@ def nothing_left(rejections: Sequence[Rejection], count: int) -> str:
     return f"{all_of_them} rejected:{first_of(rejections, count)}"
 
 
-def first_of(rejections: Sequence[Rejection], count: int) -> str:
+def first_of(rejections: Sequence[Rejected], count: int) -> str:
     """A line of each of the first of ``count`` rejected records, and how many more there are."""
     shown = "".join(f"\n  {rejection}" for rejection in rejections[:_SHOWN])
     more = count - min(_SHOWN, len(rejections))
     return shown + (f"\n  and {more} more" if more else "")
 
 
-def also_rejected(rejections: Sequence[Rejection], count: int) -> str:
+def also_rejected(rejections: Sequence[Rejected], count: int) -> str:
     """To add to a message about too few usable records: which others there would be; "" where none was rejected."""
     if not rejections:
         return ""
@@ -181,14 +181,3 @@ def _listed(names: Sequence[str], word: str) -> str:
     """``a, b or c``."""
     *others, last = names
     return f"{', '.join(others)} {word} {last}" if others else last
-
-
-def _as_dict(rejection: Rejection) -> dict[str, Any]:
-    return {
-        "id": rejection.id,
-        "file": rejection.place.file,
-        "line": rejection.place.line,
-        "reason": rejection.reason,
-        "message": rejection.message,
-        "remedy": rejection.remedy,
-    }

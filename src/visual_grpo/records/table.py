@@ -1,26 +1,77 @@
-"""The prepared records, read lazily from the manifest."""
+"""The prepared records: a Parquet manifest, written in a stream and read lazily."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from visual_grpo.records.manifest import REPORT_KEY
+import numpy as np
+
 from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
-    import numpy as np
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
+ROWS_PER_GROUP = 512
+"""Rows per Parquet row group: the number held in memory by the writer, and by a reader that looks up single rows."""
 _CACHED_GROUPS = 8
-"""Number of decoded row groups in the LRU cache, for random access."""
-
+_REPORT_KEY = b"visual_grpo.data_report"
 _DIGESTED = ("id", "prompt", "split", "metadata", "target_sha256", "source_sha256")
+
+
+def schema() -> pa.Schema:
+    """The columns; paths are relative to the manifest's folder, sha256 sums are 64 hex digits.
+
+    ``held_with`` is the sha256 of the record's group key (`split.held_out_by`); ``target_file`` where the target came
+    from, relative to the dataset, null if it was embedded; ``width`` and ``height`` those of the prepared images;
+    ``original_*`` those of the upright original of the target.
+    """
+    import pyarrow as pa
+
+    text, texts, number = pa.string(), pa.list_(pa.string()), pa.int32()
+    optional = {
+        **dict.fromkeys(("held_with", "target_image", "target_file"), text),
+        "source_images": texts,
+        "metadata": text,
+        **dict.fromkeys(("width", "height", "original_width", "original_height"), number),
+        **dict.fromkeys(("target_sha256", "target_original_sha256"), text),
+        **dict.fromkeys(("source_sha256", "source_original_sha256"), texts),
+    }
+    required = [pa.field(name, text, nullable=False) for name in ("id", "prompt", "split")]
+    return pa.schema([*required, *(pa.field(name, kind) for name, kind in optional.items())])
+
+
+def write_manifest(
+    path: Path, rows: Iterable[Mapping[str, Any]], report: Callable[[], Mapping[str, Any]] | None = None
+) -> None:
+    """Writes rows in groups to a temporary file, which replaces ``path`` when it is complete.
+
+    Args:
+        rows: mappings with the columns of `schema`; nullable columns may be left out.
+        report: called after the last row; its result is stored in the file's metadata.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    remaining = iter(rows)
+    try:
+        with pq.ParquetWriter(fresh, schema(), compression="zstd") as writer:
+            while group := [dict(row) for row in islice(remaining, ROWS_PER_GROUP)]:
+                writer.write_table(pa.Table.from_pylist(group, schema=schema()))
+            if report is not None:
+                writer.add_key_value_metadata({_REPORT_KEY: json.dumps(report())})
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 class RecordTable(Sequence[PromptRecord]):
@@ -34,29 +85,22 @@ class RecordTable(Sequence[PromptRecord]):
     """
 
     def __init__(self, path: Path, rows: np.ndarray | None = None) -> None:
-        import numpy as np
-
         self.path = Path(path).absolute()
         self._rows = np.arange(self._file.metadata.num_rows) if rows is None else rows
 
     def split(self, *names: str) -> RecordTable:
         """The records of one split or of several, of those in `split.SPLITS`."""
-        import numpy as np
-
         members = np.isin(self._file.read(columns=["split"])["split"].to_numpy(), names)
-        return RecordTable(self.path, self._rows[np.asarray(members)[self._rows]])
+        return RecordTable(self.path, self._rows[members[self._rows]])
 
     def where(self, keep: Callable[[PromptRecord], bool]) -> RecordTable:
         """The records for which ``keep`` is true."""
-        import numpy as np
-
-        kept = np.fromiter((keep(record) for record in self), dtype=bool, count=len(self))
-        return RecordTable(self.path, self._rows[kept])
+        return RecordTable(self.path, self._rows[np.fromiter(map(keep, self), dtype=bool, count=len(self))])
 
     @property
     def report(self) -> dict[str, Any]:
         """The data report that was stored with the manifest; empty if there is none."""
-        stored = (self._file.metadata.metadata or {}).get(REPORT_KEY)
+        stored = (self._file.metadata.metadata or {}).get(_REPORT_KEY)
         return {} if stored is None else dict(json.loads(stored))
 
     @cached_property
@@ -64,9 +108,12 @@ class RecordTable(Sequence[PromptRecord]):
         """sha256 of ids, prompts, splits, metadata and image checksums, in the table's order."""
         digest = hashlib.sha256()
         for row in self.rows():
-            content = [row[name] for name in _DIGESTED]
-            digest.update(json.dumps(content, ensure_ascii=True).encode() + b"\n")
+            digest.update(json.dumps([row[name] for name in _DIGESTED], ensure_ascii=True).encode() + b"\n")
         return digest.hexdigest()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The manifest's rows as mappings, with paths relative to its folder; columns: `schema`."""
+        return map(self._row, self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -78,7 +125,7 @@ class RecordTable(Sequence[PromptRecord]):
     def __getitem__(self, index: int | slice) -> PromptRecord | RecordTable:
         if isinstance(index, slice):
             return RecordTable(self.path, self._rows[index])
-        return self._record(self._row(int(self._rows[index])))
+        return self._record(self._row(self._rows[index]))
 
     def __iter__(self) -> Iterator[PromptRecord]:
         return map(self._record, self.rows())
@@ -99,42 +146,28 @@ class RecordTable(Sequence[PromptRecord]):
     @cached_property
     def _starts(self) -> np.ndarray:
         """int64 [groups]: number of each row group's first row."""
-        import numpy as np
-
         metadata = self._file.metadata
         sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         return np.cumsum([0, *sizes])[:-1]
 
     @cached_property
-    def _groups(self) -> OrderedDict[int, list[dict[str, Any]]]:
-        """Decoded row groups, the most recently used last (an LRU cache)."""
-        return OrderedDict()
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The manifest's rows as mappings, with paths relative to its folder; columns: `manifest.schema`."""
-        return (self._row(int(row)) for row in self._rows)
+    def _group(self) -> Callable[[int], list[dict[str, Any]]]:
+        file = self._file
+        return lru_cache(_CACHED_GROUPS)(lambda group: file.read_row_group(group).to_pylist())
 
     def _row(self, row: int) -> dict[str, Any]:
-        import numpy as np
-
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
-        if group not in self._groups:
-            self._groups[group] = self._file.read_row_group(group).to_pylist()
-        self._groups.move_to_end(group)
-        while len(self._groups) > _CACHED_GROUPS:
-            self._groups.popitem(last=False)
-        return self._groups[group][row - int(self._starts[group])]
+        return self._group(group)[int(row - self._starts[group])]
 
     def _record(self, row: dict[str, Any]) -> PromptRecord:
-        folder = self.path.parent
-        target = row["target_image"]
+        folder, target = self.path.parent, row["target_image"]
         return PromptRecord(
             id=row["id"],
             prompt=row["prompt"],
             split=row["split"],
             target_image=None if target is None else folder / target,
-            target_file=row.get("target_file"),
+            target_file=row["target_file"],
             source_images=tuple(folder / source for source in row["source_images"] or ()),
             metadata=json.loads(row["metadata"] or "{}"),
-            held_with=row.get("held_with"),  # Manifests of older versions lack the column.
+            held_with=row["held_with"],
         )

@@ -1,0 +1,196 @@
+"""Detects the layout of a folder, file, archive or hub dataset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePath
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+from visual_grpo.command import Command
+from visual_grpo.config import DataConfig, Task
+from visual_grpo.errors import UserError, counted, nearest, nearest_hint
+from visual_grpo.file_digest import file_digest
+from visual_grpo.folders import fresh_folder
+from visual_grpo.records import tables
+from visual_grpo.records.captions import caption_name, find_captions, read_captions
+from visual_grpo.records.guard import Guard, is_image_name, is_system_file, special_kind
+from visual_grpo.records.masks import find_coco, find_masks, read_coco, read_masks
+from visual_grpo.records.prompts_txt import find_prompts, read_prompts
+from visual_grpo.records.raw import Item, Note
+
+_MOST_NAMES = 100_000
+"""Files of a folder without records that are looked at for the message."""
+
+Reader = Callable[..., Iterator[Item]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Finds its file or folder in a path (``find``), and reads it."""
+
+    files: str
+    find: Callable[[Path, Guard], Path | None]
+    read: Reader
+
+
+LAYOUTS = {
+    "records": Layout(
+        "records.jsonl with a prompt on each line", lambda path, _: tables.find_records(path), tables.read_records
+    ),
+    "prompts": Layout(
+        "prompts.txt with a prompt on each line and, where you have them, target_images/0.png, 1.png, ...",
+        lambda path, _: find_prompts(path),
+        read_prompts,
+    ),
+    "image_folder": Layout(
+        "metadata.jsonl or metadata.csv (also in folders below) with file_name and text, prompt or caption",
+        tables.find_metadata,
+        tables.read_metadata,
+    ),
+    "captions": Layout(
+        "images with a caption of the same name, such as cat.jpg with cat.txt", find_captions, read_captions
+    ),
+    "table": Layout(
+        "*.parquet, *.csv or *.jsonl (also in data), or a folder of save_to_disk, with a column for the prompt",
+        lambda path, _: tables.find_table(path),
+        tables.read_table,
+    ),
+    "coco": Layout("COCO annotations (*.json) beside the images", lambda path, _: find_coco(path), read_coco),
+    "masks": Layout("images/a.png with masks/THING/a.png, or masks/a.png with masks/a.txt", find_masks, read_masks),
+}
+"""By name, in the order in which ``auto`` tries them."""
+
+_OF_MASKS = ("records", "masks", "coco", "image_folder", "table")
+"""The first that ``auto`` tries for queries."""
+_OF_MANY_FOLDERS = ("image_folder", "captions")
+"""Layouts of one dataset in several folders."""
+EMBEDDING = ("table", "coco", "hub")
+"""Layouts whose images are decoded as the records are read."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Records in a known layout."""
+
+    layout: str
+    path: Path | str
+    """The file or folder that is read, or the name of a hub dataset."""
+    guard: Guard
+    data: DataConfig
+
+    def items(self, task: Task | None = None) -> Iterator[Item]:
+        task = task or self.data.task
+        if self.layout == "hub":
+            return tables.read_hub(str(self.path), self.guard, task, self.data.split, self.data.revision)
+        more: dict[str, Any] = {"split": self.data.split} if self.layout == "table" else {}
+        return LAYOUTS[self.layout].read(self.path, self.guard, task, **more)
+
+    def count(self) -> int:
+        """The number of records, for the progress bar."""
+        known = tables.count_table(Path(self.path), self.data.split) if self.layout == "table" else None
+        return sum(not isinstance(item, Note) for item in self.items()) if known is None else known
+
+
+def find_records(data: DataConfig, parameter: str = "data.path") -> Found:
+    """Finds the records at ``data.path``, in ``data.layout`` or the first that fits.
+
+    Args:
+        parameter: the name of the path in messages.
+
+    Raises:
+        UserError: the path does not exist, no layout fits, or several folders below are datasets of their own. Or the
+            file with the records leads outside the data's folder.
+    """
+    if data.path.startswith(tables.HUB):
+        return Found("hub", data.path, Guard.of(data, Path()), data)
+    path = Path(data.path)
+    if not path.exists():
+        raise UserError(f"{parameter}: there is no {path}.{_other_places(path, parameter)}")
+    if path.suffix.lower() == ".zip" and path.is_file():
+        path = _unzipped(path)
+    guard = Guard.of(data, path)
+    names: list[str] = list(LAYOUTS) if data.layout == "auto" else [data.layout]
+    if data.task == "segmentation":
+        names.sort(key=lambda name: _OF_MASKS.index(name) if name in _OF_MASKS else len(_OF_MASKS))
+    for name in names:
+        if (found := LAYOUTS[name].find(path, guard)) is None:
+            continue
+        if found != path:  # What the user has named may be a link.
+            guard.require(found)
+        if path.is_dir() and data.layout == "auto" and name in _OF_MANY_FOLDERS:
+            _refuse_several(path, guard, parameter, names)
+        return Found(name, found, guard, data)
+    if path.is_dir():
+        _refuse_several(path, guard, parameter, names)
+    raise UserError(_nothing(path, guard, parameter, names))
+
+
+def _unzipped(path: Path) -> Path:
+    """The folder that an archive is unpacked into, in the cache of `datasets`; its only folder, if it has one."""
+    from datasets import config
+
+    folder = Path(config.EXTRACTED_DATASETS_PATH) / file_digest(path)
+    if not folder.is_dir():
+        try:
+            with ZipFile(path) as archive, fresh_folder(folder) as draft:
+                archive.extractall(draft)
+        except (BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
+            raise UserError(f"{path} cannot be unpacked ({error}). Unpack it yourself and give the folder.") from error
+    inside = [entry for entry in folder.iterdir() if not is_system_file(entry.name)]
+    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
+
+
+def _refuse_several(path: Path, guard: Guard, parameter: str, names: list[str]) -> None:
+    """Raises a UserError if folders in ``path`` are datasets of their own, which are not read together."""
+    found: dict[str, str] = {}
+    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not is_system_file(entry.name)):
+        if guard.is_inside(folder):
+            fits = (name for name in names if LAYOUTS[name].find(folder, guard) is not None)
+            if (layout := next(fits, None)) is not None:
+                found[folder.name] = layout
+    layouts = set(found.values())
+    if len(layouts) > 1 or (layouts and not layouts & {*_OF_MANY_FOLDERS}):
+        each = ", ".join(f"{name} ({layout})" for name, layout in found.items())
+        several = "has several datasets" if len(found) > 1 else "has its records in a folder below"
+        example = path / next(iter(found))
+        raise UserError(f"{parameter}: {path} {several}: {each}. Give one of them: --params={parameter}={example}")
+
+
+def _other_places(path: Path, parameter: str) -> str:
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    hub = not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir()
+    drawing = Command.now().without("data.path").of_pipeline("starter")
+    return (
+        f"{nearest_hint(path.name, siblings)} Give a folder or file with records: --params={parameter}=FOLDER."
+        + (f" For a dataset of the Hugging Face hub: --params={parameter}={tables.HUB}{path}." if hub else "")
+        + (f" To draw the default dataset:\n{drawing}" if parameter == "data.path" else "")
+    )
+
+
+def _nothing(path: Path, guard: Guard, parameter: str, layouts: list[str]) -> str:
+    """The message that no layout fits: what is there, what is nearly right, what was looked for."""
+    names = sorted(islice(guard.walk(path), _MOST_NAMES)) if path.is_dir() else [path.name]
+    kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
+    has = "has " + (", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files")
+    what = has if path.is_dir() else f"is {special_kind(path) or 'a file'}"
+    tried = "".join(f"\n  {name}: {LAYOUTS[name].files}" for name in layouts)
+    hint = "".join(f" {text}." for text in _hints(path, names))
+    return f"{parameter}: no records found in {path}, which {what}.{hint} Looked for:{tried}"
+
+
+def _hints(path: Path, names: list[str]) -> Iterator[str]:
+    images = [name for name in names if is_image_name(name)]
+    if images:
+        example = images[0].rpartition("/")[2]
+        uncaptioned = f"{counted(len(images), 'image')}, none with a caption: for {example} there is no"
+        yield f"There {'is' if len(images) == 1 else 'are'} {uncaptioned} {caption_name(example)}"
+    for wanted in ("records.jsonl", "prompts.txt", "metadata.csv"):
+        if kind := special_kind(path / wanted):
+            yield f"{wanted} is {kind}, not an ordinary file"
+        near = nearest(wanted, [name for name in names if "/" not in name], cutoff=0.75)
+        if near is not None:
+            yield f"There is no {wanted} but {near}: rename it, or give it as data.path"

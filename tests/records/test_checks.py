@@ -1,0 +1,301 @@
+"""Valid records, and the messages about invalid ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tests.same_examples  # noqa: F401
+from tests.records.making import data_config, picture
+from visual_grpo.records.checks import checked, resembling, with_ids
+from visual_grpo.records.columns import box_and_points, record_of
+from visual_grpo.records.guard import Guard
+from visual_grpo.records.queries import box_from, points_from, stretched_box, stretched_points
+from visual_grpo.records.raw import EmbeddedImage, Note, Place, RawRecord, Rejected
+
+ANYWHERE = Guard.of(data_config(".", allow_outside=True))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+)
+KEYS = st.sampled_from(("prompt", "id", "group", "metadata", "image", "mask", "box", "points", "promt", "solution"))
+
+
+@pytest.fixture
+def raw(tmp_path):
+    picture(tmp_path / "a.png")
+    return RawRecord(place=Place("records.jsonl", 3), folder=tmp_path, id="x", prompt=" a cat\n")
+
+
+def check(raw, task="mixed"):
+    return checked(raw, task, ANYWHERE)
+
+
+def rejection(raw, task="mixed"):
+    with pytest.raises(Rejected) as rejected:
+        check(raw, task)
+    assert rejected.value.remedy
+    return rejected.value
+
+
+def test_a_good_record(raw, tmp_path):
+    sources = [str(tmp_path / "a.png"), f"../{tmp_path.name}/a.png"]
+    fields = {"metadata": {"b": 1}, "extra": {"a": "猫", "b": 2}}
+    found = check(replace(raw, id=7, target_image="a.png", source_images=sources, **fields))
+    assert (found.id, found.prompt, found.target_image) == ("7", "a cat", tmp_path / "a.png")
+    assert all((tmp_path / "a.png").samefile(str(source)) for source in found.source_images)
+    assert json.loads(found.metadata) == {"a": "猫", "b": 1}
+    assert check(replace(raw, source_images="a.png")).source_images == (tmp_path / "a.png",)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "message"),
+    [
+        ({"prompt": None, "extra": {"texts": "a"}}, "empty_prompt", "there is no prompt; the record has 'texts'"),
+        ({"prompt": " \n"}, "empty_prompt", "the prompt is empty"),
+        ({"prompt": "a" * 20_001}, "prompt_too_long", "the prompt has 20,001 characters, more than 20,000"),
+        ({"prompt": 5}, "wrong_type", "prompt must be text, got 5"),
+        ({"prompt": ["x" * 1000]}, "wrong_type", "x..."),
+        ({"prompt": "a\ud800"}, "not_utf8", r"the lone surrogate U+D800 at character 2"),
+        ({"prompt": "a\0cat"}, "control_character", "U+0000 (control character) at character 2"),
+        ({"prompt": "\x1b[2Ja cat"}, "control_character", "U+001B (control character) at character 1"),
+        ({"prompt": "it\x92s a cat"}, "control_character", "U+0092 (control character) at character 3"),
+        ({"prompt": "a \u202etac"}, "control_character", "U+202E (right-to-left override) at character 3"),
+        ({"id": True}, "wrong_type", "id must be text or a whole number, got True"),
+        ({"id": 1.5}, "wrong_type", "id must be text or a whole number, got 1.5"),
+        ({"id": " "}, "wrong_type", "id must be text or a whole number, got ' '"),
+        ({"target_image": "b.png"}, "missing_target", "target_image 'b.png' does not exist (looked for "),
+        ({"target_image": "."}, "missing_target", "does not exist"),
+        ({"target_image": "a\0.png"}, "missing_target", "does not exist"),
+        ({"target_image": "a" * 300}, "missing_target", "cannot be opened (File name too long)"),
+        ({"target_image": ""}, "wrong_type", "target_image must be the path of an image, got ''"),
+        ({"target_image": ["a.png"]}, "wrong_type", "target_image must be the path of an image, got ['a.png']"),
+        ({"source_images": ["a.png", "b.png"]}, "missing_source", "source_image 'b.png' does not exist"),
+        ({"source_images": {}}, "wrong_type", "source_image must be the path of an image, got {}"),
+        ({"group": ["a"]}, "wrong_type", "group must be text or a whole number, got ['a']"),
+        ({"group": "\udcff"}, "not_utf8", "the group is not valid UTF-8: byte 0xFF"),
+        ({"metadata": "ink"}, "wrong_type", "metadata must be a JSON object, got 'ink'"),
+        ({"metadata": {"a": "\udcff"}}, "not_utf8", "the metadata is not valid UTF-8: byte 0xFF"),
+        ({"prompt": None, "extra": {"promt": "a"}}, "unknown_key", "no field 'promt'. Did you mean 'prompt'?"),
+        ({"extra": {"target_imge": "a.png"}}, "unknown_key", "no field 'target_imge'. Did you mean 'target_image'?"),
+        ({"extra": {"style": "ink", "Group": "b"}}, "unknown_key", "Did you mean 'group'?"),
+        ({"extra": {"source-image": "a.png"}}, "unknown_key", "Did you mean 'source_image'?"),
+        ({"extra": {"targetImage": "a.png"}}, "unknown_key", "Did you mean 'target_image'?"),
+        ({"extra": {"meta_data": {"a": 1}}}, "unknown_key", "Did you mean 'metadata'?"),
+    ],
+)
+def test_rejections(raw, change, reason, message):
+    rejected = rejection(replace(raw, **change))
+    assert rejected.reason == reason
+    assert message in rejected.message
+    assert len(rejected.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("~/a.png", "~ is not expanded"),
+        ("https://example.com/a.png", "Download the image"),
+        ("images\\a.png", "with / instead of \\"),
+        ("b.png", "Correct the path or add the file"),
+    ],
+)
+def test_a_missing_image_says_what_to_do(raw, path, remedy):
+    assert remedy in rejection(replace(raw, target_image=path)).remedy
+
+
+@pytest.mark.parametrize("key", ["prompt_zh", "target_image_2", "idx", "style", "_target_image", "#target_image"])
+def test_another_name_is_metadata(raw, key):
+    assert json.loads(check(replace(raw, extra={key: "x"})).metadata)[key] == "x"
+
+
+def test_a_key_beside_the_one_that_it_resembles_is_named(raw):
+    check(replace(raw, target_image="a.png", extra={"target_imge": "b.png", "e" * 1_000_000: 1}))
+    assert resembling(["target_imge", "style"], "t2i") == [("target_imge", " Did you mean 'target_image'?")]
+
+
+@pytest.mark.parametrize(
+    "text", ["one\n\ttwo\r\nthree", "👩‍👩‍👧", "می‌خواهم", "שלום \u200f!", "e\u0301", "a\u00a0b\u2028c", "猫" * 20_000]
+)
+def test_line_breaks_tabs_emoji_and_every_script_are_text(raw, text):
+    assert check(replace(raw, prompt=text)).prompt == text
+
+
+@pytest.mark.parametrize(
+    ("task", "sources", "target", "reason", "said"),
+    [
+        ("t2i", "a.png", None, "unexpected_source", "data.task to i2i or mixed"),
+        ("i2i", None, None, "missing_source", "data.task to mixed or t2i"),
+        ("i2i", [], None, "missing_source", "Add the image to edit"),
+        ("segmentation", None, "a.png", "missing_source", "Name the image that the query asks about"),
+        ("segmentation", ["a.png", "a.png"], "a.png", "several_sources", "Make one record per image"),
+        ("segmentation", "a.png", None, "missing_mask", "Name the mask of the queried object"),
+        ("segmentation", "b.png", "a.png", "missing_source", "Correct the path"),
+        ("t2i", None, None, None, ""),
+        ("i2i", ["a.png", "a.png"], None, None, ""),
+        ("segmentation", "a.png", "a.png", None, ""),
+    ],
+)
+def test_the_task_decides_which_images_a_record_needs(raw, task, sources, target, reason, said):
+    record = replace(raw, source_images=sources, target_image=target)
+    if reason is None:
+        check(record, task)
+        return
+    rejected = rejection(record, task)
+    assert rejected.reason == reason
+    assert said in rejected.remedy
+
+
+class TestIds:
+    def ids(self, *records):
+        return [record.id for record in with_ids(iter(records)) if isinstance(record, RawRecord)]
+
+    def raw(self, prompt, line=1, file="records.jsonl", **fields):
+        return RawRecord(place=Place(file, line), folder=Path(), prompt=prompt, **fields)
+
+    def test_an_id_depends_on_the_records_content_not_its_place(self):
+        cat, dog = self.ids(self.raw("a cat", 1), self.raw("a dog", 2))
+        found = self.ids(self.raw("a fish", 1), self.raw(" a dog\n", 2), self.raw("a cat", 9))
+        assert found == [*self.ids(self.raw("a fish")), dog, cat]
+        assert cat == "affda15180b5e2a9", "splits of earlier runs depend on it"
+
+    def test_prompt_images_folder_and_repetition_count(self):
+        records = [
+            self.raw("a cat"),
+            self.raw("a cat"),
+            self.raw("a cat", target_image="a.png"),
+            self.raw("a cat", source_images=["a.png"]),
+            self.raw("a cat", target_image="a.png", file="train/metadata.csv"),
+            self.raw(3),
+            self.raw("\udcff"),
+        ]
+        assert len(set(self.ids(*records))) == 7
+        items = [self.raw("a cat", id=7), Note("x")]
+        assert list(with_ids(iter(items))) == items
+        assert (
+            str([EmbeddedImage("row 1", b"x")]) == str([EmbeddedImage("row 2", b"x")]) != str([EmbeddedImage("", b"y")])
+        )
+
+
+class TestQueries:
+    def read(self, row):
+        return record_of(row, Place("records.jsonl", 3), Path("data"), "segmentation", canonical=True)
+
+    @pytest.mark.parametrize("query", ["prompt", "query", "problem", "text"])
+    @pytest.mark.parametrize("box", ["box", "bbox"])
+    def test_alternative_names_are_accepted(self, query, box):
+        row = {query: "the left wing", "image": "a.png", "mask": "m.png", box: [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
+        record = self.read(row)
+        assert (record.prompt, record.source_images, record.target_image) == ("the left wing", "a.png", "m.png")
+        assert record.extra == {"box": [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
+
+    @pytest.mark.parametrize(
+        ("row", "names"),
+        [
+            ({"prompt": "a", "query": "b"}, "prompt and query"),
+            ({"query": "b", "problem": "a"}, "query and problem"),
+            ({"source_image": "a.png", "image": "b.png"}, "source_image and image"),
+            ({"target_image": "a.png", "mask": "b.png"}, "target_image and mask"),
+            ({"box": [0, 0, 1, 1], "bbox": [0, 0, 1, 2]}, "box and bbox"),
+            ({"prompt": "a", "query": "a", "box": [1], "bbox": [1]}, None),
+        ],
+    )
+    def test_two_names_with_different_values_are_rejected(self, row, names):
+        found = self.read({"id": "x", **row})
+        if names is None:
+            assert (found.prompt, found.extra) == ("a", {"box": [1]})
+            return
+        assert (found.reason, found.id, found.place.line) == ("ambiguous_key", "x", 3)
+        assert found.message == f"{names} are both given, and differ"
+
+    @given(
+        row=st.dictionaries(KEYS | st.text(max_size=12), VALUES, max_size=6),
+        task=st.sampled_from(["t2i", "segmentation"]),
+    )
+    def test_any_row_is_read_or_rejected(self, row, task):
+        found = record_of(row, Place("a"), Path(), task, canonical=True)
+        if isinstance(found, RawRecord):
+            try:
+                check(replace(found, id="x"), task)
+            except Rejected as rejected:
+                found = rejected
+        if isinstance(found, Rejected):
+            assert found.reason
+            assert found.message
+            assert found.remedy
+
+
+class TestCoordinates:
+    def test_pixel_centres_stay_where_they_are_on_the_picture(self):
+        """80 x 40 to 160 x 20: the first pixel's centre is .5 from the edge, so 1 wide pixel in: .5 * 2 - .5."""
+        to = {"size": (80, 40), "to": (160, 20)}
+        assert stretched_points(((0, 0), (79, 39), (39.5, 19.5)), **to) == [(0.5, -0.25), (158.5, 19.25), (79.5, 9.5)]
+        assert stretched_box((10, 4, 19, 7), **to) == (20.5, 1.75, 38.5, 3.25)
+        assert stretched_box((0, 1, 7, 9), (8, 10), (8, 10)) == (0, 1, 7, 9)
+        assert stretched_box((0, 0, 8, 10), (8, 10), (8, 10)) == (0, 0, 7, 9), "a box may end at the width"
+
+    @pytest.mark.parametrize("point", [(-1, 0), (0, -1), (8, 0), (0, 10), (float("inf"), 0)])
+    def test_a_point_outside_is_rejected(self, point):
+        with pytest.raises(Rejected, match=r"points: .* lies outside the image of 8x10 pixels"):
+            stretched_points(((1, 1), point), (8, 10), (16, 16))
+
+    @pytest.mark.parametrize("box", [(-1, 0, 3, 3), (0, -1, 3, 3), (0, 0, 8.5, 3), (0, 0, 3, 10.5), (9, 0, 9, 0)])
+    def test_a_box_outside_is_rejected(self, box):
+        with pytest.raises(Rejected, match=r"box: .* lies outside the image of 8x10 pixels"):
+            stretched_box(box, (8, 10), (16, 16))
+
+    @pytest.mark.parametrize(
+        ("value", "said"),
+        [
+            *((value, "box must be [x1, y1, x2, y2]") for value in (5, "1,2,3,4", [1, 2, 3], [1, 2, 3, "4"])),
+            *((value, "box must be") for value in ([1, 2, 3, True], [1, 2, 3, float("nan")], [1, 2, 3, 10**400])),
+            *((value, "ends before it begins") for value in ([3, 0, 2, 5], [0, 5, 2, 4])),
+        ],
+    )
+    def test_values_that_are_not_a_box(self, value, said):
+        with pytest.raises(Rejected, match=re.escape(said)):
+            box_from(value)
+
+    @pytest.mark.parametrize("value", [5, "a", [], [1, 2], [[1, 2, 3]], [[1, 2], [3]], [[1, 2], [3, "4"]], [None]])
+    def test_values_that_are_not_points(self, value):
+        with pytest.raises(Rejected, match=r"points must be \[\[x, y\], \.\.\.\], a list of pairs"):
+            points_from(value)
+
+    @pytest.mark.parametrize(
+        ("text", "box", "points"),
+        [
+            ("<box>(12,8),(23,31)</box><points>(14,10),(20,30)</points>", [12, 8, 23, 31], [[14, 10], [20, 30]]),
+            (" <box> (1.5, 2) , (3,4) </box>\n", [1.5, 2, 3, 4], None),
+            ("<points>(1,2)</points>", None, [[1, 2]]),
+            ('[{"bbox_2d": [1, 2, 3, 4], "point_2d": [2, 3]}, {"bbox_2d": [0, 3, 2, 9]}]', [0, 2, 3, 9], [[2, 3]]),
+            ('{"bbox_2d": [1, 2, 3, 4]}', [1, 2, 3, 4], None),
+            ("[]", None, None),
+            ("", None, None),
+        ],
+    )
+    def test_seg_zeros_solutions(self, text, box, points):
+        assert box_and_points(text) == (box, points)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "left",
+            "<box></box",
+            "<box>12,8,23,31</box>",
+            "<box>(1,2),(3,x)</box>",
+            "[1]",
+            "[{}]",
+            "[",
+            "<box>" * 200_000,
+            3,
+        ],
+    )
+    def test_invalid_solutions_are_rejected(self, text):
+        with pytest.raises(Rejected, match="solution must be "):
+            box_and_points(text)
