@@ -13,8 +13,7 @@ from zipfile import BadZipFile, ZipFile
 from visual_grpo.command import Command
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.errors import UserError, counted, nearest, nearest_hint
-from visual_grpo.file_digest import file_digest
-from visual_grpo.folders import fresh_folder
+from visual_grpo.files import file_digest, fresh_folder
 from visual_grpo.records import tables
 from visual_grpo.records.captions import caption_name, find_captions, read_captions
 from visual_grpo.records.guard import Guard, is_image_name, is_system_file, special_kind
