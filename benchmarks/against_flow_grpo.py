@@ -34,7 +34,6 @@ from torch import Tensor, nn
 from visual_grpo import components, third_party_output
 from visual_grpo.config import FlowConfig, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.hardware.threads import use_threads
 from visual_grpo.plan.inputs import unequal_scores
 from visual_grpo.policies.flow_policy import FlowPolicy
 from visual_grpo.policies.flow_sde import log_prob
@@ -250,7 +249,7 @@ def main() -> None:
         parser.error(f"{arguments.checkout} has no flow_grpo/diffusers_patch; expected a checkout of flow_grpo")
     sys.path.insert(0, str(arguments.checkout))
     third_party_output.silence_libraries()
-    use_threads(1)
+    torch.set_num_threads(1)
     words = ["git", "-C", str(arguments.checkout), "rev-parse", "HEAD"]
     commit = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or None
     rows = []

@@ -33,7 +33,6 @@ from torch import Tensor
 from visual_grpo import components, third_party_output
 from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.hardware.threads import use_threads
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
 from visual_grpo.types import PromptRecord
@@ -270,7 +269,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
     third_party_output.silence_libraries()
-    use_threads(1)
+    torch.set_num_threads(1)
     rows = []
     with third_party_output.hidden_progress_bars():
         for text in arguments.shapes:

@@ -43,7 +43,7 @@ def main() -> None:
         rule = SignalRule.of(check, own.grpo.steps)
         for module, one in trainer.modules.items():
             started = time.process_time()
-            signal = measure_signal(one, records.split("train"), most=check.rollouts, rule=rule)
+            signal = measure_signal(one, records.split("train"), most=check.most(own.grpo.steps), rule=rule)
             seconds = time.process_time() - started
             print(f"| {module} | {reward} | {signal} | {rule.verdict(signal)} | {seconds:.0f} |", flush=True)
 

@@ -22,7 +22,7 @@ from visual_grpo.policies.flow_sde import log_prob, ode_step, transition
 from visual_grpo.policies.glm_image.decoder import Conditions
 from visual_grpo.policies.glm_image.model import GlmImage
 from visual_grpo.policies.glm_image.token_model import EncodedPrompts
-from visual_grpo.policies.prompt_cache import hidden_whole
+from visual_grpo.policies.prompt_cache import forward
 from visual_grpo.policies.token_model import TokenTrajectory
 from visual_grpo.policies.token_policy import TokenPolicy
 from visual_grpo.types import PromptRecord, Rollout
@@ -202,8 +202,12 @@ def _update_ar(policy: ArPolicy, rollout: Rollout[TokenTrajectory[EncodedPrompts
 
 def _whole_log_probs(policy: ArPolicy, trajectory: TokenTrajectory[EncodedPrompts]) -> Tensor:
     """Log-probs [B, T] by one forward pass of every row's prompt and tokens."""
-    model = policy.model
-    hidden = hidden_whole(model.network, trajectory.encoded.prompts, trajectory.prompt_of_row, trajectory.tokens)
+    model, prompts, own, tokens = policy.model, trajectory.encoded.prompts, trajectory.prompt_of_row, trajectory.tokens
+    count = tokens.shape[1]
+    embeds = torch.cat([prompts.embeds[own], model.network.model.get_input_embeddings()(tokens[:, :-1])], 1)
+    mask = torch.cat([prompts.mask[own], torch.ones_like(tokens[:, :-1])], 1)
+    positions = torch.cat([prompts.positions[:, own], prompts.token_positions[:, own, : count - 1]], 2)
+    hidden = forward(model.network, embeds, mask, positions, None)[:, -count:]
     return (hidden @ model.head.t()).log_softmax(-1).gather(2, trajectory.tokens[..., None])[..., 0]
 
 

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from visual_grpo import components, third_party_output
 from visual_grpo.config import FlowConfig, GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.hardware.threads import use_threads
 from visual_grpo.plan.inputs import unequal_scores
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample
@@ -187,7 +186,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = _arguments()
     third_party_output.silence_libraries()
-    use_threads(1)
+    torch.set_num_threads(1)
     found: dict[str, Any] = {}
     sides: list[tuple[str, Steps, dict[str, Setting]]] = [
         ("flow policy", flow_steps, FLOW),

@@ -81,7 +81,7 @@ def gap(model: GlmImageTokens, rows: int) -> tuple[float, float, float]:
     records.sort(key=lambda record: record.id)
     drawn = sample_tokens(model, records, range(rows), TokenSampler(), batch=rows)
     with torch.no_grad():
-        replayed = token_log_probs(model, drawn.trajectory, torch.arange(rows), 1.0, share_prefix=False)
+        replayed = token_log_probs(model, drawn.trajectory, torch.arange(rows), 1.0)
     difference = (replayed - drawn.log_probs).abs()
     deviation = drawn.log_probs.std() if drawn.deviation is None else drawn.deviation.mean()
     return float(difference.mean()), float(difference.max()), float(deviation)

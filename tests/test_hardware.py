@@ -1,11 +1,8 @@
-"""Cores, threads and freed memory."""
+"""Devices and cores."""
 
 from __future__ import annotations
 
 import os
-import platform
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -17,26 +14,6 @@ from visual_grpo.hardware.device import resolve_device
 from visual_grpo.hardware.parallel import map_on_cores
 
 CPU = torch.device("cpu")
-
-# A forward of three layers, time and again: prints how many pages the kernel had to clear after the first rounds. The
-# thresholds are first those that glibc begins with, for good: it adapts them, more or less from one run to the next.
-FORWARDS = """
-import ctypes, resource, torch
-from visual_grpo.hardware.threads import use_threads
-for threshold in (-1, -3):
-    ctypes.CDLL(None).mallopt(threshold, 128 * 1024)
-torch.set_num_threads(1)
-{keep}
-state = torch.ones(64, 128, 128)
-for number in range(25):
-    if number == 5:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    out = state
-    for _ in range(3):
-        out = out + torch.nn.functional.gelu(torch.cat([out] * 4, -1))[..., :128]
-    del out
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
 
 
 @pytest.fixture
@@ -99,16 +76,3 @@ def test_a_batch_that_fails_is_not_swallowed() -> None:
 
     with pytest.raises(KeyError):
         map_on_cores(refuse, range(3), CPU)
-
-
-def faults(keep: str, **environment: str) -> int:
-    command = [sys.executable, "-c", FORWARDS.format(keep=keep)]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
-    return int(done.stdout)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is set")
-def test_freed_memory_is_not_cleared_again_for_the_next_tensors() -> None:
-    given_back = faults("")
-    assert faults("use_threads(1)") < given_back / 20
-    assert faults("use_threads(1)", MALLOC_TRIM_THRESHOLD_="0") > given_back / 2  # The environment takes precedence.

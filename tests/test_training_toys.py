@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 
 from tests.test_training import RECORDS, STEPS, execute, ignore, parameters
 from tests.toys import CountingScorer, ToyTokenPolicy
+from visual_grpo.config import SignalCheckConfig
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.alarm import Watch
 from visual_grpo.evaluation.seeds import image_seed
@@ -157,12 +159,13 @@ class Chance(CountingScorer):
 
 
 def test_the_signal_check_shows_how_far_it_is_and_gives_the_advice_for_the_model(tmp_path: Path) -> None:
-    policy = {"signal_check": {"rollouts": 48}}
-    run = token_run(tmp_path, TokenModel(steps=60, vocabulary=20), Chance(), {"vl": "a clearer query"}, policy=policy)
+    model, policy = TokenModel(steps=60, vocabulary=20), {"signal_check": {"rollouts": None}}
+    grpo = {"steps": 192, "prompts_per_step": 2, "group_size": 3, "learning_rate": 1e-3}
+    run = token_run(tmp_path, model, Chance(), {"vl": "a clearer query"}, policy=policy, grpo=grpo)
     notes: list[str] = []
     with pytest.raises(UserError, match=r"(?s)nothing to learn for the module 'vl'.*What to change: a clearer query\."):
         run.run(Callbacks(on_step=ignore, note=notes.append))
-    assert "Signal check: vl 1 of at most 48 rollouts" in notes
+    assert re.match(r"Signal check: vl 1 of at most 48 rollouts, at most \d+ s more", notes[1])
     assert sum("cannot tell yet" in note for note in notes) == 3
 
 
@@ -219,13 +222,21 @@ def test_the_time_of_a_checkpoint_is_in_the_row_after_it(tmp_path: Path) -> None
     assert [seconds > 0 for seconds in spent] == [False, False, True, False, True, False]
 
 
-def test_a_count_is_noted_at_once_and_then_now_and_then() -> None:
+def test_a_count_is_noted_at_once_and_then_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    always, seldom = _now_and_then(notes.append, "{}/3", every=0.0), _now_and_then(notes.append, "{} of 3", every=1e9)
-    for count in (1, 2, 3):
-        always(count)
-        seldom(count)
-    assert notes == ["1/3", "1 of 3", "2/3", "3/3"]
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    count = _now_and_then(notes.append, "ar", 5, every=15)
+    for now, number in ((6.0, 1), (12.0, 2), (30.0, 4), (36.0, 5)):  # noqa: B007 - read by monotonic.
+        count(number)
+    assert notes == ["ar 1 of at most 5 rollouts, at most 24 s more", "ar 4 of at most 5 rollouts, at most 8 s more"]
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "steps", "most"), [(None, 4, 6), (None, 80, 20), (None, 400, 48), (0, 80, 0), (60, 80, 60)]
+)
+def test_a_short_training_has_a_short_signal_check(rollouts: int | None, steps: int, most: int) -> None:
+    assert SignalCheckConfig(rollouts=rollouts).most(steps) == most
 
 
 class Cheated(CountingScorer):

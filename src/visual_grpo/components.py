@@ -71,12 +71,13 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
         raise UserError(
             f"model.path is {config.model.path}, but the starter was run with {model}. Run it again: {again('starter')}"
         )
+    import torch
+
     from visual_grpo.hardware.quantised import require_quantised
-    from visual_grpo.hardware.threads import use_threads
     from visual_grpo.hub_files import check_downloads
     from visual_grpo.policies.family import ModelSettings
 
-    use_threads(config.model.threads)
+    torch.set_num_threads(config.model.threads)
     plan = make_plan(config, model)
     size = (config.data.height, config.data.width)
     settings = ModelSettings(size=size, policy=config.policy, options=plan.options)

@@ -195,25 +195,20 @@ class TrainingRun:
 
     def _check_signal(self, callbacks: Callbacks) -> None:
         """Stops a run that has nothing to learn, before its first step."""
-        check = self.config.policy.signal_check
-        if not check.rollouts:
+        check, steps = self.config.policy.signal_check, self.config.grpo.steps
+        most = check.most(steps)
+        if not most:
             return
-        rule = SignalRule.of(check, self.config.grpo.steps)
+        rule = SignalRule.of(check, steps)
         signals: dict[str, Signal] = {}
         for module, trainer in self.trainer.modules.items():
 
             def unclear(signal: Signal, module: str = module) -> None:
                 callbacks.note(f"Signal check: {module} {signal} cannot tell yet; drawing more")
 
+            drawn = _now_and_then(callbacks.note, f"Signal check: {module}", most)
             signals[module] = measure_signal(
-                trainer,
-                self.train_prompts,
-                most=check.rollouts,
-                rule=rule,
-                drawn=_now_and_then(
-                    callbacks.note, f"Signal check: {module} {{}} of at most {check.rollouts} rollouts"
-                ),
-                unclear=unclear,
+                trainer, self.train_prompts, most=most, rule=rule, drawn=drawn, unclear=unclear
             )
         callbacks.note(f"Signal check (cosine between policy gradients): {describe(signals, rule)}")
         check_signal(signals, rule, self.advice)
@@ -287,15 +282,19 @@ class TrainingRun:
         return records, samples, self.scorer(records, samples).total
 
 
-def _now_and_then(note: Callable[[str], None], text: str, every: float = NOTE_SECONDS) -> Callable[[int], None]:
-    """Notes ``text`` with a count at the first call, and then at most once in ``every`` seconds."""
-    noted = float("-inf")
+def _now_and_then(
+    note: Callable[[str], None], what: str, most: int, every: float = NOTE_SECONDS
+) -> Callable[[int], None]:
+    """Notes how many of ``most`` rollouts are drawn and how long the rest takes, at most once in ``every`` seconds."""
+    began, noted = time.monotonic(), float("-inf")
 
     def count(number: int) -> None:
         nonlocal noted
-        if time.monotonic() - noted >= every:
-            noted = time.monotonic()
-            note(text.format(number))
+        now = time.monotonic()
+        if now - noted >= every:
+            noted = now
+            left = (now - began) / number * (most - number)
+            note(f"{what} {number} of at most {most} rollouts, at most {left:.0f} s more")
 
     return count
 

@@ -32,7 +32,18 @@ from visual_grpo.settings import CONFIG_LOADER_ARGS
     ],
 )
 def test_a_slip_is_named(given: str, named: str) -> None:
-    loader = OmegaConfigLoader(str(ROOT / "conf"), env="local", runtime_params=parsed(given), **CONFIG_LOADER_ARGS)
-    context: Any = SimpleNamespace(config_loader=loader, env="local")
     with pytest.raises(UserError, match=named):
-        ParameterHooks().after_context_created(context)
+        ParameterHooks().after_context_created(context_of(given))
+
+
+def test_grpo_parameters_of_the_command_line_replace_those_of_single_modules() -> None:
+    """conf/base sets another learning rate and KL weight for dit."""
+    hooks = ParameterHooks()
+    hooks.after_context_created(context_of("grpo.learning_rate=1e-4,grpo.kl_weight=0.02,modules.dit.kl_weight=0.03"))
+    dit = hooks._parameters.grpo_of("dit")
+    assert (dit.learning_rate, dit.kl_weight, dit.advantage_epsilon) == (1e-4, 0.03, 0.03)
+
+
+def context_of(given: str) -> Any:
+    loader = OmegaConfigLoader(str(ROOT / "conf"), env="local", runtime_params=parsed(given), **CONFIG_LOADER_ARGS)
+    return SimpleNamespace(config_loader=loader, env="local")

@@ -13,9 +13,11 @@ import torch
 from tests.plan.page import parameters_of
 from visual_grpo import components
 from visual_grpo.config import Parameters
+from visual_grpo.grpo import gradient_sums
 from visual_grpo.plan.dry_run import DryRunner
 from visual_grpo.plan.inputs import records_for
 from visual_grpo.plan.models import planned_model
+from visual_grpo.plan.replaced import replaced
 
 FEW: Mapping[str, Any] = {"steps": 2, "prompts_per_step": 2, "group_size": 4, "kl_weight": 0.01}
 
@@ -30,7 +32,10 @@ def measured(runner: DryRunner, model: Any) -> int:
     """The most bytes that the first two steps of ``model`` have beside its weights; the second has AdamW's moments."""
     trainer: Any = components.build_trainer(runner.config, runner.planned.plan, model, runner.scorer)
     memory = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-    with records_for(runner.config, 2) as records, memory:
+    single = replaced(
+        gradient_sums, "in_double", lambda _: lambda parameter: False
+    )  # As on a GPU, which a plan is for.
+    with records_for(runner.config, 2) as records, single, memory:
         assert len(list(trainer.fit(records))) == 2
     events: Any = memory.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")

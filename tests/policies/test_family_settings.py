@@ -67,6 +67,12 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
     (
         "glm_image",
         asked,
+        {"policy": {"train": "all", "stages": "joint"}, "grpo": {"max_refills": 2}},
+        r"policy\.stages is joint, which draws one rollout of all prompts a step: it has neither grpo\.max_refills",
+    ),
+    (
+        "glm_image",
+        asked,
         {"policy": {"train": "dit", "stages": "joint"}},
         r"policy\.stages is joint, .* but only dit is trained; leave policy\.stages out",
     ),

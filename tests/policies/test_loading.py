@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from tests.conftest import SIZE
 from visual_grpo.components import load_model
 from visual_grpo.errors import UserError
-from visual_grpo.hardware.aligned import ALIGNMENT, align
 from visual_grpo.policies.loading import check_parts
 
 PARTS = ("tokenizer", "text_encoder", "vae")
@@ -64,27 +61,3 @@ def test_a_pipeline_without_a_part_is_refused(pipeline_folder: Path, tmp_path: P
     without(damaged, part)
     with pytest.raises(UserError, match=rf"lacks {part}\."):
         load_model(str(damaged), size=SIZE, device="cpu")
-
-
-def test_weights_on_a_cpu_begin_where_vectors_do(pipeline_folder: Path) -> None:
-    """Products of one row are rounded by it: what is mapped from a file gives what is gathered from processes."""
-    model: Any = load_model(str(pipeline_folder), size=SIZE, train=["dit"], device="cpu")
-    parts = [part for part in model.pipeline.components.values() if isinstance(part, torch.nn.Module)]
-    weights = [weight for part in parts for weight in (*part.parameters(), *part.buffers())]
-    assert {weight.data_ptr() % ALIGNMENT for weight in weights} == {0}
-
-
-def test_tied_weights_stay_tied() -> None:
-    memory = torch.arange(200.0)
-    one, other = torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(4, 8, bias=False)
-    one.weight.data = other.weight.data = memory[1:33].view(8, 4)
-    assert one.weight.data_ptr() % ALIGNMENT
-    turned = torch.nn.Linear(8, 8, bias=False)
-    square = memory[41:105].view(8, 8)
-    turned.weight.data, turned.turned = square, torch.nn.Parameter(square.t())
-    align([one, other, turned])
-    assert torch.equal(turned.turned, turned.weight.t())
-    assert turned.turned[0, 1] == 49
-    assert one.weight.data_ptr() == other.weight.data_ptr()
-    assert one.weight.data_ptr() % ALIGNMENT == 0
-    assert torch.equal(one.weight.data, torch.arange(1.0, 33.0).view(8, 4))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -73,18 +72,8 @@ def test_a_truncated_sampler_says_the_log_probs_of_the_whole_distribution(
             assert (likeliest == tokens[..., None]).any(-1).all()
 
 
-@pytest.mark.parametrize("share_prefix", [True, False])
-def test_a_replay_is_at_the_samplers_temperature(pipeline_folder: Path, share_prefix: bool) -> None:
-    from visual_grpo.config import PolicyConfig
-
-    policy = load_policy(
-        str(pipeline_folder),
-        size=SIZE,
-        rollout=WARM,
-        policy=PolicyConfig(share_prefix=share_prefix),
-        kl_reference=True,
-        device="cpu",
-    )
+def test_a_replay_is_at_the_samplers_temperature(pipeline_folder: Path) -> None:
+    policy = load_policy(str(pipeline_folder), size=SIZE, rollout=WARM, kl_reference=True, device="cpu")
     got = policy.rollout(RECORDS, 2, torch.Generator().manual_seed(0))
     rows = torch.arange(6)
     (chunk,) = policy.replay(got.trajectory, rows)

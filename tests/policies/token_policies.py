@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.conftest import SIZE, stir
 from visual_grpo.components import load_policy
-from visual_grpo.policies.prompt_cache import Prompts
+from visual_grpo.policies.prompt_cache import Prompts, forward
 
 
 @pytest.fixture(params=["pipeline_folder", "vl_folder"])
@@ -39,3 +40,12 @@ def prompts_of(policy: Any, before: int, tokens: int, padded: int) -> Prompts:
         positions=positions[..., :before],
         token_positions=positions[..., before:],
     )
+
+
+def hidden_whole(model: Any, prompts: Prompts, prompt_of_row: Tensor, tokens: Tensor) -> Tensor:
+    """[b, T, H] by one forward of each row's prompt and tokens, which shares nothing."""
+    own, count = prompt_of_row, tokens.shape[1]
+    embeds = torch.cat([prompts.embeds[own], model.model.get_input_embeddings()(tokens[:, :-1])], 1)
+    mask = torch.cat([prompts.mask[own], torch.ones_like(tokens[:, :-1])], 1)
+    positions = torch.cat([prompts.positions[:, own], prompts.token_positions[:, own, : count - 1]], 2)
+    return forward(model, embeds, mask, positions, None)[:, -count:]

@@ -14,7 +14,7 @@ from tests.pretend.accelerator import Accelerator, DeviceMixError
 from tests.pretend.trained import TOKENS, assert_equal, config_of, records_of, train
 from visual_grpo.plan.replaced import replaced
 from visual_grpo.policies import token_model, token_steps
-from visual_grpo.policies.token_model import LOOK
+from visual_grpo.policies.token_model import EOS_CHECK_INTERVAL
 from visual_grpo.types import PromptRecord
 
 FLOW: Mapping[str, Any] = {"kinds": ["flow"]}
@@ -85,10 +85,10 @@ def test_a_policy_is_trained_on_a_gpu_as_on_the_cpu(case: Any, tmp_path: Path, n
     moved = [bool(value.any()) for adapter, value in found.adapters.items() if "lora_B" in adapter]
     assert sum(moved) > 0.8 * len(moved), "what nothing follows from is not moved: the last block's text"
     assert bool(between) == ("tokens" in changes.get("kinds", ["tokens"]))
-    assert name != "qwen2_5_vl" or any(number % LOOK == 0 for number, _ in between)
-    looks = LOOK if name == "qwen2_5_vl" else None
+    assert name != "qwen2_5_vl" or any(number % EOS_CHECK_INTERVAL == 0 for number, _ in between)
+    looks = EOS_CHECK_INTERVAL if name == "qwen2_5_vl" else None
     for number, count in between:
-        # Whether all rows have ended is asked for after every LOOK-th token.
+        # Whether all rows have ended is asked for after every EOS_CHECK_INTERVAL-th token.
         assert count == (looks is not None and number % looks == 0), (number, gpu.transfers)
 
 

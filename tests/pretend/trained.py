@@ -15,7 +15,6 @@ from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import gradient_sums
 from visual_grpo.plan.replaced import replaced
-from visual_grpo.policies import fused_steps, token_model
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample, TextSample
 
@@ -61,6 +60,10 @@ def config_of(folder: Path, device: str, kinds: Sequence[str] = ("tokens", "flow
 def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> Trained:
     """As the pipeline does: loads ``folder``, puts adapters on, trains, draws."""
     model = components.build_model(config, str(folder))
+    for network in networks_of(model):
+        for tensor in (*network.parameters(), *network.buffers()):
+            # As a GPU's copies are: a CPU rounds by where in memory weights begin, and those of a file begin anywhere.
+            tensor.data = tensor.data.clone()
     trainer = components.build_trainer(
         config, components.make_plan(config, str(folder)), model, RewardSet({"brightness": (score, 1.0)})
     )
@@ -68,12 +71,7 @@ def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> 
 
 
 def finish(config: Parameters, trainer: Any, model: Any, records: Sequence[PromptRecord]) -> Trained:
-    # On a CPU a small model's tokens come and are replayed by other kernels, and gradients are added up in float64.
-    with (
-        replaced(fused_steps, "fits", _never),
-        replaced(token_model, "fits", _never),
-        replaced(gradient_sums, "in_double", _never),
-    ):
+    with replaced(gradient_sums, "in_double", _never):  # As on a GPU.
         steps = [step.values for step in trainer.fit(records)]
         samples = model.generate(records, list(range(len(records))), config.sampling.stock)
     adapters = {name: value.cpu() for name, value in model.adapters.state().items()}

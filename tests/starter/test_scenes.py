@@ -149,7 +149,7 @@ def test_the_pretraining_gives_the_log_probs_of_the_policy(small_batch: None, tm
         tokens=targets,
         mask=torch.ones_like(targets, dtype=torch.bool),
     )
-    scored = token_log_probs(said, trajectory, torch.arange(len(records)), 1.0, share_prefix=True)
+    scored = token_log_probs(said, trajectory, torch.arange(len(records)), 1.0)
     torch.testing.assert_close(taught.gather(2, targets[..., None])[..., 0], scored, rtol=0, atol=1e-5)
 
 

@@ -76,11 +76,11 @@ class FlowConfig(Strict):
 class SignalCheckConfig(Strict):
     """Whether the policy gradients of independent rollouts agree, before anything is trained."""
 
-    rollouts: int = Field(
-        48,
+    rollouts: int | None = Field(
+        None,
         ge=0,
-        description="independent rollouts a module at most, drawn until they can tell; 0 = off; 3 to 5 are measured and"
-        " shown, but stop no run unless least_cosine is set",
+        description="independent rollouts a module at most, drawn until they can tell; null = a quarter of grpo.steps,"
+        " but 6 to 48; 0 = off; 3 to 5 are measured and shown, but stop no run unless least_cosine is set",
     )
     least_cosine: float | None = Field(
         None,
@@ -90,10 +90,14 @@ class SignalCheckConfig(Strict):
 
     @field_validator("rollouts")
     @classmethod
-    def _enough_for_an_error(cls, rollouts: int) -> int:
+    def _enough_for_an_error(cls, rollouts: int | None) -> int | None:
         if rollouts in (1, 2):
             raise ValueError("at least 3, since fewer have no standard error and chance would stop the run; 0 = off")
         return rollouts
+
+    def most(self, steps: int) -> int:
+        """Rollouts a module at most, before a training of ``steps``."""
+        return min(max(steps // 4, 6), 48) if self.rollouts is None else self.rollouts
 
 
 class PolicyConfig(Strict):
@@ -109,7 +113,6 @@ class PolicyConfig(Strict):
     flow: FlowConfig = FlowConfig()
     signal_check: SignalCheckConfig = SignalCheckConfig()
     gradient_checkpointing: bool = Field(False, description="recompute activations backward: less memory, more time")
-    share_prefix: bool = Field(True, description="run each prompt once per group; off under gradient checkpointing")
     share_start_noise: bool = Field(True, description="one start noise of the decoder per prompt")
     decode_guidance_scale: float | None = Field(
         None,

@@ -16,7 +16,6 @@ from visual_grpo.gpu_check.host_waits import counted_waits
 from visual_grpo.gpu_check.model import check_model
 from visual_grpo.gpu_check.stopwatch import Stopwatch
 from visual_grpo.hardware.device import resolve_device
-from visual_grpo.hardware.threads import use_threads
 from visual_grpo.plan.inputs import REWARD, records_for, unequal_scores, with_planned_reward
 from visual_grpo.plan.models import of_loaded
 from visual_grpo.plan.phases import phases_of_drawing, phases_of_training
@@ -34,7 +33,7 @@ def measure(config: Parameters) -> dict[str, Any]:
     first ratios runs as in any training, and raises what it raises there.
     """
     device = resolve_device(config.model.device)
-    use_threads(config.model.threads)
+    torch.set_num_threads(config.model.threads)
     torch.manual_seed(config.seed)
     config, started = with_planned_reward(config), time.perf_counter()
     family, loaded, source = check_model(config, device)

@@ -35,7 +35,9 @@ class ParameterHooks:
     def after_context_created(self, context: KedroContext) -> None:
         _refuse_seed_in_globals(context.config_loader)
         tree = with_output_folders(context.config_loader["parameters"], context.env)
-        tree, taken = _of_resumed_run(tree, context.config_loader.runtime_params or {})
+        given = context.config_loader.runtime_params or {}
+        tree, taken = _of_resumed_run(tree, given)
+        tree = _for_all_modules(tree, given)
         takes_over(taken)
         self._resumed = _said(taken)
         context.config_loader["parameters"] = tree
@@ -80,6 +82,20 @@ def _refuse_seed_in_globals(loader: AbstractConfigLoader) -> None:
             f"globals.yml sets seed to {seed}, but the seed is now a parameter like any other, and is {used}. Put the"
             f" line `seed: {seed}` into the parameters.yml beside that file, and take it out of globals.yml."
         )
+
+
+def _for_all_modules(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Lets ``grpo.NAME`` of --params replace what a configuration sets for single modules."""
+    shared, own, modules = given.get("grpo"), given.get("modules", {}), tree.get("modules")
+    if not isinstance(shared, dict) or not isinstance(own, dict) or not isinstance(modules, dict):
+        return tree
+    kept = {
+        module: {name: value for name, value in settings.items() if name not in shared or name in own.get(module, {})}
+        if isinstance(settings, dict)
+        else settings
+        for module, settings in modules.items()
+    }
+    return {**tree, "modules": kept}
 
 
 def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogProtocol) -> Parameters:

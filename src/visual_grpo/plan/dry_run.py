@@ -20,9 +20,7 @@ from visual_grpo.plan.models import PlannedModel
 from visual_grpo.plan.parts import Parts
 from visual_grpo.plan.phases import CONDITIONS, REWARDS, phases_of_drawing, phases_of_training
 from visual_grpo.plan.repeats import Denoised, fewer_micro_batches, fewer_repeats
-from visual_grpo.plan.replaced import replaced
 from visual_grpo.plan.segmenter import PlannedSegmenter
-from visual_grpo.policies import fused_layers
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample
 
@@ -100,8 +98,6 @@ class DryRunner:
         with ExitStack() as stack:
             for counted in (phases_of_drawing(meter), fewer_repeats(meter, self._seen), fused_attention(self.device)):
                 stack.enter_context(counted)
-            if self.device == "cpu":  # Its small language models are replayed in fewer operations.
-                stack.enter_context(replaced(fused_layers, "is_cpu", lambda _: lambda device: True))
             stack.enter_context(literals_with_values())
             stack.enter_context(meter)
             before = brought(*self.planned.networks.values())

@@ -42,8 +42,7 @@ def fewer_repeats(meter: Meter, seen: Callable[[Denoised], None]) -> Iterator[No
     with ExitStack() as stack:
         decoding = _Decoding(meter)
         stack.enter_context(replaced(token_model, "_sample_batch", decoding.batch))
-        for name in ("prefill", "prefill_fused"):
-            stack.enter_context(replaced(token_model, name, decoding.prefill))
+        stack.enter_context(replaced(token_model, "prefill", decoding.prefill))
         for name in ("layers", "forward"):
             stack.enter_context(replaced(token_steps, name, decoding.step))
         stack.enter_context(replaced(Denoiser, "_ode", lambda real: _two_steps(meter, real, seen)))

@@ -57,7 +57,7 @@ def run_time(
     every = evaluation.every
     return RunTime(
         step=step,
-        signal_check=step * config.policy.signal_check.rollouts,
+        signal_check=step * config.policy.signal_check.most(config.grpo.steps),
         steps=step * steps,
         evaluation_in_training=batches(evaluation.prompts) * batch["stock"],
         evaluations_in_training=1 if not every else -(-steps // every),

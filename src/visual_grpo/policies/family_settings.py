@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from visual_grpo.config import (
     ControlConfig,
+    GRPOConfig,
     Parameters,
     PolicyConfig,
     SamplerConfig,
@@ -78,8 +79,13 @@ def is_joint(family: Family, policy: PolicyConfig) -> bool:
     return policy.stages == "joint" and len(trained_modules(family, policy)) > 1
 
 
-def _check_stages(family: Family, policy: PolicyConfig) -> None:
+def _check_stages(family: Family, policy: PolicyConfig, grpo: GRPOConfig) -> None:
     trained = trained_modules(family, policy)
+    if policy.stages == "joint" and (grpo.max_refills or grpo.rollout_prompts):
+        raise UserError(
+            "policy.stages is joint, which draws one rollout of all prompts a step: it has neither grpo.max_refills"
+            " nor grpo.rollout_prompts. Leave them out, or set policy.stages=alternating."
+        )
     if policy.stages == "joint" and len(trained) < 2:
         raise UserError(
             f"policy.stages is joint, which trains two modules from one rollout, but only {trained[0]} is trained;"
@@ -157,7 +163,7 @@ def check_family(family: Family, config: Parameters) -> None:
         _require_module(family, name, "modules")
     _check_samplers(family, config.sampling)
     _check_groups(family, config)
-    _check_stages(family, config.policy)
+    _check_stages(family, config.policy, config.grpo)
     _check_window(family, config)
     _check_kl_correction(family, config)
     _check_decode_guidance(family, config)

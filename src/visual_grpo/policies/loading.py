@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from visual_grpo.config import ModelConfig
 from visual_grpo.errors import UserError
 from visual_grpo.hardware import shards
-from visual_grpo.hardware.aligned import align
 from visual_grpo.hardware.device import resolve_device
 from visual_grpo.hardware.quantised import check_base_weights, quantise
 from visual_grpo.hardware.turns import take_turns
@@ -77,8 +76,6 @@ def load_pipeline(
 
 def place(networks: Mapping[str, Any], device: torch.device, offload: str = "none") -> None:
     """Puts the frozen ``networks`` on ``device``: whole, in turns, or this process's part of them (`shards`)."""
-    if device.type == "cpu":
-        align(networks.values())
     if shards.active():
         shards.cut(networks, device)
     elif offload != "none":

@@ -20,7 +20,7 @@ from visual_grpo.config import LoraParams
 from visual_grpo.errors import UserError
 from visual_grpo.hardware import shards
 from visual_grpo.hardware.quantised import QuantisedLinear
-from visual_grpo.policies.low_rank import folded, three_kernels
+from visual_grpo.policies.low_rank import three_kernels
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -176,42 +176,30 @@ class PipelineAdapter(DiffusersAdapter):
 def merged(model: nn.Module) -> Iterator[None]:
     """Any adapter of ``model`` folded into the weights while sampling: one matrix product instead of three.
 
-    Meanwhile peft's layers are the plain ones below them, since what peft looks at in each call takes as long as a
-    small product. Afterwards the weights are put back from copies, since adding and subtracting would leave rounding
-    behind. In half precision folding rounds the update away, and so it would in 8 or 4 bits: there it is
-    `three_kernels`. Sharded weights are gathered for one call at a time, so they are folded in each call.
+    Afterwards the weights are put back from copies, since adding and subtracting would leave rounding behind. In half
+    precision merging rounds the update away, and so it would in 8 or 4 bits, and sharded weights are gathered for one
+    call at a time: there it is `three_kernels`.
     """
     layers = _layers(model)
-    if not all(_is_foldable(layer.get_base_layer()) for layer in layers):
+    if shards.active() or not all(_is_mergeable(layer.get_base_layer()) for layer in layers):
         with three_kernels(layers):
-            yield
-        return
-    if shards.active():
-        with folded(layers):
             yield
         return
     originals = [layer.get_base_layer().weight.detach().clone() for layer in layers]
     try:
         for layer in layers:
-            layer.merge()
-            if not layer.disable_adapters:  # Such a one unmerges itself in its call.
-                layer.forward = layer.get_base_layer().forward
+            if not layer.disable_adapters:  # Such a one would unmerge itself in its call.
+                layer.merge()
         yield
     finally:
         for layer, weight in zip(layers, originals, strict=True):
-            vars(layer).pop("forward", None)
             layer.merged_adapters.clear()
             layer.get_base_layer().weight.data.copy_(weight)
 
 
-def merged_with_gradient(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """As `merged`, but the adapter gets its gradient, and no weight is changed; in half precision nothing is done."""
-    return folded(_layers(model))
-
-
 @contextlib.contextmanager
 def _switched_off(model: nn.Module) -> Iterator[None]:
-    """As peft's ``disable_adapter``, which asks all modules for their status before: felt in a small model."""
+    """As peft's ``disable_adapter``, for diffusers' models too, and leaves those off that are off already."""
     layers = [layer for layer in _layers(model) if not layer.disable_adapters]
     for layer in layers:
         layer.enable_adapters(False)
@@ -228,7 +216,7 @@ def _layers(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
 
 
-def _is_foldable(base: nn.Module) -> bool:
+def _is_mergeable(base: nn.Module) -> bool:
     return not isinstance(base, QuantisedLinear) and base.weight.dtype == torch.float32
 
 

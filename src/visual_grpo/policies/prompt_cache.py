@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
@@ -61,24 +62,52 @@ def prefill(model: Any, prompts: Prompts, prompt_of_row: Tensor) -> Prefix:
     )
 
 
-def hidden_shared(model: Any, prompts: Prompts, prompt_of_row: Tensor, tokens: Tensor) -> Tensor:
-    """[b, T, H] that predict ``tokens`` ([b, T] int64), after one forward per distinct prompt."""
-    prefix = prefill(model, prompts, prompt_of_row)
-    if tokens.shape[1] == 1:
-        return prefix.hidden
-    mask = torch.cat([prefix.mask, torch.ones_like(tokens[:, :-1])], 1)
-    embeds = model.model.get_input_embeddings()(tokens[:, :-1])
-    rest = forward(model, embeds, mask, prefix.token_positions[..., : embeds.shape[1]], prefix.cache)
-    return torch.cat([prefix.hidden, rest], 1)
+def hidden_shared(
+    model: Any, prompts: Prompts, prompt_of_row: Tensor, tokens: Tensor, *, checkpointing: bool = False
+) -> Tensor:
+    """[b, T, H] that predict ``tokens`` ([b, T] int64); each distinct prompt is computed once.
 
+    Every layer runs on the prompts and then on the tokens that follow them. So with ``checkpointing`` it can be
+    recomputed in the backward pass; transformers' own gradient checkpointing excludes a cache.
+    """
+    from transformers import DynamicCache
+    from transformers.masking_utils import create_masks_for_generate
 
-def hidden_whole(model: Any, prompts: Prompts, prompt_of_row: Tensor, tokens: Tensor) -> Tensor:
-    """As `hidden_shared`, by one forward of prompt and tokens: gradient checkpointing excludes a cache."""
-    own, count = prompt_of_row, tokens.shape[1]
-    embeds = torch.cat([prompts.embeds[own], model.model.get_input_embeddings()(tokens[:, :-1])], 1)
-    mask = torch.cat([prompts.mask[own], torch.ones_like(tokens[:, :-1])], 1)
-    positions = torch.cat([prompts.positions[:, own], prompts.token_positions[:, own, : count - 1]], 2)
-    return forward(model, embeds, mask, positions, None)[:, -count:]
+    network, config = model.model.language_model, model.config.get_text_config()
+    used, of_row = prompt_of_row.unique(return_inverse=True)
+    before = prompts.embeds[used]
+    after = model.model.get_input_embeddings()(tokens[:, :-1])
+    if not after.shape[1]:
+        return prefill(model, prompts, prompt_of_row).hidden
+    of_row = of_row.to(before.device)
+    masks, seen = [], DynamicCache()
+    for embeds, mask in (
+        (before, prompts.mask[used]),
+        (after, torch.cat([prompts.mask[prompt_of_row], torch.ones_like(tokens[:, :-1])], 1)),
+    ):
+        masks.append(create_masks_for_generate(config, embeds, mask, seen))
+        places = embeds.new_empty(1, 1, embeds.shape[1], 1)  # The masks need the number of tokens only.
+        seen.update(places, places, 0)
+    rotary = (
+        network.rotary_emb(before, prompts.positions[:, used]),
+        network.rotary_emb(after, prompts.token_positions[:, prompt_of_row, : after.shape[1]]),
+    )
+
+    def run(layer: Any, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        cache, kind = DynamicCache(), getattr(layer, "attention_type", "full_attention")
+        own = [mask[kind] if isinstance(mask, dict) else mask for mask in masks]
+        before = layer(before, attention_mask=own[0], position_embeddings=rotary[0], past_key_values=cache)
+        cache.batch_select_indices(of_row)
+        after = layer(after, attention_mask=own[1], position_embeddings=rotary[1], past_key_values=cache)
+        return before, after
+
+    for layer in network.layers:
+        if checkpointing:
+            before, after = checkpoint(run, layer, before, after, use_reentrant=False, preserve_rng_state=False)
+        else:
+            before, after = run(layer, before, after)
+    hidden: Tensor = network.norm(torch.cat([before[of_row, -1:], after], 1))
+    return hidden
 
 
 def forward(model: Any, embeds: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None) -> Tensor:

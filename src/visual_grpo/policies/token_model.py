@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import SamplerConfig
-from visual_grpo.policies.fused_layers import fits, hidden_fused, prefill_fused
-from visual_grpo.policies.prompt_cache import Prompts, hidden_shared, hidden_whole, prefill
+from visual_grpo.policies.prompt_cache import Prompts, hidden_shared, prefill
 from visual_grpo.policies.rows import distinct
 from visual_grpo.policies.token_steps import TokenCache, token_steps
 from visual_grpo.policies.tokens import TokenSampler, chosen_log_probs, deviation, draw, entropy, row_uniforms
@@ -31,8 +30,8 @@ class Encoded(Protocol):
 
 
 E = TypeVar("E", bound=Encoded)
-LOOK = 8
-"""Tokens that a GPU draws before it is asked whether all rows have ended."""
+EOS_CHECK_INTERVAL = 8
+"""Tokens between two checks of whether all rows have ended, each of which waits for the GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,18 +141,17 @@ def sample_tokens(
 
 
 def token_log_probs(
-    model: TokenModel[E], trajectory: TokenTrajectory[E], rows: Tensor, temperature: float, *, share_prefix: bool
+    model: TokenModel[E],
+    trajectory: TokenTrajectory[E],
+    rows: Tensor,
+    temperature: float,
+    *,
+    checkpointing: bool = False,
 ) -> Tensor:
-    """[b, T] float32 of the stored tokens of ``rows`` ([b]), on the CPU, under the weights as they are now.
-
-    ``share_prefix``: one forward per distinct prompt; impossible under gradient checkpointing.
-    """
-    tokens = trajectory.tokens[rows]
+    """[b, T] float32 of the stored tokens of ``rows`` ([b]), on the CPU, under the weights as they are now."""
+    tokens, prompt_of_row = trajectory.tokens[rows], trajectory.prompt_of_row[rows]
     prompts = trajectory.encoded.prompts
-    hidden_of = hidden_shared if share_prefix else hidden_whole
-    if share_prefix and fits(model.network, prompts, *tokens.shape):
-        hidden_of = hidden_fused
-    hidden = hidden_of(model.network, prompts, trajectory.prompt_of_row[rows], tokens)
+    hidden = hidden_shared(model.network, prompts, prompt_of_row, tokens, checkpointing=checkpointing)
     return chosen_log_probs(hidden, model.head, tokens, temperature, model.bias).cpu()
 
 
@@ -177,8 +175,7 @@ def _sample_batch(
 
     T columns are returned whether or not every row ends before, so that batches can be joined.
     """
-    prefill_by = prefill_fused if fits(model.network, prompts, len(prompt_of_row), 0) else prefill
-    prefix = prefill_by(model.network, prompts, prompt_of_row)
+    prefix = prefill(model.network, prompts, prompt_of_row)
     hidden, steps = prefix.hidden, token_steps(model.network, prefix, uniforms.shape[1], cache)
     embed = model.network.model.get_input_embeddings()
     padding = model.ends[0] if model.ends else 0
@@ -186,7 +183,6 @@ def _sample_batch(
     log_probs, entropies, deviations = torch.zeros(3, *uniforms.shape, device=hidden.device)
     # What every token needs is on the device before the first: each copy would make the GPU wait for the host.
     uniforms = uniforms.to(hidden.device)
-    look = 1 if hidden.device.type == "cpu" else LOOK  # Asking a GPU waits for it.
     done = torch.zeros(len(tokens), dtype=torch.bool, device=hidden.device)
     for step in range(uniforms.shape[1]):
         logits = (hidden[:, -1] @ model.head.t()).float()
@@ -207,7 +203,7 @@ def _sample_batch(
             break
         if model.ends:
             done |= is_end(model, token)
-            if step % look == look - 1 and done.all():
+            if step % EOS_CHECK_INTERVAL == EOS_CHECK_INTERVAL - 1 and done.all():
                 break
         hidden = steps.next(embed(token[:, None]))
     return tokens, log_probs, entropies, deviations

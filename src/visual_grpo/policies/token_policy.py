@@ -5,11 +5,10 @@ Shapes: N prompts, G samples of each, B = N * G rows, T tokens.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -68,10 +67,6 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
         super().__init__(adapter)
         self.model, self.sampler, self.config, self.kl_reference = model, sampler, config, kl_reference
         self.temperature = model.sampler(sampler).temperature
-        self.share_prefix = config.share_prefix and not config.gradient_checkpointing
-        if config.gradient_checkpointing:
-            # use_reentrant=False: a reentrant checkpoint drops the gradient when its input needs none.
-            model.network.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
 
     @torch.no_grad()
     def rollout(
@@ -124,8 +119,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
     def replay(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Iterator[ReplayChunk]:
         """One chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
         with present(self.model.network):  # Also while the caller goes backward.
-            with self._products():
-                log_probs = self._log_probs(trajectory, rows)
+            log_probs = self._log_probs(trajectory, rows)
             kl = None
             if trajectory.reference_log_probs is not None:
                 kl = k3_kl(log_probs, trajectory.reference_log_probs[rows])
@@ -144,16 +138,9 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
         deviation = float(sampled.deviation[sampled.trajectory.mask].mean())
         return expected_gap(self.model.network, self.model.head.dtype, deviation / self.temperature)
 
-    def _products(self) -> contextlib.AbstractContextManager[None]:
-        """How the adapter is computed with gradient."""
-        if self.config.gradient_checkpointing:  # It computes again backward, when the block may have been left.
-            return contextlib.nullcontext()
-        return lora.merged_with_gradient(self.model.network)
-
     def _log_probs(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Tensor:
-        # No module has dropout, so the mode changes nothing else: checkpointing is active only in training mode.
-        _set_mode(self.model.network, training=self.config.gradient_checkpointing)
-        return token_log_probs(self.model, trajectory, rows, self.temperature, share_prefix=self.share_prefix)
+        checkpointing = self.config.gradient_checkpointing
+        return token_log_probs(self.model, trajectory, rows, self.temperature, checkpointing=checkpointing)
 
 
 def sample_merged(
@@ -164,12 +151,5 @@ def sample_merged(
     config: PolicyConfig,
 ) -> SampledTokens[E]:
     """B trajectories under the present adapter, which is merged into the weights meanwhile."""
-    _set_mode(model.network, training=False)
     with present(model.network), lora.merged(model.network):
         return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.kv_cache)
-
-
-def _set_mode(network: Any, *, training: bool) -> None:
-    """Walks through the modules only where it changes something: felt in a small model."""
-    if network.training != training:
-        network.train(training)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.policies import fused_steps
 from visual_grpo.policies.prompt_cache import Prefix, forward
 
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ def token_steps(model: Any, prefix: Prefix, length: int, cache: TokenCache) -> T
     """
     if cache == "static":
         return StaticSteps(model, prefix, length)
-    if fused_steps.fits(model, prefix):
-        return fused_steps.FusedSteps(model, prefix, length, _padding_mask(model, prefix, length))
     return GrowingSteps(model, prefix, length) if _is_known(model, prefix) else StockSteps(model, prefix)
 
 

@@ -139,10 +139,11 @@ def _pretrain_sd3(folder: Path, config: StarterConfig, data: DataConfig, seed: i
 
 def _pretrain_sd3_alone(job: Job, advance: Advance) -> None:
     """Runs in its own process; one thread makes its weights independent of the number of cores."""
-    from visual_grpo.hardware.threads import use_threads
+    import torch
+
     from visual_grpo.starter.sd3.pretrain_on_shapes import pretrain_sd3
 
-    use_threads(1)
+    torch.set_num_threads(1)
     with hidden_progress_bars():
         pretrain_sd3(job, advance)
 
@@ -202,9 +203,9 @@ def _steps(config: StarterConfig, task: Task) -> dict[str, int]:
 
 def _pretrain_half(half: str, job: Job, advance: Advance) -> None:
     """Runs in a separate process; one thread makes its weights independent of the number of cores."""
-    from visual_grpo.hardware.threads import use_threads
+    import torch
 
-    use_threads(1)
+    torch.set_num_threads(1)
     with hidden_progress_bars():
         _halves(job.world)[half](job, advance)
 

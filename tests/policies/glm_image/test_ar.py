@@ -33,7 +33,7 @@ TEXTS = [
 RECORDS = [PromptRecord(id=str(i), prompt=text) for i, text in enumerate(TEXTS)]
 STOCK = SamplerConfig(steps=3, guidance_scale=1.5)
 GREEDY = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1.0)
-MODES: list[dict[str, Any]] = [{}, {"share_prefix": False}, {"gradient_checkpointing": True}]
+MODES: list[dict[str, Any]] = [{}, {"gradient_checkpointing": True}]
 
 ArPolicy = TokenPolicy[EncodedPrompts]
 

@@ -30,7 +30,7 @@ from visual_grpo.types import PromptRecord, Scores
 
 QUERIES = ["light red", "the small thing to the left of the other one", "左边的红色部分"]
 SHAPES = [(64, 64), (32, 128), (96, 48)]
-MODES: list[dict[str, Any]] = [{}, {"share_prefix": False}, {"gradient_checkpointing": True}]
+MODES: list[dict[str, Any]] = [{}, {"gradient_checkpointing": True}]
 TOKENS = 12
 OPTIONS: dict[str, object] = {"max_tokens": TOKENS, "instruction": "Find: {query}"}
 GREEDY = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1)
@@ -137,9 +137,9 @@ def test_the_policy_sees_the_image(folder: Path, records: list[PromptRecord]) ->
     path = records[1].source_images[0].with_name("other.png")
     square.save(path)
     swapped = answers_of(policy).encode([PromptRecord(id="0", prompt=other.prompt, source_images=(path,))])
-    before = token_log_probs(policy.model, got.trajectory, torch.arange(3), 1.0, share_prefix=True)
+    before = token_log_probs(policy.model, got.trajectory, torch.arange(3), 1.0)
     object.__setattr__(got.trajectory, "encoded", swapped)
-    after = token_log_probs(policy.model, got.trajectory, torch.arange(3), 1.0, share_prefix=True)
+    after = token_log_probs(policy.model, got.trajectory, torch.arange(3), 1.0)
     assert (before - after)[got.mask].abs().max() > 0.1
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from visual_grpo.hardware.threads import use_threads
+import torch
+
 from visual_grpo.starter.job import Advance
 from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
 from visual_grpo.starter.qwen2_5_vl.next_token_training import pretrain
@@ -16,7 +17,7 @@ def pretrain_vl(folder: Path, size: tuple[int, int], steps: int, seed: int, adva
 
     Runs in a separate process on one thread, so that the weights do not depend on the number of cores.
     """
-    use_threads(1)
+    torch.set_num_threads(1)
     with hidden_progress_bars():
         processor = build_processor(*size)
         model = build_model(processor, seed)
