@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -111,17 +110,6 @@ def test_params_change_one_key_and_leave_its_neighbours():
     changed = OmegaConfigLoader(str(ROOT / "conf"), env="base", runtime_params=runtime, **CONFIG_LOADER_ARGS)
     before = loader("base")["parameters"]
     assert changed["parameters"] == {**before, "seed": 5, "grpo": {**before["grpo"], "steps": 3}}
-
-
-def test_a_seed_in_globals_is_refused_and_not_overlooked(tmp_path):
-    shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    (tmp_path / "conf/local/globals.yml").write_text("seed: 3\nmine: 1\n", encoding="utf-8")
-    command = (sys.executable, "-m", "kedro", "run", "--pipeline=train", f"--conf-source={tmp_path / 'conf'}")
-    done = call(*command)
-    assert done.returncode == 1
-    assert "globals.yml sets seed to 3, but the seed is now a parameter like any other, and is 0." in done.stderr
-    (tmp_path / "conf/local/parameters.yml").write_text("seed: ${globals:seed}\ngrpo: {loss: x}\n", encoding="utf-8")
-    assert "globals.yml" not in call(*command).stderr, "where it is still read, it is right"
 
 
 def test_a_module_in_the_projects_root_can_be_imported(tmp_path):

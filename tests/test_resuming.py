@@ -127,7 +127,7 @@ def test_a_parameter_that_is_newer_than_the_checkpoint_had_its_default(
     config = parameters(tmp_path, data={"sealed_share": share})
     tree = parameters(tmp_path).public()
     del tree["data"]["sealed_share"]
-    facts = {"format": resuming.FORMAT, "parameters": tree}
+    facts = {"parameters": tree}
     with pytest.raises(UserError, match=r"data\.sealed_share \(was 0\.0, is 0\.1\)") if refused else nullcontext():
         resuming.refuse_changes(tmp_path, facts, config)
 
@@ -206,13 +206,6 @@ def test_what_names_no_checkpoint_is_refused(tmp_path: Path, resume: str, said: 
     named = resume if resume == "atuo" else str(tmp_path)
     with pytest.raises(UserError, match=said.replace("?", r"\?")):
         execute(run_of(tmp_path, resume=named), tmp_path / "never")
-
-
-def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished(tmp_path)
-    monkeypatch.setattr(resuming, "FORMAT", 3)
-    with pytest.raises(UserError, match=r"is of another version \(format 2, this one is 3\)"):
-        check_resumable(parameters(tmp_path, resume="auto"), print)
 
 
 def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path) -> None:

@@ -153,8 +153,7 @@ checkpoints.mkdir(parents=True)
 def checkpoint_of(run_id, number):
     import torch
     from visual_grpo.grpo.checkpoint import save_checkpoint
-    from visual_grpo.resuming import FORMAT
-    facts = {"format": FORMAT, "parameters": settings_of_training, "public": {"mlflow_run_id": run_id}}
+    facts = {"parameters": settings_of_training, "public": {"mlflow_run_id": run_id}}
     facts["lineage"] = {"command": "the first command", "git.commit": "abc", "version.python": "3"}
     save_checkpoint(checkpoints, number, {"a": torch.zeros(1)}, facts)
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.test_resuming import damage, finished, stopped
 from tests.test_training import parameters
-from visual_grpo import same_training
+from visual_grpo import resuming
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.checkpoint import FACTS, SUMS, _line
-from visual_grpo.same_training import mark_finished, why_another
+from visual_grpo.resuming import mark_finished, why_another
 
 COMPUTED: dict[str, str] = {"source.digest": "a", "numerics": "torch 1"}
 
@@ -100,10 +100,5 @@ def test_a_finished_training_is_done_again_and_one_whose_adapters_were_not_saved
     assert why(tmp_path) is None, "killed between its last checkpoint and its adapters"
     mark_finished(tmp_path / "checkpoints")
     assert why(tmp_path) == f"the training of the checkpoints in {tmp_path / 'checkpoints'} is finished"
-    (tmp_path / "checkpoints" / same_training.FINISHED).write_text("{")
+    (tmp_path / "checkpoints" / resuming.FINISHED).write_text("{")
     assert why(tmp_path) is None, "a damaged note says nothing; the result is the same"
-
-
-def test_checkpoints_of_another_version_are_not_used(killed: Path) -> None:
-    note_lineage(killed, format=1)
-    assert str(why(killed)).endswith("are of another version of this program")

@@ -116,7 +116,7 @@ def test_results_pair_whatever_the_patience() -> None:
 
 @pytest.mark.parametrize(("options", "refused"), [({"timeout": 9.0}, False), ({"gain": 9.0}, True)])
 def test_a_run_goes_on_with_another_patience(tmp_path: Path, options: dict[str, Any], refused: bool) -> None:
-    facts = {"format": resuming.FORMAT, "parameters": parameters(**rewards_of({})).public()}
+    facts = {"parameters": parameters(**rewards_of({})).public()}
     with pytest.raises(UserError, match=r"rewards\.judge\.options\.gain") if refused else nullcontext():
         resuming.refuse_changes(tmp_path, facts, parameters(**rewards_of(options)))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.computed_with import MEANING
 from visual_grpo.config import Parameters, flatten, merged, presets
 from visual_grpo.config.validation import validate
 from visual_grpo.decisive_parameters import decisive, transport_parameters
 from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.files import write_atomically
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint_folder import Note, newest_intact, readable_facts
 
@@ -32,8 +35,10 @@ MAY_CHANGE = (
 """Patterns of the parameters that a resumed run may change, beside ``grpo.steps`` where the schedule allows it
 and the `transport` of rewards."""
 STEPS = "grpo.steps"
-FORMAT = 2
-"""Of the facts; raised when an older checkpoint cannot be resumed."""
+FINISHED = "finished.json"
+"""Beside the checkpoints: the one with which a training ended whose adapters are in their place."""
+_MOST_NAMED = 3
+"""Names in the reason."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,8 @@ class Origin:
 
     @property
     def lineage(self) -> dict[str, str]:
-        """Command, commit and versions of the training so far; empty in a checkpoint of an older version."""
-        return dict(self.facts.get("lineage", {}))
+        """Command, commit and versions of the training so far."""
+        return dict(self.facts["lineage"])
 
 
 def origin(resume: str, folder: Path) -> Origin | None:
@@ -68,9 +73,9 @@ def origin(resume: str, folder: Path) -> Origin | None:
         return None
     named = folder if resume == AUTO else _named(resume)
     if resume != AUTO and checkpoint.SUMS in {path.name for path in named.iterdir()}:
-        return Origin(named, _of_this_version(named, checkpoint.load_facts(named)))
+        return Origin(named, checkpoint.load_facts(named))
     found = readable_facts(named)
-    return None if found is None else Origin(found[0], _of_this_version(*found))
+    return None if found is None else Origin(*found)
 
 
 def find_intact(resume: str, folder: Path, note: Note) -> Path | None:
@@ -120,8 +125,7 @@ def unrepeated(run: Origin, configured: Mapping[str, Any], used: Mapping[str, An
 
 def refuse_changes(path: Path, facts: Mapping[str, Any], config: Parameters) -> None:
     """Raises UserError with each parameter that differs from the checkpoint's and may not."""
-    # Typed, so that a parameter that is newer than the checkpoint has its default there.
-    before = validate(presets.pinned(_of_this_version(path, facts)["parameters"])).public()
+    before = validate(presets.pinned(facts["parameters"])).public()
     was, now = (_decisive(tree) for tree in (before, config.public()))
     extended = was.get(STEPS) != now.get(STEPS)
     if extended and config.grpo.schedule == "constant":
@@ -202,10 +206,54 @@ def _named(resume: str) -> Path:
     )
 
 
-def _of_this_version(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    if facts.get("format") != FORMAT:
-        raise UserError(
-            f"The checkpoint {path} is of another version (format {facts.get('format')}, this one is {FORMAT}); start"
-            " again without resume."
-        )
-    return facts
+def mark_finished(folder: Path) -> None:
+    """Notes that the training of the newest checkpoint has left its adapters."""
+    newest = next(iter(checkpoint.checkpoints(folder)), None)
+    if newest is not None:
+        write_atomically(folder / FINISHED, json.dumps({"checkpoint": newest.name}))
+
+
+def why_another(config: Parameters, identity: Mapping[str, str], computed: Mapping[str, str]) -> str | None:
+    """Why the newest intact checkpoint is not one to go on from; None where it is. Only reads.
+
+    Args:
+        identity: what the training depends on beside the parameters: digests of model, data and own rewards.
+        computed: `computed_with` of the pipeline train.
+    """
+    folder = Path(config.tracking.checkpoints)
+    there = checkpoint.checkpoints(folder)
+    newest = next((path for path in there if checkpoint.damage(path) is None), None)
+    if newest is None:
+        return f"{folder} has {'no intact' if there else 'no'} checkpoint"
+    facts = checkpoint.load_facts(newest)
+    if _finished(folder) == newest.name:
+        return f"the training of the checkpoints in {folder} is finished"
+    different = list(_differences(facts, config, identity, computed))
+    if not different:
+        return None
+    more = f" and {len(different) - _MOST_NAMED} more" if len(different) > _MOST_NAMED else ""
+    return f"the checkpoints in {folder} are of a training with another {', '.join(different[:_MOST_NAMED])}{more}"
+
+
+def _finished(folder: Path) -> str | None:
+    try:
+        named: str = json.loads((folder / FINISHED).read_text(encoding="utf-8"))["checkpoint"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return named
+
+
+def _differences(
+    facts: Mapping[str, Any], config: Parameters, identity: Mapping[str, str], computed: Mapping[str, str]
+) -> Iterator[str]:
+    was, now = (decisive("train", tree) for tree in (facts["parameters"], config.public()))
+    for name in sorted(was.keys() | now.keys()):
+        if was.get(name) != now.get(name):
+            yield f"{name} (was {was.get(name)!r}, is {now.get(name)!r})"
+    yield from (
+        name for name in sorted({*facts["identity"], *identity}) if facts["identity"].get(name) != identity.get(name)
+    )
+    lineage = facts.get("lineage", {})
+    for name, value in computed.items():
+        if lineage.get(name) != value or f"resumed.{name}" in lineage:
+            yield MEANING[name]

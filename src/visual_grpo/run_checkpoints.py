@@ -110,7 +110,6 @@ class RunCheckpoints:
         tensors |= {f"best/{name}": value for name, value in self.progress.best_adapter.items()}
         random_tensors, random_facts = checkpoint.random_states()
         facts = {
-            "format": resuming.FORMAT,
             "trainer": trainer_facts,
             "random": random_facts,
             "history": self.progress.history,

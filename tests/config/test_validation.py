@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from visual_grpo.config import flatten
-from visual_grpo.config.validation import RENAMED, ParameterError, validate
+from visual_grpo.config.validation import ParameterError, validate
 from visual_grpo.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -81,33 +81,6 @@ def test_a_bad_value_is_named_with_what_is_allowed(defaults, name, value, said):
         validate(changed(defaults, name, value))
     assert said in str(refusal.value)
     assert str(refusal.value).startswith("A parameter is wrong:")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "now"),
-    [
-        ("policy.component", "both", "policy.train: all (before: both), or the name of a module (ar, dit, vl)"),
-        ("policy.both", "joint", "policy.stages: alternating or joint"),
-        ("policy.dit_lora", {"rank": 4}, "modules.dit.lora"),
-        ("policy.vl", {"max_tokens": 5}, "model.options (instruction, max_tokens)"),
-        ("grpo.dit", {"learning_rate": 1e-3}, "modules.dit"),
-        ("rewards.palette.dit_weight", 1.0, "modules.dit.rewards.palette"),
-    ],
-)
-def test_an_old_key_is_refused_with_its_new_name(defaults, name, value, now):
-    with pytest.raises(ParameterError) as refusal:
-        validate(changed(defaults, name, value))
-    shown = "" if isinstance(value, dict) else f" = {value!r}"
-    assert str(refusal.value).splitlines()[:2] == ["A parameter is wrong:", f"  {name}{shown}: renamed to {now}"]
-
-
-def test_every_renamed_key_is_gone_and_its_new_name_is_there(defaults):
-    tree = flatten(validate(defaults).model_dump()).keys()
-    for old, new in RENAMED.items():
-        names = [part if part != "*" else "palette" for part in old]
-        assert ".".join(names) not in tree
-        section = new.format(*names).split(":")[0].split(" ")[0]
-        assert any(key == section or key.startswith(f"{section}.") for key in tree), section
 
 
 def test_a_removed_reward_takes_its_weights_in_the_modules_along(defaults):

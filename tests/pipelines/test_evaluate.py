@@ -104,15 +104,6 @@ def test_a_baseline_made_otherwise_is_refused_before_anything_is_drawn(painted: 
     assert not (painted.folder / "trained").exists()
 
 
-@pytest.mark.parametrize("name", ["baseline", "evaluate"])
-def test_what_an_older_version_wrote_of_the_base_model_is_refused(painted: Project, name: str) -> None:
-    painted.run(create_pipeline("baseline"))
-    painted.train()
-    pipeline = create_pipeline(name)
-    with pytest.raises(UserError, match=r"of an older version.*--pipeline=starter"):
-        painted.run(pipeline, starter_report={"model": "the model", "digest": "digest"})
-
-
 def test_an_adapter_of_another_base_model_is_refused(painted: Project) -> None:
     painted.run(create_pipeline("baseline"))
     painted.train("another digest")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.pipelines.compare import Side, compare_adapters, differences
 from visual_grpo.pipelines.generate import draw_prompts
 from visual_grpo.pipelines.score import score_folder, summary
-from visual_grpo.records.seen import FILE, SeenPrompts
+from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
 
 SIZE = {"height": 64, "width": 96}
@@ -160,7 +159,7 @@ class Trainings:
         name: str,
         gain: float,
         data: str | None = None,
-        held_out: list[str] | None = None,
+        seen: list[str] | None = None,
         module: str = "ar",
         **own: Any,
     ) -> str:
@@ -175,8 +174,8 @@ class Trainings:
         }
         (folder / "training.json").write_text(json.dumps(facts))
         (folder / "training.csv").write_text("step,reward/total\n1,0.5\n")
-        if held_out is not None:
-            (folder / "held_out.json").write_text(json.dumps(held_out))
+        if seen is not None:
+            SeenPrompts.of(seen).write(folder)
         return str(folder)
 
     def compare(self, first: str, second: str, **own: Any) -> dict[str, Any]:
@@ -208,14 +207,10 @@ def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainings:
 def test_new_held_out_prompts_count_where_no_training_has_seen_them(trainings: Trainings) -> None:
     """Data that have grown: what is held out now was held out before, or was not there."""
     held_out = [record.prompt for record in trainings.records.split("held_out")]
-    first = trainings.add("first", 0.1, data="before they grew", held_out=held_out[:1])
-    SeenPrompts.of(["something else", held_out[3]]).write(Path(first))
+    first = trainings.add("first", 0.1, data="before they grew", seen=["something else", held_out[3]])
     second = trainings.add("second", 0.3)
     found = trainings.compare(first=first, second=second)
     assert found["headline"]["prompts"] == len(held_out) - 1
-    (Path(first) / FILE).unlink()
-    shutil.rmtree(trainings.folder / "out")
-    assert trainings.compare(first=first, second=second)["headline"]["prompts"] == 1
 
 
 def test_two_adapters_are_compared_on_the_same_prompts_and_seeds(trainings: Trainings) -> None:
@@ -248,7 +243,7 @@ def test_both_sides_are_scored_with_the_weights_of_the_one_that_is_judged(traini
 def test_trainings_on_other_data_are_compared_on_shared_prompts(
     trainings: Trainings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = trainings.add("other", 0.1, data="other", held_out=["held_out prompt 1", "held_out prompt 2", "else"])
+    other = trainings.add("other", 0.1, data="other", seen=["held_out prompt 0", "held_out prompt 3", "else"])
     found = trainings.compare(first=other, second=trainings.add("second", 0.3))
     assert found["headline"]["prompts"] == 2
     assert "compared on the 2 of 4 held-out prompts that neither has seen" in capsys.readouterr().out
@@ -256,10 +251,14 @@ def test_trainings_on_other_data_are_compared_on_shared_prompts(
 
 
 @pytest.mark.parametrize(
-    ("held_out", "said"), [(["else"], "each of the 4 held-out prompts"), (None, r"without seen_prompts\.json")]
+    ("seen", "said"),
+    [
+        ([f"held_out prompt {number}" for number in range(4)], "each of the 4 held-out prompts"),
+        (None, r"seen_prompts\.json is missing"),
+    ],
 )
-def test_nothing_in_common_is_refused(trainings: Trainings, held_out: list[str] | None, said: str) -> None:
-    other = trainings.add("other", 0.1, data="other", held_out=held_out)
+def test_nothing_in_common_is_refused(trainings: Trainings, seen: list[str] | None, said: str) -> None:
+    other = trainings.add("other", 0.1, data="other", seen=seen)
     with pytest.raises(UserError, match=said):
         trainings.compare(first=other, second=trainings.add("second", 0.3))
 

@@ -16,16 +16,6 @@ _LONGEST_VALUE = 80
 _OF_A_UNION = re.compile(r"(str|int|float|bool|list|tuple|dict)(\[.*\])?")
 """What pydantic adds to a parameter's name: which of several types the value is not."""
 
-RENAMED = {
-    ("policy", "component"): "policy.train: all (before: both), or the name of a module (ar, dit, vl)",
-    ("policy", "both"): "policy.stages: alternating or joint",
-    ("policy", "dit_lora"): "modules.dit.lora",
-    ("policy", "vl"): "model.options (instruction, max_tokens)",
-    ("grpo", "dit"): "modules.dit",
-    ("rewards", "*", "dit_weight"): "modules.dit.rewards.{1}",
-}
-"""Keys of older versions; ``*`` is any name."""
-
 
 class ParameterError(UserError):
     """The parameters cannot be used; the message lists every problem."""
@@ -65,7 +55,7 @@ def _explain(path: Sequence[int | str], detail: ErrorDetails) -> str:
     if detail["type"] == "missing":
         return f"{name} is missing{_meaning(path)}"
     if detail["type"] == "extra_forbidden":
-        return f"{name}{_shown(detail['input'])}: {_renamed(path) or f'there is no such parameter.{_nearest(path)}'}"
+        return f"{name}{_shown(detail['input'])}: there is no such parameter.{_nearest(path)}"
     allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should", 1)
     return f"{name}{_shown(detail['input'])}: {allowed}{_meaning(path)}{_nearest_value(detail)}"
 
@@ -85,14 +75,6 @@ def _meaning(path: Sequence[int | str]) -> str:
     section = _section(path[:-1])
     field = section.model_fields.get(str(path[-1])) if section and path else None
     return f" ({field.description})" if field is not None and field.description else ""
-
-
-def _renamed(path: Sequence[int | str]) -> str:
-    """Where an older version's key went; "" for a key that never existed."""
-    for old, new in RENAMED.items():
-        if len(path) == len(old) and all(part in ("*", str(key)) for part, key in zip(old, path, strict=True)):
-            return f"renamed to {new.format(*path)}"
-    return ""
 
 
 def _nearest(path: Sequence[int | str]) -> str:

@@ -22,7 +22,7 @@ def alarm_notes(training: Mapping[str, Any]) -> list[str]:
     Args:
         training: its facts.
     """
-    alarms = training.get("alarms", [])  # Not in those of older versions.
+    alarms = training["alarms"]
     if not alarms:
         return []
     more = f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else ""

@@ -150,7 +150,7 @@ def _unscored(before: pd.Series, after: pd.Series, clusters: list[str]) -> dict[
 def independent(rows: pd.DataFrame) -> list[str]:
     """[n] cluster of each row: the smallest id of the records that are held out together (such as all queries about an
     image)."""
-    units = rows["unit"] if "unit" in rows else rows["id"]  # Scores of older versions lack the column.
+    units = rows["unit"] if "unit" in rows else rows["id"]
     return list(rows["id"].groupby(units).transform("min"))
 
 

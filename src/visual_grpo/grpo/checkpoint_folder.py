@@ -10,7 +10,7 @@ from typing import Any
 
 from visual_grpo.errors import UserError
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.checkpoint import LATEST, SUMS
+from visual_grpo.grpo.checkpoint import LATEST
 
 DAMAGED, LATER = "damaged-", "later-"
 """Before the names of checkpoints that are not used, and of those after the one that a run went back to."""
@@ -112,8 +112,6 @@ def _none_intact(folder: Path, damaged: dict[Path, str]) -> str:
         what = f"No checkpoint in {folder} is intact:\n" + "\n".join(
             f"  {p.name}: {found}" for p, found in damaged.items()
         )
-        if all(found == f"{SUMS} is missing" for found in damaged.values()):
-            what += f"\nWithout {SUMS} they may also be of an older version, which cannot be resumed."
     else:
         named = _named((folder / LATEST).read_bytes()) or "no checkpoint"
         what = f"{folder / LATEST} names {named}, which is not there, and there is no other checkpoint."

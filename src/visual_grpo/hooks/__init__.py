@@ -4,11 +4,8 @@ Nodes only transform data; everything around them is here.
 """
 
 from visual_grpo.hooks.adapters import AdapterHooks
-from visual_grpo.hooks.ending import EndingHooks
-from visual_grpo.hooks.faults import FaultHooks
-from visual_grpo.hooks.inputs import InputHooks
-from visual_grpo.hooks.memory import MemoryHooks
-from visual_grpo.hooks.outputs import OutputHooks
+from visual_grpo.hooks.ending import EndingHooks, FaultHooks, MemoryHooks
+from visual_grpo.hooks.folders import InputHooks, OutputHooks
 from visual_grpo.hooks.parameters import ParameterHooks
 from visual_grpo.hooks.tracking import TrackingHooks
 

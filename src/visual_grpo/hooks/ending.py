@@ -1,7 +1,9 @@
-"""Which step of how many a command is at, and where everything is when it ends."""
+"""What a command says of its steps, at its end and at an error, and the memory that it frees between nodes."""
 
 from __future__ import annotations
 
+import gc
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from kedro.pipeline.node import Node
 
 from visual_grpo import console
 from visual_grpo.command import Command, is_stage_of_dvc
+from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import FLOW
+from visual_grpo.faults import is_out_of_memory, phase_of, smaller
 from visual_grpo.tracking import Tracker
 
 SHOWN = {
@@ -63,6 +67,47 @@ class EndingHooks:
         after = _next(run_params, made, catalog)
         if after is not None and not is_stage_of_dvc():
             console.note(f"Next: {after}")  # One line, however long: it is pasted.
+
+
+class FaultHooks:
+    """Says which parameters would have needed less memory, and the command that sets them."""
+
+    @hook_impl
+    def on_node_error(self, error: Exception, catalog: CatalogProtocol) -> None:
+        if not is_out_of_memory(error):
+            return
+        parameters: Parameters = catalog.load("parameters")
+        phase = phase_of(error)
+        tried = smaller(parameters, phase)
+        where = f"In the phase {phase} of the training step. " if phase else ""
+        if tried:
+            shown = ", ".join(f"{name}={json.dumps(value)}" for name, value in tried.items())
+            error.add_note(f"{where}Less memory: {shown}\nTry: {Command.now().adding(tried)}")
+        error.add_note(
+            "More that helps: model.dtype=bfloat16, smaller data.height and data.width, other programs closed"
+            " (Troubleshooting, Out of memory)."
+        )
+
+
+class MemoryHooks:
+    """Frees what a node has loaded before the next one loads its own model."""
+
+    @hook_impl
+    def after_node_run(self) -> None:
+        """Errors that a library catches and keeps have the frames of their callers, and these the model.
+
+        What is left are the libraries, half a million objects: frozen, they are not looked through after each node.
+        """
+        gc.collect()
+        gc.freeze()
+
+    @hook_impl
+    def after_pipeline_run(self) -> None:
+        gc.unfreeze()
+
+    @hook_impl
+    def on_pipeline_error(self) -> None:
+        gc.unfreeze()
 
 
 def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kedro.config import AbstractConfigLoader
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import CatalogProtocol
@@ -33,7 +32,6 @@ class ParameterHooks:
 
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
-        _refuse_seed_in_globals(context.config_loader)
         tree = with_output_folders(context.config_loader["parameters"], context.env)
         given = context.config_loader.runtime_params or {}
         tree, taken = _of_resumed_run(tree, given)
@@ -74,16 +72,6 @@ class ParameterHooks:
             console.note(self._resumed)
 
 
-def _refuse_seed_in_globals(loader: AbstractConfigLoader) -> None:
-    """Raises UserError where a globals.yml sets the seed, which the parameters took from there once."""
-    seed, used = loader["globals"].get("seed"), loader["parameters"].get("seed")
-    if seed not in (None, used) and "seed" not in (loader.runtime_params or {}):
-        raise UserError(
-            f"globals.yml sets seed to {seed}, but the seed is now a parameter like any other, and is {used}. Put the"
-            f" line `seed: {seed}` into the parameters.yml beside that file, and take it out of globals.yml."
-        )
-
-
 def _for_all_modules(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Lets ``grpo.NAME`` of --params replace what a configuration sets for single modules."""
     shared, own, modules = given.get("grpo"), given.get("modules", {}), tree.get("modules")
@@ -100,7 +88,7 @@ def _for_all_modules(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, A
 
 def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogProtocol) -> Parameters:
     """What ``resume=same`` comes to: ``auto`` where the newest checkpoint is of this very training, else ``never``."""
-    from visual_grpo import resuming, same_training
+    from visual_grpo import resuming
     from visual_grpo.computed_with import computed_with
     from visual_grpo.pipelines.train import identity
 
@@ -110,7 +98,7 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
             f" alone: {Command.now().of_pipeline('train')}"
         )
     known = identity(parameters, catalog.load("starter_report"), catalog.load("records"))
-    why = same_training.why_another(parameters, known, computed_with("train", parameters))
+    why = resuming.why_another(parameters, known, computed_with("train", parameters))
     if why is not None:
         console.note(f"Starting at step 1: {why}")
     return parameters.model_copy(update={"resume": resuming.AUTO if why is None else resuming.NEVER})

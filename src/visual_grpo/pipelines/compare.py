@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,11 @@ from visual_grpo.evaluation import compare, generate, report
 from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.headline import headline, lines
 from visual_grpo.importing import code_digests
-from visual_grpo.records.seen import FILE as SEEN
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.adapters import find_adapters
-from visual_grpo.trained_adapters import HELD_OUT, HISTORY, NONE, judged_by_other_code, modules_of, read_facts
+from visual_grpo.trained_adapters import HISTORY, NONE, judged_by_other_code, modules_of, read_facts
 from visual_grpo.types import PromptRecord
 
 
@@ -122,7 +120,8 @@ def unseen(records: RecordTable, sides: Sequence[Side], task: str, split: str = 
     found = there
     for side in sides:
         if side.folder is not None and (side.facts["data"] != records.digest or "start" in side.facts):
-            found = _not_seen_by(side, side.folder, found, task)
+            seen = SeenPrompts.read(side.folder)
+            found = [record for record in found if record.prompt not in seen]
     what = split.replace("_", "-")
     if not found:
         raise UserError(
@@ -133,20 +132,6 @@ def unseen(records: RecordTable, sides: Sequence[Side], task: str, split: str = 
     if len(found) < len(there):
         console.note(f"Other data: compared on the {len(found)} of {len(there)} {what} prompts that neither has seen.")
     return found
-
-
-def _not_seen_by(side: Side, folder: Path, records: Sequence[PromptRecord], task: str) -> list[PromptRecord]:
-    seen = SeenPrompts.read(folder)
-    if seen is not None:
-        return [record for record in records if record.prompt not in seen]
-    file = folder / HELD_OUT
-    if not file.is_file():
-        raise UserError(
-            f"{task}: {side.name} was trained on other data, and its folder does not say on which prompts: it is of an"
-            f" older version, without {SEEN}."
-        )
-    held_out = set(json.loads(file.read_text(encoding="utf-8")))
-    return [record for record in records if record.prompt in held_out]
 
 
 def shared_scorer(parameters: Parameters, facts: dict[str, Any], records: Sequence[PromptRecord]) -> RewardSet:

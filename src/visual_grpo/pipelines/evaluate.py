@@ -9,7 +9,6 @@ import pandas as pd
 
 from visual_grpo import components, console
 from visual_grpo.config import EvaluationConfig, Parameters
-from visual_grpo.errors import UserError
 from visual_grpo.evaluation import compare, generate, pairing, report
 from visual_grpo.evaluation.alarms_shown import alarm_notes
 from visual_grpo.evaluation.headline import change, decimals, extent, headline, lines, result
@@ -24,10 +23,7 @@ from visual_grpo.trained_adapters import HISTORY, judged_by_other_code, modules_
 
 def choose_adapters(parameters: Parameters, adapters: Path) -> Path:
     """The folder of the adapters to judge: ``adapters``, or those that the parameter ``adapter`` names."""
-    found = find_adapters(parameters.adapter, adapters)
-    if not (found / HISTORY).is_file():
-        raise UserError(f"{found} has no {HISTORY}: the adapter is of an older version. Train again.")
-    return found
+    return find_adapters(parameters.adapter, adapters)
 
 
 def draw_trained(
@@ -101,8 +97,7 @@ def _log(evaluation: dict[str, Any], evaluation_report: Path) -> None:
     tracker.table(evaluation["rewards"], TABLE)
     tracker.results(result_metrics(found), step=training["steps"])
     tracker.tags({"result": " ".join([found["sentence"], *found["notes"]])})
-    if "parameters" in training:  # Not in those of older versions.
-        tracker.text(model_card(training, evaluation["modules"], lines(found)), f"adapters/{CARD}")
+    tracker.text(model_card(training, evaluation["modules"], lines(found)), f"adapters/{CARD}")
 
 
 def show_verdict(found: dict[str, Any], entries: list[dict[str, Any]]) -> None:

@@ -171,8 +171,8 @@ def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path, 
 
 def _seen(records: RecordTable, start: Path | None) -> SeenPrompts:
     """The prompts of this training, and of those that its adapters started from."""
-    earlier = None if start is None else SeenPrompts.read(start)
-    return SeenPrompts.of(record.prompt for record in records.split("train", "eval")) | (earlier or SeenPrompts())
+    seen = SeenPrompts.of(record.prompt for record in records.split("train", "eval"))
+    return seen if start is None else seen | SeenPrompts.read(start)
 
 
 def identity(config: Parameters, starter_report: dict[str, Any], records: RecordTable) -> dict[str, str]:

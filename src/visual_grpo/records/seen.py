@@ -24,20 +24,18 @@ class SeenPrompts:
         return cls(map(_hash, prompts))
 
     @classmethod
-    def read(cls, folder: Path) -> SeenPrompts | None:
-        """Of the training that left ``folder``; None if that is of an older version.
+    def read(cls, folder: Path) -> SeenPrompts:
+        """Reads those of the training that left ``folder``.
 
         Raises:
-            UserError: the file is damaged.
+            UserError: the file is missing or damaged.
         """
         file = folder / FILE
-        if not file.is_file():
-            return None
         try:
             hashes = json.loads(file.read_text(encoding="utf-8"))
             return cls(str(text) for text in hashes)
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{file} is damaged: expected a list of hashes. Train again.") from error
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{file} is missing or damaged: expected a list of hashes. Train again.") from error
 
     def write(self, folder: Path) -> None:
         (folder / FILE).write_text(json.dumps(sorted(self.hashes)), encoding="utf-8")
