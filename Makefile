@@ -21,7 +21,7 @@ WORKER := .venv-workers/$(NAME)
 # And the peers that benchmarks compare with.
 BENCH := .venv-bench
 
-.PHONY: help setup demo repro retrain dvc-stages test test-slow test-kill lint format docs lock audit sbom sign verify ui deliver viz clean
+.PHONY: help setup demo repro retrain test test-slow test-kill lint format docs lock audit sbom sign verify ui deliver viz clean
 .PHONY: quantised test-quantised worker bench gpu-check upgrade schedule-systemd airflow airflow-dag airflow-test
 
 help:  ## Show this list
@@ -48,11 +48,8 @@ demo: setup  ## Run all pipelines on the small model: draw data, pretrain, basel
 	echo "The whole run took $$((s / 60)) min $$((s % 60)) s."
 
 repro: setup  ## Run the pipelines with DVC: only stages that changed since the last run; ENV=NAME for another environment
-	@$(if $(ENV),$(BIN)/python -m visual_grpo.dvc_stages --env=$(ENV))
+	@$(BIN)/python -m visual_grpo.retraining.project $(if $(ENV),--env=$(ENV))
 	@$(BIN)/dvc repro $(if $(ENV),conf/$(ENV)/dvc.yaml,dvc.yaml)
-
-dvc-stages: setup  ## Write dvc.yaml again after a change of pipelines, imports or parameters; ENV=NAME for conf/NAME/dvc.yaml
-	@$(BIN)/python -m visual_grpo.dvc_stages $(if $(ENV),--env=$(ENV))
 
 quantised: $(VENV)/.quantised  ## Add bitsandbytes to .venv: model.base_weights=8bit or 4bit, grpo.optimizer=adamw_8bit
 

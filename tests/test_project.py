@@ -119,7 +119,7 @@ def test_a_module_in_the_projects_root_can_be_imported(tmp_path):
 
 def test_make_offers_what_the_readme_promises():
     listed = call("make", "help").stdout
-    for target in ("setup", "demo", "test", "test-slow", "lint", "lock", "repro", "dvc-stages", "ui", "viz", "clean"):
+    for target in ("setup", "demo", "test", "test-slow", "lint", "lock", "repro", "ui", "viz", "clean"):
         assert re.search(rf"^  make {target} ", listed, re.MULTILINE), target
 
 

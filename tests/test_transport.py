@@ -13,7 +13,7 @@ from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import brightness
 from tests.pipelines.painted import Project
 from visual_grpo import resuming
-from visual_grpo.decisive_parameters import NOT_READ, decisive, decisive_keys
+from visual_grpo.decisive_parameters import NOT_READ, decisive
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import conditions
 from visual_grpo.importing import load_attribute
@@ -93,16 +93,6 @@ def test_code_that_is_gone_declares_nothing_and_a_wrong_declaration_is_told() ->
     assert transport_of("unknown", None) == frozenset()
     with pytest.raises(UserError, match="reward 'mine': its `transport` must be a set of names"):
         transport_of("mine", f"{HERE}:Mistaken")
-
-
-def test_dvc_watches_the_other_options_of_such_a_reward_one_by_one() -> None:
-    tree = {"rewards": {"shapes": {"weight": 1.0}, "judge": rewards_of({"gain": 1, "timeout": 1})["rewards"]["judge"]}}
-    watched = decisive_keys("train", tree)
-    assert watched == ["rewards.shapes", "rewards.judge.function", "rewards.judge.weight", "rewards.judge.options.gain"]
-    del tree["rewards"]["judge"]["options"]["timeout"]
-    assert decisive_keys("train", tree) == watched, "setting one changes no stage"
-    assert decisive_keys("train", {"rewards": {"shapes": {"weight": 1.0}, "palette": None}}) == ["rewards"]
-    assert decisive_keys("train", {"rewards": None}) == ["rewards"]
 
 
 def test_results_pair_whatever_the_patience() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from importlib import metadata
+from pathlib import Path
 
 from visual_grpo.config import Parameters
-from visual_grpo.sources import source_digest
 
 LIBRARIES = (
     *("accelerate", "diffusers", "numpy", "onnxruntime", "opencv-python", "pandas", "peft", "pillow"),
@@ -18,9 +19,24 @@ SOURCES, NUMERICS = "source.digest", "numerics"
 MEANING = {SOURCES: "source files of this project", NUMERICS: "versions of libraries, or kind of processor"}
 
 
-def computed_with(pipeline: str, config: Parameters) -> dict[str, str]:
-    """``source.digest`` of the files that ``pipeline`` depends on; ``numerics``: libraries and processor."""
-    return {SOURCES: source_digest(pipeline), NUMERICS: _numerics(config)}
+PACKAGE = Path(__file__).parent
+_NO_RESULTS = ("cli", "console", "gpu_check", "lineage", "model_card", "plan", "reproduction", "retraining", "tracking")
+"""Top-level modules and packages that show, log or call, and decide nothing that is drawn or learned."""
+
+
+def computed_with(config: Parameters) -> dict[str, str]:
+    """``source.digest`` of this package's files; ``numerics``: libraries and processor."""
+    return {SOURCES: source_digest(), NUMERICS: _numerics(config)}
+
+
+def source_digest() -> str:
+    """64 hex digits, others after an edit of a file that results may depend on."""
+    digest = hashlib.sha256()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        name, content = file.relative_to(PACKAGE), file.read_bytes()
+        if name.parts[0].removesuffix(".py") not in _NO_RESULTS:
+            digest.update(f"{name.as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
 
 
 def _numerics(config: Parameters) -> str:

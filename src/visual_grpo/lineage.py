@@ -1,17 +1,209 @@
 """``python -m visual_grpo.lineage NAME``: where adapters come from, and whether that still holds.
 
 NAME is a registered version (``visual_grpo@champion``, ``visual_grpo/3``), an MLflow run's id or name, a folder of
-adapters, or ``latest``. Exits with 1 if something is not as it was.
+adapters, or ``latest``. Each line is checked against what else knows it: git, DVC, MLflow, the files. Exits with 1 if
+something is not as it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-from visual_grpo.errors import UserError
+from visual_grpo import console
+from visual_grpo.errors import UserError, counted
+from visual_grpo.programs import ProgramError, git
+from visual_grpo.records.table import RecordTable
+from visual_grpo.reproduction.inputs import RECORDS
+from visual_grpo.reproduction.repeat import check_commit, checked_out
+from visual_grpo.retraining.project import read_project
+from visual_grpo.saved_model import content_digest
 from visual_grpo.third_party_output import silence_libraries
+from visual_grpo.tracking.lineage import recorded
+from visual_grpo.tracking.origins import dvc_hashes
+from visual_grpo.tracking.relocation import use_server
+from visual_grpo.tracking.subjects import Subject, find_subject
+from visual_grpo.tracking.versions import DIGEST
+from visual_grpo.trained_adapters import CHANGES, adapter_digest, weight_sums
+
+State = Literal["ok", "differs", "cannot be checked"]
+OK: State = "ok"
+DIFFERS: State = "differs"
+UNKNOWN: State = "cannot be checked"
+_OF_RUN = {"git.commit": "git.commit", "dataset.digest": "data", "command": "command"}
+"""Tag of a run -> fact of the training."""
+_OF_VERSION = {**_OF_RUN, "base.model": "model", "base.digest": "model_digest", "base.content": "model_content"}
+"""Tag of a registered version -> fact of the training."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that the adapters come from."""
+
+    what: str
+    value: str
+    state: State
+    why: str = ""
+
+
+def lines(subject: Subject, project: Path) -> list[Line]:
+    """All lines, from the adapters back to the data; ``project`` is the folder with the repository and the data."""
+    return [
+        *_version(subject),
+        _weights(subject),
+        _run(subject),
+        _command(subject),
+        *_code(subject, project),
+        _data(subject, project),
+        *_dvc(subject, project),
+        _base(subject.facts, project),
+        *_start(subject.facts),
+    ]
+
+
+def _version(subject: Subject) -> Iterator[Line]:
+    tags = subject.version_tags
+    if not tags:
+        return
+    digest = tags.get(DIGEST)
+    if digest is None:
+        yield Line("version", subject.title, UNKNOWN, f"its tags have no {DIGEST}")
+    elif digest != adapter_digest(subject.adapters):
+        yield Line("version", subject.title, DIFFERS, "its weights are not those that were registered")
+    else:
+        yield Line("version", subject.title, *_tags(tags, subject.facts, _OF_VERSION))
+
+
+def _weights(subject: Subject) -> Line:
+    sums, now = subject.facts.get("sums", {}), weight_sums(subject.adapters)
+    changed = [name for name, digest in now.items() if sums.get(name) != digest]
+    shown = f"{counted(len(now), 'file')}, {adapter_digest(subject.adapters)[:12]}"
+    if changed or not now:
+        return Line("adapters", shown, DIFFERS, f"{(changed or ['the weights'])[0]} is not what the training left")
+    return Line("adapters", shown, OK, "sha256 of every file")
+
+
+def _run(subject: Subject) -> Line:
+    named = subject.facts.get("mlflow_run_id")
+    if subject.run_id is None:
+        return Line("MLflow run", str(named or "-"), UNKNOWN, "MLflow does not have it" if named else "it had none")
+    return Line("MLflow run", subject.run_id, *_tags(subject.run_tags, subject.facts, _OF_RUN))
+
+
+def _tags(tags: Mapping[str, str], facts: Mapping[str, Any], names: Mapping[str, str]) -> tuple[State, str]:
+    other = [tag for tag, fact in names.items() if _contradicts(tags.get(tag), facts.get(fact))]
+    return (DIFFERS, f"its tags {', '.join(other)} are not as in training.json") if other else (OK, "as training.json")
+
+
+def _command(subject: Subject) -> Line:
+    command, said = str(subject.facts.get("command", "-")), subject.run_tags.get("command")
+    if said is None:
+        return Line("command", command, UNKNOWN, "MLflow has no tag of it")
+    if said != command:
+        return Line("command", command, DIFFERS, f"MLflow has {said}")
+    return Line("command", command, OK, "as MLflow has it")
+
+
+def _code(subject: Subject, project: Path) -> Iterator[Line]:
+    facts = subject.facts
+    commit = facts.get("git.commit")
+    if commit is None:
+        yield Line("commit", "-", UNKNOWN, "the training was started outside of a git repository")
+        return
+    try:
+        check_commit(project, commit)
+        holders = git(project, "for-each-ref", "--contains", commit, "--format=%(refname:short)").splitlines()
+    except (UserError, ProgramError) as error:
+        yield Line("commit", commit, UNKNOWN, str(error).splitlines()[0])
+        return
+    if holders:
+        yield Line("commit", commit, OK, f"in {holders[0]}" + (f" and {len(holders) - 1} more" * (len(holders) > 1)))
+    else:
+        yield Line("commit", commit, DIFFERS, "it exists, but no branch or tag has it: git will remove it")
+    for later in str(facts.get("resumed.git.commit", "")).splitlines():
+        yield Line("resumed with commit", later, UNKNOWN, "several commits made these adapters")
+    yield _changes(subject.adapters / CHANGES, facts, project, commit)
+
+
+def _changes(file: Path, facts: Mapping[str, Any], project: Path, commit: str) -> Line:
+    """Whether each file of the patch has in the commit what the patch begins with."""
+    what = "uncommitted changes"
+    if not file.is_file():
+        lost = facts.get("git.state") == "dirty"
+        return Line(what, "lost", DIFFERS, f"the folder has no {CHANGES}") if lost else Line(what, "none", OK)
+    value = counted(file.read_text(encoding="utf-8").count("diff --git "), "file")
+    try:
+        with checked_out(project, commit, file.read_text(encoding="utf-8"), lambda _: None):
+            return Line(what, value, OK, f"{CHANGES} applies to the commit")
+    except UserError as error:
+        return Line(what, value, DIFFERS, f"they do not apply: {error}")
+
+
+def _data(subject: Subject, project: Path) -> Line:
+    digest = str(subject.facts["data"])
+    tags = {"the version": subject.version_tags, "the run": subject.run_tags}
+    other = [who for who, known in tags.items() if _contradicts(known.get("dataset.digest"), digest)]
+    if other:
+        return Line("data", digest, DIFFERS, f"{' and '.join(other)} names other data")
+    manifest = project / subject.facts["parameters"]["output"] / RECORDS
+    if manifest.is_file() and RecordTable(manifest).digest == digest:
+        return Line("data", digest, OK, f"as {manifest.relative_to(project)} has it")
+    why = "the prepared records are others now" if manifest.is_file() else f"{manifest} does not exist"
+    return Line("data", digest, UNKNOWN, why)
+
+
+def _dvc(subject: Subject, project: Path) -> Iterator[Line]:
+    """Each DVC hash, in dvc.lock and ``*.dvc`` as they are or as a commit has them."""
+    of_version = {n.removeprefix("dvc."): v for n, v in subject.version_tags.items() if n.startswith("dvc.")}
+    known, now = {**of_version, **dvc_hashes(subject.facts)}, recorded(project)
+    for path, digest in sorted(known.items()):
+        if _contradicts(of_version.get(path), digest):
+            yield Line(f"DVC {path}", digest, DIFFERS, "the version has another hash")
+        elif now.get(path) == digest:
+            yield Line(f"DVC {path}", digest, OK, "as DVC records it")
+        elif commit := _commit_with(project, digest):
+            yield Line(f"DVC {path}", digest, OK, f"as commit {commit} records it; another now")
+        elif path in now:
+            yield Line(f"DVC {path}", digest, DIFFERS, f"DVC records {now[path]}, and no commit has this one")
+        else:
+            yield Line(f"DVC {path}", digest, UNKNOWN, "DVC does not know this path here")
+    if not known:
+        yield Line("DVC", "-", UNKNOWN, "no hash was recorded: the run was no stage of dvc repro")
+
+
+def _commit_with(project: Path, digest: str) -> str | None:
+    try:
+        found = git(project, "log", "--all", "-1", "--format=%h", f"-S{digest}", "--", "dvc.lock", ":(glob)**/*.dvc")
+    except ProgramError:
+        return None
+    return found or None
+
+
+def _base(facts: Mapping[str, Any], project: Path) -> Line:
+    model, content = str(facts["model"]), facts.get("model_content")
+    if content is None:
+        return Line("base model", model, UNKNOWN, "it is on the model hub: no digest of its files")
+    shown, folder = f"{model} {content[:12]}", project / Path(model).expanduser()
+    if not folder.is_dir():
+        return Line("base model", shown, UNKNOWN, f"{model} does not exist here")
+    if content_digest(folder) != content:
+        return Line("base model", shown, DIFFERS, "the folder has other files now")
+    return Line("base model", shown, OK, "digest of its files")
+
+
+def _start(facts: Mapping[str, Any]) -> Iterator[Line]:
+    if "start" in facts:
+        named = facts["parameters"].get("train", {}).get("start", "-")
+        yield Line("started from", f"{named} {facts['start'][:12]}", UNKNOWN, "kedro run --pipeline=reproduce finds it")
+
+
+def _contradicts(one: object, other: object) -> bool:
+    """Whether both are known, and not the same."""
+    return one is not None and other is not None and str(one) != str(other)
 
 
 def show(named: str, folder: Path, environment: str | None = None) -> bool:
@@ -20,12 +212,6 @@ def show(named: str, folder: Path, environment: str | None = None) -> bool:
     Raises:
         UserError: there is nothing of this name, or ``folder`` is no project.
     """
-    from visual_grpo import console
-    from visual_grpo.reproduction.checks import DIFFERS, lines
-    from visual_grpo.retraining.project import read_project
-    from visual_grpo.tracking.relocation import use_server
-    from visual_grpo.tracking.subjects import find_subject
-
     project = read_project(folder, environment)
     use_server(project.tracking_uri, folder)
     subject = find_subject(named, Path(project.config.adapters_folder))
@@ -37,16 +223,11 @@ def show(named: str, folder: Path, environment: str | None = None) -> bool:
     return not differing
 
 
-def _arguments() -> argparse.Namespace:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m visual_grpo.lineage", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("name", help="NAME@ALIAS, NAME/VERSION, a run's id or name, a folder of adapters, or latest")
     parser.add_argument("--env", help="Kedro's environment, whose adapters are the latest; without it the default")
-    return parser.parse_args()
-
-
-def main() -> None:
-    silence_libraries()
-    given = _arguments()
+    given = parser.parse_args()
     try:
         same = show(given.name, Path.cwd(), given.env)
     except UserError as error:
@@ -55,4 +236,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    silence_libraries()
     main()

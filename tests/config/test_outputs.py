@@ -55,6 +55,8 @@ def test_spellings_of_one_folder_are_one_and_folders_of_one_name_are_two(
     spellings = ["a/photos", "./a/photos/", "a/../a/photos", str(tmp_path / "a/photos")]
     assert len({folders({"data": {"path": path}})[0] for path in spellings}) == 1
     assert len({folders({"data": {"path": path}})[0] for path in ["a/photos", "b/photos"]}) == 2
+    models = [None, "models/a", "./models/a", "models/b", "someone/model"]
+    assert len({folders({"data": {"path": "a/photos"}, "model": {"path": model}})[0] for model in models}) == 4
 
 
 def test_a_folder_that_is_given_stays() -> None:

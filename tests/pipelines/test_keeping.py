@@ -63,7 +63,7 @@ def test_what_only_the_training_reads_lets_it_be(painted: Project, changes: dict
 
 def test_other_code_or_libraries_draw_it_again(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert draw(painted)
-    monkeypatch.setattr(computed_with, "source_digest", lambda pipeline: f"another of {pipeline}")
+    monkeypatch.setattr(computed_with, "source_digest", lambda: "another")
     assert draw(painted)
     assert not draw(painted)
     monkeypatch.setattr(computed_with, "_version", lambda library: "another")

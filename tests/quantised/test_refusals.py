@@ -14,7 +14,7 @@ from tests.pretend.trained import records_of
 from tests.quantised.making import few_bits, loaded, trainer_of
 from visual_grpo import load_policy
 from visual_grpo.computed_with import NUMERICS, computed_with
-from visual_grpo.decisive_parameters import decides
+from visual_grpo.decisive_parameters import decisive
 from visual_grpo.errors import UserError
 from visual_grpo.hardware import bits
 from visual_grpo.hardware.quantised import check_base_weights, require_quantised
@@ -87,15 +87,15 @@ def test_a_family_that_quantises_nothing_is_refused_when_its_model_is_built(
 
 
 def test_another_base_decides_every_result_and_no_resume_may_change_it() -> None:
-    for pipeline in ("baseline", "train", "evaluate"):
-        assert decides(pipeline, "model.base_weights")
-    assert decides("train", "grpo.optimizer")
-    assert not decides("baseline", "grpo.optimizer"), "which is the training's alone"
+    tree = {"model": {"base_weights": "8bit"}, "grpo": {"optimizer": "adamw_8bit"}}
+    for pipeline in ("baseline", "evaluate"):
+        assert decisive(pipeline, tree) == {"model.base_weights": "8bit"}
+    assert len(decisive("train", tree)) == 2
     assert not {"model.base_weights", "grpo.optimizer"} & set(MAY_CHANGE)
 
 
 def test_the_version_of_the_library_counts_only_where_it_computes(tmp_path: Path) -> None:
-    full, few = (computed_with("train", few_bits(tmp_path, "dit", own))[NUMERICS] for own in ("full", "4bit"))
+    full, few = (computed_with(few_bits(tmp_path, "dit", own))[NUMERICS] for own in ("full", "4bit"))
     assert "bitsandbytes" not in full
     assert "bitsandbytes" in few
 

@@ -15,8 +15,8 @@ import pytest
 from tests.evaluation.defaults import parameters
 from visual_grpo.errors import UserError
 from visual_grpo.records.table import RecordTable, write_manifest
-from visual_grpo.reproduction.configuration import parameters_to_repeat
-from visual_grpo.reproduction.inputs import AGAIN, AS_IT_IS, FROM_DVC, Inputs
+from visual_grpo.reproduction.inputs import AGAIN, AS_IT_IS, FROM_DVC, bring_inputs
+from visual_grpo.reproduction.repeat import parameters_to_repeat
 from visual_grpo.saved_model import content_digest
 
 OUTPUT = "data"
@@ -44,26 +44,32 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def inputs(project: Path, hashes: dict[str, str] | None = None, **changes: Any) -> Inputs:
-    """Of a run with what the project has now."""
-    tree = parameters(**({**DRAWN, "starter": STARTER} | changes)).model_dump(mode="json")
-    facts = {
-        "data": RecordTable(project / "data/05_model_input/records.parquet").digest,
-        "model": tree["model"]["path"] or STARTER["model"],
-        "model_digest": "m",
-        "model_content": content_digest(project / "data/06_models/base"),
-        "parameters": tree,
-    }
-    code = project.parent / "code"
-    code.mkdir(exist_ok=True)
-    repeated = parameters_to_repeat(tree)
-    return Inputs(project, code, project.parent, facts, repeated, hashes or {}, lambda _: None)
+class Inputs:
+    """Those of a run with what the project has now."""
+
+    def __init__(self, project: Path, hashes: dict[str, str] | None = None, **changes: Any) -> None:
+        self.tree = parameters(**({**DRAWN, "starter": STARTER} | changes)).model_dump(mode="json")
+        self.project, self.hashes, self.said = project, hashes or {}, list[str]()
+        self.facts: dict[str, Any] = {
+            "data": RecordTable(project / "data/05_model_input/records.parquet").digest,
+            "model": self.tree["model"]["path"] or STARTER["model"],
+            "model_digest": "m",
+            "model_content": content_digest(project / "data/06_models/base"),
+            "parameters": self.tree,
+        }
+        (project.parent / "code").mkdir(exist_ok=True)
+
+    def bring(self) -> list[str]:
+        """Where the data and the base model came from."""
+        folder, tree = self.project.parent, parameters_to_repeat(self.tree)
+        for left in folder.glob("dvc*"):
+            shutil.rmtree(left)
+        origins = bring_inputs(self.project, folder / "code", folder, self.facts, tree, self.hashes, self.said.append)
+        return [origins["data"], origins["base model"]]
 
 
 def test_what_is_there_is_used_and_nothing_has_to_run(project: Path) -> None:
-    origins, pipelines = inputs(project).bring()
-    assert origins == {"data": AS_IT_IS, "base model": AS_IT_IS}
-    assert pipelines == []
+    assert Inputs(project).bring() == [AS_IT_IS, AS_IT_IS]
     code = project.parent / "code/data"
     assert RecordTable(code / "05_model_input/records.parquet")[0].target_image == code / "05_model_input/images/1.png"
     assert (code / "05_model_input/images/1.png").read_bytes() == b"picture"
@@ -77,7 +83,7 @@ def test_what_is_there_is_used_and_nothing_has_to_run(project: Path) -> None:
 
 
 def test_removing_the_worktree_leaves_the_data(project: Path) -> None:
-    inputs(project).bring()
+    Inputs(project).bring()
     (project.parent / "code/data/06_models/base/model.safetensors").write_bytes(b"changed")
     shutil.rmtree(project.parent / "code")
     assert (project / "data/05_model_input/images/1.png").read_bytes() == b"picture"
@@ -86,7 +92,7 @@ def test_removing_the_worktree_leaves_the_data(project: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["image", "record", "gone"])
 def test_other_data_are_prepared_again(project: Path, damage: str) -> None:
-    wanted = inputs(project)
+    wanted = Inputs(project)
     prepared = project / "data/05_model_input"
     if damage == "image":
         (prepared / "images/1.png").write_bytes(b"another")
@@ -94,48 +100,37 @@ def test_other_data_are_prepared_again(project: Path, damage: str) -> None:
         write_manifest(prepared / "records.parquet", [{"id": "1", "prompt": "a dog", "split": "train"}])
     else:
         shutil.rmtree(prepared)
-    origins, pipelines = wanted.bring()
-    assert origins == {"data": AGAIN, "base model": AS_IT_IS}
-    assert pipelines == ["starter", "data_preparation"]
+    assert wanted.bring() == [AGAIN, AS_IT_IS]
     assert not (project.parent / "code/data/05_model_input").exists()
     assert (project.parent / "code/data/06_models/base/model.safetensors").read_bytes() == b"weights"
 
 
 def test_another_base_of_the_starter_is_pretrained_again(project: Path) -> None:
-    wanted = inputs(project)
+    wanted = Inputs(project)
     (project / "data/06_models/base/model.safetensors").write_bytes(b"others")
-    origins, pipelines = wanted.bring()
-    assert origins == {"data": AS_IT_IS, "base model": AGAIN}
-    assert pipelines == ["starter"]
+    assert wanted.bring() == [AS_IT_IS, AGAIN]
 
 
 def test_a_given_model_is_only_read_and_its_change_is_refused(project: Path) -> None:
     shutil.copytree(project / "data/06_models/base", project / "models/mine")
-    wanted = inputs(project, model={"path": "models/mine"})
-    assert wanted.bring()[0]["base model"] == AS_IT_IS
+    wanted = Inputs(project, model={"path": "models/mine"})
+    assert wanted.bring() == [AS_IT_IS, AS_IT_IS]
     assert (project.parent / "code/models/mine").is_symlink()
     (project / "models/mine/model.safetensors").write_bytes(b"others")
     shutil.rmtree(project.parent / "code")
     with pytest.raises(UserError, match=r"models/mine, has other files now(?s:.)*dvc pull"):
-        inputs_with(wanted, project).bring()
-
-
-def inputs_with(before: Inputs, project: Path) -> Inputs:
-    again = inputs(project, model={"path": "models/mine"})
-    again.facts = before.facts
-    return again
+        wanted.bring()
 
 
 def test_ones_own_raw_data_are_read_and_told_where_they_are_gone(project: Path) -> None:
     own = {"data": {"path": "data/01_raw/mine"}}
-    wanted = inputs(project, **own)
+    wanted = Inputs(project, **own)
     shutil.rmtree(project / "data/05_model_input")
     with pytest.raises(UserError, match=r"data/01_raw/mine does not exist(?s:.)*no prepared records(?s:.)*dvc pull"):
         wanted.bring()
     (project / "data/01_raw/mine").mkdir(parents=True)
     (project / "data/01_raw/mine/prompts.txt").write_text("a cat\n")
-    origins, pipelines = wanted.bring()
-    assert (origins["data"], pipelines) == (AGAIN, ["data_preparation"])
+    assert wanted.bring() == [AGAIN, AS_IT_IS]
     assert (project.parent / "code/data/01_raw/mine/prompts.txt").read_text() == "a cat\n"
 
 
@@ -151,26 +146,21 @@ def test_data_that_were_replaced_come_from_dvc_and_its_remote(project: Path) -> 
     dvc(project, "add", "-q", "data/05_model_input/records.parquet", "data/05_model_input/images")
     dvc(project, "push", "-q")
     hashes = {f"data/05_model_input/{name}": _md5(prepared / f"{name}.dvc") for name in ("records.parquet", "images")}
-    wanted = inputs(project, hashes)
+    wanted = Inputs(project, hashes)
     shutil.rmtree(project / ".dvc/cache")
     (prepared / "images/1.png").unlink()
     (prepared / "images/1.png").write_bytes(b"another")
-    assert wanted.bring() == ({"data": FROM_DVC, "base model": AS_IT_IS}, [])
+    assert wanted.bring() == [FROM_DVC, AS_IT_IS]
     assert (project.parent / "code/data/05_model_input/images/1.png").read_bytes() == b"picture"
     assert (prepared / "images/1.png").read_bytes() == b"another"
 
     shutil.rmtree(project.parent / "code")
     shutil.rmtree(project / ".dvc/cache")
     shutil.rmtree(project.parent / "store")
-    said: list[str] = []
-    for folder in project.parent.glob("dvc-*"):
-        shutil.rmtree(folder)
-    gone = inputs(project, hashes)
-    gone.facts, gone.note = wanted.facts, said.append
-    assert gone.bring()[0]["data"] == AGAIN
-    assert hashes["data/05_model_input/images"] in said[1]
-    assert "neither in DVC's cache nor in its remote" in said[1]
-    assert "`dvc pull` here" in said[1]
+    assert wanted.bring()[0] == AGAIN
+    assert hashes["data/05_model_input/images"] in wanted.said[1]
+    assert "neither in DVC's cache nor in its remote" in wanted.said[1]
+    assert "`dvc pull` here" in wanted.said[1]
 
 
 def _md5(file: Path) -> str:
@@ -183,7 +173,7 @@ def with_words(project: Path) -> Inputs:
     """Of a run whose reward reads a file that is in no commit."""
     (project / "words.txt").write_text("a")
     reward = {"function": "tests.evaluation.painter:brightness_by_words", "options": {"words": "words.txt"}}
-    found = inputs(project, rewards={"own": reward})
+    found = Inputs(project, rewards={"own": reward})
     found.facts = {**found.facts, "file of reward own: words": "ca978112ca1b"}
     return found
 

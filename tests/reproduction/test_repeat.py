@@ -1,20 +1,37 @@
-"""What cannot be repeated is refused before any work."""
+"""A training's code, environment and parameters in a separate folder, and what cannot be repeated."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kedro.config import OmegaConfigLoader
 
 from tests.evaluation.defaults import parameters
-from tests.reproduction.repositories import repository
+from tests.reproduction.repositories import commit, git, repository
+from tests.small_project import ROOT
+from visual_grpo.config import Parameters
+from visual_grpo.config.reproduce import ReproduceConfig
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
-from visual_grpo.reproduction.repeat import Training, repeat
-from visual_grpo.reproduction.repeatable import check_repeatable
+from visual_grpo.reproduction.repeat import (
+    Place,
+    Training,
+    check_repeatable,
+    checked_out,
+    parameters_to_repeat,
+    python_of,
+    repeat,
+    write_configuration,
+)
+from visual_grpo.tracking import lineage
 from visual_grpo.trained_adapters import ADJUSTED
 
+LOCK = "requirements.lock"
 TREE = parameters().model_dump(mode="json")
 
 
@@ -24,7 +41,7 @@ def refusal(folder: Path, **facts: Any) -> str:
     known = {"parameters": TREE, "git.commit": state, "git.state": "clean"} | facts
     training = Training(project=project, adapters=folder, facts={k: v for k, v in known.items() if v}, hashes={})
     with pytest.raises(UserError) as refused:
-        repeat(training, TREE, tolerance=0.1, keep=False, note=print)
+        repeat(training, ReproduceConfig(), print)
     return str(refused.value)
 
 
@@ -87,3 +104,180 @@ def test_what_does_not_match_ends_the_command() -> None:
     require_match({"matches": True, "sentence": "all of it"})
     with pytest.raises(UserError, match="data was a in the run"):
         require_match({"matches": False, "sentence": "Not reproduced: data was a in the run, and is b."})
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return tmp_path / "project"
+
+
+def test_the_commit_with_its_changes_is_checked_out_and_the_working_tree_stays(project: Path) -> None:
+    first = repository(project)
+    (project / "src/code.py").write_text("a = 2\n")
+    (project / "my_reward.py").write_text("b = 1\n")
+    patch = lineage.changes(project)
+    commit(project)
+    (project / "src/code.py").write_text("a = 3\n")
+    before = git(project, "status", "--porcelain")
+    with checked_out(project, first, patch, print) as place:
+        assert (place.code / "src/code.py").read_text() == "a = 2\n"
+        assert (place.code / "my_reward.py").read_text() == "b = 1\n"
+        assert git(place.code, "rev-parse", "HEAD") == first
+    assert not place.folder.exists()
+    assert git(project, "worktree", "list").count("\n") == 0
+    assert (git(project, "status", "--porcelain"), (project / "src/code.py").read_text()) == (before, "a = 3\n")
+
+
+def test_a_project_may_be_below_the_repositorys_root_and_no_hook_runs(project: Path, tmp_path: Path) -> None:
+    (project / "below").mkdir(parents=True)
+    (project / "below/file").write_text("x")
+    state = repository(project)
+    hook = project / ".git/hooks/post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    hook.chmod(0o755)
+    with checked_out(project / "below", state, "", print) as place:
+        assert (place.code / "file").read_text() == "x"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_is_kept_is_said(project: Path) -> None:
+    state, said = repository(project), list[str]()
+    with checked_out(project, state, "", said.append) as place:
+        place.kept = True
+    assert place.code.is_dir()
+    assert str(place.folder) in said[0]
+    shutil.rmtree(place.folder)
+
+
+def test_a_commit_that_is_not_there_is_told_with_the_remedy(project: Path) -> None:
+    repository(project)
+    with (
+        pytest.raises(UserError, match=r"0000000, is not in this repository(?s:.)*git fetch --all"),
+        checked_out(project, "0" * 40, "", print),
+    ):
+        pass
+
+
+def test_no_repository_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is in no git repository"), checked_out(tmp_path, "0" * 40, "", print):
+        pass
+
+
+def test_changes_that_do_not_apply_are_told_and_leave_nothing(project: Path) -> None:
+    state = repository(project)
+    (project / "src/code.py").write_text("a = 2\n")
+    patch = lineage.changes(project).replace("a = 1", "a = 9")
+    with (
+        pytest.raises(UserError, match=r"changes\.diff of its adapters, cannot be had again(?s:.)*src/code\.py"),
+        checked_out(project, state, patch, print),
+    ):
+        pass
+    assert git(project, "worktree", "list").count("\n") == 0
+
+
+UV = shutil.which("uv") or (ROOT / ".venv-tools/bin/uv").is_file()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Code of a run with the same lock as the project beside it."""
+    for name in ("project", "code"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / LOCK).write_text("# nothing\n")
+    (tmp_path / "project/.venv-tools").symlink_to(ROOT / ".venv-tools")
+    return Place(tmp_path, tmp_path / "code")
+
+
+def python(place: Place, note: Callable[[str], None] = print) -> Path:
+    return python_of(place, place.folder / "project", "3.11.7", note)
+
+
+def test_with_the_same_lock_the_environment_is_the_present_one_and_without_one_it_is_not_known(place: Place) -> None:
+    assert python(place) == Path(sys.executable)
+    (place.code / LOCK).unlink()
+    with pytest.raises(UserError, match=r"has no requirements\.lock"):
+        python(place)
+
+
+@pytest.mark.skipif(not UV, reason="uv is installed by make setup")
+def test_another_lock_is_installed_into_an_environment_of_its_own(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    (place.code / LOCK).write_text("# nothing, too\n")
+    found = python(place, said.append)
+    assert found.is_relative_to(place.folder / "environment")
+    assert found.exists()
+    assert "is another than the present one" in said[0]
+    shutil.rmtree(place.folder / "environment")
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    (place.code / LOCK).write_text(f"no-such-package-here==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(UserError, match=r"cannot be installed(?s:.)*a network is needed(?s:.)*no-such-package-here"):
+        python(place)
+
+
+def test_without_uv_it_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place.folder / "project/.venv-tools").unlink()
+    monkeypatch.setenv("PATH", "/nowhere")
+    (place.code / LOCK).write_text("other")
+    with pytest.raises(UserError, match="`make setup` installs uv"):
+        python(place)
+
+
+def tree(**changes: Any) -> dict[str, Any]:
+    return parameters(**changes).model_dump(mode="json")
+
+
+def test_the_runs_own_parameters_are_used_and_its_checkpoints_are_not() -> None:
+    own = tree(seed=7, grpo={"steps": 3}, resume="auto", tracking={"checkpoints": "elsewhere", "tensorboard": "logs"})
+    repeated = parameters_to_repeat(own)
+    assert (repeated["seed"], repeated["grpo"]["steps"]) == (7, 3)
+    assert repeated["resume"] == "never"
+    assert repeated["tracking"]["tensorboard"] is None
+    assert repeated["tracking"]["checkpoints"] == f"{own['output']}/06_models/checkpoints"
+    Parameters.model_validate(repeated)
+
+
+@pytest.mark.parametrize("output", ["/somewhere/else", "../beside", "~/mine"])
+def test_nothing_is_written_outside_of_the_worktree(output: str) -> None:
+    own = tree(output=output)
+    own["starter"] = own["starter"] | {"dataset": f"{output}/drawn", "model": f"{output}/model"}
+    own["data"] = own["data"] | {"path": f"{output}/drawn"}
+    repeated = parameters_to_repeat(own)
+    assert repeated["output"] == "data"
+    assert repeated["starter"]["dataset"] == repeated["data"]["path"] == "data/01_raw/shapes"
+    assert repeated["starter"]["model"] == "data/06_models/base"
+
+
+def test_ones_own_data_elsewhere_are_read_where_they_are() -> None:
+    own = tree(data={"path": "/photos"})
+    assert parameters_to_repeat(own)["data"]["path"] == "/photos"
+
+
+def test_the_adapters_at_the_start_are_named_by_their_folder(tmp_path: Path) -> None:
+    own = tree(train={"start": "champion"})
+    assert parameters_to_repeat(own, tmp_path)["train"]["start"] == str(tmp_path)
+    assert parameters_to_repeat(tree())["train"]["start"] == "base"
+
+
+def test_kedro_reads_the_tree_as_it_is_and_nothing_else(tmp_path: Path) -> None:
+    conf = tmp_path / "code/conf"
+    for environment, text in (("base", "seed: 1\nold: 1\n"), ("mine", "seed: 2\n")):
+        (conf / environment).mkdir(parents=True)
+        (conf / environment / "parameters.yml").write_text(text)
+    (conf / "mine/catalog.yml").write_text("records: {type: MemoryDataset}\n")
+    own = {"seed": 3, "rewards": {"ours": {"options": {"text": "${oc.env:HOME}, ü"}}}}
+    options = write_configuration(Place(tmp_path, tmp_path / "code"), own, "kedro run --env=mine --pipeline=train")
+    assert options == [f"--conf-source={tmp_path / 'conf'}", "--env=mine"]
+    loader = OmegaConfigLoader(str(tmp_path / "conf"), env="mine", base_env="base", default_run_env="local")
+    assert loader["parameters"] == own
+    assert "records" in loader["catalog"]
+    assert (conf / "base/parameters.yml").read_text() == "seed: 1\nold: 1\n"
+
+
+def test_an_environment_that_is_gone_is_not_named(tmp_path: Path) -> None:
+    (tmp_path / "code/conf/base").mkdir(parents=True)
+    assert write_configuration(Place(tmp_path, tmp_path / "code"), {}, "kedro run -e gone") == [
+        f"--conf-source={tmp_path / 'conf'}"
+    ]

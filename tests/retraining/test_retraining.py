@@ -1,8 +1,9 @@
-"""The retrain command in a small project: promoted, nothing to do, not promoted, killed at each stage."""
+"""The retrain command in a small project, with what follows it: reproduce, promote, roll back, `dvc repro`."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from tests.small_project import environment, merged, small_project
+from tests.small_project import environment, merged, paste, small_project
 from visual_grpo.retraining.outcome import Code
 
 pytestmark = pytest.mark.slow
@@ -58,11 +59,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     git(project, "init", "--quiet", "--initial-branch=main")
     git(project, "add", "--all")
     git(project, "commit", "--quiet", "--message=first")
-    run(project, "dvc_stages")
-    done = subprocess.run(
-        [".venv/bin/dvc", "repro", "baseline"], cwd=project, env=environment(project), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    call(project, ".venv/bin/python -m visual_grpo.retraining.project")
+    call(project, ".venv/bin/dvc repro baseline")
     return project
 
 
@@ -71,19 +69,18 @@ def project(begun: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(begun, tmp_path / "project", symlinks=True))
 
 
-def run(project: Path, module: str, kill_at: str | None = None) -> tuple[int, str]:
-    """Exit code and output of one of the project's commands; killed at ``module:function:seconds``."""
-    own = environment(project)
-    if kill_at is not None:
-        own |= {"KILL_AT": kill_at, "PYTHONPATH": f"{KILLER}:{own['PYTHONPATH']}"}
-    done = subprocess.run(
-        [".venv/bin/python", "-m", f"visual_grpo.{module}"], cwd=project, env=own, capture_output=True, text=True
-    )
-    return done.returncode, done.stdout + done.stderr
+def call(project: Path, line: str) -> str:
+    """What a command prints, which must succeed."""
+    done = paste(line, project)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
 
 
 def retrain(project: Path, kill_at: str | None = None) -> tuple[int, str]:
-    return run(project, "retraining", kill_at)
+    """Exit code and output; killed at ``module:function:seconds``."""
+    killed = "" if kill_at is None else f"KILL_AT={kill_at} PYTHONPATH={KILLER}:$PYTHONPATH "
+    done = paste(f"{killed}exec .venv/bin/python -m visual_grpo.retraining 2>&1", project)
+    return done.returncode, done.stdout
 
 
 def state(project: Path) -> dict[str, Any]:
@@ -102,7 +99,7 @@ def state(project: Path) -> dict[str, Any]:
     }
 
 
-def test_it_promotes_then_has_nothing_to_do_then_trains_only_what_changed(project: Path) -> None:
+def test_three_retrainings_then_reproduce_promote_roll_back_and_repeat(project: Path) -> None:
     configure(project, retrain={"commit": "retraining", "notify": "cat >> told.jsonl"})
     code, printed = retrain(project)
     assert code == Code.DONE, printed
@@ -127,6 +124,29 @@ def test_it_promotes_then_has_nothing_to_do_then_trains_only_what_changed(projec
     assert warned < printed.index("Running stage 'train'")
     assert state(project)["champion"] == first["champion"]
     assert retrain(project)[0] == Code.DONE, "what was judged is not judged again"
+    assert re.findall("Running stage '(.*)'", call(project, ".venv/bin/dvc repro")) == ["parameters"]
+
+    run_id = json.loads((project / "data/06_models/adapters/training.json").read_text())["mlflow_run_id"]
+    printed = call(project, f".venv/bin/kedro run --pipeline=reproduce --params=run={run_id}")
+    assert "every file of the adapters and every metric is the run's, bit for bit" in printed
+
+    printed = call(project, ".venv/bin/kedro run --pipeline=promote --params=promotion.new_reward=true")
+    assert "models:/visual_grpo@champion is version 2 now." in printed
+    call(project, ".venv/bin/python -m visual_grpo.lineage visual_grpo@champion")
+    printed = call(project, ".venv/bin/kedro run --pipeline=rollback")
+    assert "models:/visual_grpo@champion is version 1 again, as before version 2." in printed
+    assert state(project)["champion"] == first["champion"]
+
+
+def test_another_environment_is_retrained_at_the_first_try(project: Path) -> None:
+    (project / "conf/nightly").mkdir()
+    shutil.copy(project / "conf/local/parameters.yml", project / "conf/nightly")
+    (project / "conf/local/parameters.yml").unlink()
+    printed = call(project, ".venv/bin/python -m visual_grpo.retraining --env=nightly")
+    assert "models:/visual_grpo-nightly@champion is version 1 now." in printed
+    assert (project / "conf/nightly/dvc.lock").is_file()
+    printed = call(project, ".venv/bin/python -m visual_grpo.retraining --env=nightly")
+    assert "nothing to do" in printed
 
 
 @pytest.fixture(scope="module")
@@ -143,11 +163,8 @@ def undisturbed(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     [
         "visual_grpo.retraining.stages:Stages.changed:0",
         "visual_grpo.training:TrainingRun._train:1.0",
-        "visual_grpo.training:TrainingRun.write_adapters:0.02",
         "visual_grpo.pipelines.promote.nodes:judge:2.0",
-        "visual_grpo.tracking.registry:promote:0",
-        "visual_grpo.tracking.gates:note_gate:0",
-        "visual_grpo.retraining.retention:apply:0",
+        "visual_grpo.pipelines.promote.nodes:promote:0.1",
     ],
 )
 def test_killed_at_any_stage_and_called_again_it_ends_in_the_same_state(
@@ -172,6 +189,10 @@ def test_data_that_are_unlike_the_champions_are_refused_before_anything_is_train
     assert not (project / "data/06_models/adapters").exists()
 
 
+def is_locked(file: Path) -> bool:
+    return file.is_file() and bool(subprocess.run(["flock", "--nonblock", str(file), "true"], check=False).returncode)
+
+
 def test_a_second_call_at_the_same_time_ends_at_once(project: Path) -> None:
     configure(project, retrain={"monitor": {"command": "sleep 30; echo 1"}})
     (project / "data/08_reporting").mkdir(exist_ok=True)
@@ -183,12 +204,12 @@ def test_a_second_call_at_the_same_time_ends_at_once(project: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        while not (project / "data/.retraining.lock").is_file():
+        while not is_locked(project / "data/.retraining.lock"):
             assert running.poll() is None
         code, printed = retrain(project)
     finally:
         running.send_signal(signal.SIGTERM)
         ended = running.wait()
     assert code == Code.BUSY
-    assert f"Another retraining is running: data is in use by another command, process {running.pid}" in printed
+    assert "Another retraining is running: data/.retraining.lock is locked" in printed
     assert ended == 128 + signal.SIGTERM

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.schedules.standin import PATH, SCHEDULES, StandIn, is_possible, run_apart
-from visual_grpo.retraining.commands import PATIENCE
+from visual_grpo.retraining.job import PATIENCE
 from visual_grpo.retraining.outcome import Code
 
 NAME = "visual-grpo-retrain"

@@ -9,7 +9,7 @@ import pytest
 from tests.tracking.conftest import EXPERIMENT, Project
 from tests.tracking.toy_adapters import adapters, base_model
 from visual_grpo.errors import UserError
-from visual_grpo.reproduction.checks import DIFFERS, lines
+from visual_grpo.lineage import DIFFERS, lines
 from visual_grpo.tracking import registry
 from visual_grpo.tracking.origins import start_of
 from visual_grpo.tracking.relocation import use_server

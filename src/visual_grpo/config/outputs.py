@@ -20,15 +20,17 @@ def with_output_folders(tree: Mapping[str, Any], environment: str | None) -> dic
     """The parameter tree with every folder that it leaves open (null): ``output``, and the folders in it.
 
     The default environment with the drawn shapes writes into ``data``, an environment NAME into ``data/NAME``, another
-    task into a folder named after it. The user's own data has a folder in that, named after ``data.path``, and shares
-    the pretrained model: results of different data never replace each other.
+    task into a folder named after it. The user's own data has a folder in that, named after ``data.path`` (and
+    ``model.path``, if given), and shares the pretrained model: results of other data or another model are kept apart.
     """
     data, starter, tracking = (_section(tree, name) for name in ("data", "starter", "tracking"))
     if data is None or starter is None or tracking is None:
         return dict(tree)  # The validation says what is wrong with it.
-    path = data.get("path")
+    path, model = data.get("path"), _section(tree, "model")
     home = _or(tree.get("output"), _home(data, starter, environment))
-    output = _or(tree.get("output"), f"{home}/{_named_after(str(path))}" if path is not None else home)
+    output = _or(
+        tree.get("output"), f"{home}/{_named_after(str(path), (model or {}).get('path'))}" if path is not None else home
+    )
     dataset = _or(starter.get("dataset"), f"{home}/01_raw/{starter.get('world', 'shapes')}")
     return {
         **tree,
@@ -52,12 +54,16 @@ def _or(value: Any, default: str) -> Any:
     return default if value is None else value
 
 
-def _named_after(path: str) -> str:
-    """The folder's name, with a hash that tells folders of the same name apart; the same for both spellings of it."""
+def _named_after(path: str, model: str | None) -> str:
+    """The folder's name, with a hash over its place and the model's; the same for every spelling of them."""
+    name = re.sub(r"[^\w.-]+", "_", Path(path).expanduser().resolve().name)[:40]
+    places = "\0".join(_place(str(each)) for each in (path, model) if each is not None)
+    return f"{name}-{hashlib.sha256(places.encode()).hexdigest()[:6]}"
+
+
+def _place(path: str) -> str:
     full = Path(path).expanduser().resolve()
-    place = full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else full
-    name = re.sub(r"[^\w.-]+", "_", full.name)[:40]
-    return f"{name}-{hashlib.sha256(place.as_posix().encode()).hexdigest()[:6]}"
+    return (full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else full).as_posix()
 
 
 def _section(tree: Mapping[str, Any], name: str) -> dict[str, Any] | None:

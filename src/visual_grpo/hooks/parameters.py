@@ -98,7 +98,7 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
             f" alone: {Command.now().of_pipeline('train')}"
         )
     known = identity(parameters, catalog.load("starter_report"), catalog.load("records"))
-    why = resuming.why_another(parameters, known, computed_with("train", parameters))
+    why = resuming.why_another(parameters, known, computed_with(parameters))
     if why is not None:
         console.note(f"Starting at step 1: {why}")
     return parameters.model_copy(update={"resume": resuming.AUTO if why is None else resuming.NEVER})

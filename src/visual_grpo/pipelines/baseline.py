@@ -133,7 +133,7 @@ def making(config: Parameters, starter_report: Mapping[str, Any], conditions: Ma
         "parameters": decisive("baseline", config.public()),
         "family": code_digest(config.model.family) if ":" in config.model.family else None,
         "files": dict(_files_of_options(config)),
-        **computed_with("baseline", config),
+        **computed_with(config),
     }
 
 

@@ -1,4 +1,4 @@
-"""The node that puts the alias back."""
+"""Puts the alias back on the version that the champion replaced; on request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from visual_grpo.config import Parameters
 
 
 def roll_back(parameters: Parameters) -> dict[str, Any]:
-    """The champion's version before and after."""
+    """Returns the champion's version before and after."""
     from visual_grpo import console
     from visual_grpo.tracking.champions import Champions
 

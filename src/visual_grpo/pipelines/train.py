@@ -160,7 +160,7 @@ def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path, 
     base = {} if content is None else {"model_content": content}
     now = {"command": lineage.command(), **base, **lineage.git_tags(project), **lineage.version_tags()}
     inputs = [config.data.path, starter_report["model"], *(f"{config.output}/{name}" for name in READ)]
-    now |= computed_with("train", config) | input_tags(inputs, project)
+    now |= computed_with(config) | input_tags(inputs, project)
     if start is not None:
         now |= start_facts(start)
     if origin is None:

@@ -1,37 +1,43 @@
-"""Repeats a training in a worktree of its commit, and compares the two."""
+"""Repeats a training in a git worktree of its commit, and compares the two."""
 
 from __future__ import annotations
 
-import json
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from visual_grpo.computed_with import NUMERICS
+import yaml
+
+from visual_grpo.computed_with import MEANING, NUMERICS, SOURCES
+from visual_grpo.config.presets import pinned
+from visual_grpo.config.reproduce import ReproduceConfig
 from visual_grpo.errors import UserError, counted
+from visual_grpo.programs import ProgramError, git, output_of, run
 from visual_grpo.reproduction import comparison
 from visual_grpo.reproduction.comparison import Row
-from visual_grpo.reproduction.configuration import parameters_to_repeat, write_configuration
-from visual_grpo.reproduction.environment import LOCK, Environment, environment_of
-from visual_grpo.reproduction.inputs import Inputs
-from visual_grpo.reproduction.programs import ProgramError, run
-from visual_grpo.reproduction.repeatable import GPU, check_repeatable, processor_of
-from visual_grpo.reproduction.worktree import Place, checked_out, git
-from visual_grpo.tracking.origins import recorded_hashes
+from visual_grpo.reproduction.inputs import AGAIN, bring_inputs
+from visual_grpo.resuming import ROUNDING
 from visual_grpo.trained_adapters import ADJUSTED, CHANGES, read_facts
 
-ADAPTERS = "06_models/adapters"
-LOG = "output.log"
-_VERSION = "version."
-_SHOWN = ("== ", "Signal check")
-"""Beginnings of the lines that are shown of a training, beside those of its progress bars."""
+ADAPTERS, LOCK, GPU = "06_models/adapters", "requirements.lock", "cuda"
+_OPTION = re.compile(r"(?:--env[= ]|-e[= ]?)([\w.-]+)")
+_CODE = {"git.commit": "commit", "git.state": "uncommitted changes", SOURCES: MEANING[SOURCES]}
+_PATIENCE = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The one that is repeated."""
+    """The training that is repeated."""
 
     project: Path
     adapters: Path
@@ -41,22 +47,26 @@ class Training:
     start: Path | None = None
     """The adapters that it started from; None = fresh ones."""
 
+    @property
+    def changes(self) -> str:
+        """Its uncommitted changes, as a patch."""
+        file = self.adapters / CHANGES
+        return file.read_text(encoding="utf-8") if file.is_file() else ""
 
-def repeat(
-    training: Training,
-    present: Mapping[str, Any],
-    *,
-    tolerance: float,
-    keep: bool,
-    note: Callable[[str], None],
-) -> dict[str, Any]:
-    """Trains again, and says what matched (``rows``), whether all of it did (``matches``), and what is the first that
-    did not (``difference``).
 
-    Args:
-        present: parameters of this command, for what is secret in those of the training.
-        tolerance: of the final metrics, where a GPU takes part; see `comparison.tolerance_rows`.
-        keep: whether the worktree stays where everything matches; where something does not, it always stays.
+@dataclass
+class Place:
+    """The temporary folder of one reproduction."""
+
+    folder: Path
+    code: Path
+    """The project at the run's commit."""
+    kept: bool = False
+    """Whether it stays."""
+
+
+def repeat(training: Training, settings: ReproduceConfig, note: Callable[[str], None]) -> dict[str, Any]:
+    """Trains again; returns what matched (``rows``), whether all did (``matches``), and the first ``difference``.
 
     Raises:
         UserError: the code, the environment, the data or the base model of the training cannot be had again, or the
@@ -65,151 +75,250 @@ def repeat(
     check_repeatable(training.adapters, training.facts)
     tree = parameters_to_repeat(training.facts["parameters"], training.start)
     began = time.monotonic()
-    commit = str(training.facts["git.commit"])
-    with checked_out(training.project, commit, _changes(training), note) as place:
-        note(f"The code of commit {commit[:12]} is in {place.code}")
-        attempt = _Attempt(training, place, tree, note)
-        rows = attempt.rows(tolerance)
-        difference = comparison.first_difference(rows)
-        place.kept = keep or difference is not None
+    with checked_out(training.project, str(training.facts["git.commit"]), training.changes, note) as place:
+        note(f"The code of commit {training.facts['git.commit'][:12]} is in {place.code}")
+        rows = _rows(training, place, tree, settings.tolerance, note)
+        difference = next((row for row in rows if row.result == "differs"), None)
+        place.kept = settings.keep or difference is not None
     return {
         "adapters": str(training.adapters),
         "mlflow_run_id": training.facts.get("mlflow_run_id"),
         "matches": difference is None,
         "difference": None if difference is None else difference.what,
-        "sentence": _sentence(rows, difference, tolerance),
+        "sentence": _sentence(rows, difference, settings.tolerance),
         "seconds": round(time.monotonic() - began),
-        "rows": comparison.as_json(rows),
+        "rows": [asdict(row) for row in rows],
     }
 
 
-class _Attempt:
-    """One repetition, in its own place."""
+def check_repeatable(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Looks at the facts of the adapters in ``folder`` only.
 
-    def __init__(self, training: Training, place: Place, tree: Mapping[str, Any], note: Callable[[str], None]) -> None:
-        self.training, self.place, self.tree, self.note = training, place, tree, note
-        self.facts = training.facts
-        self.output = place.code / tree["output"]
-
-    def rows(self, tolerance: float) -> list[Row]:
-        """All rows; those of adapters and metrics only where the data and the base model are the run's."""
-        environment = environment_of(
-            self.place.code,
-            self.training.project,
-            self.place.folder,
-            self.facts.get(f"{_VERSION}python"),
-            self.note,
+    Raises:
+        UserError: they do not say by which code the adapters were made, or the training was resumed with something
+            else than it began with.
+    """
+    if "git.commit" not in facts or "parameters" not in facts:
+        raise UserError(
+            f"The training of {folder} cannot be repeated: training.json names no commit, since it was started outside"
+            " of a git repository."
         )
-        present = environment.facts([name for name in _versions(self.facts) if name != "python"])
-        rows = [*self._code_rows(environment), *self._environment_rows(present)]
-        inputs = Inputs(
-            self.training.project,
-            self.place.code,
-            self.place.folder,
-            self.facts,
-            self.tree,
-            recorded_hashes(self.place.code, self.training.hashes),
-            self.note,
+    mixed = next(_mixed(facts), None)
+    if mixed is not None:
+        raise UserError(
+            f"The training of {folder} was resumed with other {mixed}, so no single training is the same. One that is"
+            " resumed with what it began with can be repeated: train again from step 1 (resume=never)."
         )
-        origins, pipelines = inputs.bring()
-        self.note("; ".join(f"{name}: {origin}" for name, origin in origins.items()))
-        options = write_configuration(self.place.code, self.place.folder, self.tree, str(self.facts.get("command", "")))
-        if pipelines:
-            self._run(environment, options, pipelines)
-            made = list(self._made_rows(pipelines))
-            if comparison.first_difference(made):
-                return [*rows, *made]
-        self._run(environment, options, ["baseline", "train"])
-        return [*rows, *self._result_rows(present, origins, tolerance)]
+    if facts.get("git.state") == "dirty" and not (folder / CHANGES).is_file():
+        raise UserError(
+            f"The training of {folder} was started with uncommitted changes, and the folder has no {CHANGES} any more."
+        )
 
-    def _run(self, environment: Environment, options: list[str], pipelines: list[str]) -> None:
-        log = self.place.folder / LOG
 
-        def show(line: str) -> None:
-            with log.open("a", encoding="utf-8") as file:
-                file.write(line)
-            if line.startswith(_SHOWN) or _is_progress(line):
-                self.note(f"  {line.rstrip()}")
+def _mixed(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What the parts of a resumed training did not share; rounding counts on a CPU only."""
+    for name, meaning in _CODE.items():
+        if f"resumed.{name}" in facts:
+            values = [str(facts.get(name)), *str(facts[f"resumed.{name}"]).splitlines()]
+            yield f"code than it began with ({meaning}: {', '.join(value[:12] for value in values)})"
+    on_cpu = not _on_gpu(facts)
+    if on_cpu and f"resumed.{NUMERICS}" in facts:
+        yield MEANING[NUMERICS]
+    for line in str(facts.get(ADJUSTED, "")).splitlines():
+        if on_cpu or not any(fnmatchcase(line.partition(":")[0], pattern) for pattern in ROUNDING):
+            yield f"parameters than it began with ({line})"
 
-        words = [str(environment.python), "-m", "kedro", "run", *options, f"--pipelines={','.join(pipelines)}"]
-        try:
-            run(words, self.place.code, environment.variables(), show, [self.place.descriptor])
-        except ProgramError as error:
-            self.place.kept = True
-            raise UserError(
-                f"The training could not be repeated: {', '.join(pipelines)} failed in {self.place.code} (all of its"
-                f" output is in {log}):\n{error}"
-            ) from error
 
-    def _code_rows(self, environment: Environment) -> Iterator[Row]:
-        yield Row.of("commit", self.facts["git.commit"], git(self.place.code, "rev-parse", "HEAD"))
-        files = _changes(self.training).count("diff --git ")
-        changed = counted(files, "file") if files else "none"
-        yield Row("uncommitted changes", changed, f"{changed}, applied" if files else changed, "equal")
-        if "resumed.command" in self.facts:
-            parts = len(str(self.facts["resumed.command"]).splitlines()) + 1
-            yield Row("trained in", f"{parts} parts", "one go", "noted")
-        for line in str(self.facts.get(ADJUSTED, "")).splitlines():
-            name, _, values = line.partition(": ")
-            yield Row(f"parameter {name}", values, "the last of them", "noted")
-        yield Row(LOCK, "of the commit", "a new environment" if environment.new else "this environment", "equal")
+def _on_gpu(facts: Mapping[str, Any]) -> bool:
+    """A GPU does not give the same bits twice."""
+    return str(facts.get(NUMERICS)).rpartition(", ")[2].startswith(GPU)
 
-    def _made_rows(self, pipelines: list[str]) -> Iterator[Row]:
-        """Of what the run's own code prepared and pretrained."""
-        if "starter" in pipelines:
-            report = json.loads((self.output / "06_models/starter.json").read_text(encoding="utf-8"))
-            yield Row.of("base model", self.facts.get("model_digest"), report["digest"])
-            if self.facts.get("model_content") is not None:
-                yield Row.of("base model's files", self.facts["model_content"], report.get("content"))
-        if "data_preparation" in pipelines:
-            report = json.loads((self.output / "08_reporting/data_preparation.json").read_text(encoding="utf-8"))
-            yield Row.of("data", self.facts.get("data"), report["digest"])
 
-    def _result_rows(self, present: Mapping[str, Any], origins: Mapping[str, str], tolerance: float) -> Iterator[Row]:
-        here = self.output / ADAPTERS
-        facts = read_facts(here)
-        yield from comparison.identity_rows(self.facts, facts, origins)
-        there = self.training.adapters
-        on_gpu = self._is_of_gpu(present)
-        if on_gpu:
-            yield from comparison.tolerance_rows(there, here, tolerance)
+def check_commit(project: Path, commit: str) -> None:
+    """Raises UserError if ``project`` is in no git repository, or its repository has no such commit."""
+    try:
+        git(project, "rev-parse", "--show-toplevel")
+    except ProgramError as error:
+        raise UserError(
+            f"{project} is in no git repository ({str(error).splitlines()[0]}), so the code of the run cannot be had"
+            f" again. Expected the repository with the commit {commit}."
+        ) from error
+    try:
+        git(project, "cat-file", "-e", f"{commit}^{{commit}}")
+    except ProgramError as error:
+        raise UserError(
+            f"The commit of the run, {commit}, is not in this repository. Get it from the repository that the run was"
+            " started in, or from the remote that it was pushed to: git fetch --all"
+        ) from error
+
+
+@contextmanager
+def checked_out(project: Path, commit: str, changes: str, note: Callable[[str], None]) -> Iterator[Place]:
+    """The code at ``commit`` with the patch ``changes``; removed at the end unless it is marked as kept.
+
+    Raises:
+        UserError: there is no such commit, or the patch does not apply.
+    """
+    check_commit(project, commit)
+    folder = Path(tempfile.mkdtemp(prefix="visual_grpo_reproduce_"))
+    tree = folder / "code"
+    place = Place(folder, tree / git(project, "rev-parse", "--show-prefix"))
+    try:
+        git(project, "worktree", "add", "--quiet", "--detach", tree, commit)
+        if changes.strip():
+            git(tree, "apply", "--whitespace=nowarn", "-", given=changes)
+        yield place
+    except ProgramError as error:
+        raise UserError(
+            f"The code of the run, {commit} with {CHANGES} of its adapters, cannot be had again: {error}"
+        ) from error
+    finally:
+        if place.kept:
+            note(f"Kept: {folder} (to remove it: rm -r {folder} && git worktree prune)")
         else:
-            yield from comparison.adapter_rows(self.facts.get("sums", {}), there, here)
-            yield from comparison.metric_rows(there, here)
-
-    def _is_of_gpu(self, present: Mapping[str, Any]) -> bool:
-        """Whether one of the two trainings computed on a GPU, which does not give the same bits twice."""
-        return GPU in (processor_of(self.facts).split()[0], self._processor_here(present).split()[0])
-
-    def _processor_here(self, present: Mapping[str, Any]) -> str:
-        """As `computed_with` writes it."""
-        device = str(self.tree["model"].get("device", "auto"))
-        on_gpu = device.startswith(GPU) or (device == "auto" and present["gpu"] is not None)
-        return f"{GPU} {present['processor']} {present['gpu']}" if on_gpu else f"cpu {present['processor']}"
-
-    def _environment_rows(self, present: Mapping[str, Any]) -> Iterator[Row]:
-        """Versions and the machine: what is another may change bits, and is then found in the adapters."""
-        for name, version in _versions(self.facts).items():
-            here = present["python"] if name == "python" else present["versions"][name]
-            yield Row.of(name, version, here, "noted")
-        yield Row.of("processor", processor_of(self.facts), self._processor_here(present), "noted")
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(ProgramError):
+                git(project, "worktree", "prune")
 
 
-def _changes(training: Training) -> str:
-    file = training.adapters / CHANGES
-    return file.read_text(encoding="utf-8") if file.is_file() else ""
+def parameters_to_repeat(own: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
+    """The parameter tree of a training, to be run in a worktree.
+
+    What it writes is relative to the worktree: a run with its output elsewhere is repeated in ``data``. It starts at
+    step 1 and shows itself to no other tracker.
+
+    Args:
+        own: of the training.
+        start: the adapters that the training started from, whatever their name means by now.
+    """
+    tree = pinned(own)
+    output = _inside(tree["output"], "data")
+    starter, data, train = dict(tree["starter"]), dict(tree["data"]), dict(tree["train"])
+    drawn = _inside(starter["dataset"], f"{output}/01_raw/{starter.get('world', 'shapes')}")
+    if data["path"] == starter["dataset"]:
+        data["path"] = drawn
+    if start is not None:
+        train["start"] = str(start)
+    quiet = {name: None for name in ("tensorboard", "wandb") if name in tree["tracking"]}
+    return {
+        **tree,
+        "output": output,
+        "resume": "never",
+        "adapter": "latest",
+        "train": train,
+        "data": data,
+        "starter": {**starter, "dataset": drawn, "model": _inside(starter["model"], f"{output}/06_models/base")},
+        "tracking": {**tree["tracking"], **quiet, "checkpoints": f"{output}/06_models/checkpoints"},
+    }
 
 
-def _versions(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Python and the libraries that the training computed with."""
-    found = {name.removeprefix(_VERSION): str(facts[name]) for name in facts if name.startswith(_VERSION)}
-    listed = [part.split() for part in str(facts.get(NUMERICS, "")).split(", ")[:-1]]
-    return {**found, **{words[0]: words[1] for words in listed if len(words) == 2}}
+def write_configuration(place: Place, tree: Mapping[str, Any], command: str) -> list[str]:
+    """Writes a configuration beside the worktree, and returns the options of ``kedro run`` that name it.
+
+    It is the commit's own but for the parameters, of which ``tree`` is all.
+
+    Args:
+        command: of the training, which may name an environment with another catalog.
+    """
+    made = place.folder / "conf"
+    shutil.copytree(place.code / "conf", made)
+    for file in made.glob("*/parameters*"):
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    (made / "local").mkdir(exist_ok=True)
+    # OmegaConf would look up what ${...} names.
+    text = yaml.safe_dump(dict(tree), allow_unicode=True, sort_keys=False).replace("${", "\\${")
+    (made / "base/parameters.yml").write_text(text, encoding="utf-8")
+    named = _OPTION.search(command)
+    environment = [f"--env={named[1]}"] if named and (made / named[1]).is_dir() else []
+    return [f"--conf-source={made}", *environment]
 
 
-def _is_progress(line: str) -> bool:
-    words = line.split()
-    return any(word.replace("/", "", 1).isdecimal() and "/" in word for word in words[:4])
+def python_of(place: Place, project: Path, version: str | None, note: Callable[[str], None]) -> Path:
+    """The Python with the packages of the run's lock: the present one, or a new environment.
+
+    Args:
+        version: of the run's Python; None = the present one's.
+
+    Raises:
+        UserError: the run's commit has no lock, or it cannot be installed.
+    """
+    lock = place.code / LOCK
+    if not lock.is_file():
+        raise UserError(f"The commit of the run has no {LOCK}, so its environment is not known.")
+    if (project / LOCK).is_file() and lock.read_bytes() == (project / LOCK).read_bytes():
+        return Path(sys.executable)
+    note(f"{LOCK} of the run is another than the present one: installing it into a new environment")
+    tools = project / ".venv-tools/bin/uv"
+    uv = tools if tools.is_file() else "uv"
+    minor = ".".join((version or platform.python_version()).split(".")[:2])
+    present = platform.python_version().startswith(f"{minor}.")
+    made = place.folder / "environment"
+    try:
+        output_of(uv, "venv", "--quiet", "--python", sys.executable if present else minor, made, at=place.folder)
+        python = made / "bin/python"
+        output_of(uv, "pip", "sync", "--quiet", "--require-hashes", "--python", python, LOCK, at=place.code)
+    except ProgramError as error:
+        raise UserError(
+            f"The packages of the run's {LOCK} cannot be installed. They come from the package index or from uv's"
+            f" cache (`make setup` installs uv): a network is needed where they are not in the cache.\n{error}"
+        ) from error
+    return python
+
+
+def _rows(
+    training: Training, place: Place, tree: Mapping[str, Any], tolerance: float, note: Callable[[str], None]
+) -> list[Row]:
+    """All rows; those of adapters and metrics only where the data and the base model are the run's."""
+    facts, output = training.facts, place.code / tree["output"]
+    python = python_of(place, training.project, facts.get("version.python"), note)
+    new, changed = python != Path(sys.executable), counted(training.changes.count("diff --git "), "file")
+    rows = [
+        Row.of("commit", facts["git.commit"], git(place.code, "rev-parse", "HEAD")),
+        Row("uncommitted changes", changed, changed, "equal"),
+        Row(LOCK, "of the commit", "a new environment" if new else "this environment", "equal"),
+    ]
+    if "resumed.command" in facts:
+        rows.append(Row("trained in", f"{facts['resumed.command'].count(chr(10)) + 2} parts", "one go", "noted"))
+    for line in str(facts.get(ADJUSTED, "")).splitlines():
+        name, _, values = line.partition(": ")
+        rows.append(Row(f"parameter {name}", values, "the last of them", "noted"))
+    origins = bring_inputs(training.project, place.code, place.folder, facts, tree, training.hashes, note)
+    note("; ".join(f"{name}: {origin}" for name, origin in origins.items()))
+    options = write_configuration(place, tree, str(facts.get("command", "")))
+    if AGAIN in origins.values():
+        # Not data that are linked: they would be replaced where they are.
+        _run(place, python, options, ["starter", *(["data_preparation"] if origins["data"] == AGAIN else [])])
+        made = list(comparison.made_rows(facts, output))
+        if any(row.result == "differs" for row in made):
+            return [*rows, *made]
+    _run(place, python, options, ["baseline", "train"])
+    here, there = output / ADAPTERS, training.adapters
+    repeated = read_facts(here)
+    rows += [*comparison.environment_rows(facts, repeated), *comparison.identity_rows(facts, repeated, origins)]
+    if _on_gpu(facts) or _on_gpu(repeated):
+        return [*rows, *comparison.tolerance_rows(there, here, tolerance)]
+    return [*rows, *comparison.adapter_rows(facts.get("sums", {}), there, here), *comparison.metric_rows(there, here)]
+
+
+def _run(place: Place, python: Path, options: list[str], pipelines: list[str]) -> None:
+    """Runs pipelines of the worktree's code, which logs to no MLflow of the user's."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "KEDRO"))}
+    path = [str(place.code / "src"), *filter(None, [variables.get("PYTHONPATH")])]
+    variables |= {"PYTHONPATH": os.pathsep.join(path), "MLFLOW_TRACKING_URI": f"sqlite:///{place.code / 'mlflow.db'}"}
+    words = ["-m", "kedro", "run", *options, f"--pipelines={','.join(pipelines)}"]
+    try:
+        run(python, *words, at=place.code, patience=_PATIENCE, environment=variables)
+    except ProgramError as error:
+        place.kept = True
+        raise UserError(
+            f"The training could not be repeated: {', '.join(pipelines)} failed in {place.code}: {error}"
+        ) from error
+
+
+def _inside(path: str, otherwise: str) -> str:
+    """The path, or ``otherwise`` where it leads out of the working folder."""
+    pure = PurePosixPath(path)
+    return otherwise if pure.is_absolute() or ".." in pure.parts or path.startswith("~") else path
 
 
 def _sentence(rows: list[Row], difference: Row | None, tolerance: float) -> str:

@@ -6,19 +6,20 @@ Exit codes: see `outcome.Code`.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import os
 import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
-from visual_grpo import console, files, third_party_output
+from visual_grpo import console, third_party_output
 from visual_grpo.errors import UserError
-from visual_grpo.retraining.commands import Commands
+from visual_grpo.files import write_atomically
+from visual_grpo.programs import OutOfTimeError, ProgramError
 from visual_grpo.retraining.job import Retraining
-from visual_grpo.retraining.notice import notify
-from visual_grpo.retraining.outcome import Code, DataRefusedError, Outcome, OutOfTimeError, StageFailedError
+from visual_grpo.retraining.outcome import Code, DataRefusedError, Outcome, notify
 from visual_grpo.retraining.project import read_project
 from visual_grpo.stopping import signal_of, terminate_as_interrupt
 from visual_grpo.visible_text import visible
@@ -44,29 +45,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _retrain(environment: str | None) -> int:
     project = read_project(Path.cwd(), environment)
-    config, output = project.config, Path(project.config.output)
-    began = time.monotonic()
+    settings, output = project.config.retrain, Path(project.config.output)
+    output.mkdir(parents=True, exist_ok=True)
+    # The lock is of the open file: commands inherit it, and the system lets go of it when the last of them has ended.
+    lock = os.open(output / LOCK, os.O_RDWR | os.O_CREAT)
     try:
-        files.hold(output / LOCK)
-    except UserError as error:
-        console.note(f"Another retraining is running: {error}")
-        return Code.BUSY
-    try:
-        hours = config.retrain.hours
-        commands = Commands(
-            project=Path.cwd(),
-            deadline=None if hours is None else began + hours * 3600,
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        console.note(
+            f"Another retraining is running: {output / LOCK} is locked (`fuser {output / LOCK}` says by whom)."
         )
-        outcome = _ended(project.retraining(commands))
-        summary = outcome.as_json() | {"ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        _write(output / SUMMARY, summary)
-        console.note(outcome.line)
-        problem = notify(config.retrain, summary, Path.cwd())
-        if problem is not None:
-            console.note(f"Warning: {problem}")
-        return outcome.code
-    finally:
-        files.release()
+        return Code.BUSY
+    outcome = _ended(Retraining(project, lock))
+    summary = outcome.as_json() | {"ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    write_atomically(output / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False))
+    console.note(outcome.line)
+    problem = notify(settings, summary, Path.cwd())
+    if problem is not None:
+        console.note(f"Warning: {problem}")
+    return outcome.code
 
 
 def _ended(retraining: Retraining) -> Outcome:
@@ -80,15 +77,11 @@ def _ended(retraining: Retraining) -> Outcome:
         return retraining.outcome(Code.OUT_OF_TIME, f"the {hours:g} h of retrain.hours are over; the next call goes on")
     except KeyboardInterrupt as stop:
         return retraining.outcome(128 + signal_of(stop), "stopped by a signal; the next call goes on")
-    except (UserError, StageFailedError) as error:
+    except (UserError, ProgramError) as error:
         return retraining.outcome(Code.FAILED, visible(str(error)))
     except Exception as error:
         print(traceback.format_exc(), file=sys.stderr)  # noqa: T201
         return retraining.outcome(Code.FAILED, f"{type(error).__name__}: {error}")
-
-
-def _write(file: Path, summary: dict[str, Any]) -> None:
-    files.write_atomically(file, json.dumps(summary, indent=2, ensure_ascii=False))
 
 
 if __name__ == "__main__":

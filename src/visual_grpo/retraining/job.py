@@ -7,52 +7,65 @@ comes to the same decision, the version is found by the digest of its weights, a
 from __future__ import annotations
 
 import json
+import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from visual_grpo import console
-from visual_grpo.config import Parameters
+from visual_grpo.config import MonitorConfig
 from visual_grpo.config.presets import AUTO
+from visual_grpo.datasets import RecordsDataset
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.compare import side_of
-from visual_grpo.pipelines.promote.gate_settings import gate_settings
+from visual_grpo.pipelines.promote.nodes import gate_settings
 from visual_grpo.pipelines.promote.same_reward import judge_differences
-from visual_grpo.retraining import branch, data_checks, retention
-from visual_grpo.retraining.commands import Commands, kedro
-from visual_grpo.retraining.monitor import fallen_score
-from visual_grpo.retraining.outcome import Code, Outcome
+from visual_grpo.programs import OutOfTimeError, ProgramError, output_of, run
+from visual_grpo.records import drift
+from visual_grpo.records.profile import profile_of, read_profile
+from visual_grpo.retraining import branch
+from visual_grpo.retraining.outcome import Code, DataRefusedError, Outcome
+from visual_grpo.retraining.project import Project
 from visual_grpo.retraining.stages import TRAIN, Stages
-from visual_grpo.retraining.training_start import TrainingStart
 from visual_grpo.tracking.champions import Champions
+from visual_grpo.tracking.cleaning import delete_runs, delete_versions, mark_run
+from visual_grpo.tracking.lineage import DECISIVE
 from visual_grpo.tracking.versions import Registered
 from visual_grpo.trained_adapters import FACTS, adapter_digest, read_facts
 
+PATIENCE = 600.0
+"""Seconds that a stopped command has for its checkpoint: it finishes the step."""
+_MONITOR_SECONDS = 600.0
+_START, _SEED = "train.start", "train.seed"
 
-@dataclass
+
 class Retraining:
-    """What a retraining needs to know; `run` does it."""
+    """A retraining of one environment; `run` does it.
 
-    config: Parameters
-    environment: str | None
-    tracking_uri: str
-    stages: Stages
-    start: TrainingStart
-    commands: Commands
-    seconds: dict[str, float] = field(default_factory=dict)
-    reason: str | None = None
-    """Why something is to be done, as far as that is known."""
+    Args:
+        lock: an open file that the commands inherit: they hold its lock on if this process is killed.
+    """
+
+    def __init__(self, project: Project, lock: int | None = None) -> None:
+        self.project, self.config = project, project.config
+        self.seconds: dict[str, float] = {}
+        self.reason: str | None = None
+        self.stages = Stages(project.stages, self._call)
+        self._lock = () if lock is None else (lock,)
+        hours = self.config.retrain.hours
+        self._deadline = None if hours is None else time.monotonic() + hours * 3600
 
     def run(self) -> Outcome:
         """Retrains if there is a reason to, and judges what was trained.
 
         Raises:
-            UserError, StageFailedError, OutOfTimeError, DataRefusedError: the champion stays what it is.
+            UserError, ProgramError, OutOfTimeError, DataRefusedError: the champion stays what it is.
         """
         self._check()
+        self.project.write()
         if self.config.retrain.update:
             with self._stage("update"):
                 self.stages.update_imports()
@@ -66,50 +79,26 @@ class Retraining:
             sentence = "nothing to do: data, code and parameters are those of the last training"
             return self._finished(self.outcome(Code.DONE, sentence))
         with self._stage("gate"):
-            decision = self._judge()
+            option = self.project.option
+            self._call(sys.executable, "-m", "kedro", "run", "--pipeline=promote", *filter(None, [option]))
+        decision = self._decision()
         outcome = self.outcome(Code.DONE if decision["promoted"] else Code.NOT_PROMOTED, decision["sentence"])
         outcome.version = decision["version"]
         return self._finished(outcome)
 
-    def _train(self) -> bool:
-        """Runs the stages that have changed; whether one of them was the training."""
-        console.note(f"Reason: {self.reason}")
-        before = self._trained()
-        with self._stage("data"):
-            self.stages.prepare(lambda: data_checks.check(self.config, self._champion()))
-        self._choose_start()
-        self._warn_of_another_reward()
-        with self._stage("train"):
-            self.stages.repeat()
-        return self._trained() != before
-
-    def _trained(self) -> bytes | None:
-        """What tells the last training from every other; None = there is none."""
-        facts = Path(self.config.adapters_folder) / FACTS
-        return facts.read_bytes() if facts.is_file() else None
-
-    def _finished(self, outcome: Outcome) -> Outcome:
-        """Tidies up; where that fails, the decision stands."""
-        outcome.run_id = self._run_id()
-        try:
-            with self._stage("tidy"):
-                outcome.removed, outcome.commit = self._tidy()
-            outcome.warning = self._not_committed(outcome.commit)
-            if outcome.warning is not None:
-                console.note(f"Warning: {outcome.warning}")
-        except UserError as error:
-            outcome.warning = str(error)
-            console.note(f"Warning: {error}")
-        return outcome
+    def outcome(self, code: int, sentence: str) -> Outcome:
+        """An outcome with what is known of this retraining."""
+        model = self.config.registered_model
+        return Outcome(code=code, sentence=sentence, reason=self.reason, model=model, seconds=self.seconds)
 
     def _check(self) -> None:
-        """Before anything is done: what would end the retraining after hours."""
+        """Refuses before anything is done what would end the retraining after hours."""
         steps, limit = self.config.grpo.steps, self.config.retrain.max_steps
         if limit is not None and steps > limit:
             raise UserError(f"grpo.steps is {steps}, more than retrain.max_steps = {limit} allows.")
         self.stages.check()
         if self.config.retrain.commit is not None:
-            branch.check(self.commands.project, self.config.retrain.commit)
+            branch.check(Path.cwd(), self.config.retrain.commit)
         with self._stage("registry"):
             self._champion()  # MLflow must answer.
 
@@ -117,7 +106,7 @@ class Retraining:
         """Why something is to be done; None = nothing is."""
         with self._stage("status"):
             changed = self.stages.changed()
-        if changed and not self.stages.has_run():
+        if changed and not self.stages.lock.is_file():
             return "nothing was trained by DVC here yet"
         if changed:
             return "; ".join(changed[:2]) + (f"; and {len(changed) - 2} more" if len(changed) > 2 else "")
@@ -126,27 +115,50 @@ class Retraining:
         return self._trigger()
 
     def _trigger(self) -> str | None:
-        """Why to train again though nothing has changed, with the next seed, which the training is given."""
+        """Why to train again though nothing has changed; the training then gets the next seed."""
         settings = self.config.retrain
-        score = fallen_score(settings.monitor, self.commands.project)
-        if score is not None:
+        score = monitored(settings.monitor)
+        if score is not None and score < settings.monitor.floor:
             reason = f"the monitored score is {score:g}, below {settings.monitor.floor:g}"
         elif settings.when == "always":
             reason = "retrain.when is always"
         else:
             return None
-        return f"{reason}; training seed {self.start.next_seed(self.config.training_seed)}"
+        seed = int(self.project.training_params().get(_SEED, self.config.training_seed)) + 1
+        self.project.write(**{_SEED: str(seed)})
+        return f"{reason}; training seed {seed}"
 
-    def _choose_start(self) -> None:
-        """Where the training is to be repeated anyway: from the present champion, if it is to start there."""
-        if not self.stages.changed(TRAIN):
-            return
-        champion = self._champion() if self.config.retrain.start == "champion" else None
-        self.start.set_start(None if champion is None else champion.uri)
-
-    def _warn_of_another_reward(self) -> None:
-        """Hours before the gate refuses it."""
+    def _train(self) -> bool:
+        """Runs the stages that have changed; returns whether the training was among them."""
+        console.note(f"Reason: {self.reason}")
+        facts = Path(self.config.adapters_folder) / FACTS
+        before = facts.read_bytes() if facts.is_file() else None
+        with self._stage("data"):
+            self.stages.prepare(self._check_data)
         champion = self._champion()
+        if self.stages.changed(TRAIN):
+            starts_there = champion is not None and self.config.retrain.start == "champion"
+            self.project.write(**{_START: champion.uri if champion is not None and starts_there else None})
+        self._warn_of_another_reward(champion)
+        with self._stage("train"):
+            self.stages.repeat()
+        return (facts.read_bytes() if facts.is_file() else None) != before
+
+    def _check_data(self) -> None:
+        """Raises DataRefusedError with each limit of ``retrain.data`` that the prepared records exceed."""
+        records = RecordsDataset(filepath=str(Path(self.config.output) / "05_model_input/records.parquet")).load()
+        champion = self._champion()
+        before = None if champion is None else read_profile(champion.adapters())
+        problems = drift.check(before, profile_of(records), self.config.retrain.data)
+        if problems:
+            listed = "\n".join(f"  {problem}" for problem in problems)
+            raise DataRefusedError(
+                f"the data were refused, and nothing was trained:\n{listed}\nPut them right or, if this is what they"
+                " are to be like now, raise the limit."
+            )
+
+    def _warn_of_another_reward(self, champion: Registered | None) -> None:
+        """Hours before the gate refuses it."""
         if champion is None or self.config.promotion.new_reward or self.config.reward == AUTO:
             return
         changed = judge_differences(side_of("champion", champion.adapters()), self.config)
@@ -157,8 +169,7 @@ class Retraining:
             )
 
     def _is_judged(self) -> bool:
-        """Whether the gate has decided on the adapters that are there, with the present settings; with any, where they
-        are the champion's."""
+        """Whether the gate has decided on the present adapters, with the present settings unless they are champion."""
         folder = Path(self.config.adapters_folder)
         if not (folder / FACTS).is_file():
             return False
@@ -166,78 +177,77 @@ class Retraining:
         is_champion = champion is not None and champion.digest == digest
         return self._champions.is_judged(digest, "" if is_champion else gate_settings(self.config))
 
-    def _judge(self) -> dict[str, Any]:
-        self.commands.run(*kedro("promote", self.environment))
-        decision: dict[str, Any] = json.loads(self._decision_file.read_text(encoding="utf-8"))
-        return decision
+    def _finished(self, outcome: Outcome) -> Outcome:
+        """Deletes what is old and commits dvc.lock; where that fails, the decision stands."""
+        outcome.run_id = read_facts(Path(self.config.adapters_folder)).get("mlflow_run_id")
+        try:
+            with self._stage("tidy"):
+                outcome.removed = self._delete_old(outcome.run_id)
+                outcome.commit, outcome.warning = self._commit()
+        except (UserError, ProgramError) as error:
+            outcome.warning = str(error)
+        if outcome.warning is not None:
+            console.note(f"Warning: {outcome.warning}")
+        return outcome
 
-    @property
-    def _decision_file(self) -> Path:
-        return Path(self.config.output) / "08_reporting" / "promotion.json"
+    def _delete_old(self, run_id: str | None) -> list[str]:
+        """Deletes versions and runs beyond ``retrain.keep_versions`` and ``keep_runs``; returns what was deleted."""
+        settings, uri, model = self.config.retrain, self.project.tracking_uri, self.config.registered_model
+        removed = []
+        if run_id is not None:
+            mark_run(uri, run_id, model)
+        if settings.keep_versions is not None:
+            old = delete_versions(uri, model, self.config.promotion.alias, keep=settings.keep_versions)
+            removed += [f"version {number}" for number in old]
+        if settings.keep_runs is not None:
+            removed += [f"run {run_id}" for run_id in delete_runs(uri, model, keep=settings.keep_runs)]
+        return removed
 
-    def _tidy(self) -> tuple[list[str], str | None]:
-        """What was deleted, and the commit; also where a killed retraining left it to be done."""
-        settings = self.config.retrain
-        removed = retention.apply(
-            self.tracking_uri,
-            self._model,
-            self.config.promotion.alias,
-            self._run_id(),
-            versions=settings.keep_versions,
-            runs=settings.keep_runs,
-        )
-        if settings.commit is None:
-            self._tell_uncommitted()
-            return removed, None
-        return removed, branch.commit(self.commands.project, settings.commit, self._committed, self._message())
-
-    @property
-    def _committed(self) -> list[str]:
-        return [self.stages.file.with_name("dvc.lock").as_posix(), self.start.file.as_posix()]
-
-    def _tell_uncommitted(self) -> None:
-        changed = branch.changed(self.commands.project, self._committed)
-        if changed:
-            console.note(
-                f"Not committed, so that only this folder knows what the results were made of: {', '.join(changed)}"
-                " (retrain.commit=BRANCH does it each time)"
-            )
-
-    def _not_committed(self, commit: str | None) -> str | None:
-        """What the branch lacks, without which nobody can repeat what it says."""
-        left = [] if commit is None else branch.uncommitted(self.commands.project, self._committed)
+    def _commit(self) -> tuple[str | None, str | None]:
+        """The commit with dvc.lock, if one was made, and what it lacks."""
+        files = [self.stages.lock, self.project.values, self.project.stages]
+        name = self.config.retrain.commit
+        if name is None:
+            if changed := branch.changed(Path.cwd(), files):
+                console.note(
+                    "Not committed, so that only this folder knows what the results were made of:"
+                    f" {', '.join(changed)} (retrain.commit=BRANCH does it each time)"
+                )
+            return None, None
+        there = (Path(self.config.output) / "08_reporting/promotion.json").is_file()  # Not where results were pulled.
+        message = f"Retrained: {self._decision()['sentence']}" if there else "Retrained"
+        made = branch.commit(Path.cwd(), name, files, message)
+        left = [] if made is None else sorted(set(branch.changed(Path.cwd(), DECISIVE)) - {str(file) for file in files})
         if not left:
-            return None
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-        return (
-            f"the branch {self.config.retrain.commit} has dvc.lock, but not what it was made with:"
-            f" {', '.join(left[:3])}{more} differ from the commit. Commit them too."
+            return made, None
+        return made, (
+            f"the branch {name} has dvc.lock, but not what it was made with: {', '.join(left[:3])} differ from the"
+            " commit. Commit them too."
         )
 
-    def _message(self) -> str:
-        """Of the commit; the decision is not there on a machine that has pulled the results."""
-        if not self._decision_file.is_file():
-            return "Retrained"
-        return f"Retrained: {json.loads(self._decision_file.read_text(encoding='utf-8'))['sentence']}"
-
-    def _run_id(self) -> str | None:
-        run_id: str | None = read_facts(Path(self.config.adapters_folder)).get("mlflow_run_id")
-        return run_id
+    def _decision(self) -> dict[str, Any]:
+        file = Path(self.config.output) / "08_reporting/promotion.json"
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
 
     @property
     def _champions(self) -> Champions:
-        return Champions.of(self.config, self.tracking_uri)
+        return Champions.of(self.config, self.project.tracking_uri)
 
     def _champion(self) -> Registered | None:
         return self._champions.champion()
 
-    @property
-    def _model(self) -> str:
-        return self.config.registered_model
-
-    def outcome(self, code: int, sentence: str) -> Outcome:
-        """An outcome with what is known of this retraining."""
-        return Outcome(code=code, sentence=sentence, reason=self.reason, model=self._model, seconds=self.seconds)
+    def _call(self, *words: str) -> None:
+        """Runs a command within the time that is left."""
+        left = 0.0
+        if self._deadline is not None:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise OutOfTimeError
+        try:
+            run(*words, at=Path.cwd(), patience=PATIENCE, seconds=left, descriptors=self._lock)
+        except ProgramError as error:
+            raise ProgramError(f"{' '.join(words[2:])}: {error}") from error
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -246,3 +256,27 @@ class Retraining:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+
+
+def monitored(monitor: MonitorConfig) -> float | None:
+    """The score that ``retrain.monitor.command`` prints as its last line; None without a command.
+
+    Raises:
+        UserError: the command failed, or its last line is no number.
+    """
+    if monitor.command is None:
+        return None
+    try:
+        printed = output_of("/bin/sh", "-c", monitor.command, at=Path.cwd(), seconds=_MONITOR_SECONDS)
+    except ProgramError as error:
+        raise UserError(f"retrain.monitor.command failed: {monitor.command}\n{error}") from None
+    last = printed.strip().splitlines()[-1:] or ["nothing"]
+    try:
+        score = float(last[0])
+    except ValueError:
+        score = math.nan
+    if math.isnan(score):
+        raise UserError(
+            f"retrain.monitor.command must print a number as its last line, but printed {last[0]!r}: {monitor.command}"
+        )
+    return score

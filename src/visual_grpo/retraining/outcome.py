@@ -1,10 +1,21 @@
-"""How a retraining ended: its exit code, and the summary that is printed, stored and sent."""
+"""How a retraining ended: its exit code, the summary that is printed and stored, and who is told."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
+
+from visual_grpo.config import RetrainConfig
+from visual_grpo.programs import ProgramError, output_of
+
+SECONDS = 30.0
+"""For one attempt to tell somebody."""
+ATTEMPTS = 3
 
 
 class Code(IntEnum):
@@ -23,27 +34,18 @@ class Code(IntEnum):
     """The data are too few, too damaged or too unlike the champion's; nothing was trained."""
 
 
-class OutOfTimeError(Exception):
-    """``retrain.hours`` are over."""
-
-
 class DataRefusedError(Exception):
     """The prepared records did not pass the checks of ``retrain.data``."""
 
 
-class StageFailedError(Exception):
-    """A command that the retraining called ended with an error, which it has printed."""
-
-
 @dataclass(kw_only=True)
 class Outcome:
-    """What became of a retraining."""
+    """The result of a retraining."""
 
     code: int
     sentence: str
-    """One line for people."""
     reason: str | None = None
-    """Why something was to be done: what changed, the schedule, the monitored score; None = nothing was."""
+    """What changed, the schedule, or the monitored score; None = there was nothing to do."""
     model: str
     """Registered model."""
     version: int | None = None
@@ -57,7 +59,7 @@ class Outcome:
     commit: str | None = None
     """The commit with dvc.lock, where one was made."""
     warning: str | None = None
-    """What could not be tidied up afterwards; the decision stands."""
+    """A failure after the decision, which stands."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"outcome": Code(self.code).name.lower() if self.code in set(Code) else "stopped"}
@@ -65,12 +67,46 @@ class Outcome:
     @property
     def line(self) -> str:
         """The summary in one line."""
-        total = sum(self.seconds.values())
-        return f"Retraining of {self.model}: {self.sentence} ({_duration(total)}, exit code {self.code})"
+        took = timedelta(seconds=round(sum(self.seconds.values())))
+        return f"Retraining of {self.model}: {self.sentence} ({took}, exit code {self.code})"
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [f"{hours} h" if hours else "", f"{minutes} min" if minutes else "", f"{rest} s" if not hours else ""]
-    return " ".join(part for part in parts if part)
+def notify(settings: RetrainConfig, summary: Mapping[str, Any], project: Path) -> str | None:
+    """Sends the summary to ``retrain.notify`` if it is due; returns what went wrong, or None."""
+    if settings.notify is None or not is_due(settings, summary):
+        return None
+    text = json.dumps(summary, ensure_ascii=False)
+    if settings.notify.lower().startswith(("http://", "https://")):
+        return _post(settings.notify, text)
+    try:
+        output_of("/bin/sh", "-c", settings.notify, at=project, given=text, seconds=SECONDS)
+    except ProgramError as error:
+        return f"The command of retrain.notify failed: {error}"
+    return None
+
+
+def is_due(settings: RetrainConfig, summary: Mapping[str, Any]) -> bool:
+    """Whether ``retrain.notify_when`` asks for this outcome."""
+    failed = summary["code"] not in (Code.DONE, Code.NOT_PROMOTED)
+    if settings.notify_when == "failure":
+        return failed
+    return failed or settings.notify_when == "always" or summary["reason"] is not None
+
+
+def _post(address: str, text: str) -> str | None:
+    import requests
+
+    problem = None
+    for _ in range(ATTEMPTS):
+        try:
+            headers = {"Content-Type": "application/json"}
+            answer = requests.post(address, data=text.encode(), headers=headers, timeout=SECONDS)
+        except requests.RequestException as error:
+            problem = type(error).__name__  # Its text has the address, which may hold a token.
+            continue
+        if answer.ok:
+            return None
+        problem = f"it answered {answer.status_code}"
+        if answer.status_code < 500:
+            break
+    return f"The address of retrain.notify was not told how it ended: {problem}"

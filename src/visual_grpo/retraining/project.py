@@ -1,22 +1,42 @@
-"""The project that is retrained: its parameters and MLflow's address, as ``kedro run`` would read them."""
+"""``python -m visual_grpo.retraining.project [--env NAME]``: fills in what DVC's stages depend on.
+
+``dvc.yaml`` is written by hand for all environments. This writes the two files that it reads: ``params.yaml`` with an
+environment's folders, beside its ``dvc.yaml``, and ``OUTPUT/dvc_parameters.json`` with the parameters that decide each
+stage's result.
+"""
 
 from __future__ import annotations
 
+import argparse
+import filecmp
+import json
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from click import ClickException
 
+from visual_grpo import third_party_output
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
+from visual_grpo.decisive_parameters import NOT_READ, decisive
 from visual_grpo.errors import UserError
-from visual_grpo.retraining.commands import Commands
-from visual_grpo.retraining.job import Retraining
-from visual_grpo.retraining.stages import Stages
-from visual_grpo.retraining.training_start import TrainingStart
+from visual_grpo.files import write_atomically
+from visual_grpo.importing import code_digest, code_digests
+from visual_grpo.option_files import option_files
 from visual_grpo.session import EXPECTED, Session, expected_error
 from visual_grpo.tracking.registry_client import tracking_uri
+
+STAGES, PARAMETERS = Path("dvc.yaml"), "dvc_parameters.json"
+TRAIN_PARAMS = "train_params"
+"""In params.yaml: further ``--params`` of the training, such as another seed."""
+HEADER = """\
+# The values of dvc.yaml, written by `make repro` and `make retrain`; train_params is yours too:
+# further parameters of the stage train, as --params has them, such as grpo.steps=100,seed=3
+"""
 
 
 @dataclass(frozen=True)
@@ -25,24 +45,89 @@ class Project:
 
     config: Parameters
     environment: str | None
-    """Kedro's; None = the default one."""
+    """None = the default one."""
     tracking_uri: str
 
-    def retraining(self, commands: Commands) -> Retraining:
-        """DVC's files are beside the environment's parameters; those of the default one in the project's folder."""
-        own = Path() if self.environment is None else Path("conf") / self.environment
-        return Retraining(
-            config=self.config,
-            environment=self.environment,
-            tracking_uri=self.tracking_uri,
-            stages=Stages(own / "dvc.yaml", commands),
-            start=TrainingStart(Path("conf") / (self.environment or "base") / "start.yml"),
-            commands=commands,
+    @property
+    def option(self) -> str:
+        return "" if self.environment is None else f"--env={self.environment}"
+
+    @property
+    def stages(self) -> Path:
+        """Its dvc.yaml; params.yaml and dvc.lock are beside it."""
+        return STAGES if self.environment is None else Path("conf") / self.environment / STAGES
+
+    @property
+    def values(self) -> Path:
+        return self.stages.with_name("params.yaml")
+
+    def training_params(self) -> dict[str, str]:
+        """Those in params.yaml, by their names."""
+        text = self._written().get(TRAIN_PARAMS) or ""
+        if not isinstance(text, str):
+            raise UserError(f"{self.values}: expected {TRAIN_PARAMS}: with a text such as train.seed=3, got {text!r}")
+        pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+    def write(self, **training: str | None) -> bool:
+        """Brings all three files up to date; returns whether dvc.yaml or params.yaml had to change.
+
+        Args:
+            training: replaces parameters of the training by their names; None removes one.
+        """
+        stale = self.stages != STAGES and not (
+            self.stages.is_file() and filecmp.cmp(STAGES, self.stages, shallow=False)
         )
+        if stale:
+            shutil.copyfile(STAGES, self.stages)
+        given = self.training_params() | training
+        params = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        values = {**self._folders(), TRAIN_PARAMS: params}
+        if values != self._written():
+            stale = True
+            write_atomically(self.values, HEADER + yaml.safe_dump(values, sort_keys=False))
+        write_atomically(Path(self.config.output) / PARAMETERS, json.dumps(stage_parameters(self.config), indent=1))
+        return stale
+
+    def _written(self) -> dict[str, Any]:
+        found = yaml.safe_load(self.values.read_text(encoding="utf-8")) if self.values.is_file() else {}
+        return found if isinstance(found, dict) else {}
+
+    def _folders(self) -> dict[str, str]:
+        starter, model = self.config.starter, self.config.model.path
+        own_model = _here(model) if model is not None and Path(model).expanduser().exists() else None
+        data = self.config.data.path
+        return {
+            "project": "." if self.environment is None else "../..",
+            "option": self.option,
+            "output": self.config.output,
+            "drawn_data": starter.dataset,
+            "drawn_model": starter.model,
+            # On a hub there is no file that DVC could look at.
+            "data": _here(data) if Path(data).expanduser().exists() else starter.dataset,
+            "model": own_model or starter.model,
+            "starter_reads": own_model or "requirements.lock",
+        }
+
+
+def stage_parameters(config: Parameters) -> dict[str, Any]:
+    """Stage -> the parameters and own files that decide its result; a change of any other repeats nothing."""
+    tree = config.public()
+    files = {f"code of reward {name}": digest for name, digest in code_digests(_functions(config)).items()}
+    for name, reward in config.rewards.items():
+        for option, digest in option_files(reward.options, config.output).items():
+            files[f"file of reward {name}: {option}"] = digest
+    if ":" in config.model.family:
+        files["code of family"] = code_digest(config.model.family)
+    return {
+        "starter": {name: tree[name] for name in ("data", "model", "seed", "starter")},
+        "data_preparation": {"data": tree["data"]},
+        **{pipeline: decisive(pipeline, tree) | files for pipeline in NOT_READ},
+    }
 
 
 def read_project(folder: Path, environment: str | None) -> Project:
-    """Reads the parameters; checks them as ``kedro run`` does.
+    """Reads and checks the parameters as ``kedro run`` does.
 
     Raises:
         UserError: this is no folder of a project, or its parameters are wrong.
@@ -58,7 +143,39 @@ def read_project(folder: Path, environment: str | None) -> Project:
             context: Any = session.load_context()  # type: ignore[attr-defined]
             config: Parameters = context.catalog.load("parameters")
             return Project(config, name, tracking_uri())
-    except ClickException as error:  # As of an environment that is not there.
+    except ClickException as error:  # There is no such environment.
         raise UserError(error.message) from error
     except EXPECTED as error:
         raise UserError(str(expected_error(error))) from error
+
+
+def _functions(config: Parameters) -> dict[str, str | None]:
+    return {name: reward.function for name, reward in config.rewards.items()}
+
+
+def _here(path: str) -> str:
+    """Relative to the project where it is inside."""
+    full = Path(path).expanduser()
+    inside = full.is_absolute() and full.is_relative_to(Path.cwd())
+    return (full.relative_to(Path.cwd()) if inside else full).as_posix()
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m visual_grpo.retraining.project", description=__doc__)
+    parser.add_argument("--env", help="Kedro's environment; without it the default")
+    parser.add_argument("--check", action="store_true", help="fail where dvc.yaml or params.yaml was out of date")
+    given = parser.parse_args()
+    try:
+        project = read_project(Path.cwd(), given.env)
+        if project.write() and given.check:
+            raise UserError(f"{project.values} was out of date, and is written now: give the command once more.")
+    except UserError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    third_party_output.silence_libraries()
+    sys.exit(main())

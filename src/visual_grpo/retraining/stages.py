@@ -3,81 +3,78 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from visual_grpo.errors import UserError
-from visual_grpo.retraining.commands import Commands, dvc
-from visual_grpo.retraining.outcome import DataRefusedError, StageFailedError
+from visual_grpo.programs import ProgramError, output_of
+from visual_grpo.retraining.outcome import DataRefusedError
 from visual_grpo.tracking.dvc_lock import stages_of
 from visual_grpo.tracking.lineage import dvc_files
 
 PREPARE, TRAIN = "data_preparation", "train"
+_DVC = (sys.executable, "-m", "dvc")
+_FILLED_IN = "parameters"
+"""The stage that always runs: a retraining has done its work before."""
 _MOST = 3
 
 
-@dataclass(frozen=True)
 class Stages:
-    """Those in the dvc.yaml of one environment."""
+    """The stages in one dvc.yaml.
 
-    file: Path
-    """Relative to the project."""
-    commands: Commands
+    Args:
+        file: relative to the working folder, the project's.
+        run: runs a long command whose output is seen.
+    """
+
+    def __init__(self, file: Path, run: Callable[..., None]) -> None:
+        self.file, self._run = file, run
+        self.lock = file.with_name("dvc.lock")
+        self._earlier = file.with_name(".dvc.lock.earlier")
 
     def check(self) -> None:
-        """Raises UserError where the environment has no stages, or its dvc.lock is damaged."""
-        project = self.commands.project
-        if not (project / ".dvc").is_dir():
-            raise UserError(f"{project} is no DVC repository (no .dvc). Make it one: .venv/bin/dvc init")
-        if not (project / self.file).is_file():
-            name = "" if self.file.parent == Path() else f" --env={self.file.parent.name}"
-            raise UserError(
-                f"There is no {self.file}, which says what a retraining repeats. Write it:"
-                f" .venv/bin/python -m visual_grpo.dvc_stages{name}"
-            )
-        stages_of(self.file.with_name("dvc.lock"), project)
+        """Raises UserError where DVC is not set up, or dvc.lock is damaged."""
+        if not Path(".dvc").is_dir():
+            raise UserError(f"{Path.cwd()} is no DVC repository (no .dvc). Make it one: .venv/bin/dvc init")
+        stages_of(self.lock, Path.cwd())
 
     def update_imports(self) -> list[str]:
         """Fetches newer versions of what ``dvc import`` and ``dvc import-url`` brought; returns these ``*.dvc``."""
-        project = self.commands.project
-        names = [file.relative_to(project).as_posix() for file in dvc_files(project) if _is_import(file)]
+        names = [file.relative_to(Path.cwd()).as_posix() for file in dvc_files(Path.cwd()) if _is_import(file)]
         if names:
-            self.commands.run(*dvc("update", *names))
+            self._run(*_DVC, "update", *names)
         return names
 
-    @property
-    def lock(self) -> Path:
-        """What DVC knows of the last time."""
-        return (self.commands.project / self.file).with_name("dvc.lock")
+    def changed(self, stage: str | None = None) -> list[str]:
+        """Says what changed since the last time; empty if ``stage`` and all before it need not run."""
+        status = json.loads(output_of(*_DVC, "status", "--json", self._target(stage), at=Path.cwd()) or "{}")
+        return list(_in_words(status))
 
-    def has_run(self) -> bool:
-        """Whether a stage has ever been run here."""
-        return self.lock.is_file()
+    def repeat(self, stage: str | None = None) -> None:
+        """Runs the stages that have changed, up to ``stage``."""
+        self._run(*_DVC, "repro", self._target(stage))
 
     def prepare(self, check: Callable[[], None]) -> None:
-        """Prepares the data; if that fails or ``check`` refuses them (`DataRefusedError`), the earlier ones are put
-        back, also by the call after one that was killed in between."""
+        """Prepares the data; puts the earlier ones back if that fails or ``check`` refuses them.
+
+        A call after one that was killed in between does so too.
+        """
         if not self._earlier.is_file():
-            self._earlier.write_bytes(self.lock.read_bytes() if self.has_run() else b"")
+            self._earlier.write_bytes(self.lock.read_bytes() if self.lock.is_file() else b"")
         try:
             self.repeat(PREPARE)
             check()
-        except (DataRefusedError, StageFailedError) as refusal:
+        except (DataRefusedError, ProgramError) as refusal:
             try:
                 self._put_back()
-            except StageFailedError as error:
+            except ProgramError as error:
                 raise type(refusal)(f"{refusal}\nThe earlier data could not be put back: {error}") from error
             raise
         self._earlier.unlink()
-
-    @property
-    def _earlier(self) -> Path:
-        """What DVC knew before the data were prepared; there while they are not accepted yet."""
-        return self.lock.with_name(".dvc.lock.earlier")
 
     def _put_back(self) -> None:
         lock = self._earlier.read_bytes()
@@ -86,17 +83,10 @@ class Stages:
             self.lock.unlink(missing_ok=True)
             return
         self.lock.write_bytes(lock)
-        self.commands.run(*dvc("checkout", "--quiet", "--force", f"{self.file}:{PREPARE}"))
+        output_of(*_DVC, "checkout", "--quiet", "--force", self._target(PREPARE), at=Path.cwd())
 
-    def changed(self, stage: str | None = None) -> list[str]:
-        """What is another than at the last time, in words; empty if ``stage`` and all before it need not run."""
-        target = str(self.file) if stage is None else f"{self.file}:{stage}"
-        status = json.loads(self.commands.output(*dvc("status", "--json", target)) or "{}")
-        return list(_in_words(status))
-
-    def repeat(self, stage: str | None = None) -> None:
-        """Runs the stages that have changed, up to ``stage``."""
-        self.commands.run(*dvc("repro", str(self.file) if stage is None else f"{self.file}:{stage}"))
+    def _target(self, stage: str | None) -> str:
+        return str(self.file) if stage is None else f"{self.file}:{stage}"
 
 
 def _is_import(file: Path) -> bool:
@@ -105,16 +95,19 @@ def _is_import(file: Path) -> bool:
 
 
 def _in_words(status: Mapping[str, Any]) -> Iterator[str]:
-    """``{"dvc.yaml:train": [{"changed deps": {"conf/local": "modified"}}]}`` -> ``train: conf/local modified``."""
+    """``{"dvc.yaml:train": [{"changed deps": {"src": "modified"}}]}`` -> ``train: src modified``."""
     for stage, changes in status.items():
+        name = stage.rpartition(":")[2]
+        if name == _FILLED_IN:
+            continue
         found: list[str] = []
         for change in changes:
-            if isinstance(change, str):  # "always changed", "changed command"
+            if isinstance(change, str):  # "changed command"
                 found.append(change)
             else:
                 found += [f"{path} {how}" for entries in change.values() for path, how in _flat(entries)]
         more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
-        yield f"{stage.rpartition(':')[2]}: {', '.join(found[:_MOST])}{more}"
+        yield f"{name}: {', '.join(found[:_MOST])}{more}"
 
 
 def _flat(entries: Any) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,6 @@ from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
 from visual_grpo.pipelines.compare import BASE, Side, draw, find_side, shared_scorer, side_of, unseen
-from visual_grpo.pipelines.promote.gate_settings import gate_settings
 from visual_grpo.pipelines.promote.same_reward import judge_differences, reward_differences
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
@@ -30,6 +30,13 @@ HELD_OUT_SPLIT = "held_out"
 SPLITS = (HELD_OUT_SPLIT, SEALED)
 """The gate's stages: sealed prompts, if there are any, are drawn only for what holds on the held-out ones."""
 CHAMPION, BASE_MODEL = "champion", "base model"
+
+
+def gate_settings(parameters: Parameters) -> str:
+    """64 hex digits: the same for parameters with which a gate comes to the same decision."""
+    promotion = parameters.promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
+    drawn = parameters.evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
+    return hashlib.sha256(json.dumps([promotion, drawn], sort_keys=True).encode()).hexdigest()
 
 
 def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -> tuple[Path, dict[str, Any]]:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.reproduction.repositories import commit, git, repository
 from tests.tracking.toy_adapters import adapters, base_model
+from visual_grpo.lineage import DIFFERS, OK, UNKNOWN, Line, lines
 from visual_grpo.records.table import RecordTable, write_manifest
-from visual_grpo.reproduction.checks import DIFFERS, OK, UNKNOWN, Line, lines
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.subjects import Subject
 from visual_grpo.trained_adapters import FACTS, adapter_digest, read_facts, weight_sums

@@ -1,4 +1,4 @@
-"""Who is told how a retraining ended, and what becomes of a telling that fails."""
+"""The summary of a retraining, who is told, and the score that somebody else measures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from visual_grpo.config import MonitorConfig, RetrainConfig
-from visual_grpo.retraining.monitor import fallen_score
-from visual_grpo.retraining.notice import ATTEMPTS, is_due, notify
+from visual_grpo.errors import UserError
+from visual_grpo.retraining.job import monitored
+from visual_grpo.retraining.outcome import ATTEMPTS, Outcome, is_due, notify
 
 SUMMARY = {"code": 0, "sentence": "promoted", "reason": "data changed"}
 
@@ -51,21 +52,17 @@ def listener() -> Iterator[Listener]:
     made.server.server_close()
 
 
-def test_an_address_gets_the_summary(listener: Listener, tmp_path: Path) -> None:
-    assert notify(RetrainConfig(notify=listener.address), SUMMARY, tmp_path) is None
-    assert listener.bodies == [SUMMARY]
-
-
-def test_a_server_in_trouble_is_asked_again_one_that_refuses_is_not(listener: Listener, tmp_path: Path) -> None:
-    listener.codes = [503, 200]
-    assert notify(RetrainConfig(notify=listener.address), SUMMARY, tmp_path) is None
-    assert len(listener.bodies) == 2
-    listener.codes = [500]
-    assert str(notify(RetrainConfig(notify=listener.address), SUMMARY, tmp_path)).endswith("it answered 500")
-    assert len(listener.bodies) == 2 + ATTEMPTS
-    listener.codes = [403]
-    assert str(notify(RetrainConfig(notify=listener.address), SUMMARY, tmp_path)).endswith("it answered 403")
-    assert len(listener.bodies) == 3 + ATTEMPTS
+@pytest.mark.parametrize(
+    ("codes", "asked", "problem"),
+    [([200], 1, None), ([503, 200], 2, None), ([500], ATTEMPTS, "it answered 500"), ([403], 1, "it answered 403")],
+)
+def test_an_address_gets_the_summary_again_while_its_server_is_in_trouble(
+    listener: Listener, tmp_path: Path, codes: list[int], asked: int, problem: str | None
+) -> None:
+    listener.codes = codes
+    told = notify(RetrainConfig(notify=listener.address), SUMMARY, tmp_path)
+    assert told is None if problem is None else str(told).endswith(problem)
+    assert listener.bodies == [SUMMARY] * asked
 
 
 def test_a_dead_address_is_told_of_without_its_token(listener: Listener, tmp_path: Path) -> None:
@@ -78,7 +75,7 @@ def test_a_command_gets_the_summary_as_its_input(tmp_path: Path) -> None:
     assert notify(RetrainConfig(notify="cat > told.json"), SUMMARY, tmp_path) is None
     assert json.loads((tmp_path / "told.json").read_text()) == SUMMARY
     problem = notify(RetrainConfig(notify="echo no mail >&2; exit 7"), SUMMARY, tmp_path)
-    assert problem == "The command of retrain.notify ended with exit code 7: no mail"
+    assert problem == "The command of retrain.notify failed: no mail"
 
 
 @pytest.mark.parametrize(
@@ -98,9 +95,24 @@ def test_when_somebody_is_told(when: Any, code: int, reason: str | None, due: bo
     assert is_due(RetrainConfig(notify_when=when), {"code": code, "reason": reason}) is due
 
 
-def test_a_command_may_print_what_is_no_text(tmp_path: Path) -> None:
-    settings = RetrainConfig(notify="printf '\\377'; exit 3", notify_when="always")
-    problem = notify(settings, SUMMARY, tmp_path)
-    assert problem is not None
-    assert problem.startswith("The command of retrain.notify ended with exit code 3: ")
-    assert fallen_score(MonitorConfig(command="printf '\\377\\n0.5'", floor=0.9), tmp_path) == 0.5
+def test_a_score_is_the_last_line_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert monitored(MonitorConfig()) is None
+    assert monitored(MonitorConfig(command="printf '\\377\\n0.5\\n'")) == 0.5
+    for command, said in {
+        "echo broken >&2; exit 3": "command failed: echo broken >&2; exit 3\nbroken",
+        "echo nan": "must print a number as its last line, but printed 'nan'",
+        "true": "but printed 'nothing'",
+    }.items():
+        with pytest.raises(UserError) as told:
+            monitored(MonitorConfig(command=command))
+        assert said in str(told.value)
+
+
+def test_the_summary_is_one_line() -> None:
+    outcome = Outcome(code=3, sentence="not promoted", model="m", seconds={"train": 3700.4, "gate": 61})
+    assert outcome.line == "Retraining of m: not promoted (1:02:41, exit code 3)"
+    assert (outcome.as_json()["outcome"], Outcome(code=143, sentence="", model="").as_json()["outcome"]) == (
+        "not_promoted",
+        "stopped",
+    )
