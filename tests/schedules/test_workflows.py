@@ -26,8 +26,8 @@ MERGE, CALL, KEEP = (
 )
 _PYTHON = f"""#!/bin/bash
 if [ "$1" = -m ]; then
-    echo "of $(cat news)" > dvc.lock; mkdir -p data/08_reporting
-    echo "{{\\"code\\": $CODE, \\"outcome\\": \\"it\\", \\"sentence\\": \\"said\\"}}" > data/08_reporting/retraining.json
+    echo "of $(cat news)" > dvc.lock; mkdir -p data/08_reporting; cd data/08_reporting
+    echo "{{\\"code\\": $CODE, \\"outcome\\": \\"it\\", \\"sentence\\": \\"said\\"}}" > retraining.json
     exit "$CODE"
 fi
 exec {sys.executable} "$@"
