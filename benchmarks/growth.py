@@ -15,21 +15,21 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from visual_grpo import components, third_party_output
 from visual_grpo.config import FlowConfig, GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.plan.inputs import unequal_scores
+from visual_grpo.plan.dry_run import unequal_scores
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.types import PromptRecord, Sample
+from visual_grpo.types import PromptRecord
 
 MEMORY_STEPS, MEMORY_EVERY = 500, 100
 
@@ -132,13 +132,9 @@ def _fit(policy: Any, records: list[PromptRecord], setting: Setting) -> Iterator
         kl_weight=0.0,
         steps=10**6,
     )
-    trainer: Any = GRPOTrainer(policy, RewardSet({"any": (_scores, 1.0)}), config)
+    trainer: Any = GRPOTrainer(policy, RewardSet({"any": (unequal_scores, 1.0)}), config)
     steps: Iterator[Any] = trainer.fit(records)
     return steps
-
-
-def _scores(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
-    return unequal_scores(len(samples))
 
 
 Steps = Callable[[Path, Setting], Iterator[Any]]

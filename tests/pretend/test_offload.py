@@ -18,7 +18,7 @@ from visual_grpo import components
 from visual_grpo.errors import UserError
 from visual_grpo.hardware import turns
 from visual_grpo.hardware.turns import on_device, pinned_bytes, present, put_away, take_turns
-from visual_grpo.plan.replaced import replaced
+from visual_grpo.plan.phases import replaced
 from visual_grpo.rewards.combine import RewardSet
 
 FAST = ["qwen_image"]

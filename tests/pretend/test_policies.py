@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.pretend.accelerator import Accelerator, DeviceMixError
 from tests.pretend.trained import TOKENS, assert_equal, config_of, records_of, train
-from visual_grpo.plan.replaced import replaced
+from visual_grpo.plan.phases import replaced
 from visual_grpo.policies import token_model, token_steps
 from visual_grpo.policies.token_model import EOS_CHECK_INTERVAL
 from visual_grpo.types import PromptRecord

@@ -14,7 +14,7 @@ from tests.test_training import parameters
 from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import gradient_sums
-from visual_grpo.plan.replaced import replaced
+from visual_grpo.plan.phases import replaced
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample, TextSample
 

@@ -12,11 +12,10 @@ from tests.plan.test_against_cpu import FEW, measured, small
 from tests.pretend.trained import networks_of
 from tests.quantised.making import bytes_of
 from visual_grpo import components
-from visual_grpo.plan.advice import changes
-from visual_grpo.plan.cards import find_card
 from visual_grpo.plan.dry_run import DryRunner
-from visual_grpo.plan.models import planned_model
-from visual_grpo.plan.report import _parameters
+from visual_grpo.plan.estimate import find_card
+from visual_grpo.plan.model import planned_model
+from visual_grpo.plan.report import _changes, _parameters
 
 
 def config_of(folder: Path, bits: str, module: str = "dit", optimizer: str = "adamw") -> Any:
@@ -30,7 +29,7 @@ def test_weights_are_as_large_as_those_that_are_loaded(pipeline_folder: Path, bi
     if bits != "full":
         pytest.importorskip("bitsandbytes", reason="make quantised")
     config = config_of(pipeline_folder, bits)
-    runner = DryRunner(config, planned_model(config), "cpu")
+    runner = DryRunner(config, planned_model(config))
     model: Any = components.build_model(config, str(pipeline_folder))
     model.adapters.attach({"dit": config.lora_of("dit")}, 0)
     assert runner.weights == bytes_of(networks_of(model))
@@ -40,7 +39,7 @@ def test_weights_are_as_large_as_those_that_are_loaded(pipeline_folder: Path, bi
 def test_the_peak_of_a_step_is_that_of_real_tensors(pipeline_folder: Path, module: str) -> None:
     pytest.importorskip("bitsandbytes", reason="make quantised")
     config = config_of(pipeline_folder, "4bit", module, "adamw_8bit")
-    runner = DryRunner(config, planned_model(config), "cpu")
+    runner = DryRunner(config, planned_model(config))
     planned = runner.step().peak - runner.weights
     with runner.counting() as after:
         pass
@@ -61,7 +60,7 @@ def test_a_plan_needs_no_library_and_counts_the_same_parameters(
         config = config_of(pipeline_folder, bits)
         planned = planned_model(config)
         counted[bits] = {name: _parameters(network) for name, network in planned.networks.items()}
-        runner = DryRunner(config, planned, "cpu")
+        runner = DryRunner(config, planned)
         held[bits] = runner.weights
         runner.step()
     assert counted["full"] == counted["8bit"] == counted["4bit"]
@@ -73,7 +72,7 @@ def test_networks_that_take_turns_bring_their_codes(pipeline_folder: Path) -> No
     for bits in ("full", "4bit"):
         config = config_of(pipeline_folder, bits)
         config = config.model_copy(update={"model": config.model.model_copy(update={"offload": "phases"})})
-        brought[bits] = DryRunner(config, planned_model(config), "cpu").step().brought
+        brought[bits] = DryRunner(config, planned_model(config)).step().brought
     assert 0 < brought["4bit"] < brought["full"]
 
 
@@ -82,7 +81,7 @@ def test_advice_names_the_next_smaller_base(pipeline_folder: Path) -> None:
     lines = {}
     for bits in ("full", "8bit", "4bit"):
         config = config_of(pipeline_folder, bits)
-        lines[bits] = " ".join(changes(config, card, 10**12, 10**12, []))
+        lines[bits] = " ".join(_changes(config, card, 10**12, 10**12, 10**12, {}, 1))
     assert "model.base_weights=8bit" in lines["full"]
     assert "model.base_weights=4bit" in lines["8bit"]
     assert "base_weights" not in lines["4bit"]

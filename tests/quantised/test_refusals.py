@@ -18,7 +18,7 @@ from visual_grpo.decisive_parameters import decisive
 from visual_grpo.errors import UserError
 from visual_grpo.hardware import bits
 from visual_grpo.hardware.quantised import check_base_weights, require_quantised
-from visual_grpo.plan.replaced import replaced
+from visual_grpo.plan.phases import replaced
 from visual_grpo.policies import loading
 from visual_grpo.preflight.configuration import check
 from visual_grpo.resuming import MAY_CHANGE

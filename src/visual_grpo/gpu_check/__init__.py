@@ -1,1 +1,1 @@
-"""The first minutes on a GPU: steps of a training, measured and held against the plan."""
+"""Steps of a training on a GPU, measured and compared with the plan."""

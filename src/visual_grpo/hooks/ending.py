@@ -33,6 +33,7 @@ SHOWN = {
     "promotion_result": "decision",
     "reproduction": "report",
     "plan": "plan",
+    "gpu_check": "check",
 }
 """Dataset -> what its path is called at the end."""
 REPORT = "evaluation.html"

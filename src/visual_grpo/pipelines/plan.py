@@ -1,4 +1,4 @@
-"""Nodes that make a plan, and refuse one that does not fit its card."""
+"""Makes a plan, and refuses one that does not fit its card."""
 
 from __future__ import annotations
 
@@ -8,31 +8,24 @@ from visual_grpo import console
 from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
+from visual_grpo.plan.report import answer, make_plan, show_tables
+from visual_grpo.third_party_output import hidden_progress_bars
 
 
 def plan_training(parameters: Parameters) -> dict[str, Any]:
-    """See `visual_grpo.plan.make.make_plan`."""
-    from visual_grpo.plan.make import make_plan
-    from visual_grpo.plan.report import show
-    from visual_grpo.third_party_output import hidden_progress_bars
-
+    """Makes the plan and prints its answer; the tables only with ``plan.tables``."""
     with hidden_progress_bars():
         plan = make_plan(parameters)
-    show(plan)
+    if plan["fits"]:
+        for line in answer(plan):
+            console.note(line)
+        console.note(f"On a machine with the card, compare the plan with it: {Command.now().of_pipeline('gpu_check')}")
+    if parameters.plan.tables:
+        show_tables(plan)
     return plan
 
 
 def require_fit(plan: dict[str, Any]) -> None:
     """Raises UserError where the card has too little memory, with what to change."""
-    if plan["fits"] is None:
-        return
-    card = plan["card"]
-    needs = f"it needs {plan['peak_gb']:.2f} GB, and tensors may take {card['usable'] / 1e9:.2f} GB of {card['name']}."
-    if plan["fits"]:
-        console.note(
-            f"This fits: {needs} The host needs {plan['host_gb']:.1f} GB.\n"
-            f"On a machine with the card, hold the plan against it: {Command.now().of_pipeline('gpu_check')}"
-        )
-        return
-    lines = "\n".join(f"  {change}" for change in plan["changes"])
-    raise UserError(f"This does not fit: {needs} What would help:\n{lines}")
+    if not plan["fits"]:
+        raise UserError("\n".join(answer(plan)))

@@ -1,1 +1,1 @@
-"""What a training would need on a named GPU: the code of a step itself, run on tensors with shapes but no values."""
+"""Plans a training without weights or a GPU: one step runs on tensors that have shapes and no values."""

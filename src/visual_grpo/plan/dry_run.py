@@ -1,60 +1,50 @@
-"""A step of the trainer, and a batch of each sampler of the evaluation, on tensors without values."""
+"""Runs a step of the trainer and batches of the evaluation on tensors without values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from visual_grpo import components
-from visual_grpo.config import Parameters, SamplerConfig
+from visual_grpo.config import Parameters, RewardConfig, SamplerConfig
 from visual_grpo.hardware.turns import brought, on_device, put_away
-from visual_grpo.plan.attention import fused_attention
-from visual_grpo.plan.host_values import HostValues, literals_with_values
-from visual_grpo.plan.inputs import REWARD, records_for, unequal_scores, with_planned_reward
-from visual_grpo.plan.meter import Meter
-from visual_grpo.plan.models import PlannedModel
-from visual_grpo.plan.parts import Parts
-from visual_grpo.plan.phases import CONDITIONS, REWARDS, phases_of_drawing, phases_of_training
+from visual_grpo.plan.host_values import HostValues
+from visual_grpo.plan.meter import Meter, as_on_a_device
+from visual_grpo.plan.model import PlannedModel, segmenter_of
+from visual_grpo.plan.phases import CONDITIONS, phases_of
 from visual_grpo.plan.repeats import Denoised, fewer_micro_batches, fewer_repeats
-from visual_grpo.plan.segmenter import PlannedSegmenter
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample
 
+REWARD = "planned"
+_WORDS = ("red", "round", "small", "bright", "distant")
+
 
 class DryRunner:
-    """Runs parts of a training of a model without weights, by the project's own code, and counts what they do."""
+    """Runs parts of a training by the project's own code and counts them."""
 
-    def __init__(self, config: Parameters, planned: PlannedModel, device: str) -> None:
-        """``device``: cpu or cuda, whose kernels are taken."""
-        self.config, self.planned, self.device = with_planned_reward(config), planned, device
+    def __init__(self, config: Parameters, planned: PlannedModel) -> None:
+        self.config, self.planned = with_planned_reward(config), planned
         self.trajectories: dict[str, Any] = {}
-        """By module, those of the last step."""
+        """Those of the last step, by module."""
         self.denoised: Denoised | None = None
-        """The last one."""
+        self.networks = planned.networks | segmenter_of(config)
         self._values = HostValues()
-        self._segmenter = PlannedSegmenter(config)
-        self._meter = Meter()
-        self.scorer = RewardSet({REWARD: (self._scores, 1.0)})
+        self.scorer = RewardSet({REWARD: (unequal_scores, 1.0)})
         self.trainer: Any = components.build_trainer(self.config, planned.plan, planned.model, self.scorer)
-        self._parts = (
-            Parts(planned.networks.values(), config.distributed.processes) if config.distributed.sharded else None
-        )
-        if self._parts is not None:
-            self._parts.tell(lambda count: self._meter.gather(count))
-        put_away(*planned.networks.values())  # Those that take turns; they have come to get their adapters.
+        put_away(*planned.networks.values())  # Offloaded networks came to get their adapters.
         with self.counting() as meter:
             pass
         self.weights: int = meter.live
         """Bytes of the model with its adapters."""
-        self._update()
-
-    def _update(self) -> None:
-        """Gives the optimisers their moments, which the first step of a training makes and all later ones have."""
-        with self.counting():
+        with self.counting():  # The optimiser's moments, which all steps but the first have.
             for own in self.trainer.modules.values():
                 for parameter in own.parameters:
                     parameter.grad = torch.zeros_like(parameter)
@@ -62,66 +52,96 @@ class DryRunner:
                 own.optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> Meter:
-        """A whole one after the first: rollout, rewards that cost nothing, reference, replay, gradient, optimiser."""
+        """Rollout, rewards that cost nothing, reference, replay, gradient, optimiser."""
         count = max(self.config.grpo_of(module).prompts_per_step for module in self.planned.plan.modules)
-        with (
-            records_for(self.config, count) as records,
-            self.counting() as meter,
-            phases_of_training(meter, self.trainer),
-            self._fewer_micro_batches(meter),
-        ):
+        with ExitStack() as stack:
+            records = stack.enter_context(records_for(self.config, count))
+            meter = stack.enter_context(self.counting())
+            stack.enter_context(phases_of(meter, self.trainer))
+            for module, own in self.trainer.modules.items():
+                grpo = self.config.grpo_of(module)
+                rows = grpo.prompts_per_step * grpo.group_size
+                size = min(grpo.micro_batch_size or rows, rows)
+                seen = partial(self.trajectories.__setitem__, module)
+                stack.enter_context(fewer_micro_batches(meter, own.policy, rows, size, seen))
             next(iter(self.trainer.fit(records)))
         return meter
 
     def evaluation(self, sampler: SamplerConfig, count: int) -> Meter:
         """One batch of ``count`` samples."""
-        with records_for(self.config, count) as records, self.counting() as meter, meter.phase(CONDITIONS):
-            self._scores(records, self.planned.model.generate(records, list(range(count)), sampler))
+        with (
+            records_for(self.config, count) as records,
+            self.counting() as meter,
+            phases_of(meter),
+            meter.phase(CONDITIONS),
+        ):
+            self.planned.model.generate(records, list(range(count)), sampler)
         return meter
-
-    def networks(self) -> dict[str, torch.nn.Module]:
-        """All that are on the card, by name."""
-        judge = self._segmenter.network
-        return self.planned.networks | ({} if judge is None else {"segmenter": judge})
 
     @contextmanager
     def counting(self) -> Iterator[Meter]:
-        """What happens within is counted; the weights and what the optimiser keeps are there before."""
-        self._meter = meter = Meter(values=self._values)
-        for network in self.networks().values():
+        """Counts what happens inside, with weights and the optimiser's state there from the start."""
+        meter, networks = Meter(self._values), self.planned.networks.values()
+        for network in self.networks.values():
             meter.hold(on_device(network))
-        if self._parts is not None:
-            meter.live -= self._parts.saved
+        if self.config.distributed.sharded:
+            meter.live -= _on_other_cards(networks, self.config.distributed.processes)
         for own in self.trainer.modules.values():
             kept = (value for state in own.optimizer.state.values() for value in state.values())
             meter.hold(value for value in kept if isinstance(value, Tensor))
-        with ExitStack() as stack:
-            for counted in (phases_of_drawing(meter), fewer_repeats(meter, self._seen), fused_attention(self.device)):
-                stack.enter_context(counted)
-            stack.enter_context(literals_with_values())
-            stack.enter_context(meter)
-            before = brought(*self.planned.networks.values())
+        before = brought(*networks)
+        with (
+            fewer_repeats(meter, lambda denoised: setattr(self, "denoised", denoised)),
+            as_on_a_device(),
+            meter,
+        ):
             yield meter
-            meter.brought = brought(*self.planned.networks.values()) - before
+        meter.brought = brought(*networks) - before
 
-    def _scores(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
-        with self._meter.phase(REWARDS):
-            self._segmenter.judge(prompts, samples, (self.config.data.height, self.config.data.width))
-        return unequal_scores(len(samples))
 
-    def _seen(self, denoised: Denoised) -> None:
-        self.denoised = denoised
+@contextmanager
+def records_for(config: Parameters, count: int) -> Iterator[list[PromptRecord]]:
+    """Distinct prompts of about ``plan.prompt_words`` tokens, with a blank picture where the task needs one."""
+    from PIL import Image
 
-    @contextmanager
-    def _fewer_micro_batches(self, meter: Meter) -> Iterator[None]:
-        with ExitStack() as stack:
-            for module, own in self.trainer.modules.items():
-                grpo = self.config.grpo_of(module)
-                rows = grpo.prompts_per_step * grpo.group_size
-                size = min(grpo.micro_batch_size or rows, rows)
+    with TemporaryDirectory() as folder:
+        sources: tuple[Path, ...] = ()
+        if config.data.task in ("i2i", "segmentation"):
+            sources = (Path(folder, "blank.png"),)
+            Image.new("RGB", (config.data.width, config.data.height)).save(sources[0])
+        yield [
+            PromptRecord(id=str(number), prompt=prompt_of(config.plan.prompt_words, number), source_images=sources)
+            for number in range(count)
+        ]
 
-                def seen(trajectory: Any, module: str = module) -> None:
-                    self.trajectories[module] = trajectory
 
-                stack.enter_context(fewer_micro_batches(meter, own.policy, rows, size, seen))
-            yield
+def prompt_of(words: int, number: int) -> str:
+    """Prompts of different numbers have different lengths, as real ones do."""
+    count = max(words - number % 5, 1)
+    return " ".join(_WORDS[(place + number) % len(_WORDS)] for place in range(count))
+
+
+def with_planned_reward(config: Parameters) -> Parameters:
+    """Replaces the rewards of every module by the one called `REWARD`."""
+    modules = {name: own.model_copy(update={"rewards": {}}) for name, own in config.modules.items()}
+    return config.model_copy(update={"rewards": {REWARD: RewardConfig()}, "modules": modules})
+
+
+def unequal_scores(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
+    """[len(samples)] float32; different ones in every group, so that there is something to learn."""
+    return torch.arange(len(samples), dtype=torch.float32) % 7
+
+
+def _on_other_cards(networks: Iterable[nn.Module], count: int) -> int:
+    """Bytes of frozen blocks that one of ``count`` cards does not hold; it holds two whole blocks at a time."""
+    blocks = [block for network in networks for block in _blocks(network)]
+    sizes = [sum(p.nbytes for p in block.parameters() if not p.requires_grad) for block in blocks]
+    return sum(sizes) - sum(sizes) // count - 2 * max(sizes, default=0)
+
+
+def _blocks(network: nn.Module) -> Iterator[nn.Module]:
+    for part in network.children():
+        if isinstance(part, nn.ModuleList):
+            yield from part
+        else:
+            yield from _blocks(part)

@@ -1,73 +1,73 @@
-"""Counts what an operation after operation costs, phase by phase, while a model runs on tensors without values."""
+"""Counts memory, operations and host waits by phase while a model runs on the meta device."""
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
-from visual_grpo.plan.call_site import call_site
 from visual_grpo.plan.host_values import HostValues
-from visual_grpo.plan.operations import aten, bytes_of, flops_of, starts_kernel, tensors_in
 
 OUTSIDE = "other"
-"""The phase of what belongs to none."""
+"""The phase of what belongs to no other."""
+aten = torch.ops.aten
 _VALUE_SHAPED = {
     *(aten.nonzero, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.masked_select),
     aten.repeat_interleave,
 }
-"""The shape of their result depends on values, so that the host waits for it."""
-_INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+"""The shape of their result depends on values, so the host waits for it."""
+_INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 _MAY_MIX = {*_INDEXED, aten._to_copy, aten.copy_}
-"""They take tensors of the host beside the device's: they copy them."""
+"""CUDA allows host tensors beside the device's here."""
+_NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
 
 @dataclass(kw_only=True)
 class Phase:
-    """What happened in a phase of a step, as often as it happens in a real one."""
-
     peak: int = 0
-    """Bytes of all live tensors at once, the weights' among them."""
-    flops: float = 0.0
-    bytes: float = 0.0
-    kernels: float = 0.0
-    gathered: float = 0.0
-    """Bytes that came from other cards, which keep parts of the layers."""
+    """Bytes of all live tensors, weights included."""
     waits: float = 0.0
     """How often the host waits for a value of the device."""
     work: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """(FLOPs, bytes) of a kernel -> how many of them."""
+    """(FLOPs, bytes read and written) of a kernel -> number of such kernels."""
+
+    @property
+    def flops(self) -> float:
+        return sum(flops * count for (flops, _), count in self.work.items())
 
 
 class Meter(TorchDispatchMode):
-    """Of the tensors on one device, ``meta`` or (to hold a plan against a real run) ``cpu``.
+    """Counts every operation on meta tensors inside the ``with`` block.
 
-    What the host asks of a tensor without values is answered: by its value where that is known (`HostValues`), else by
-    0, of a truth value by "all are" where it is copied and by "no" where it is asked for alone. So every generated
-    answer has its greatest length, and every gradient is finite.
+    Host reads are answered from `HostValues`. An unknown number is 0; unknown truth values are True where they are
+    copied and False where one is asked for, so that generated answers have their greatest length and gradients are
+    finite. Operations on tensors of two devices raise RuntimeError, as on a GPU.
     """
 
-    def __init__(self, device: str = "meta", values: HostValues | None = None) -> None:
-        """``values``: what other meters have learned of tensors that are still there."""
+    def __init__(self, values: HostValues | None = None) -> None:
+        """``values``: of tensors that are still alive."""
         super().__init__()
-        self.device = device
         self.live = 0
         self.brought = 0
-        """Bytes that were copied from the host to networks that take turns."""
+        """Bytes copied from the host to networks that are offloaded."""
         self.weight = 1.0
-        """How many real operations each one stands for."""
+        """Real operations that each counted one stands for."""
         self.phases: dict[str, Phase] = {}
         self.waits: Counter[str] = Counter()
-        """Source line -> how often the host waits there in a step."""
-        self.mixed: Counter[str] = Counter()
-        """Operation and source line -> how often it got tensors of two devices, which a GPU refuses."""
+        """Source line -> host waits."""
         self._values = values or HostValues()
         self._held: set[int] = set()
         self._path = [OUTSIDE]
@@ -77,18 +77,17 @@ class Meter(TorchDispatchMode):
         return max((phase.peak for phase in self.phases.values()), default=self.live)
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Counts what was there before."""
+        """Counts meta tensors, each memory once."""
         for tensor in tensors:
-            if tensor.device.type == self.device:
-                self._hold(tensor)
-
-    def gather(self, count: float) -> None:
-        """So many bytes come from other cards."""
-        self._row().gathered += self.weight * count
+            storage = tensor.untyped_storage()
+            if tensor.is_meta and storage._cdata not in self._held:
+                self._held.add(storage._cdata)
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._drop, storage._cdata, storage.nbytes())
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Within another phase what happens belongs to this one alone."""
+        """Assigns what happens inside to ``name`` alone, also within another phase."""
         self._path.append(name)
         self._row().peak = max(self._row().peak, self.live)
         try:
@@ -98,7 +97,7 @@ class Meter(TorchDispatchMode):
 
     @contextmanager
     def weighted(self, factor: float) -> Iterator[None]:
-        """Each operation stands for so many; peaks are what they are."""
+        """Counts each operation ``factor`` times; peaks stay as they are."""
         before, self.weight = self.weight, self.weight * factor
         try:
             yield
@@ -107,125 +106,124 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.is_inference_mode_enabled():  # It hands over operations that are made of others.
-            with self:
-                parts = function.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
-        inputs = list(tensors_in((args, kwargs)))
-        if self.device == "meta" and any(tensor.device.type == "meta" for tensor in inputs):
-            result = self._without_values(function, args, kwargs, inputs)
+        inputs = _tensors_in((args, kwargs))
+        if any(tensor.is_meta for tensor in inputs):
+            result = self._run(function, args, kwargs, inputs)
         else:
             result = function(*args, **kwargs)
-        outputs = list(tensors_in(result))
-        self._note(function, args, kwargs, inputs, outputs, result)
-        if self.device == "meta":
-            self._values.follow(function, args, kwargs, outputs)
+        outputs = _tensors_in(result)
+        self.hold(outputs)
+        row = self._row()
+        row.peak = max(row.peak, self.live)
+        if any(tensor.is_meta for tensor in (*outputs, *inputs)) and _starts_kernel(function, inputs, outputs):
+            formula = flop_registry.get(function.overloadpacket)
+            flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+            row.work[flops, _bytes_of(inputs, outputs)] += self.weight  # type: ignore[assignment]
+        self._values.follow(function, args, kwargs, inputs, outputs)
         return result
 
-    def _without_values(self, function: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor]) -> Any:
+    def _run(self, function: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor]) -> Any:
         packet = function.overloadpacket
         if packet is aten._to_copy and torch.device(kwargs.get("device") or "meta").type == "cpu":
-            self._wait()
-            return self._copied(args[0], kwargs)
+            value, dtype = self._asked(args[0]), kwargs.get("dtype") or args[0].dtype
+            if value is None:
+                return torch.full(args[0].shape, args[0].dtype == torch.bool, dtype=dtype)
+            return value.to(dtype, copy=True)
         if packet is aten._local_scalar_dense:
-            self._wait()
-            value = self._values.value(args[0])
+            value = self._asked(args[0])
             return args[0].dtype.is_floating_point * 0.0 if value is None else value.item()
         if packet is aten.equal:
-            self._wait()
-            first, second = (self._values.value(tensor) for tensor in args[:2])
+            first, second = self._asked(args[0]), self._values.value(args[1])
             return first is not None and second is not None and torch.equal(first, second)
         if packet in _VALUE_SHAPED:
-            self._wait()
-            return self._shaped_by_values(function, args, kwargs)
+            self._asked(args[0])
+            return self._values.shaped(function, args, kwargs)
         if packet in _INDEXED:
             args = (args[0], self._by_number(args[1]), *args[2:])
         elif packet not in _MAY_MIX and any(tensor.device.type == "cpu" and tensor.dim() for tensor in inputs):
-            self.mixed[f"{packet} at {call_site()}"] += 1
-            args, kwargs = _on_meta(args), _on_meta(kwargs)
+            raise RuntimeError(f"{packet} gets tensors of two devices, which a GPU refuses, at {_call_site()}")
         return function(*args, **kwargs)
 
-    def _copied(self, tensor: Tensor, kwargs: Any) -> Tensor:
-        """To the host."""
-        value, dtype = self._values.value(tensor), kwargs.get("dtype") or tensor.dtype
-        if value is not None:
-            return value.to(dtype, copy=True)
-        return torch.full(tensor.shape, tensor.dtype == torch.bool, dtype=dtype)
-
-    def _shaped_by_values(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Where the values are not known, all are taken to be 1."""
-        try:
-            result = function(*self._values.values(args), **self._values.values(kwargs))
-        except KeyError:
-            ones = [torch.ones(a.shape, dtype=a.dtype) if isinstance(a, Tensor) else a for a in args]
-            result = function(*ones, **kwargs)
-        if isinstance(result, tuple):
-            return tuple(self._on_device(tensor) for tensor in result)
-        return self._on_device(result)
-
-    def _on_device(self, value: Tensor) -> Tensor:
-        tensor = torch.empty(value.shape, dtype=value.dtype, device="meta")
-        if not value.is_floating_point() and value.numel():
-            self._values.keep(tensor, value)
-        return tensor
-
     def _by_number(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Truth values among indices as the numbers of those that are true, for which a device has to be asked."""
+        """Replaces masks by the positions of their true values, for which the host asks the device."""
         numbers: list[Tensor | None] = []
         for index in indices:
             if index is None or index.dtype != torch.bool:
                 numbers.append(index)
                 continue
-            if index.device.type == "meta":
-                self._wait()
-            value = self._values.value(index)
+            value = self._asked(index) if index.is_meta else index
             chosen = torch.ones(index.shape, dtype=torch.bool) if value is None else value
-            numbers += [self._on_device(number) for number in chosen.nonzero(as_tuple=True)]
+            numbers += [self._values.on_device(number) for number in chosen.nonzero(as_tuple=True)]
         return numbers
 
-    def _wait(self) -> None:
-        self.waits[call_site()] += round(self.weight) or 1
+    def _asked(self, tensor: Tensor) -> Tensor | None:
+        """The values for which the host waits."""
+        self.waits[_call_site()] += round(self.weight) or 1
         self._row().waits += self.weight
-
-    def _note(
-        self, function: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor], result: Any
-    ) -> None:
-        own = [tensor for tensor in outputs if tensor.device.type == self.device]
-        for tensor in own:
-            self._hold(tensor)
-        row = self._row()
-        row.peak = max(row.peak, self.live)
-        taking_part = own or [tensor for tensor in inputs if tensor.device.type == self.device]
-        if not taking_part or not starts_kernel(function, inputs, outputs):
-            return
-        flops, moved = flops_of(function, args, kwargs, inputs, result), bytes_of(inputs, outputs)
-        row.kernels += self.weight
-        row.flops += self.weight * flops
-        row.bytes += self.weight * moved
-        row.work[flops, moved] += self.weight  # type: ignore[assignment]
+        return self._values.value(tensor)
 
     def _row(self) -> Phase:
         return self.phases.setdefault(self._path[-1], Phase())
-
-    def _hold(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata in self._held:
-            return
-        self._held.add(storage._cdata)
-        size = storage.nbytes()
-        self.live += size
-        weakref.finalize(storage, self._drop, storage._cdata, size)
 
     def _drop(self, key: int, size: int) -> None:
         self._held.discard(key)
         self.live -= size
 
 
-def _on_meta(values: Any) -> Any:
-    """Arguments with all tensors on the device, so that a plan goes on where a GPU would refuse them."""
-    if isinstance(values, Tensor):
-        return values.to("meta")
-    if isinstance(values, list | tuple):
-        return type(values)(_on_meta(each) for each in values)
-    return {key: _on_meta(each) for key, each in values.items()} if isinstance(values, dict) else values
+@contextmanager
+def as_on_a_device() -> Iterator[None]:
+    """Has meta tensors take fused attention, and keeps the values of numbers that ``torch.tensor`` puts on the meta
+    device. The unfused formula's memory would grow with the square of the length."""
+    attention, tensor = F.scaled_dot_product_attention, torch.tensor
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **given: Any) -> Tensor:
+        if not query.is_meta:
+            return attention(query, key, value, attn_mask, **given)
+        if attn_mask is not None:
+            attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+        causal, scale = given.get("is_causal", False), given.get("scale")
+        fused = aten._scaled_dot_product_flash_attention_for_cpu
+        return fused(query, key, value, 0.0, causal, attn_mask=attn_mask, scale=scale)[0]
+
+    def read(data: Any) -> Any:  # As on a GPU, the host waits for each tensor of one number.
+        if isinstance(data, list | tuple):
+            return [read(each) for each in data]
+        return data.item() if isinstance(data, Tensor) and not data.dim() else data
+
+    def make(data: Any, *, device: Any = None, **given: Any) -> Tensor:
+        if device is not None and torch.device(device).type == "meta":
+            return tensor(read(data), device="cpu", **given).to("meta")
+        return tensor(data, device=device, **given)
+
+    # Not a TorchFunctionMode: torch leaves it in the backward pass, where checkpoints run attention again.
+    with patch.object(F, "scaled_dot_product_attention", attend), patch.object(torch, "tensor", make):
+        yield
+
+
+def _tensors_in(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _starts_kernel(function: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
+    """Views and bare allocations cost nothing."""
+    if function.overloadpacket in _NO_KERNEL:
+        return False
+    own = {tensor.untyped_storage()._cdata for tensor in inputs}
+    return function._schema.is_mutable or any(t.untyped_storage()._cdata not in own for t in outputs)
+
+
+def _bytes_of(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Each tensor once; an expanded one has no more bytes than its memory."""
+    distinct = {id(tensor): tensor for tensor in (*inputs, *outputs)}.values()
+    return sum(min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes()) for tensor in distinct)
+
+
+def _call_site() -> str:
+    """``policies/tokens.py:87``, the line of this project that asked; else "autograd"."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        _, found, rest = frame.f_code.co_filename.rpartition("/visual_grpo/")
+        if found and not rest.startswith("plan/"):
+            return f"{rest}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "autograd"

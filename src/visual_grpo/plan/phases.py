@@ -1,62 +1,60 @@
-"""Which function of a step belongs to which of its phases."""
+"""The phases of a step, told apart by the functions that run them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, Protocol
+from unittest.mock import patch
 
-from visual_grpo.plan.replaced import replaced
 from visual_grpo.policies import token_policy
 from visual_grpo.policies.denoising import Denoiser
 
-CONDITIONS, TOKENS, DENOISING, PIXELS = "prompts and conditions", "tokens", "denoising", "pictures (VAE)"
-REWARDS = "rewards"
+CONDITIONS = "prompts and conditions"
 
 
 class Phases(Protocol):
-    """What counts or times them."""
+    """A `Meter` or a `Stopwatch`."""
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Within another phase what happens belongs to this one alone."""
-        ...
+    def phase(self, name: str) -> AbstractContextManager[None]: ...
 
 
 @contextmanager
-def phases_of_drawing(phases: Phases) -> Iterator[None]:
-    """Of anything that generates samples."""
+def phases_of(phases: Phases, trainer: Any = None) -> Iterator[None]:
+    """Marks sampling and, with ``trainer``, all of its step."""
+    marked: list[tuple[Any, str, str]] = [
+        (token_policy, "sample_tokens", "tokens"),
+        (Denoiser, "sample_path", "denoising"),
+        (Denoiser, "integrate", "denoising"),
+        (Denoiser, "pixels", "pictures (VAE)"),
+    ]
+    if hasattr(getattr(trainer, "policy", None), "joint_rollout"):
+        marked.append((trainer.policy, "joint_rollout", CONDITIONS))
+    for module, own in {} if trainer is None else trainer.modules.items():
+        marked += [
+            (own.policy, "rollout", CONDITIONS),
+            (own, "update", f"{module}: replay and gradient"),
+            (own.optimizer, "step", f"{module}: AdamW"),
+            *((own.policy, name, f"{module}: reference") for name in _REFERENCES if hasattr(own.policy, name)),
+        ]
     with ExitStack() as stack:
-        stack.enter_context(_phase(phases, token_policy, "sample_tokens", TOKENS))
-        for name in ("sample_path", "integrate"):
-            stack.enter_context(_phase(phases, Denoiser, name, DENOISING))
-        stack.enter_context(_phase(phases, Denoiser, "pixels", PIXELS))
+        for owner, function, name in marked:
+            stack.enter_context(replaced(owner, function, partial(_within, phases, name)))
         yield
 
 
-@contextmanager
-def phases_of_training(phases: Phases, trainer: Any) -> Iterator[None]:
-    """Of a trainer's step: what it draws is told apart by `phases_of_drawing`."""
-    with ExitStack() as stack:
-        if hasattr(trainer, "policy") and hasattr(trainer.policy, "joint_rollout"):
-            stack.enter_context(_phase(phases, trainer.policy, "joint_rollout", CONDITIONS))
-        for module, own in trainer.modules.items():
-            stack.enter_context(_phase(phases, own.policy, "rollout", CONDITIONS))
-            stack.enter_context(_phase(phases, own, "update", f"{module}: replay and gradient"))
-            stack.enter_context(_phase(phases, own.optimizer, "step", f"{module}: AdamW"))
-            for name in ("reference_log_probs", "reference_means"):
-                if hasattr(own.policy, name):
-                    stack.enter_context(_phase(phases, own.policy, name, f"{module}: reference"))
-        yield
+_REFERENCES = ("reference_log_probs", "reference_means")
 
 
-@contextmanager
-def _phase(phases: Phases, owner: Any, function: str, name: str) -> Iterator[None]:
-    def within(real: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with phases.phase(name):
-                return real(*args, **kwargs)
+def _within(phases: Phases, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with phases.phase(name):
+            return real(*args, **kwargs)
 
-        return run
+    return run
 
-    with replaced(owner, function, within):
-        yield
+
+def replaced(owner: Any, name: str, by: Callable[[Callable[..., Any]], Any]) -> AbstractContextManager[Any]:
+    """Puts ``by(owner.name)`` in the place of ``owner.name`` for a while."""
+    return patch.object(owner, name, by(getattr(owner, name)))

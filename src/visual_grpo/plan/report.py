@@ -1,290 +1,198 @@
-"""A plan as data and as tables."""
+"""Makes a plan from parameters and prints it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import nn
 
 from visual_grpo import console
 from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError
 from visual_grpo.hardware.quantised import quantised_layers
 from visual_grpo.hardware.turns import pinned_bytes
-from visual_grpo.plan.advice import changes
-from visual_grpo.plan.cards import CARDS, Card
-from visual_grpo.plan.largest import LargestBatch
+from visual_grpo.plan.batches import batches_of, largest
+from visual_grpo.plan.dry_run import DryRunner
+from visual_grpo.plan.estimate import Card, find_card, phase_seconds, run_seconds, seconds_of, smallest_card
 from visual_grpo.plan.meter import OUTSIDE, Meter
-from visual_grpo.plan.models import PlannedModel
-from visual_grpo.plan.run_time import RunTime, run_time
-from visual_grpo.plan.time_model import (
-    CALIBRATION,
-    CALL_SECONDS,
-    FLOPS_SHARE,
-    HOST_BANDWIDTH,
-    LAUNCH_SECONDS,
-    seconds_of,
-)
-
-ESTIMATED = (
-    "Memory, operations and host waits are counted from the code itself. Seconds, hours and cost are estimates,"
-    " calibrated at the published times of one model on one H100; nobody has run this. The time of rewards"
-    " is not in them, but that of a SAM 2 segmenter is."
-)
+from visual_grpo.plan.model import PlannedModel, planned_model
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A batch of the stock sampler that is not full."""
-
-    images: int
-    meter: Meter
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """What was counted, of whatever card."""
-
-    config: Parameters
-    planned: PlannedModel
-    networks: Mapping[str, nn.Module]
-    """All that are on the card."""
-    weights: int
-    """Bytes of the model with its adapters."""
-    step: Meter
-    evaluation: Mapping[str, Meter]
-    """Of one batch of ``evaluation.batch_size`` images, by sampler."""
-    part: Part | None
-    """An evaluation while training, where it is smaller than that."""
-    trained: int
-    """Trained parameters."""
-
-    @property
-    def peak(self) -> int:
-        return max(meter.peak for meter in (self.step, *self.evaluation.values()))
-
-    def _share(self, card: Card) -> Callable[[int], float]:
-        """The time of so many images in a batch, as a share of a whole batch's: a line through the two that ran."""
-        size = self.config.evaluation.batch_size
-        if self.part is None:
-            return lambda images: 1.0
-        known = self._seconds(self.part.meter, card) / self._seconds(self.evaluation["stock"], card)
-        each = (1.0 - known) / (size - self.part.images)
-        return lambda images: max(0.0, 1.0 - each * (size - images))
-
-    def times(self, card: Card) -> RunTime:
-        batch = {name: self._seconds(meter, card) for name, meter in self.evaluation.items()}
-        return run_time(
-            self.config,
-            self.planned.plan,
-            self._seconds(self.step, card),
-            batch,
-            self.config.distributed.processes,
-            self._share(card),
-        )
-
-    def _seconds(self, meter: Meter, card: Card) -> float:
-        computing = sum(seconds_of(phase, card, self.config.model.dtype) for phase in meter.phases.values())
-        return computing + meter.brought / HOST_BANDWIDTH
-
-
-def plan_of(counted: Counted, card: Card | None, batches: Sequence[LargestBatch]) -> dict[str, Any]:
-    """As JSON; without a card there are no times."""
-    config = counted.config
+def make_plan(parameters: Parameters) -> dict[str, Any]:
+    """Returns the plan as JSON. Raises UserError for an unknown card or model, and for more cards than groups."""
+    settings, dtype = parameters.plan, parameters.model.dtype
+    card = find_card(settings.gpu) if settings.gpu else None
+    config = _of_one_card(parameters)
+    planned = planned_model(config)
+    runner = DryRunner(config, planned)
+    samplers = planned.plan.samplers
+    with console.progress("Planning", 2 + len(samplers), console=Console(stderr=True)) as bar:
+        bar.advance(0, part="a step")
+        step, evaluation = runner.step(), {}
+        for name, sampler in samplers.items():
+            bar.advance(1, part=f"the evaluation, {name}")
+            evaluation[name] = runner.evaluation(sampler, config.evaluation.batch_size)
+        bar.advance(1, part="the largest batches")
+        peak = max(meter.peak for meter in (step, *evaluation.values()))
+        card = card or smallest_card(peak)
+        batches = {
+            batch.parameter: {"set": batch.value, "largest": largest(batch, card.usable)}
+            for batch in (batches_of(runner) if settings.largest_batches else ())
+        }
+        bar.complete()
+    seconds = seconds_of(step, card, dtype)
+    parts = run_seconds(
+        parameters, planned.plan, seconds, {name: seconds_of(meter, card, dtype) for name, meter in evaluation.items()}
+    )
+    hours, cards = sum(parts.values()) / 3600, config.distributed.processes
+    price = settings.price_per_hour
     return {
-        "estimated": ESTIMATED,
         "model": config.model.path or config.starter.model,
-        "sizes_from": counted.planned.source,
-        "card": None
-        if card is None
-        else {**asdict(card), "usable": card.usable, "count": config.distributed.processes},
-        "fits": None if card is None else counted.peak <= card.usable,
-        "changes": []
-        if card is None
-        else changes(
-            config,
-            card,
-            counted.weights,
-            counted.peak,
-            batches,
-            networks=len(counted.planned.networks),
-            step=counted.step.peak,
-            trained=counted.trained,
-        ),
-        "parameters": {name: _parameters(network) for name, network in counted.networks.items()},
-        "trained_parameters": counted.trained,
-        "weights_gb": counted.weights / 1e9,
-        "peak_gb": counted.peak / 1e9,
-        "brought_gb": counted.step.brought / 1e9,
-        "counted_for": {
-            "prompt_words": config.plan.prompt_words,
-            "prompts_of_a_split": config.evaluation.max_prompts or config.evaluation.prompts,
+        "sizes_from": planned.source,
+        "card": {**asdict(card), "usable_gb": card.usable / 1e9, "count": cards},
+        "fits": peak <= card.usable,
+        "peak_gb": peak / 1e9,
+        "changes": _changes(config, card, runner.weights, peak, step.peak, batches, len(planned.networks)),
+        "estimated": {
+            "validated": False,
+            "step_seconds": seconds,
+            "seconds": parts,
+            "hours": hours,
+            "cost": None if price is None else price * hours * cards,
         },
-        "idle": _idle(config, counted.planned.plan.modules),
-        **_host(counted),
-        "gathered_gb": sum(phase.gathered for phase in counted.step.phases.values()) / 1e9,
-        "step": _phases(counted.step, config, card),
-        "evaluation": {name: _phases(meter, config, card) for name, meter in counted.evaluation.items()},
-        "largest_batches": [{**asdict(batch), "peak": batch.peak / 1e9} for batch in batches],
-        "run": None if card is None else _run(counted, card),
-        "cards": [_on_card(counted, each) for each in CARDS.values()] if card is not None else [],
-        "host_waits": dict(counted.step.waits.most_common()),
-        "mixed_devices": dict(counted.step.mixed),
-        "calibration": {
-            "seconds_a_kernel": LAUNCH_SECONDS,
-            "share_of_dense_flops": FLOPS_SHARE,
-            "seconds_a_call_of_the_stock_pipeline": CALL_SECONDS,
-            "published": [asdict(point) for point in CALIBRATION],
-        },
+        "largest_batches": batches,
+        "host_gb": cards * _host_bytes(planned, dtype) / 1e9,
+        "parameters": {name: _parameters(network) for name, network in runner.networks.items()},
+        "trained_parameters": sum(p.numel() for own in runner.trainer.modules.values() for p in own.parameters),
+        "weights_gb": runner.weights / 1e9,
+        "copied_from_host_gb": step.brought / 1e9,
+        "step": _phases(step, card, dtype),
+        "evaluation": {name: _phases(meter, card, dtype) for name, meter in evaluation.items()},
+        "host_waits": dict(step.waits.most_common()),
     }
 
 
-def _host(counted: Counted) -> dict[str, float]:
-    """GB of host memory of all processes: while they load, and after that."""
-    kept = pinned_bytes(*counted.planned.networks.values())
-    processes = counted.config.distributed.processes
-    return {"host_gb": processes * max(_loaded_bytes(counted), kept) / 1e9, "host_kept_gb": processes * kept / 1e9}
+def _of_one_card(config: Parameters) -> Parameters:
+    """The largest share of a step's prompts that one card takes, whole groups. A static cache is counted as a growing
+    one, which is as large in the end."""
+    count = config.distributed.processes
+
+    def share(prompts: int) -> int:
+        if count > prompts:
+            raise UserError(
+                f"distributed.processes is {count}, but a step has {prompts} prompts, and a card takes whole groups."
+                f" Expected at most {prompts}."
+            )
+        return -(-prompts // count)
+
+    modules = {
+        name: own.model_copy(update={"prompts_per_step": share(own.prompts_per_step)}) if own.prompts_per_step else own
+        for name, own in config.modules.items()
+    }
+    grpo = config.grpo.model_copy(update={"prompts_per_step": share(config.grpo.prompts_per_step)})
+    policy = config.policy.model_copy(update={"kv_cache": "growing"})
+    return config.model_copy(update={"grpo": grpo, "modules": modules, "policy": policy})
 
 
-def _idle(config: Parameters, modules: Sequence[str]) -> str:
-    """Where the prompts of a step cannot be shared evenly; "" where they can."""
-    cards = config.distributed.processes
-    uneven = [prompts for m in modules if (prompts := config.grpo_of(m).prompts_per_step) % cards]
-    if not uneven:
-        return ""
-    return (
-        f"A step has {uneven[0]} prompts for {cards} cards, and takes as long as the {-(-uneven[0] // cards)} of one"
-        f" card: a multiple of {cards} (grpo.prompts_per_step) would use all."
-    )
+def _changes(
+    config: Parameters, card: Card, weights: int, peak: int, step: int, batches: Mapping[str, Any], networks: int
+) -> list[str]:
+    """Parameters with values that would help; none where ``peak`` bytes fit."""
+    if peak <= card.usable:
+        return []
+    size, sharded = config.evaluation.batch_size, config.distributed.sharded
+    if step <= card.usable and size > 1:
+        return [f"evaluation.batch_size={size // 2} (set: {size}; a step fits, the evaluation does not)"]
+    found = [
+        f"{name}={batch['largest']} (set: {batch['set']})"
+        for name, batch in batches.items()
+        if 0 < batch["largest"] < batch["set"]
+    ]
+    if not config.policy.gradient_checkpointing:
+        found.append("policy.gradient_checkpointing=true")
+    if networks > 1 and config.model.offload == "none" and not sharded:
+        found.append("model.offload=phases (one network on the card at a time)")
+    fewer = {"full": "8bit", "8bit": "4bit"}.get(config.model.base_weights)
+    if fewer and not sharded:
+        found.append(f"model.base_weights={fewer} (another base model)")
+    if not found or weights <= card.usable:
+        height, width = (32 * max(side // 64, 1) for side in (config.data.height, config.data.width))
+        found.append(f"data.height={height},data.width={width}")
+    larger = smallest_card(peak)
+    if peak <= larger.usable:
+        found.append(f"plan.gpu={larger.name}")
+    return found
 
 
-def _loaded_bytes(counted: Counted) -> int:
-    """Of the frozen weights as they are read, before any of them has fewer bits."""
-    size: int = getattr(torch, counted.config.model.dtype).itemsize
-    return size * sum(_parameters(network) for network in counted.planned.networks.values())
+def _host_bytes(planned: PlannedModel, dtype: str) -> int:
+    """Of one process, while it loads the weights or keeps those of offloaded networks."""
+    networks, size = planned.networks.values(), getattr(torch, dtype).itemsize
+    return max(size * sum(map(_parameters, networks)), pinned_bytes(*networks))
 
 
-def _parameters(network: Any) -> int:
+def _parameters(network: nn.Module) -> int:
     full = sum(parameter.numel() for parameter in network.parameters() if not parameter.requires_grad)
     return full + sum(layer.elements for layer in quantised_layers(network))
 
 
-def _phases(meter: Meter, config: Parameters, card: Card | None) -> list[dict[str, Any]]:
+def _phases(meter: Meter, card: Card, dtype: str) -> list[dict[str, Any]]:
     return [
         {
             "phase": name,
             "peak_gb": phase.peak / 1e9,
             "tflop": phase.flops / 1e12,
-            "gb_moved": phase.bytes / 1e9,
-            "kernels": round(phase.kernels),
+            "kernels": round(phase.work.total()),
             "host_waits": round(phase.waits),
-            "seconds": None if card is None else seconds_of(phase, card, config.model.dtype),
+            "seconds": phase_seconds(phase, card, dtype),
         }
         for name, phase in meter.phases.items()
-        if phase.kernels or name != OUTSIDE
+        if phase.work or name != OUTSIDE
     ]
 
 
-def _run(counted: Counted, card: Card) -> dict[str, Any]:
-    times, plan, cards = counted.times(card), counted.config.plan, counted.config.distributed.processes
-    hours = times.total / 3600
-    cost = None if plan.price_per_hour is None else hours * cards * plan.price_per_hour
-    return {**asdict(times), "hours": hours, "cost": cost, "currency": plan.currency}
+def answer(plan: Mapping[str, Any]) -> list[str]:
+    """The plan in at most five lines."""
+    card, run = plan["card"], plan["estimated"]
+    on = f"{card['count']} x {card['name']}: at most {plan['peak_gb']:.1f} GB of {card['usable_gb']:.1f} GB a card"
+    if not plan["fits"]:
+        return [f"{plan['model']} does not fit on {on}.", f"What would help: {'; '.join(plan['changes'])}"]
+    cost = "" if run["cost"] is None else f", cost {run['cost']:.0f} (plan.price_per_hour)"
+    lines = [
+        f"{plan['model']} fits on {on}; the host needs {plan['host_gb']:.1f} GB.",
+        f"Estimated, confirmed by no GPU: {run['step_seconds']:.0f} s a step, {run['hours']:.1f} h in all{cost}.",
+    ]
+    if plan["largest_batches"]:
+        found = (f"{name} {batch['largest']} (set: {batch['set']})" for name, batch in plan["largest_batches"].items())
+        lines.append(f"Largest batches, one changed at a time: {', '.join(found)}.")
+    return lines
 
 
-def _on_card(counted: Counted, card: Card) -> dict[str, Any]:
-    times = counted.times(card)
-    fits = counted.peak <= card.usable
-    return {"card": card.name, "fits": fits, "step_seconds": times.step, "run_hours": times.total / 3600}
-
-
-def show(plan: Mapping[str, Any]) -> None:
-    """Prints it."""
-    card = plan["card"]
-    console.heading(f"Plan of {plan['model']}" + ("" if card is None else f" on {card['count']} x {card['name']}"))
+def show_tables(plan: Mapping[str, Any]) -> None:
     parameters = {name: f"{count / 1e6:,.1f} million" for name, count in plan["parameters"].items()}
-    trained = {"trained (LoRA)": f"{plan['trained_parameters'] / 1e6:.1f} million"}
-    memory = {"weights": f"{plan['weights_gb']:.3g} GB", "largest peak": f"{plan['peak_gb']:.3g} GB"}
     console.summary(
-        "Parameters", {**parameters, **trained, **memory, **_host_memory(plan), "sizes from": plan["sizes_from"]}
+        "Parameters",
+        {
+            **parameters,
+            "trained (LoRA)": f"{plan['trained_parameters'] / 1e6:.1f} million",
+            "weights": f"{plan['weights_gb']:.3g} GB",
+            "copied from the host in a step": f"{plan['copied_from_host_gb']:.3g} GB",
+            "sizes from": plan["sizes_from"],
+        },
     )
     _table("One step", plan["step"])
-    if plan["brought_gb"]:
-        console.note(f"Networks take turns: a step copies {plan['brought_gb']:.0f} GB from the host to the card.")
-    if plan["gathered_gb"]:
-        console.note(
-            f"Each card keeps a part of every layer: a step brings it {plan['gathered_gb']:.0f} GB of the others."
-        )
     for name, phases in plan["evaluation"].items():
         _table(f"One batch of the evaluation, sampler {name}", phases)
-    if plan["largest_batches"]:
-        rows = [[b["parameter"], b["value"], b["largest"], b["peak"]] for b in plan["largest_batches"]]
-        console.table("Batches", ["parameter", "set", "largest that fits", "peak GB with it"], rows)
-    if plan["run"] is not None:
-        _show_run(plan)
-    _show_waits(plan)
-    console.note(plan["estimated"])
-
-
-def _host_memory(plan: Mapping[str, Any]) -> dict[str, str]:
-    count = 1 if plan["card"] is None else plan["card"]["count"]
-    processes = f" of {count} processes" if count > 1 else ""
-    shown = {f"host memory{processes}, loading": f"{plan['host_gb']:.3g} GB"}
-    kept = {"and then, pinned": f"{plan['host_kept_gb']:.3g} GB"} if plan["host_kept_gb"] else {}
-    return shown | kept
+    console.summary(
+        "Estimated hours", {name: f"{part / 3600:.2f}" for name, part in plan["estimated"]["seconds"].items()}
+    )
+    waits = list(plan["host_waits"].items())[:6]
+    console.table("Where the host waits for the device most", ["source line", "times a step"], waits)
 
 
 def _table(title: str, phases: Sequence[Mapping[str, Any]]) -> None:
-    columns = ["phase", "peak GB", "TFLOP", "GB moved", "kernels", "host waits", "seconds (estimated)"]
-    keys = ("phase", "peak_gb", "tflop", "gb_moved", "kernels", "host_waits", "seconds")
-    console.table(title, columns, [[phase[key] for key in keys] for phase in phases])
-
-
-def _show_run(plan: Mapping[str, Any]) -> None:
-    run = plan["run"]
-    cards = plan["card"]["count"]
-    cost = "set plan.price_per_hour, that of one card"
-    if run["cost"] is not None:
-        cost = f"{run['cost']:.0f} {run['currency']}" + (f" for {cards} cards" if cards > 1 else "")
-    console.summary(
-        "Estimated",
-        {
-            "a step": f"{run['step']:.0f} s",
-            "all steps": _long(run["steps"]),
-            "signal check": _long(run["signal_check"]),
-            "evaluations while training": f"{run['evaluations_in_training']} x {_long(run['evaluation_in_training'])}",
-            "baseline": _long(run["baseline"]),
-            "evaluate": _long(run["evaluate"]),
-            "everything": _long(3600 * run["hours"]),
-            "cost": cost,
-        },
-    )
-    words, prompts = plan["counted_for"].values()
-    console.note(
-        f"Counted for prompts of {words} words (plan.prompt_words), and for {prompts} evaluation prompts and as many"
-        " held-out ones (evaluation.max_prompts); your records are not read."
-    )
-    if plan["idle"]:
-        console.note(plan["idle"])
-    rows = [
-        [each["card"], "yes", each["step_seconds"], each["run_hours"]]
-        if each["fits"]
-        else [each["card"], "no", None, None]
-        for each in plan["cards"]
-    ]
-    console.table("The same on other cards", ["card", "fits", "seconds a step", "hours"], rows)
-
-
-def _long(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
-
-
-def _show_waits(plan: Mapping[str, Any]) -> None:
-    most = list(plan["host_waits"].items())[:6]
-    if most:
-        console.table("Where the host waits for the device most", ["source line", "times a step"], most)
-    if plan["mixed_devices"]:
-        rows = list(plan["mixed_devices"].items())
-        console.table("Tensors of two devices in one operation: a GPU refuses them", ["operation", "times"], rows)
+    columns = ["phase", "peak GB", "TFLOP", "kernels", "host waits", "seconds (estimated)"]
+    console.table(title, columns, [list(phase.values()) for phase in phases])

@@ -1,0 +1,153 @@
+"""Builds any model from its configuration files alone, without weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from visual_grpo.command import again
+from visual_grpo.config import ModelConfig, Parameters
+from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.policies.families import find_family
+from visual_grpo.policies.family import Family, Model, ModelSettings
+from visual_grpo.policies.family_settings import Plan, make_plan
+
+_RELEASED = Path(__file__).with_name("released")
+"""A file for each released model: its configuration files by path. Their tokenizers only count words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedModel:
+    plan: Plan
+    model: Model
+    networks: dict[str, nn.Module]
+    """Every network of the model by the name of its part."""
+    source: str
+
+
+def planned_model(config: Parameters) -> PlannedModel:
+    """Raises UserError where the model's configuration files are not on this machine."""
+    with configuration_folder(config) as (folder, source):
+        family = find_family(config.model.family, folder)
+        loaded = load_without_weights(family, folder, config.model.model_copy(update={"device": "meta"}))
+    plan = make_plan(family, config)
+    settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=plan.options)
+    parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
+    networks = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+    return PlannedModel(plan=plan, model=family.build(loaded, settings), networks=networks, source=source)
+
+
+def segmenter_of(config: Parameters) -> dict[str, nn.Module]:
+    """The SAM 2 that a reward keeps on the card beside the policy, without weights; empty where there is none."""
+    reward = config.rewards.get("negative_points")
+    options: Any = {} if reward is None else reward.options.get("segmenter")
+    if not isinstance(options, dict) or options.get("kind") != "sam2":
+        return {}
+    from transformers import Sam2Model
+
+    with _files_of(options["path"]) as (folder, _):
+        dtype = getattr(torch, options.get("dtype", "float32"))
+        return {"segmenter": _of_transformers(Sam2Model, Path(folder), dtype, "meta")}
+
+
+@contextmanager
+def configuration_folder(config: Parameters) -> Iterator[tuple[str, str]]:
+    """The folder with the configuration files of the model, and where they come from in words."""
+    path = config.model.path or config.starter.model
+    if config.model.path is None and not Path(path).is_dir():
+        raise UserError(
+            f"The starter's model {path} is not there yet, and a plan needs its configuration files. Make it first:"
+            f" {again('starter')}\nOr name a model with model.path."
+        )
+    with _files_of(path) as found:
+        yield found
+
+
+@contextmanager
+def _files_of(path: str) -> Iterator[tuple[str, str]]:
+    folder, released = Path(path), _RELEASED / f"{path.replace('/', '--')}.json"
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+        with suppress(HFValidationError, LocalEntryNotFoundError):
+            folder = Path(snapshot_download(path, local_files_only=True))
+    # Looking up a model's class downloads a single file of it.
+    if folder.is_dir() and (has_weights(folder) or not released.is_file()):
+        yield str(folder), f"the configuration files in {folder}"
+        return
+    if not released.is_file():
+        known = sorted(file.stem.replace("--", "/") for file in _RELEASED.glob("*.json"))
+        raise UserError(
+            f"{path} has no configuration files on this machine.{nearest_hint(path, known)} Download them without"
+            f" the weights:\n  hf download {path} --exclude '*.safetensors' '*.bin'\nOr name a folder. Without a"
+            f" download there are {', '.join(known)}."
+        )
+    with TemporaryDirectory() as unpacked:
+        for name, content in json.loads(released.read_text(encoding="utf-8")).items():
+            file = Path(unpacked, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        yield unpacked, f"the published configuration of {path}"
+
+
+def has_weights(folder: str | Path) -> bool:
+    return any(Path(folder).rglob("*.safetensors"))
+
+
+def load_without_weights(family: Family, folder: str, config: ModelConfig, device: str = "meta") -> Any:
+    """Returns what ``family.load`` does, with networks on ``device``: without values on meta, else with random ones."""
+    from diffusers import ModelMixin
+    from transformers import PreTrainedModel
+
+    dtype = getattr(torch, config.dtype)
+
+    def of_diffusers(cls: Any, /, path: Any, **given: Any) -> Any:
+        configuration = cls.load_config(Path(path, given.get("subfolder") or ""))
+        return frozen(lambda: cls.from_config(configuration), dtype, device)
+
+    def of_transformers(cls: Any, /, path: Any, **given: Any) -> Any:
+        return _of_transformers(cls, Path(path, given.get("subfolder") or ""), dtype, device)
+
+    with (
+        patch.object(ModelMixin, "from_pretrained", classmethod(of_diffusers)),
+        patch.object(PreTrainedModel, "from_pretrained", classmethod(of_transformers)),
+    ):
+        return family.load(folder, config)
+
+
+def _of_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: str) -> Any:
+    from transformers import GenerationConfig
+
+    model = frozen(lambda: cls(cls.config_class.from_pretrained(folder)), dtype, device)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model
+
+
+def frozen(build: Callable[[], Any], dtype: torch.dtype, device: str = "meta") -> Any:
+    """What ``build`` makes, in the dtypes that ``from_pretrained`` gives its parameters and buffers."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            module = build()
+    finally:
+        torch.set_default_dtype(before)
+    kept = tuple(getattr(module, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else ()
+    for name, part in module.named_modules():
+        for key, buffer in part.named_buffers(recurse=False):
+            if buffer.is_floating_point() and key not in part._non_persistent_buffers_set:
+                part.register_buffer(key, buffer.to(dtype))
+        if any(key in name.split(".") for key in kept):
+            part.float()
+    return module.eval().requires_grad_(False)

@@ -1,1 +1,0 @@
-"""Released models built from their published sizes, without weights; one file a family."""

@@ -1,0 +1,181 @@
+"""Fit, batches, seconds and advice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import SD3Transformer2DModel
+
+from tests.plan.configurations import parameters_of
+from tests.policies.sd3 import tiny
+from visual_grpo.components import make_plan as settings_of
+from visual_grpo.decisive_parameters import decisive
+from visual_grpo.errors import UserError
+from visual_grpo.pipelines.plan import plan_training, require_fit
+from visual_grpo.plan.batches import Batch, largest
+from visual_grpo.plan.estimate import (
+    BANDWIDTH_SHARE,
+    CARDS,
+    FLOPS_SHARE,
+    find_card,
+    phase_seconds,
+    run_seconds,
+    smallest_card,
+)
+from visual_grpo.plan.meter import Phase
+from visual_grpo.plan.model import frozen, segmenter_of
+from visual_grpo.plan.report import _changes, make_plan
+from visual_grpo.starter.sd3.modules import build_transformer
+
+H100 = CARDS["H100"]
+
+
+def seconds(flops: float, moved: float, kernels: int, card: str = "H100", dtype: str = "bfloat16") -> float:
+    work = Counter({(int(flops / kernels), int(moved / kernels)): kernels})
+    return phase_seconds(Phase(work=work), CARDS[card], dtype)
+
+
+def test_the_longest_of_three_times_counts():
+    assert seconds(1e15, 1e6, 10) == pytest.approx(2.54, rel=0.01), "the published rate"
+    assert seconds(0, 3.35e12, 10) == pytest.approx(1 / BANDWIDTH_SHARE)
+    assert seconds(10, 10, 2397) == pytest.approx(0.035, rel=0.01), "the published seconds of a token"
+    assert seconds(1e15, 1e6, 10, "A100 80GB") == pytest.approx(1e15 / (FLOPS_SHARE * 312e12))
+    assert seconds(1e15, 1e6, 10, dtype="float32") > 10 * seconds(1e15, 1e6, 10)
+
+
+def test_hours_are_those_of_everything_that_is_drawn():
+    config = parameters_of("glm_image", {"evaluation": {"batch_size": 4}, "distributed": {"processes": 2}})
+    plan = settings_of(config)
+    assert run_seconds(config, plan, 100.0, {"rollout": 1.0, "sde": 2.0, "stock": 4.0}) == {
+        "signal check": 3 * 100,
+        "steps": 400 * 100,
+        "evaluations while training": 8 * 16 / 4 / 2 * 4,
+        "baseline": 2 * 150 / 4 / 2 * 7,
+        "evaluate": 2 * 150 / 4 / 2 * 7,
+    }
+
+
+def test_a_card_is_found_however_it_is_spelled_and_an_unknown_one_is_told_with_all():
+    assert find_card("rtx4090") is find_card("4090") is CARDS["RTX 4090"]
+    with pytest.raises(UserError, match=r"no known card. Did you mean 'H100'\? Known: L4 \(22 GiB\), .*H200"):
+        find_card("H10")
+    with pytest.raises(UserError, match="Did you mean 'A100 80GB'"):
+        find_card("A100")
+    assert smallest_card(23 * 10**9).name == "RTX 4090"
+    assert smallest_card(10**12).name == "H200"
+
+
+@pytest.mark.parametrize(("usable", "most"), [(99, 0), (100, 1), (399, 3), (800, 6), (10**6, 9)])
+def test_the_largest_batch_is_doubled_or_halved_from_the_set_one(usable: int, most: int) -> None:
+    assert largest(Batch("x", 3, 9, lambda count: 100 * count), usable) == most
+
+
+def test_what_to_change_is_said_in_parameters():
+    config, card = parameters_of("sd3", {}), CARDS["RTX 4090"]
+    batches = {"policy.denoise_batch": {"set": 8, "largest": 3}, "policy.decode_batch": {"set": 4, "largest": 9}}
+    over = card.usable + 1
+
+    def said(changes: dict[str, Any], weights: int = 10**10, peak: int = over, step: int = over) -> list[str]:
+        return _changes(parameters_of("sd3", changes), card, weights, peak, step, batches, 4)
+
+    assert said({}, peak=card.usable) == []
+    assert said({}, step=card.usable) == [
+        f"evaluation.batch_size={config.evaluation.batch_size // 2} (set: {config.evaluation.batch_size}; a step fits,"
+        " the evaluation does not)"
+    ]
+    assert said({"policy": {"gradient_checkpointing": False}}) == [
+        "policy.denoise_batch=3 (set: 8)",
+        "policy.gradient_checkpointing=true",
+        "model.offload=phases (one network on the card at a time)",
+        "model.base_weights=8bit (another base model)",
+        "data.height=256,data.width=256",
+        "plan.gpu=L40S",
+    ]
+    sharded = said({"distributed": {"processes": 2, "sharded": True}}, weights=over)
+    assert sharded == ["policy.denoise_batch=3 (set: 8)", "plan.gpu=L40S"]
+
+
+def tiny_sd3(folder: Path, **changes: Any) -> Any:
+    tiny.pipeline().save_pretrained(folder)
+    given: dict[str, Any] = {
+        "model": {"path": str(folder), "dtype": "float32", **changes.pop("model", {})},
+        "data": {"height": 64, "width": 96},
+        "evaluation": {"batch_size": 2, "prompts": 2, "max_prompts": None},
+        "plan": {"gpu": None, "price_per_hour": 2.0, "prompt_words": 5, **changes.pop("plan", {})},
+    }
+    return parameters_of("sd3", {**given, **changes})
+
+
+def test_the_answer_stands_in_the_first_lines_and_names_the_smallest_card(tmp_path, capsys):
+    plan = plan_training(tiny_sd3(tmp_path))
+    require_fit(plan)
+    first, second, third, fourth = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{tmp_path} fits on 1 x L4: at most 0.")
+    assert second.startswith("Estimated, confirmed by no GPU: ")
+    assert "cost" in second
+    assert third.startswith("Largest batches, one changed at a time: grpo.micro_batch_size ")
+    assert "--pipeline=gpu_check" in fourth
+    plan_training(tiny_sd3(tmp_path, plan={"tables": True, "largest_batches": False}))
+    shown = capsys.readouterr().out
+    assert "Largest" not in shown
+    assert "dit: replay and gradient" in shown
+    plan = {**plan, "fits": False, "changes": ["a=1", "b=2"]}
+    with pytest.raises(UserError, match=r"does not fit on 1 x L4: .*\nWhat would help: a=1; b=2$"):
+        require_fit(plan)
+
+
+def test_every_process_needs_memory_of_the_host(tmp_path):
+    offloaded = {"model": {"offload": "phases"}, "plan": {"largest_batches": False}}
+    one, three = (make_plan(tiny_sd3(tmp_path, **offloaded, distributed={"processes": n})) for n in (1, 3))
+    elements = sum(one["parameters"].values())
+    assert one["host_gb"] > 4 * elements / 1e9, "pinned in powers of two"
+    assert three["host_gb"] == pytest.approx(3 * one["host_gb"])
+    assert one["copied_from_host_gb"] > 0
+    whole = make_plan(tiny_sd3(tmp_path, plan={"largest_batches": False}))
+    assert whole["host_gb"] == pytest.approx(4 * elements / 1e9)
+    assert whole["peak_gb"] > one["peak_gb"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"plan": {"gpu": "GTX 1"}}, "plan.gpu is 'GTX 1'"),
+        ({"distributed": {"processes": 9}}, "distributed.processes is 9, but a step has 8 prompts"),
+        ({"model": {"path": "zai-org/GLM-Imag", "family": "glm_image"}}, "mean .zai-org/GLM-Image.*hf download"),
+        ({"starter": {"model": "no/such"}}, "no/such is not there yet.*pipeline=starter"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(changes, said):
+    with pytest.raises(UserError, match=f"(?s){said}"):
+        make_plan(parameters_of("base", changes))
+
+
+def test_a_downloaded_model_is_planned_by_its_hub_id(tmp_path, monkeypatch):
+    tiny_sd3(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda path, local_files_only: str(tmp_path))
+    config = tiny_sd3(tmp_path, model={"path": "someone/small-sd3"}, plan={"largest_batches": False})
+    assert make_plan(config)["sizes_from"] == f"the configuration files in {tmp_path}"
+
+
+def test_nothing_of_a_plan_decides_a_result():
+    priced = parameters_of("glm_image", {"plan": {"price_per_hour": 2.5}})
+    assert decisive("train", priced.model_dump()) == decisive("train", parameters_of("glm_image", {}).model_dump())
+
+
+def test_the_segmenter_of_a_reward_is_counted():
+    assert list(segmenter_of(parameters_of("qwen2_5_vl", {}))) == ["segmenter"]
+    assert segmenter_of(parameters_of("sd3", {})) == {}
+
+
+def test_a_module_without_weights_has_the_types_that_loading_gives(tmp_path):
+    """Saved buffers follow the weights; what is made anew on loading does not."""
+    build_transformer(64, 0).save_pretrained(tmp_path)
+    loaded = SD3Transformer2DModel.from_pretrained(tmp_path, torch_dtype=torch.float16)
+    planned = frozen(lambda: SD3Transformer2DModel.from_config(loaded.config), torch.float16)
+    found = {name: value.dtype for name, value in (*planned.named_parameters(), *planned.named_buffers())}
+    assert found == {name: value.dtype for name, value in (*loaded.named_parameters(), *loaded.named_buffers())}
+    assert "pos_embed.pos_embed" in found
