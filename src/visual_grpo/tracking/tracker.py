@@ -1,45 +1,56 @@
-"""What the code logs to MLflow, at the cost of a line in a file: a background thread brings it there.
+"""Logs a command's run to MLflow from a background thread: no call waits for MLflow, and no failure ends the command.
 
-MLflow is imported inside the functions: importing takes seconds, and a run without tracking does not need it.
+MLflow's own asynchronous logging cannot do this: its threads keep the process from ending while a request hangs, it
+prints a traceback for each failed batch, and it does not say that one failed. What a failure leaves out is on disk, and
+`sync` adds it.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import logging
 import os
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from visual_grpo.tracking import writer as background
-from visual_grpo.tracking.delivery import CURVES, RESULTS
+from visual_grpo.tracking import sync
 from visual_grpo.tracking.description import ended_name, resumed_name
-from visual_grpo.tracking.outbox import Outbox
-from visual_grpo.tracking.spool import FOLDER, Head, Spool
-from visual_grpo.tracking.store import EVALUATION, Store, image_name, is_new, shown_server
-from visual_grpo.tracking.writer import Writer
+from visual_grpo.tracking.registry_client import Server, in_a_line
+from visual_grpo.tracking.runs import (
+    EVALUATION,
+    OUTPUT,
+    close_killed,
+    find_run,
+    is_active,
+    log_metrics,
+    log_pictures,
+    make_run,
+    output_tag,
+    remove_tags,
+    set_params,
+    set_tags,
+)
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
     from PIL.Image import Image
 
 Scalar = str | int | float | bool | None
 
-MOST_IMAGE_BYTES = 2 * 2**30
-"""Of images that wait for MLflow. Other files are links to the run's own outputs and take no space."""
-_NEW_DATABASE_SECONDS = 60.0
-"""For making MLflow's tables."""
-_LONGEST_TAG = 5000
-_LONGEST_PARAM = 6000
+EVERY = 5.0
+"""Seconds between two requests: many steps in one cost little more than one."""
+PAUSE = 60.0
+"""Seconds after a failure in which nothing is sent."""
+LAST_CHANCE = 60.0
+"""Most seconds that the end of a run waits for a request that is under way."""
 _LONGEST_DIGEST = 36
 _RUN_ID = "MLFLOW_RUN_ID"
 """By this variable MLflow's own functions, called by a reward for example, find the run."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,36 +61,31 @@ class RunToLog:
     earlier: str | None
     """The run that it continues: its id, or the key that stands for it."""
     experiment: str
-    artifacts: str | None
-    """Where a new experiment keeps its artifacts; None = the server's default."""
     tracking_uri: str
     output: Path
-    """The folder of outputs; the spool is in it until everything is delivered."""
+    """The folder of outputs."""
     trains: bool = False
     """Whether it trains an adapter, so that its name says so if it ends before the first step."""
 
 
 class Tracker:
-    """Logs to one MLflow run, or to nothing.
-
-    Whatever is wrong with MLflow, no call raises, and none waits for it but `start` and the end, each for seconds.
-    """
+    """Logs to one MLflow run, or to nothing."""
 
     _active: Tracker | None = None
 
-    def __init__(self, spool: Spool | None = None, writer: Writer | None = None, *, run_id: str | None = None) -> None:
-        self._spool, self._writer = spool, writer
-        self.run_id = run_id
+    def __init__(self, run: RunToLog | None = None, say: Callable[[str], None] = print) -> None:
+        self.run = run
+        self.run_id: str | None = None
         """The MLflow run's id; its key, if MLflow was away when the run began; None if MLflow is off."""
+        self.run_name = ""
+        """As MLflow shows it."""
         self.continues = False
         """Whether it goes on in an earlier run."""
         self.evaluates = False
         """Whether it evaluates, in a run that had ended before."""
-        self.run_name = ""
-        """As MLflow shows it."""
         self._untrained = False
         """Whether it trains, and no step is done yet."""
-        self._images_left_out = False
+        self._sender = None if run is None else _Sender(run, say)
         self._run_id_before = os.environ.get(_RUN_ID)
 
     @classmethod
@@ -94,109 +100,74 @@ class Tracker:
         Args:
             say: shows a line to the user, from any thread.
         """
-        key = run.earlier or uuid.uuid4().hex
-        head = Head(
-            run=key,
-            name=run.name,
-            experiment=run.experiment,
-            artifacts=run.artifacts,
-            server=shown_server(run.tracking_uri),
-            began=int(time.time() * 1000),
-        )
-        try:
-            spool = Spool(run.output / FOLDER, head)
-        except OSError as error:
-            log.warning("MLflow will lack this run, because nothing can be written to %s: %s", run.output, error)
-            return cls()
-        writer = Writer(spool, Store(run.tracking_uri), say)
-        tracker = cls(spool, writer, run_id=key)
-        opened = writer.start(_patience(run.tracking_uri))
-        tracker.run_name = opened.name if opened else run.name
-        tracker.continues = run.earlier is not None and (opened is None or opened.existed)
+        import mlflow
+
+        tracker = cls(run, say)
+        sender = tracker._sender
+        assert sender is not None
+        mlflow.set_tracking_uri(run.tracking_uri)
+        opened = sender.open()
+        tracker.run_id = sender.key if opened is None else opened.info.run_id
+        tracker.run_name = run.name if opened is None else opened.info.run_name
+        tracker.continues = run.earlier is not None and (opened is None or sender.existed)
         tracker._untrained = run.trains and not tracker.continues
         if opened is not None:
-            tracker.run_id = os.environ[_RUN_ID] = opened.run_id
-            spool.belongs_to(opened.run_id)
+            os.environ[_RUN_ID] = opened.info.run_id
         Tracker._active = tracker
         return tracker
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Logs ``values`` of a training's ``step`` (1 = the first). A step that is logged again changes nothing."""
         self._untrained = False
-        self._write_metrics(CURVES, values, step)
+        if self._sender is not None and values:
+            from mlflow.entities import Metric
 
-    def results(self, values: Mapping[str, float], step: int) -> None:
-        """Logs ``values`` measured after ``step``; those of a later measurement replace them."""
-        self._write_metrics(RESULTS, values, step)
+            at = int(time.time() * 1000)
+            self._sender.put([Metric(name, float(value), at, step) for name, value in values.items()])
 
     def image(self, image: Image, key: str, step: int) -> None:
         """Logs an image under ``key``; MLflow shows the steps of one key as a series."""
-        if self._spool is None or self._images_fill_the_disk():
-            return
-        png = io.BytesIO()
-        image.save(png, "PNG")
-        name = image_name(key, step, int(time.time() * 1000), uuid.uuid4().hex)
-        self._write_files("image", self._spool.attach_bytes(png.getvalue(), name))
-
-    def folder(self, path: Path, artifact_path: str) -> None:
-        """Logs the contents of ``path`` as artifacts, in the folder ``artifact_path``."""
-        if self._spool is not None:
-            self._write_files("artifacts", self._spool.attach(path), to=artifact_path)
-
-    def text(self, text: str, file: str) -> None:
-        """Logs ``text`` as the artifact ``file``; an earlier one is replaced."""
-        if self._spool is not None:
-            self._write_files("artifacts", self._spool.attach_bytes(text.encode(), file), to="")
-
-    def table(self, rows: Sequence[Mapping[str, Any]], file: str) -> None:
-        """Logs rows of equal keys as the JSON artifact ``file``, which MLflow shows as a table; replaces an earlier."""
-        if rows:
-            table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
-            self.text(json.dumps(table, indent=2), file)
-
-    def model(self, folder: Path, name: str, params: Mapping[str, str]) -> None:
-        """Logs ``folder`` as a model that this run made; MLflow lists it under Models, with the run's metrics."""
-        if self._spool is not None:
-            self._write_files("model", self._spool.attach(folder), name=name, params=dict(params))
+        self._put(lambda client, run: log_pictures(client, run, {(key, step): lambda: image}))
 
     def tags(self, mapping: Mapping[str, Scalar]) -> None:
         """Sets tags; existing tags are replaced."""
-        if mapping:
-            self._write("tags", tags={name: str(value)[:_LONGEST_TAG] for name, value in mapping.items()})
+        tags = dict(mapping)
+        self._put(lambda client, run: set_tags(client, run, tags))
 
     def remove_tags(self, names: Iterable[str]) -> None:
         """Removes those of the tags that the run has."""
-        self._write("untag", names=sorted(names))
+        wanted = set(names)
+        self._put(lambda client, run: remove_tags(client, run, wanted))
 
     def params(self, mapping: Mapping[str, Any]) -> None:
-        """Logs parameters.
-
-        MLflow cannot overwrite a parameter: if a resumed run has a different value, it is logged as the tag
-        ``resumed.<name>``.
-        """
-        self._write("params", params={name: str(value)[:_LONGEST_PARAM] for name, value in mapping.items()})
+        """Logs parameters. MLflow cannot overwrite one: another value of a resumed run is the tag ``resumed.NAME``."""
+        params = dict(mapping)
+        self._put(lambda client, run: set_params(client, run, params))
 
     def dataset(self, name: str, digest: str, source: str) -> None:
-        """Records that the run read the dataset ``name`` from ``source`` (a path or URL).
+        """Records that the run read the dataset ``name`` from ``source`` (a path or URL)."""
 
-        MLflow keeps the first 36 characters of ``digest``.
-        """
-        self._write("dataset", name=name, digest=digest[:_LONGEST_DIGEST], source=json.dumps({"uri": source}))
+        def log(client: MlflowClient, run: str) -> None:
+            from mlflow.data.meta_dataset import MetaDataset
+            from mlflow.data.sources import LocalArtifactDatasetSource
+            from mlflow.entities import DatasetInput, InputTag
+
+            entity = MetaDataset(LocalArtifactDatasetSource(source), name, digest[:_LONGEST_DIGEST])
+            context = InputTag("mlflow.data.context", "training")
+            client.log_inputs(run, datasets=[DatasetInput(entity._to_mlflow_entity(), [context])])
+
+        self._put(log)
 
     def name(self) -> str | None:
         """``NAME (the beginning of the id)``; None without a run."""
         return None if self.run_id is None else f"{self.run_name} ({self.run_id[:8]})"
 
-    def rename(self, name: str) -> None:
-        """Changes the run's name."""
-        if name != self.run_name:
-            self.run_name = name
-            self._write("name", name=name)
-
     def goes_on_to(self, steps: int) -> None:
         """Gives the name of a resumed training its present number of steps; what else the name says stays."""
         self.run_name = resumed_name(self.run_name, steps)
-        self._write("extend", steps=steps)
+        self._put(
+            lambda client, run: client.update_run(run, name=resumed_name(client.get_run(run).info.run_name, steps))
+        )
 
     def evaluation_begins(self, command: str) -> None:
         """Says that the run, which has ended before, is evaluated now; if that fails, the training is still good."""
@@ -205,7 +176,7 @@ class Tracker:
         self.tags({"evaluate.command": command, EVALUATION: "running"})
 
     def finished(self) -> None:
-        """Ends the run with status FINISHED."""
+        """Ends the run with status FINISHED, and adds what it lacks of the results on disk."""
         self._end("FINISHED")
 
     def killed(self) -> None:
@@ -216,45 +187,133 @@ class Tracker:
         """Ends the run with status FAILED."""
         self._end("FAILED")
 
+    def _put(self, request: Callable[[MlflowClient, str], Any]) -> None:
+        if self._sender is not None:
+            self._sender.put(request)
+
     def _end(self, status: Literal["KILLED", "FAILED", "FINISHED"]) -> None:
-        if self._spool is None or self._writer is None:
+        sender, self._sender = self._sender, None
+        if sender is None:
             return
-        if self.evaluates:
-            self.tags({EVALUATION: status.lower()})
-            status = "FINISHED"
-        if self._untrained and status != "FINISHED":
-            self.rename(ended_name(self.run_name, "stopped" if status == "KILLED" else "failed"))
-        self._write("end", status=status)
-        self._spool = None
         Tracker._active = None
         if self._run_id_before is None:
             os.environ.pop(_RUN_ID, None)
         else:
             os.environ[_RUN_ID] = self._run_id_before
-        self._writer.close()
+        name = None
+        if self._untrained and status != "FINISHED":
+            name = ended_name(self.run_name, "stopped" if status == "KILLED" else "failed")
 
-    def _write_metrics(self, op: str, values: Mapping[str, float], step: int) -> None:
-        if values:
-            self._write(op, values={name: float(value) for name, value in values.items()}, step=step)
+        def end(client: MlflowClient, run: str) -> None:
+            sync.sync_output(client, sender.run.tracking_uri, sender.run.output, open_run=run)
+            if self.evaluates:
+                client.set_tag(run, EVALUATION, status.lower())
+            client.update_run(run, name=name) if name is not None else None
+            client.set_terminated(run, "FINISHED" if self.evaluates else status)
 
-    def _write_files(self, op: str, place: str | None, **arguments: Any) -> None:
-        if place is not None:
-            self._write(op, files=place, **arguments)
-
-    def _write(self, op: str, **arguments: Any) -> None:
-        if self._spool is not None and self._writer is not None:
-            self._spool.append(op, **arguments)
-            self._writer.written()
-
-    def _images_fill_the_disk(self) -> bool:
-        assert self._spool is not None
-        full = Outbox(self._spool.folder).image_bytes() > MOST_IMAGE_BYTES
-        if full and not self._images_left_out:
-            self._images_left_out = True
-            log.warning("Images that wait for MLflow fill %s: further ones are left out.", self._spool.folder)
-        return full
+        sender.close(end)
 
 
-def _patience(tracking_uri: str) -> float:
-    """Seconds in which MLflow should answer a new run."""
-    return _NEW_DATABASE_SECONDS if is_new(tracking_uri) else background.START
+Item = Callable[["MlflowClient", str], Any] | list[Any]
+"""A request, or metrics, of which many go into one request."""
+
+
+class _Sender:
+    """Sends items in their order. After a failure it drops them for a while, and says so once."""
+
+    def __init__(self, run: RunToLog, say: Callable[[str], None]) -> None:
+        self.run, self.server, self._say = run, Server(run.tracking_uri), say
+        self.key = run.earlier or uuid.uuid4().hex
+        self.existed = False
+        self._opened: Run | None = None
+        self._known_steps: dict[str, set[int]] | None = None
+        self._items: SimpleQueue[Item] = SimpleQueue()
+        self._answered, self._closing = threading.Event(), threading.Event()
+        self._said = False
+        self._paused_until = 0.0
+        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+
+    def open(self) -> Run | None:
+        """Finds or makes the run; None if MLflow does not answer in time, which is no error."""
+        patience = self.server.patience
+        self._thread.start()
+        if not self._answered.wait(patience):
+            self._fails(f"no answer in {patience:g} s")
+        return self._opened
+
+    def put(self, item: Item) -> None:
+        self._items.put(item)
+
+    def close(self, end: Callable[[MlflowClient, str], Any]) -> None:
+        """Sends what is left, and ``end`` last, which is tried even while nothing is sent."""
+        self._closing.set()
+        self._thread.join(LAST_CHANCE)
+        if self._thread.is_alive():
+            self._fails("no answer")
+        elif self._paused_until == 0 or self._answers():
+            self._paused_until = 0
+            self._send([end])
+
+    def _answers(self) -> bool:
+        from visual_grpo.errors import UserError
+
+        try:
+            self.server.ask(lambda client: client.get_experiment_by_name(self.run.experiment))
+        except UserError:
+            return False
+        return True
+
+    def _work(self) -> None:
+        self._send([])
+        self._answered.set()
+        closing = False
+        while not closing:
+            closing = self._closing.wait(EVERY)
+            items = []
+            try:
+                while True:
+                    items.append(self._items.get_nowait())
+            except Empty:
+                pass
+            if items and time.monotonic() >= self._paused_until:
+                self._send(items)
+
+    def _send(self, items: list[Item]) -> None:
+        try:
+            run = (self._opened or self._open()).info.run_id
+            metrics = [metric for item in items if isinstance(item, list) for metric in item]
+            log_metrics(self.server.client, run, metrics, self._known_steps)
+            for item in items:
+                if not isinstance(item, list):
+                    item(self.server.client, run)
+        except Exception as error:
+            self._fails(in_a_line(error))
+        else:
+            self._paused_until = 0
+
+    def _open(self) -> Run:
+        client, run = self.server.client, self.run
+        found = find_run(client, self.key, run.experiment)
+        if found is not None and is_active(found):
+            self.existed, self._known_steps = True, {}
+            client.update_run(found.info.run_id, status="RUNNING")  # Whatever ended it.
+        else:
+            found = make_run(client, run.tracking_uri, self.key, run.experiment, run.name, int(time.time() * 1000))
+        here = output_tag(run.output)
+        client.set_tag(found.info.run_id, OUTPUT, here)
+        self._opened = found
+        self._answered.set()
+        close_killed(client, run.experiment, here, found.info.run_id)
+        if not self.existed:
+            sync.sync_output(client, run.tracking_uri, run.output, open_run=found.info.run_id)
+        return found
+
+    def _fails(self, why: str) -> None:
+        self._paused_until = time.monotonic() + PAUSE
+        self._answered.set()
+        if not self._said:
+            self._said = True
+            self._say(
+                f"MLflow ({self.server.shown}) fails: {why.rstrip('.')}. The run goes on; what MLflow lacks of its"
+                " results is on disk, and the next command or `make sync` adds it."
+            )

@@ -1,0 +1,157 @@
+"""Requests about one run that can be repeated: what is there already is not added again. They raise what MLflow raises."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visual_grpo.tracking.registry_client import (
+    ARTIFACTS,
+    INVALID,
+    MISSING,
+    SQLITE,
+    artifact_location,
+    local_folder,
+)
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Run
+    from PIL.Image import Image
+
+KEY = "run.key"
+"""Tag of a run that was named before MLflow could give it an id, or whose first id is gone."""
+EVALUATION = "evaluate.status"
+"""Tag of the evaluation of a run that had ended: running, finished, failed or killed."""
+OUTPUT = "output"
+"""Tag of a run: the machine and the folder of outputs that its process writes to."""
+_PICTURE = re.compile(r"(.+)\+step\+(\d+)\+timestamp\+.+")
+"""How MLflow names the files of a series of images."""
+_BATCH, _METRICS = 100, 1000
+"""Most tags or parameters, and most metrics, that MLflow accepts in one request."""
+_LONGEST_TAG, _LONGEST_PARAM = 5000, 6000
+
+
+def find_run(client: MlflowClient, named: str, experiment: str) -> Run | None:
+    """The run with this id or key; one that was deleted only where no other has the key."""
+    from mlflow.entities import ViewType
+    from mlflow.exceptions import MlflowException
+
+    found: list[Run] = []
+    try:
+        found.append(client.get_run(named))
+    except MlflowException as error:
+        if error.error_code not in (MISSING, INVALID):
+            raise
+    if not (found and is_active(found[0])) and (known := client.get_experiment_by_name(experiment)) is not None:
+        found += client.search_runs([known.experiment_id], f"tags.`{KEY}` = '{named}'", ViewType.ALL)
+    return next(filter(is_active, found), found[0] if found else None)
+
+
+def is_active(run: Run) -> bool:
+    """Whether it was not deleted."""
+    return bool(run.info.lifecycle_stage == "active")
+
+
+def make_run(client: MlflowClient, uri: str, key: str, experiment: str, name: str, began: int) -> Run:
+    """A new run, which `find_run` finds by its key.
+
+    Raises:
+        OSError: the experiment keeps its artifacts where the project was before it was moved.
+    """
+    place = artifact_location(uri)
+    known = client.get_experiment_by_name(experiment)
+    if known is None:
+        return client.create_run(
+            client.create_experiment(experiment, place), start_time=began, tags={KEY: key}, run_name=name
+        )
+    if known.lifecycle_stage == "deleted":
+        client.restore_experiment(known.experiment_id)
+    there = local_folder(known.artifact_location) if uri.startswith(SQLITE) else None
+    if there is not None and there.name == ARTIFACTS and there.as_uri() != place:
+        raise OSError(
+            f"its artifacts are in {there}, where this project was before it was moved or copied. Move mlflow.db aside"
+        )
+    return client.create_run(known.experiment_id, start_time=began, tags={KEY: key}, run_name=name)
+
+
+def output_tag(output: Path) -> str:
+    """The value of `OUTPUT`."""
+    return f"{socket.gethostname()}:{output.resolve()}"
+
+
+def close_killed(client: MlflowClient, experiment: str, output: str, open_run: str | None) -> None:
+    """Closes the runs of processes that could not do it: this process alone writes to ``output`` (`OUTPUT`) now."""
+    known = client.get_experiment_by_name(experiment)
+    if known is None:
+        return
+    quoted = output.replace("'", "''")
+    for run in client.search_runs([known.experiment_id], f"attributes.status = 'RUNNING' and tags.{OUTPUT} = '{quoted}'"):
+        if run.info.run_id == open_run:
+            continue
+        evaluated = run.data.tags.get(EVALUATION) == "running"  # The training had ended well.
+        if evaluated:
+            client.set_tag(run.info.run_id, EVALUATION, "killed")
+        client.set_terminated(run.info.run_id, "FINISHED" if evaluated else "KILLED")
+
+
+def log_metrics(
+    client: MlflowClient, run_id: str, metrics: Sequence[Metric], known: dict[str, set[int]] | None = None
+) -> int:
+    """Logs the steps that the run's curves lack; returns how many values.
+
+    Args:
+        known: the steps of each curve, looked up where a curve is missing here; None = all are new.
+    """
+    if known is not None:
+        for name in {metric.key for metric in metrics} - known.keys():
+            known[name] = {point.step for point in client.get_metric_history(run_id, name)}
+        metrics = [metric for metric in metrics if metric.step not in known[metric.key]]
+    for start in range(0, len(metrics), _METRICS):
+        client.log_batch(run_id, metrics=metrics[start : start + _METRICS])
+    return len(metrics)
+
+
+def log_pictures(client: MlflowClient, run_id: str, pictures: Mapping[tuple[str, int], Callable[[], Image]]) -> int:
+    """Logs the steps that the series of images lack (series and step -> image); returns how many."""
+    if not pictures:
+        return 0
+    found = (_PICTURE.fullmatch(Path(file.path).name) for file in client.list_artifacts(run_id, "images"))
+    there = {(match[1], int(match[2])) for match in found if match}
+    new = [place for place in pictures if place not in there]
+    for series, step in new:
+        client.log_image(run_id, pictures[series, step](), key=series, step=step, synchronous=True)
+    return len(new)
+
+
+def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> None:
+    """Sets tags; existing tags are replaced."""
+    from mlflow.entities import RunTag
+
+    for batch in _batches([RunTag(name, str(value)[:_LONGEST_TAG]) for name, value in tags.items()]):
+        client.log_batch(run_id, tags=batch)
+
+
+def remove_tags(client: MlflowClient, run_id: str, names: Iterable[str]) -> None:
+    """Removes those of the tags that the run has."""
+    for name in sorted(client.get_run(run_id).data.tags.keys() & set(names)):
+        client.delete_tag(run_id, name)
+
+
+def set_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) -> None:
+    """Logs parameters. MLflow cannot overwrite one: another value of a resumed run is the tag ``resumed.NAME``."""
+    from mlflow.entities import Param
+
+    before = client.get_run(run_id).data.params
+    given = {name: str(value)[:_LONGEST_PARAM] for name, value in params.items()}
+    for batch in _batches([Param(name, value) for name, value in given.items() if name not in before]):
+        client.log_batch(run_id, params=batch)
+    set_tags(client, run_id, {f"resumed.{n}": v for n, v in given.items() if before.get(n, v) != v})
+
+
+def _batches(entities: list[Any]) -> Iterator[list[Any]]:
+    for start in range(0, len(entities), _BATCH):
+        yield entities[start : start + _BATCH]

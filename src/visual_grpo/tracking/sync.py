@@ -1,0 +1,219 @@
+"""``python -m visual_grpo.tracking.sync [OUTPUT ...]``: adds to MLflow what it lacks of the results on disk.
+
+Each training whose adapters are in a folder of outputs, and each evaluation there, is compared with its MLflow run, which
+is made where there is none: metrics, pictures, adapters, report, verdict. What is there already is not added again.
+Without a folder it looks in ``data`` and the folders in it. Exits with 1 if MLflow still lacks something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visual_grpo import console, locks
+from visual_grpo.config import Parameters, flatten
+from visual_grpo.errors import UserError, counted
+from visual_grpo.evaluation.headline import lines
+from visual_grpo.file_digest import file_digest
+from visual_grpo.model_card import CARD, model_card
+from visual_grpo.third_party_output import silence_libraries
+from visual_grpo.tracking import lineage
+from visual_grpo.tracking.description import in_words, resumed_name
+from visual_grpo.tracking.metrics import result_metrics, tracked
+from visual_grpo.tracking.registry_client import EXPERIMENT, Server, tracking_uri, use_project
+from visual_grpo.tracking.runs import (
+    EVALUATION,
+    close_killed,
+    find_run,
+    is_active,
+    log_metrics,
+    log_pictures,
+    make_run,
+    output_tag,
+    remove_tags,
+    set_params,
+    set_tags,
+)
+from visual_grpo.trained_adapters import FACTS, HISTORY, modules_of, read_facts
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Run
+    from PIL.Image import Image
+
+ADAPTERS, EVALUATED, REPORT = "06_models/adapters", "08_reporting/evaluation.json", "08_reporting/evaluation"
+TRAINING_DIGEST, EVALUATION_DIGEST = "training.digest", "evaluation.digest"
+"""Tags of a run: the digests of the ``training.json`` and ``evaluation.json`` of which it has everything."""
+RUN_NAME = "run.name"
+"""In the facts of a training: its run's name."""
+TABLE = "evaluation/scores.json"
+_FROM_FACTS = ("command", "git.", "dvc.", "version.", "resumed.")
+"""Beginnings of the facts that are tags too."""
+_PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
+
+
+def experiment_name() -> str:
+    """The experiment of all runs."""
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+
+
+def sync_output(client: MlflowClient, uri: str, output: Path, open_run: str | None = None) -> list[str]:
+    """Adds what MLflow lacks of the training and the evaluation in ``output``; says what. Raises what MLflow raises.
+
+    Args:
+        open_run: the run of this process, which it closes itself.
+    """
+    trained, evaluated = _facts(output / ADAPTERS / FACTS), _facts(output / EVALUATED)
+    if trained and evaluated and trained["mlflow_run_id"] == evaluated["mlflow_run_id"] and trained != evaluated:
+        evaluated = None  # Of the adapters before the training was resumed.
+    said = []
+    for facts, file, add, tag in (
+        (trained, output / ADAPTERS / FACTS, _add_training, TRAINING_DIGEST),
+        (evaluated, output / EVALUATED, _add_evaluation, EVALUATION_DIGEST),
+    ):
+        run = None if facts is None else _run_of(client, uri, facts, file)
+        digest = file_digest(file) if file.is_file() else ""
+        if facts is None or run is None or run.data.tags.get(tag) == digest:
+            continue
+        added = add(client, run, output, facts)
+        set_tags(client, run.info.run_id, {tag: digest})  # Last: an attempt that is cut short is made again.
+        if run.info.status == "RUNNING" and run.info.run_id != open_run:
+            client.set_terminated(run.info.run_id, "FINISHED", _modified(file))
+        said.append(f"{run.info.run_name} ({run.info.run_id[:8]}): {added}")
+    return said
+
+
+def _facts(file: Path) -> dict[str, Any] | None:
+    """The facts of the training that the file is of; None where it had no run, or the file is missing or damaged."""
+    try:
+        if file.name == FACTS:
+            facts = read_facts(file.parent)
+        else:
+            facts = json.loads(file.read_text(encoding="utf-8"))["training"]
+    except (OSError, UserError, ValueError, KeyError):
+        return None
+    return facts if facts.get("mlflow_run_id") and "steps" in facts else None
+
+
+def _run_of(client: MlflowClient, uri: str, facts: Mapping[str, Any], file: Path) -> Run | None:
+    """The run of a training, which is made if MLflow never had it; None if the user deleted it."""
+    found = find_run(client, facts["mlflow_run_id"], experiment_name())
+    if found is not None:
+        return found if is_active(found) else None
+    name = resumed_name(facts.get(RUN_NAME, "training"), facts["steps"])
+    return make_run(client, uri, facts["mlflow_run_id"], experiment_name(), name, _modified(file))
+
+
+def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> str:
+    adapters, run_id = output / ADAPTERS, run.info.run_id
+    config, modules = Parameters.model_validate(facts["parameters"]), modules_of(adapters)
+    known: dict[str, set[int]] = {}
+    values = log_metrics(client, run_id, _curves(adapters, config, tuple(modules)), known)
+    pictures = log_pictures(client, run_id, _pictures(adapters))
+    if not run.data.params:
+        set_params(client, run_id, flatten(facts["parameters"]))
+    tags = {name: value for name, value in facts.items() if name.startswith(_FROM_FACTS)}
+    tags |= {"dataset.digest": facts["data"]}
+    tags |= {"mlflow.note.content": in_words(config, modules, lineage.commands(facts))}
+    tags |= {"alarm": f"step {alarm['step']}: {alarm['sentence']}" for alarm in facts.get("alarms", ())}
+    set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
+    client.log_artifacts(run_id, str(adapters), "adapters")
+    if TRAINING_DIGEST in run.data.tags:  # It was resumed since, and the verdict is of the adapters before.
+        remove_tags(client, run_id, ("result", EVALUATION, EVALUATION_DIGEST))
+    return f"adapters, {counted(values, 'metric value')}, {counted(pictures, 'picture')}"
+
+
+def _curves(adapters: Path, config: Parameters, modules: tuple[str, ...]) -> list[Metric]:
+    """What MLflow shows of ``training.csv``, each step at about the time when it was done."""
+    from mlflow.entities import Metric
+
+    with (adapters / HISTORY).open(encoding="utf-8", newline="") as file:
+        rows = [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
+    at, found = float(_modified(adapters / FACTS)), []
+    for row in reversed(rows):
+        shown = tracked(row, modules, tuple(config.rewards))
+        found += [Metric(name, value, int(at), int(row["step"])) for name, value in shown.items()]
+        at -= 1000 * row.get("seconds/step", 0.0)
+    return found
+
+
+def _pictures(adapters: Path) -> dict[tuple[str, int], Callable[[], Image]]:
+    """Series and step -> what reads it."""
+    from PIL import Image
+
+    found = {file: _PICTURE.fullmatch(file.name) for file in sorted(adapters.glob("*.png"))}
+    return {(match[1], int(match[2])): partial(Image.open, file) for file, match in found.items() if match}
+
+
+def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> str:
+    from mlflow.entities import Metric
+
+    run_id, at = run.info.run_id, _modified(output / EVALUATED)
+    evaluation = json.loads((output / EVALUATED).read_text(encoding="utf-8"))
+    found, scores = evaluation["headline"], evaluation["rewards"]
+    client.log_artifacts(run_id, str(output / REPORT), "evaluation")
+    if scores:
+        table = {"columns": list(scores[0]), "data": [list(row.values()) for row in scores]}
+        client.log_text(run_id, json.dumps(table, indent=2), TABLE)
+    client.log_text(run_id, model_card(facts, evaluation["modules"], lines(found)), f"adapters/{CARD}")
+    # The same time at each attempt: MLflow keeps a row once.
+    results = [Metric(name, value, at, facts["steps"]) for name, value in result_metrics(found).items()]
+    log_metrics(client, run_id, results)
+    set_tags(client, run_id, {"result": " ".join([found["sentence"], *found["notes"]])})
+    return "evaluation"
+
+
+def _modified(file: Path) -> int:
+    """Milliseconds since 1970."""
+    return int(file.stat().st_mtime * 1000)
+
+
+def sync(outputs: list[Path]) -> tuple[list[str], bool]:
+    """Syncs each folder that no command is writing to; lines that say what was added, and whether nothing is left."""
+    server, said, whole = Server(tracking_uri()), [], True
+    for output in outputs:
+        try:
+            locks.hold(output / ".lock", "make sync", console.note)
+            close = partial(close_killed, experiment=experiment_name(), output=output_tag(output), open_run=None)
+            server.transfer(close)
+            added = server.transfer(partial(sync_output, uri=server.uri, output=output))
+            said += [f"{output}: added to MLflow: {what}" for what in added]
+        except UserError as error:
+            said, whole = [*said, f"{output}: {error}"], False
+        finally:
+            locks.release()
+    return said or [f"MLflow ({server.shown}) lacks nothing of {', '.join(map(str, outputs)) or 'data'}."], whole
+
+
+def _outputs(root: Path) -> list[Path]:
+    """The folders of outputs below ``root``: itself, of an environment, of own data in an environment."""
+    found = [file for depth in ("", "*/", "*/*/") for kind in (f"{ADAPTERS}/{FACTS}", EVALUATED) for file in root.glob(depth + kind)]
+    return sorted({file.parents[2] if file.name == FACTS else file.parents[1] for file in found})
+
+
+def main() -> None:
+    silence_libraries()
+    parser = argparse.ArgumentParser(
+        prog="python -m visual_grpo.tracking.sync", description=(__doc__ or "").partition("\n\n")[2]
+    )
+    parser.add_argument("outputs", nargs="*", type=Path, help="folders of outputs; without any: those in data")
+    given = parser.parse_args()
+    missing = [str(output) for output in given.outputs if not output.is_dir()]
+    if missing:
+        sys.exit(f"Error: there is no folder {', '.join(missing)}")
+    use_project(Path.cwd())
+    said, whole = sync(given.outputs or _outputs(Path("data")))
+    print("\n".join(said))  # noqa: T201
+    sys.exit(0 if whole else 1)
+
+
+if __name__ == "__main__":
+    main()
