@@ -18,7 +18,7 @@ WORKER := .venv-workers/$(NAME)
 # And the peers that benchmarks compare with.
 BENCH := .venv-bench
 
-.PHONY: help setup demo repro retrain test test-slow test-kill lint format docs lock audit sbom sign verify ui deliver viz clean
+.PHONY: help setup demo repro retrain test test-slow test-kill lint format docs lock audit sbom sign verify ui sync viz clean
 .PHONY: quantised test-quantised worker bench gpu-check upgrade schedule-systemd
 
 help:  ## Show this list
@@ -131,11 +131,11 @@ verify:  ## Verify signed adapters: make verify FOLDER=data/06_models/adapters K
 	    diff <(cut -c67- SHA256SUMS) <(find . -type f ! -name 'SHA256SUMS*' | LC_ALL=C sort)
 
 ui: setup  ## Show the runs in MLflow's web interface, best result first
-	@$(BIN)/python -m visual_grpo.tracking.runs_table
+	@echo 'Runs, best result first: http://127.0.0.1:5000/#/experiments/1/runs?orderByKey=metrics.%60result%2Fgain%60&orderByAsc=false'
 	@$(BIN)/mlflow ui --backend-store-uri sqlite:///$(CURDIR)/mlflow.db
 
-deliver: setup  ## Bring into MLflow what runs had to leave on disk while it was away
-	@$(BIN)/python -m visual_grpo.tracking.deliver
+sync: setup  ## Add to MLflow what it lacks of the results in data
+	@$(BIN)/python -m visual_grpo.tracking.sync
 
 viz: setup  ## Show the pipelines in Kedro-Viz
 	@$(BIN)/kedro viz run

@@ -93,9 +93,7 @@ def _measure(arguments: argparse.Namespace, folder: Path, server: Server) -> Non
     [module] = trainer.modules.values()
     records = distinct_prompts(module.config.prompts_per_step)
     order = PromptOrder.over(records, module.seed)
-    run = RunToLog(
-        name="benchmark", earlier=None, experiment="e", artifacts=None, tracking_uri=server.uri, output=folder / "data"
-    )
+    run = RunToLog(name="benchmark", earlier=None, experiment="e", tracking_uri=server.uri, output=folder / "data")
     tracker = Tracker.start(run, print)
     picture = Image.effect_noise((512, 512), 64)
     seconds: dict[bool, list[float]] = {True: [], False: []}

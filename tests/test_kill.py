@@ -40,7 +40,7 @@ WITHIN = (
     "visual_grpo.grpo.checkpoint:save_checkpoint",
     "visual_grpo.grpo.checkpoint:write_latest",
     "visual_grpo.training:TrainingRun.evaluate",
-    "visual_grpo.tracking.delivery:Delivery.deliver",
+    "visual_grpo.tracking.runs:log_metrics",
 )
 TRAINING = "visual_grpo.training:TrainingRun._train"
 OF_TIME_AND_MEMORY = re.compile(r"(.*/)?(seconds|speed)/.*|(.*/)?memory_gb")

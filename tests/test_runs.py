@@ -433,12 +433,7 @@ def test_only_a_training_goes_on_in_a_trainings_run(runs):
 def test_a_run_goes_on_when_mlflow_is_away_from_its_start_to_its_end(runs):
     assert runs["away"]["end"] == "done"
     assert runs["away"]["seconds"] < 20
-    assert "MLflow (http://127.0.0.1:9) is away: " in runs["printed"]
-    [journal] = runs["data"].parent.glob("away/mlflow_spool/*/journal.jsonl")
-    events = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert events[-1]["op"] == "end"
-    assert events[-1]["status"] == "FINISHED"
-    assert any(event["op"] == "params" and event["params"]["grpo.group_size"] == "8" for event in events)
+    assert runs["printed"].count("MLflow (http://127.0.0.1:9) fails: ") == 1
 
 
 def test_nothing_but_the_projects_own_lines_is_printed(runs):
@@ -456,8 +451,7 @@ def test_nothing_but_the_projects_own_lines_is_printed(runs):
         "Stopped.",
         "WARNING  MLflow run 0000",
         "logging to a new run.",
-        "MLflow (http://127.0.0.1:9) is away: ",
-        "Not yet in MLflow: ",
+        "MLflow (http://127.0.0.1:9) fails: ",
     )
     lines = [line.strip() for line in runs["printed"].splitlines() if line.strip()]
     assert [line for line in lines if not line.startswith(ours)] == []

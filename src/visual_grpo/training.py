@@ -32,8 +32,8 @@ from visual_grpo.trained_adapters import FACTS, HISTORY, weight_sums
 from visual_grpo.types import AdaptedModel, PromptRecord, Sample, Scorer, Scores, StepMetrics
 
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
-ALARM_PICTURES = "alarm-*.png"
-"""What was judged at the evaluations that raised an alarm; beside the checkpoints, so that a resumed run has them."""
+PICTURES = ("samples-*.png", "alarm-*.png")
+"""Sample grids, and what was judged at alarms; beside the checkpoints, so that a resumed run has them."""
 STOPPING = "Stopping after this step, with a checkpoint; press Ctrl-C again to stop at once and drop the step."
 NOTE_SECONDS = 15.0
 """Between two notes on how far the signal check is."""
@@ -145,8 +145,9 @@ class TrainingRun:
         self.model.adapters.load_state(last)
         chosen = self._chosen()
         shutil.copytree(folder / chosen, folder, dirs_exist_ok=True)
-        for picture in sorted(self.checkpoints.folder.glob(ALARM_PICTURES)):
-            shutil.copyfile(picture, folder / picture.name)
+        for pattern in PICTURES:
+            for picture in self.checkpoints.folder.glob(pattern):
+                shutil.copyfile(picture, folder / picture.name)
         facts = {
             "seed": self.config.training_seed,
             "steps": self.trainer.step,

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlflow
 import pytest
 
 from visual_grpo import third_party_output
-from visual_grpo.tracking import RunToLog, Tracker, writer
-from visual_grpo.tracking.store import Store
+from visual_grpo.tracking import RunToLog, Tracker, registry_client, tracker
+from visual_grpo.tracking.registry_client import Server
 
-EXPERIMENT = "test"
+EXPERIMENT = "visual_grpo"
 
 
 class Project:
     """A folder with a database and outputs."""
 
-    def __init__(self, folder: Path, server: str | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.database = folder, folder / "mlflow.db"
-        self.uri = server or f"sqlite:///{self.database}"
+        self.uri = f"sqlite:///{self.database}"
         self.output = folder / "data"
-        self.spools = self.output / "mlflow_spool"
-        self.artifact_root: str | None = (folder / "artifacts").as_uri()
         self.said: list[str] = []
 
     def start(self, earlier: str | None = None, name: str = "ar seed 0", *, trains: bool = False) -> Tracker:
@@ -32,7 +30,6 @@ class Project:
             name=name,
             earlier=earlier,
             experiment=EXPERIMENT,
-            artifacts=self.artifact_root,
             tracking_uri=self.uri,
             output=self.output,
             trains=trains,
@@ -41,13 +38,13 @@ class Project:
 
     @property
     def client(self) -> mlflow.MlflowClient:
-        return Store(self.uri).client
+        return Server(self.uri).client
 
     def run(self, run_id: str | None) -> mlflow.entities.Run:
         return self.client.get_run(str(run_id))
 
     def runs(self) -> list[mlflow.entities.Run]:
-        return mlflow.search_runs([self.experiment], output_format="list")
+        return list(self.client.search_runs([self.experiment]))
 
     @property
     def experiment(self) -> str:
@@ -61,8 +58,13 @@ class Project:
 
     def artifacts(self, run_id: str | None) -> dict[str, bytes]:
         """The path of each artifact and its content."""
-        folder = self.folder / "artifacts" / str(run_id) / "artifacts"
+        folder = Path(self.run(run_id).info.artifact_uri.removeprefix("file://"))
         return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def pictures(self, run_id: str | None) -> list[str]:
+        """Series and step of the images, as often as they are there."""
+        names = [Path(name) for name in self.artifacts(run_id) if name.startswith("images/")]
+        return sorted(name.name.split("+timestamp")[0] for name in names if name.suffix == ".png")
 
 
 @pytest.fixture(scope="session")
@@ -78,24 +80,12 @@ def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatc
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     for name, value in third_party_output._ENVIRONMENT.items():  # As `kedro run` sets them.
         monkeypatch.setenv(name, value)
-    for time in ("NOTICED", "START", "LAST_CHANCE"):  # On a busy machine a slow answer would be told as an outage.
-        monkeypatch.setattr(writer, time, 60.0)
+    monkeypatch.setattr(registry_client, "WAIT", 60.0)  # On a busy machine a slow answer would be told as an outage.
+    monkeypatch.setattr(tracker, "EVERY", 0.1)
     project = Project(tmp_path)
     before = mlflow.get_tracking_uri()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", project.uri)
     mlflow.set_tracking_uri(project.uri)
     yield project
     Tracker.active().failed()
     mlflow.set_tracking_uri(before)
-
-
-@pytest.fixture
-def quick(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Shortens the pauses of the background writer; tests of a store that hangs shorten its patience too."""
-
-    def set_times(**seconds: float) -> None:
-        for name, value in ({"EVERY": 0.1, "LAST_CHANCE_AWAY": 1.0} | seconds).items():
-            monkeypatch.setattr(writer, name, value)
-        monkeypatch.setattr(writer, "_PAUSES", (0.1, 0.5))
-
-    set_times()
-    return set_times

@@ -19,10 +19,9 @@ from mlflow import MlflowClient
 from tests.tracking.conftest import EXPERIMENT, Project
 from tests.tracking.toy_adapters import MODULE_FILES, adapters, base_model
 from visual_grpo.errors import UserError
-from visual_grpo.tracking import asking, registry
+from visual_grpo.tracking import registry, registry_client
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.cleaning import delete_versions
-from visual_grpo.tracking.relocation import use_server
 from visual_grpo.tracking.versions import Registered
 from visual_grpo.trained_adapters import adapter_digest, check_weights, modules_of, read_facts, weight_sums
 
@@ -161,15 +160,15 @@ def crash(monkeypatch: pytest.MonkeyPatch, method: str, after: bool, command: Ca
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, method, dies)
         # In this thread, which a kill ends.
-        patch.setattr(asking.Server, "ask", lambda server, request: request(server.store.client))
-        patch.setattr(asking.Server, "get", _get)
+        patch.setattr(registry_client.Server, "ask", lambda server, request: request(server.client))
+        patch.setattr(registry_client.Server, "get", _get)
         with pytest.raises(SystemExit):
             command()
 
 
-def _get(server: asking.Server, request: Callable[[MlflowClient], Any]) -> Any:
+def _get(server: registry_client.Server, request: Callable[[MlflowClient], Any]) -> Any:
     try:
-        return request(server.store.client)
+        return request(server.client)
     except mlflow.exceptions.MlflowException:
         return None
 
@@ -305,19 +304,6 @@ def test_nothing_is_registered_of_what_cannot_be_used(project: Project, trained:
     assert project.client.search_logged_models([project.experiment]) == []
 
 
-def test_a_project_that_is_moved_takes_its_versions_along(project: Project, trained: Path, tmp_path: Path) -> None:
-    project.artifact_root = None
-    made = registry.register(project.uri, NAME, trained)
-    assert "/mlartifacts/models/" in made.location, "beside the database, like the artifacts of runs"
-    moved = tmp_path / "moved"
-    moved.mkdir()
-    shutil.copy(project.database, moved)
-    shutil.move(tmp_path / "mlartifacts", moved)
-    uri = f"sqlite:///{moved / 'mlflow.db'}"
-    use_server(uri, moved)
-    assert find_adapters(f"models:/{NAME}/1", LATEST).is_relative_to(moved)
-
-
 def test_to_look_for_a_champion_makes_no_database(tmp_path: Path) -> None:
     assert registry.champion(f"sqlite:///{tmp_path / 'none.db'}", NAME) is None
     assert not (tmp_path / "none.db").exists()
@@ -340,7 +326,7 @@ def test_a_locked_database_is_told_in_seconds_and_nothing_changes(project: Proje
             registry.promote(project.uri, NAME, 2)
         other.execute("ROLLBACK")
     other.close()
-    assert time.monotonic() - began < 2 * asking.WAIT
+    assert time.monotonic() - began < 2 * registry_client.WAIT
     assert champion(project) == 1
 
 
@@ -349,17 +335,17 @@ def test_a_server_that_is_away_or_hangs_is_told_in_seconds(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://user:secret@127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setattr(asking, "WAIT", 0.5)
+        monkeypatch.setattr(registry_client, "WAIT", 0.5)
         with pytest.raises(UserError, match=r"^MLflow \(http://127\.0\.0\.1:\d+\) has not answered in 0\.5 s") as hung:
             registry.register(uri, NAME, trained)
         assert "secret" not in str(hung.value)
-    monkeypatch.setattr(asking, "WAIT", 20.0)
+    monkeypatch.setattr(registry_client, "WAIT", 20.0)
     with pytest.raises(UserError, match=r"does not answer: .*refused"):
         registry.register(uri, NAME, trained)
 
 
 def test_an_error_that_is_not_mlflows_is_raised_as_it_is(project: Project) -> None:
-    server = asking.Server(project.uri)
+    server = registry_client.Server(project.uri)
     for request in (server.ask, server.transfer):
         with pytest.raises(ZeroDivisionError):
             request(lambda _: 1 / 0)

@@ -12,7 +12,6 @@ from visual_grpo.errors import UserError
 from visual_grpo.lineage import DIFFERS, lines
 from visual_grpo.tracking import registry
 from visual_grpo.tracking.origins import start_of
-from visual_grpo.tracking.relocation import use_server
 from visual_grpo.tracking.subjects import find_subject
 from visual_grpo.trained_adapters import adapter_digest, read_facts
 
@@ -22,7 +21,6 @@ LATEST = Path("latest/adapters")
 @pytest.fixture
 def trained(project: Project, tmp_path: Path) -> Path:
     """The adapters of version 1 of ``shapes``."""
-    use_server(project.uri, tmp_path)
     folder = adapters(tmp_path / "adapters", base_model(tmp_path / "base"))
     registry.register(project.uri, "shapes", folder, experiment=EXPERIMENT)
     return folder

@@ -21,9 +21,7 @@ def test_without_a_run_every_call_does_nothing(tmp_path: Path):
     assert tracker.run_id is None
     assert tracker.name() is None
     tracker.metrics({"a": 1.0}, step=1)
-    tracker.results({"a": 1.0}, step=1)
     tracker.image(Image.new("RGB", (4, 4)), "grid", 1)
-    tracker.folder(tmp_path / "missing", "x")
     tracker.tags({"a": 1})
     tracker.params({"a": 1})
     tracker.dataset("records", "abc", "data")
@@ -31,7 +29,7 @@ def test_without_a_run_every_call_does_nothing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_metrics_are_there_during_the_run_step_by_step(project: Project, quick):
+def test_metrics_are_there_during_the_run_step_by_step(project: Project):
     tracker = project.start()
     tracker.metrics({"reward/total": 0.5, "kl": 0.1}, step=1)
     tracker.metrics({"reward/total": 0.75, "kl": math.nan}, step=2)
@@ -47,65 +45,7 @@ def test_metrics_are_there_during_the_run_step_by_step(project: Project, quick):
     assert project.run(tracker.run_id).info.status == "FINISHED"
     assert Tracker.active().run_id is None
     assert "MLFLOW_RUN_ID" not in os.environ
-    assert not project.spools.exists()
     assert project.said == []
-
-
-def test_a_later_measurement_of_the_same_step_is_the_one_that_counts(project: Project):
-    tracker = project.start()
-    tracker.results({"result/gain": 0.1}, step=80)
-    tracker.finished()
-    time.sleep(0.002)
-    again = project.start(earlier=tracker.run_id)
-    again.results({"result/gain": 0.2}, step=80)
-    again.finished()
-    assert project.run(tracker.run_id).data.metrics["result/gain"] == 0.2
-
-
-def test_images_folders_texts_and_tables_become_artifacts(project: Project, tmp_path):
-    (tmp_path / "report/parts").mkdir(parents=True)
-    (tmp_path / "report/page.html").write_text("x")
-    (tmp_path / "report/parts/list").write_text("y")
-    tracker = project.start()
-    for step in (1, 2):
-        tracker.image(Image.new("RGB", (400, 200), (step, 0, 0)), "samples/eval", step)
-    tracker.folder(tmp_path / "report", "whole")
-    tracker.table([{"score": "total", "gain": None}, {"score": "shapes", "gain": 0.5}], "deep/scores.json")
-    tracker.text("# Card", "adapters/README.md")
-    tracker.text("# Better card", "adapters/README.md")
-    tracker.finished()
-    files = project.artifacts(tracker.run_id)
-    images = sorted(name for name in files if name.startswith("images/"))
-    assert [name.split("+timestamp+")[0] for name in images] == [
-        f"images/samples~eval+step+{step}" for step in (1, 1, 2, 2)
-    ]
-    assert [name.endswith("+compressed.webp") for name in images] == [True, False, True, False]
-    logged = project.folder / "artifacts" / str(tracker.run_id) / "artifacts" / images[3]
-    with Image.open(logged) as image, Image.open(str(logged).replace(".png", "+compressed.webp")) as small:
-        assert (image.size, image.getpixel((0, 0)), small.size) == ((400, 200), (2, 0, 0), (256, 128))
-    assert project.run(tracker.run_id).data.tags["mlflow.loggedImages"] == "True"
-    others = {name: content for name, content in files.items() if name not in images}
-    assert json.loads(others.pop("deep/scores.json")) == {
-        "columns": ["score", "gain"],
-        "data": [["total", None], ["shapes", 0.5]],
-    }
-    assert others == {"whole/page.html": b"x", "whole/parts/list": b"y", "adapters/README.md": b"# Better card"}
-
-
-def test_what_is_logged_stays_what_it_was_when_the_output_is_replaced(project: Project, tmp_path):
-    database = project.database.rename(tmp_path / "elsewhere")
-    project.database.mkdir()  # Cannot be opened.
-    (tmp_path / "adapters").mkdir()
-    (tmp_path / "adapters/weights").write_text("first")
-    tracker = project.start()
-    tracker.folder(tmp_path / "adapters", "adapters")
-    (tmp_path / "adapters").rename(tmp_path / "old")
-    (tmp_path / "old/weights").unlink()
-    project.database.rmdir()
-    database.rename(project.database)
-    tracker.finished()
-    [run] = project.runs()
-    assert project.artifacts(run.info.run_id) == {"adapters/weights": b"first"}
 
 
 def test_a_hundred_and_fifty_parameters_fit_and_long_ones_are_cut(project: Project):
@@ -144,15 +84,6 @@ def test_the_dataset_is_an_input_of_the_run(project: Project):
     assert json.loads(entry.dataset.source) == {"uri": "data/01_raw/shapes"}
 
 
-@pytest.mark.parametrize(("end", "status"), [("killed", "KILLED"), ("failed", "FAILED"), ("finished", "FINISHED")])
-def test_an_ended_run_keeps_its_status(project: Project, end, status):
-    tracker = project.start()
-    getattr(tracker, end)()
-    tracker.failed()
-    tracker.metrics({"late": 1.0}, 1)
-    assert project.run(tracker.run_id).info.status == status
-
-
 @pytest.mark.parametrize(("end", "how"), [("killed", "stopped"), ("failed", "failed")])
 def test_a_training_that_ends_before_its_first_step_says_so_in_its_name(project: Project, end: str, how: str):
     for trains, steps, name in (
@@ -183,31 +114,6 @@ def test_a_deleted_run_gives_way_to_a_new_one_which_is_found_by_its_old_id(proje
     assert ids[0] == ids[1] != first.run_id
 
 
-def test_a_failed_evaluation_leaves_the_training_finished(project: Project):
-    training = project.start()
-    training.finished()
-    tracker = project.start(earlier=training.run_id)
-    tracker.evaluation_begins("kedro run --pipeline=evaluate")
-    assert tracker.evaluates
-    tracker.failed()
-    run = project.run(tracker.run_id)
-    assert (run.info.status, run.data.tags["evaluate.status"]) == ("FINISHED", "failed")
-
-
-def test_a_model_is_listed_with_its_run(project: Project, tmp_path: Path):
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter/weights").write_text("w")
-    tracker = project.start()
-    tracker.model(tmp_path / "adapter", "adapter", {"base": "b"})
-    tracker.finished()
-    outputs = project.run(tracker.run_id).outputs
-    assert outputs is not None
-    [output] = outputs.model_outputs
-    model = project.client.get_logged_model(output.model_id)
-    assert (model.name, model.params, model.source_run_id) == ("adapter", {"base": "b"}, tracker.run_id)
-    assert (Path(model.artifact_location.removeprefix("file://")) / "weights").read_text() == "w"
-
-
 def test_tags_are_removed_where_they_are(project: Project):
     tracker = project.start()
     tracker.tags({"a": 1, "b": 2, "long": "x" * 9000})
@@ -216,17 +122,6 @@ def test_tags_are_removed_where_they_are(project: Project):
     tags = project.run(tracker.run_id).data.tags
     assert "a" not in tags
     assert (tags["b"], tags["long"]) == ("2", "x" * 5000)
-
-
-def test_what_mlflow_refuses_is_left_out_and_the_rest_arrives(project: Project, caplog: pytest.LogCaptureFixture):
-    tracker = project.start()
-    tracker.metrics({"good": 1.0}, 1)
-    tracker.metrics({"bad=name": 1.0}, 2)
-    tracker.metrics({"good": 3.0}, 3)
-    tracker.finished()
-    assert project.curve(tracker.run_id, "good") == [(1, 1.0), (3, 3.0)]
-    assert "MLflow refuses what was logged as curves bad=name" in caplog.text
-    assert project.run(tracker.run_id).info.status == "FINISHED"
 
 
 def test_functions_of_mlflow_that_a_reward_calls_find_the_run(project: Project):
@@ -250,3 +145,48 @@ def test_processes_that_are_given_the_same_key_log_into_one_run(project: Project
     second.finished()
     assert second.run_id == first.run_id != key
     assert [run.info.run_id for run in project.runs()] == [first.run_id]
+
+
+@pytest.mark.parametrize(("end", "status"), [("killed", "KILLED"), ("failed", "FAILED"), ("finished", "FINISHED")])
+def test_an_ended_run_keeps_its_status_and_a_trainings_is_kept_while_it_is_evaluated(project: Project, end, status):
+    tracker = project.start()
+    getattr(tracker, end)()
+    tracker.failed()
+    tracker.metrics({"late": 1.0}, 1)
+    assert project.run(tracker.run_id).info.status == status
+    again = project.start(earlier=tracker.run_id)
+    again.evaluation_begins("kedro run --pipeline=evaluate")
+    assert again.evaluates
+    getattr(again, end)()
+    run = project.run(tracker.run_id)
+    assert (run.info.status, run.data.tags["evaluate.status"]) == ("FINISHED", end)
+
+
+def test_steps_and_images_that_a_resumed_training_does_again_are_there_once(project: Project):
+    first = project.start()
+    for step in range(1, 6):
+        first.metrics({"reward": step / 10, "seconds": step * 1.0}, step)
+    first.image(Image.new("RGB", (400, 200), "red"), "samples", 4)
+    first.killed()
+    second = project.start(earlier=first.run_id)
+    for step in range(4, 8):
+        second.metrics({"reward": step / 10, "seconds": step * 2.0, "new": 1.0}, step)
+        second.image(Image.new("RGB", (400, 200), "red"), "samples", step)
+    second.finished()
+    assert project.curve(first.run_id, "reward") == [(step, step / 10) for step in range(1, 8)]
+    assert [step for step, _ in project.curve(first.run_id, "seconds")] == list(range(1, 8))
+    assert [step for step, _ in project.curve(first.run_id, "new")] == [4, 5, 6, 7]
+    assert project.pictures(first.run_id) == [f"samples+step+{step}" for step in (4, 5, 6, 7)]
+
+
+def test_the_run_of_a_killed_process_is_closed_when_the_next_one_begins(project: Project):
+    ids = [str(project.start().run_id) for _ in range(3)]
+    Tracker.active().finished()
+    for run_id in ids:
+        project.client.update_run(run_id, status="RUNNING")
+    project.client.set_tag(ids[1], "evaluate.status", "running")
+    project.client.set_tag(ids[2], "output", "another:/folder")
+    project.start().finished()
+    found = [project.run(run_id) for run_id in ids]
+    assert [run.info.status for run in found] == ["KILLED", "FINISHED", "RUNNING"]
+    assert found[1].data.tags["evaluate.status"] == "killed"

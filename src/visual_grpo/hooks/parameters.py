@@ -19,7 +19,7 @@ from visual_grpo.config.validation import validate
 from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError
 from visual_grpo.preflight import settled
-from visual_grpo.tracking.others import check_packages
+from visual_grpo.tracking.extra_loggers import check_packages
 
 SAME = "same"
 """Of the parameter ``resume`` (`resuming.SAME`, which is imported where it is needed: it brings torch)."""

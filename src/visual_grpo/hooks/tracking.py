@@ -21,13 +21,13 @@ from visual_grpo.tracking import RunToLog, Tracker, lineage
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.description import in_words, other_name, training_name
 from visual_grpo.tracking.registry_client import tracking_uri, use_project
-from visual_grpo.tracking.relocation import ARTIFACTS, default_artifacts
+from visual_grpo.tracking.sync import experiment_name
 from visual_grpo.trained_adapters import read_facts
 
 if TYPE_CHECKING:
     from visual_grpo.resuming import Origin
 
-RECORDS, EXPERIMENT = "records", "visual_grpo"
+RECORDS = "records"
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,7 @@ class TrackingHooks:
             RunToLog(
                 name=os.environ.get("MLFLOW_RUN_NAME") or self._name(config, run_params, pipeline),
                 earlier=earlier,
-                experiment=os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT,
-                artifacts=default_artifacts(tracking_uri(), ARTIFACTS, self._project_path),
+                experiment=experiment_name(),
                 tracking_uri=tracking_uri(),
                 output=Path(config.output),
                 trains=_trains(pipeline),

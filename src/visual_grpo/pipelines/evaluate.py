@@ -12,12 +12,9 @@ from visual_grpo.config import EvaluationConfig, Parameters
 from visual_grpo.evaluation import compare, generate, pairing, report
 from visual_grpo.evaluation.alarms_shown import alarm_notes
 from visual_grpo.evaluation.headline import change, decimals, extent, headline, lines, result
-from visual_grpo.model_card import CARD, model_card
 from visual_grpo.pipelines.baseline import conditions, draw_samples
 from visual_grpo.records.table import RecordTable
-from visual_grpo.tracking import Tracker
 from visual_grpo.tracking.adapters import find_adapters
-from visual_grpo.tracking.result import TABLE, result_metrics
 from visual_grpo.trained_adapters import HISTORY, judged_by_other_code, modules_of, read_facts
 
 
@@ -86,18 +83,8 @@ def write_report(
 
 
 def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
-    """Logs the evaluation to MLflow and prints the verdict."""
-    _log(evaluation, evaluation_report)
+    """Prints the verdict, once the report is there."""
     show_verdict(evaluation["headline"], evaluation["rewards"])
-
-
-def _log(evaluation: dict[str, Any], evaluation_report: Path) -> None:
-    tracker, found, training = Tracker.active(), evaluation["headline"], evaluation["training"]
-    tracker.folder(evaluation_report, "evaluation")
-    tracker.table(evaluation["rewards"], TABLE)
-    tracker.results(result_metrics(found), step=training["steps"])
-    tracker.tags({"result": " ".join([found["sentence"], *found["notes"]])})
-    tracker.text(model_card(training, evaluation["modules"], lines(found)), f"adapters/{CARD}")
 
 
 def show_verdict(found: dict[str, Any], entries: list[dict[str, Any]]) -> None:

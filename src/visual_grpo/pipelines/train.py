@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -44,16 +42,15 @@ from visual_grpo.stopping import Stopped
 from visual_grpo.tracking import Tracker, lineage
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.description import training_name
+from visual_grpo.tracking.extra_loggers import Log, open_logs
 from visual_grpo.tracking.metrics import tracked
-from visual_grpo.tracking.others import Log, open_logs
 from visual_grpo.tracking.read_inputs import input_tags
-from visual_grpo.tracking.store import VERDICT
+from visual_grpo.tracking.sync import RUN_NAME
 from visual_grpo.trained_adapters import (
     ADJUSTED,
-    BEST,
     CHANGES,
+    FACTS,
     HELD_OUT,
-    LAST,
     START_RUN,
     adapter_digest,
     check_base,
@@ -115,16 +112,9 @@ def train(
     (adapters_draft / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
     _seen(records, start).write(adapters_draft)
     write_profile(profile, adapters_draft)
-    facts = read_facts(adapters_draft)
+    facts = read_facts(adapters_draft) | {RUN_NAME: tracker.run_name}
+    (adapters_draft / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
     (adapters_draft / CARD).write_text(model_card(facts, plan.modules), encoding="utf-8")
-    tracker.folder(adapters_draft, "adapters")
-    if run.trainer.step > run.checkpoints.completed_steps():
-        tracker.remove_tags(VERDICT)  # Of the adapters before it was resumed.
-    shown = {"base": facts["model"], "modules": " ".join(plan.modules), "steps": str(facts["steps"])}
-    with TemporaryDirectory() as alone:
-        # Without the folders `best` and `last`, of which one is what the adapter is.
-        shutil.copytree(adapters_draft, alone, ignore=shutil.ignore_patterns(BEST, LAST), dirs_exist_ok=True)
-        tracker.model(Path(alone), "adapter", shown)
     _show_training(progress, run.trainer.step)
     return adapters_draft, pd.DataFrame(progress.history)
 
@@ -221,6 +211,7 @@ def _run(
         if _due(metrics.step, config.tracking.images_every, config.grpo.steps):
             shown, samples, rewards = run.shown_samples()
             picture = _grid(shown, samples, rewards.tolist(), judge, SHOWN_EACH)
+            _save(picture, run.checkpoints.folder / f"samples-{metrics.step:06d}.png")
             for log in logs:
                 log.image(picture, "samples", metrics.step)
         names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
@@ -342,13 +333,17 @@ def tell_alarm(
 ) -> None:
     """Tells that the reward is taken to be cheated, and shows by what."""
     picture = _picture(run, judge, shown)
-    run.checkpoints.folder.mkdir(parents=True, exist_ok=True)
-    picture.save(run.checkpoints.folder / picture_of(step))
+    _save(picture, run.checkpoints.folder / picture_of(step))
     logs: list[Log] = [tracker, *others]
     for log in logs:
         log.image(picture, "alarm", step)
     tracker.tags({"alarm": f"step {step}: {sentence}"})
     note(f"Alarm at step {step}: {sentence}. Is the reward cheated? {_AFTER[run.config.alarm.action]}")
+
+
+def _save(picture: Image, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    picture.save(file)
 
 
 def _picture(run: TrainingRun, judge: Judge, shown: Shown) -> Image:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from visual_grpo.command import Command, again
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, nearest_hint
-from visual_grpo.tracking.store import KEY, shown_server
-from visual_grpo.tracking.versions import SCHEME, Registered, downloaded, local_folder, named_version
+from visual_grpo.tracking.registry_client import Server, local_folder, tracking_uri
+from visual_grpo.tracking.runs import KEY
+from visual_grpo.tracking.sync import TRAINING_DIGEST
+from visual_grpo.tracking.versions import SCHEME, Registered, downloaded, named_version
 from visual_grpo.trained_adapters import FACTS, LATEST, NONE, read_facts
 
 if TYPE_CHECKING:
@@ -43,9 +45,7 @@ def find_adapters(named: str, latest: Path) -> Path:
             f" or name of an MLflow run, {SCHEME}NAME@ALIAS or, for generate and compare, {NONE} (the base model)."
         )
     if named.startswith(SCHEME):
-        import mlflow
-
-        return _version(named, mlflow.get_tracking_uri()).adapters()
+        return _version(named, tracking_uri()).adapters()
     if (Path(named) / FACTS).is_file():
         return Path(named)
     if Path(named).is_dir():
@@ -53,9 +53,7 @@ def find_adapters(named: str, latest: Path) -> Path:
             f"adapter: {named} has no {FACTS}; expected the folder that a training leaves:"
             f" {Command.now().without('adapter').of_pipeline('train')}"
         )
-    import mlflow
-
-    return _of_run(named, mlflow.get_tracking_uri())
+    return _of_run(named, tracking_uri())
 
 
 def adapters_of(config: Parameters) -> Path | None:
@@ -88,13 +86,13 @@ def model_of(config: Parameters, adapters: Path | None) -> str:
 
 
 @cache
-def _version(uri: str, tracking_uri: str) -> Registered:
+def _version(named: str, uri: str) -> Registered:
     """Looked up once in a command: an alias that is moved meanwhile would mix two adapters."""
-    return named_version(uri, tracking_uri)
+    return named_version(named, uri)
 
 
 @cache
-def _of_run(named: str, tracking_uri: str) -> Path:
+def _of_run(named: str, uri: str) -> Path:
     """Looked up, and downloaded where the artifacts are remote, once in a command, though several places ask for it."""
     import mlflow
     from sqlalchemy.exc import SQLAlchemyError
@@ -103,7 +101,7 @@ def _of_run(named: str, tracking_uri: str) -> Path:
         runs: list[Run] = mlflow.search_runs(search_all_experiments=True, output_format="list")
     except (mlflow.exceptions.MlflowException, SQLAlchemyError, OSError) as error:
         raise UserError(
-            f"adapter: there is no folder {named!r}, and MLflow ({shown_server(tracking_uri)}), which may have a run of"
+            f"adapter: there is no folder {named!r}, and MLflow ({Server(uri).shown}), which may have a run of"
             f" this name, does not answer: {error}"
         ) from error
     found = [run for run in runs if _is_named(run, named)]
@@ -111,7 +109,7 @@ def _of_run(named: str, tracking_uri: str) -> Path:
         registered = f" A registered adapter is named models:/{named}." if _VERSION.fullmatch(named) else ""
         raise UserError(
             f"adapter: there is no folder and no MLflow run {named!r}.{registered}{_those_there_are(named, runs)}"
-            f" All runs are in {tracking_uri}; `make ui` lists them."
+            f" All runs are in {Server(uri).shown}; `make ui` lists them."
         )
     if len(found) > 1:
         ids = "\n".join(f"  {run.info.run_id}  {run.info.run_name}" for run in found[:10])
@@ -121,7 +119,7 @@ def _of_run(named: str, tracking_uri: str) -> Path:
     if here is not None and (here / ARTIFACTS / FACTS).is_file():
         return here / ARTIFACTS
     try:
-        return downloaded(f"runs:/{run.info.run_id}/{ARTIFACTS}", tracking_uri)
+        return downloaded(f"runs:/{run.info.run_id}/{ARTIFACTS}", uri)
     except (OSError, mlflow.exceptions.MlflowException) as error:
         raise UserError(
             f"adapter: the MLflow run {run.info.run_id} ({run.info.run_name}) has no adapters: it did not finish"
@@ -131,12 +129,7 @@ def _of_run(named: str, tracking_uri: str) -> Path:
 
 def _those_there_are(named: str, runs: list[Run]) -> str:
     """The nearest name, or else the newest runs, of those with an adapter; MLflow's search gives the newest first."""
-    import mlflow
-
-    experiments = sorted({run.info.experiment_id for run in runs})
-    models = mlflow.search_logged_models(experiments, output_format="list") if experiments else []
-    trained = {model.source_run_id for model in models}
-    runs = [run for run in runs if run.info.run_id in trained]
+    runs = [run for run in runs if TRAINING_DIGEST in run.data.tags]
     if not runs:
         return " No run has an adapter yet."
     newest = "".join(f"\n  {run.info.run_id[:8]}  {run.info.run_name}" for run in runs[:_SHOWN])

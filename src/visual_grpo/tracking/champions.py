@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from visual_grpo.config import Parameters
-from visual_grpo.tracking import gates, registry
-from visual_grpo.tracking.asking import Server
+from visual_grpo.tracking import gates, registry, registry_client
+from visual_grpo.tracking.registry_client import Server
+from visual_grpo.tracking.runs import find_run
+from visual_grpo.tracking.sync import experiment_name
 from visual_grpo.tracking.versions import Registered
 
 if TYPE_CHECKING:
@@ -29,12 +31,8 @@ class Champions:
     @classmethod
     def of(cls, config: Parameters, tracking_uri: str | None = None) -> Champions:
         """Those of the parameters, at the address that is in use."""
-        import mlflow
-
-        settings = config.promotion
-        return cls(
-            tracking_uri or mlflow.get_tracking_uri(), config.registered_model, settings.alias, settings.base_copy_mb
-        )
+        uri, settings = tracking_uri or registry_client.tracking_uri(), config.promotion
+        return cls(uri, config.registered_model, settings.alias, settings.base_copy_mb)
 
     def champion(self) -> Registered | None:
         """None before the first promotion."""
@@ -64,8 +62,8 @@ class Champions:
         files = [file for file in (folder / "evaluation.html", folder / "evaluation.json") if file.is_file()]
         if run_id is None or not files:
             return
-        server = Server(self.tracking_uri)
-        run = server.ask(lambda _: server.store.find(run_id, ""))
+        server = Server.registry(self.tracking_uri)
+        run = server.ask(lambda client: find_run(client, run_id, experiment_name()))
         if run is not None:
             for file in files:
                 server.transfer(partial(_log, run_id=run.info.run_id, file=file))

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from visual_grpo.tracking.asking import Server
 from visual_grpo.tracking.registry import OVER
-from visual_grpo.tracking.versions import local_folder, versions_of
+from visual_grpo.tracking.registry_client import Server, local_folder
+from visual_grpo.tracking.versions import versions_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -23,13 +23,13 @@ RETRAINED = "retrained.for"
 
 def mark_run(tracking_uri: str, run_id: str, name: str) -> None:
     """Notes that a run is of a retraining for the registered model ``name``, so that it may be deleted in time."""
-    server = Server(tracking_uri)
+    server = Server.registry(tracking_uri)
     server.get(lambda client: client.set_tag(run_id, RETRAINED, name))
 
 
 def delete_versions(tracking_uri: str, name: str, alias: str, *, keep: int) -> list[int]:
     """Deletes all but the newest ``keep`` versions, those with an alias, and that which the present one replaced."""
-    server = Server(tracking_uri)
+    server = Server.registry(tracking_uri)
     model = None if server.is_empty else server.get(lambda client: client.get_registered_model(name))
     if model is None:
         return []
@@ -47,7 +47,7 @@ def delete_versions(tracking_uri: str, name: str, alias: str, *, keep: int) -> l
 
 def delete_runs(tracking_uri: str, name: str, *, keep: int) -> list[str]:
     """Deletes all but the newest ``keep`` runs of retrainings for the model, and those of its versions."""
-    server = Server(tracking_uri)
+    server = Server.registry(tracking_uri)
     if server.is_empty:
         return []
     needed = {version.run_id for version in versions_of(server, name)}

@@ -113,6 +113,8 @@ def _wandb(mode: str, name: str, params: Mapping[str, Any]) -> GeneralTracker:
 
 
 def _started(tracker: GeneralTracker) -> GeneralTracker:
-    tracker.main_process_only = False  # Only rank 0 logs, and accelerate need not look for the others.
+    from accelerate import PartialState
+
+    PartialState()  # accelerate's own log asks for it.
     tracker.start()
     return tracker

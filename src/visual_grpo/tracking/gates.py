@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-from visual_grpo.tracking.asking import Server
 from visual_grpo.tracking.registry import make_registered_model
+from visual_grpo.tracking.registry_client import Server
 
 PREFIX = "gate."
 YEAR = timedelta(days=365)
@@ -22,7 +22,7 @@ _VALUE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00) .+")
 
 def note_gate(tracking_uri: str, name: str, digest: str, settings: str, *, promoted: bool) -> None:
     """Notes the decision on the adapter with ``digest``; the same gate again keeps the first date."""
-    server, key = Server(tracking_uri), _key(digest, settings)
+    server, key = Server.registry(tracking_uri), _key(digest, settings)
     make_registered_model(server, name)
     date = _gates(server, name).get(key, datetime.now(UTC)).isoformat(timespec="seconds")
     value = f"{date} {PROMOTED if promoted else REFUSED}"
@@ -31,13 +31,13 @@ def note_gate(tracking_uri: str, name: str, digest: str, settings: str, *, promo
 
 def is_judged(tracking_uri: str, name: str, digest: str, settings: str = "") -> bool:
     """Whether the gate has decided on the adapter with this digest; with these settings, where they are given."""
-    return any(key.startswith(_key(digest, settings)) for key in _gates(Server(tracking_uri), name))
+    return any(key.startswith(_key(digest, settings)) for key in _gates(Server.registry(tracking_uri), name))
 
 
 def gates_of_a_year(tracking_uri: str, name: str, *, but: tuple[str, str]) -> int:
     """How many gates there were within the last 365 days, beside that of this adapter and these settings."""
     since = datetime.now(UTC) - YEAR
-    return sum(date >= since for key, date in _gates(Server(tracking_uri), name).items() if key != _key(*but))
+    return sum(date >= since for key, date in _gates(Server.registry(tracking_uri), name).items() if key != _key(*but))
 
 
 def _gates(server: Server, name: str) -> dict[str, datetime]:

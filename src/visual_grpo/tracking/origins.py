@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from visual_grpo.errors import UserError
 from visual_grpo.tracking.adapters import find_adapters
-from visual_grpo.tracking.asking import Server
 from visual_grpo.tracking.lineage import recorded
-from visual_grpo.tracking.store import KEY
+from visual_grpo.tracking.registry_client import Server, tracking_uri
+from visual_grpo.tracking.runs import KEY
 from visual_grpo.tracking.versions import DIGEST, Registered, registered
 from visual_grpo.trained_adapters import adapter_digest, read_facts
 
@@ -93,9 +93,7 @@ def start_of(named: str, digest: str, latest: Path, run: str | None = None) -> P
 
 def _versions_with(digest: str) -> list[Registered]:
     """The registered versions whose tag says this digest."""
-    import mlflow
-
-    server = Server(mlflow.get_tracking_uri())
+    server = Server.registry(tracking_uri())
     if server.is_empty:
         return []
     found = server.ask(lambda client: client.search_model_versions(f"tags.`{DIGEST}` = '{digest}'"))

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 from visual_grpo.config.promotion import CHAMPION
 from visual_grpo.errors import UserError
 from visual_grpo.model_card import model_card
-from visual_grpo.tracking.asking import Server
-from visual_grpo.tracking.relocation import ARTIFACTS
-from visual_grpo.tracking.store import Store
+from visual_grpo.tracking.registry_client import EXPERIMENT, Server, artifact_location, local_folder
+from visual_grpo.tracking.runs import find_run, is_active
 from visual_grpo.tracking.versions import (
     ADAPTERS,
     DIGEST,
     Registered,
     find_version,
-    local_folder,
     registered,
     those_there_are,
     versions_of,
@@ -53,7 +51,7 @@ def register(
     result: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
     base_copy_mb: float = 200,
-    experiment: str = "visual_grpo",
+    experiment: str = EXPERIMENT,
 ) -> Registered:
     """Makes adapters a version of the registered model ``name``; the same weights again give the version they have.
 
@@ -68,7 +66,7 @@ def register(
         UserError: the adapters or their base model are damaged or gone, the name is none that MLflow takes, or MLflow
             does not answer. No version was made then.
     """
-    server, facts = Server(tracking_uri), read_facts(adapters)
+    server, facts = Server.registry(tracking_uri), read_facts(adapters)
     if "parameters" not in facts:
         raise UserError(f"{adapters} is of an older version, which did not store the parameters. Train again.")
     check_weights(adapters)
@@ -76,7 +74,7 @@ def register(
     present = _with_digest(server, name, digest)
     if present is not None:
         return registered(server, present)
-    run = server.ask(lambda client: _run_of(server.store, facts, experiment))
+    run = server.ask(lambda client: _run_of(client, facts, experiment))
     about = {DIGEST: digest, **_origin(facts, run), **(tags or {})}
     lines = list(result) or ([] if run is None else [run.data.tags[tag] for tag in ("result",) if tag in run.data.tags])
     card = model_card(facts, modules_of(adapters), lines)
@@ -104,7 +102,7 @@ def champion(tracking_uri: str, name: str, alias: str = CHAMPION) -> Registered 
     Raises:
         UserError: MLflow does not answer, or refuses the name.
     """
-    return find_version(Server(tracking_uri), name, alias=alias)
+    return find_version(Server.registry(tracking_uri), name, alias=alias)
 
 
 def promote(tracking_uri: str, name: str, version: int, alias: str = CHAMPION) -> int | None:
@@ -115,7 +113,7 @@ def promote(tracking_uri: str, name: str, version: int, alias: str = CHAMPION) -
     Raises:
         UserError: there is no such version, or MLflow does not answer. The alias is where it was then.
     """
-    server = Server(tracking_uri)
+    server = Server.registry(tracking_uri)
     promoted = find_version(server, name, version=version)
     if promoted is None:
         raise UserError(f"MLflow ({server.shown}) has no version {version} of {name}, so it cannot become {alias}.")
@@ -138,7 +136,7 @@ def rollback(tracking_uri: str, name: str, alias: str = CHAMPION) -> tuple[int, 
         UserError: there is no such model or alias, the version replaced none, that one was deleted, or MLflow does not
             answer. The alias is where it was then.
     """
-    server = Server(tracking_uri)
+    server = Server.registry(tracking_uri)
     present = find_version(server, name, alias=alias)
     if present is None:
         there = those_there_are(server, name)
@@ -165,7 +163,7 @@ def rollback(tracking_uri: str, name: str, alias: str = CHAMPION) -> tuple[int, 
 
 def rolled_back(tracking_uri: str, name: str, digest: str) -> tuple[int, str] | None:
     """The version of these weights and when its promotion was undone; None if it was not."""
-    found = _with_digest(Server(tracking_uri), name, digest)
+    found = _with_digest(Server.registry(tracking_uri), name, digest)
     if found is None or ROLLED_BACK not in found.tags:
         return None
     return int(found.version), str(found.tags[ROLLED_BACK])
@@ -179,10 +177,11 @@ def _with_digest(server: Server, name: str, digest: str) -> Any:
     return min(same, key=lambda version: int(version.version), default=None)
 
 
-def _run_of(store: Store, facts: Mapping[str, Any], experiment: str) -> Run | None:
+def _run_of(client: MlflowClient, facts: Mapping[str, Any], experiment: str) -> Run | None:
     """The training's run; None if it had none, or it was deleted."""
     named = facts.get("mlflow_run_id")
-    return None if named is None else store.find(str(named), experiment)
+    found = None if named is None else find_run(client, str(named), experiment)
+    return found if found is not None and is_active(found) else None
 
 
 def _origin(facts: Mapping[str, Any], run: Run | None) -> dict[str, str]:
@@ -248,9 +247,7 @@ def _experiment(client: MlflowClient, server: Server, run: Run | None, name: str
     known = client.get_experiment_by_name(name)
     if known is not None:
         return str(known.experiment_id)
-    database = server.tracking_uri.removeprefix("sqlite:///")
-    artifacts = None if database == server.tracking_uri else (Path(database).resolve().parent / ARTIFACTS).as_uri()
-    return str(client.create_experiment(name, artifact_location=artifacts))
+    return str(client.create_experiment(name, artifact_location=artifact_location(server.uri)))
 
 
 def _link(server: Server, run: Run | None, model_id: str) -> None:

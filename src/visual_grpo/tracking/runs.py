@@ -1,7 +1,8 @@
-"""Requests about one run that can be repeated: what is there already is not added again. They raise what MLflow raises."""
+"""Requests about one run; what is there already is not added again. They raise what MLflow raises."""
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ _PICTURE = re.compile(r"(.+)\+step\+(\d+)\+timestamp\+.+")
 """How MLflow names the files of a series of images."""
 _BATCH, _METRICS = 100, 1000
 """Most tags or parameters, and most metrics, that MLflow accepts in one request."""
-_LONGEST_TAG, _LONGEST_PARAM = 5000, 6000
+_LONGEST_TAG, _LONGEST_PARAM, _LONGEST_DIGEST = 5000, 6000, 36
 
 
 def find_run(client: MlflowClient, named: str, experiment: str) -> Run | None:
@@ -88,9 +89,8 @@ def close_killed(client: MlflowClient, experiment: str, output: str, open_run: s
     known = client.get_experiment_by_name(experiment)
     if known is None:
         return
-    quoted = output.replace("'", "''")
-    for run in client.search_runs([known.experiment_id], f"attributes.status = 'RUNNING' and tags.{OUTPUT} = '{quoted}'"):
-        if run.info.run_id == open_run:
+    for run in client.search_runs([known.experiment_id], "attributes.status = 'RUNNING'"):
+        if run.info.run_id == open_run or run.data.tags.get(OUTPUT) != output:
             continue
         evaluated = run.data.tags.get(EVALUATION) == "running"  # The training had ended well.
         if evaluated:
@@ -125,6 +125,14 @@ def log_pictures(client: MlflowClient, run_id: str, pictures: Mapping[tuple[str,
     for series, step in new:
         client.log_image(run_id, pictures[series, step](), key=series, step=step, synchronous=True)
     return len(new)
+
+
+def log_dataset(client: MlflowClient, run_id: str, name: str, digest: str, source: str) -> None:
+    """Records that the run read the dataset ``name`` from ``source`` (a path or URL)."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    entity = Dataset(name, digest[:_LONGEST_DIGEST], "local", json.dumps({"uri": source}))
+    client.log_inputs(run_id, datasets=[DatasetInput(entity, [InputTag("mlflow.data.context", "training")])])
 
 
 def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.origins import run_of
+from visual_grpo.tracking.registry_client import tracking_uri
 from visual_grpo.tracking.versions import SCHEME, named_version
 from visual_grpo.trained_adapters import read_facts
 
@@ -39,9 +40,7 @@ def find_subject(named: str, latest: Path) -> Subject:
     """
     title, tags = named, {}
     if named.startswith(SCHEME) or (_VERSION.fullmatch(named) and not Path(named).is_dir()):
-        import mlflow
-
-        version = named_version(SCHEME + named.removeprefix(SCHEME), mlflow.get_tracking_uri())
+        version = named_version(SCHEME + named.removeprefix(SCHEME), tracking_uri())
         folder = version.adapters(whatever_they_are=True)  # Which is what is to be found out.
         adapters, tags, title = folder, dict(version.tags), f"{version.name}/{version.version}"
     else:

@@ -1,7 +1,7 @@
 """``python -m visual_grpo.tracking.sync [OUTPUT ...]``: adds to MLflow what it lacks of the results on disk.
 
-Each training whose adapters are in a folder of outputs, and each evaluation there, is compared with its MLflow run, which
-is made where there is none: metrics, pictures, adapters, report, verdict. What is there already is not added again.
+Each training whose adapters are in a folder of outputs, and each evaluation there, is compared with its MLflow run,
+which is made where there is none: metrics, pictures, adapters, report, verdict. What is there is not added again.
 Without a folder it looks in ``data`` and the folders in it. Exits with 1 if MLflow still lacks something.
 """
 
@@ -23,6 +23,7 @@ from visual_grpo.config import Parameters, flatten
 from visual_grpo.errors import UserError, counted
 from visual_grpo.evaluation.headline import lines
 from visual_grpo.file_digest import file_digest
+from visual_grpo.images import read_image
 from visual_grpo.model_card import CARD, model_card
 from visual_grpo.third_party_output import silence_libraries
 from visual_grpo.tracking import lineage
@@ -34,6 +35,7 @@ from visual_grpo.tracking.runs import (
     close_killed,
     find_run,
     is_active,
+    log_dataset,
     log_metrics,
     log_pictures,
     make_run,
@@ -120,10 +122,12 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
     pictures = log_pictures(client, run_id, _pictures(adapters))
     if not run.data.params:
         set_params(client, run_id, flatten(facts["parameters"]))
+        log_dataset(client, run_id, "records", facts["data"], config.data.path)
     tags = {name: value for name, value in facts.items() if name.startswith(_FROM_FACTS)}
     tags |= {"dataset.digest": facts["data"]}
     tags |= {"mlflow.note.content": in_words(config, modules, lineage.commands(facts))}
-    tags |= {"alarm": f"step {alarm['step']}: {alarm['sentence']}" for alarm in facts.get("alarms", ())}
+    for alarm in facts.get("alarms", ()):
+        tags["alarm"] = f"step {alarm['step']}: {alarm['sentence']}"
     set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
     client.log_artifacts(run_id, str(adapters), "adapters")
     if TRAINING_DIGEST in run.data.tags:  # It was resumed since, and the verdict is of the adapters before.
@@ -147,10 +151,8 @@ def _curves(adapters: Path, config: Parameters, modules: tuple[str, ...]) -> lis
 
 def _pictures(adapters: Path) -> dict[tuple[str, int], Callable[[], Image]]:
     """Series and step -> what reads it."""
-    from PIL import Image
-
     found = {file: _PICTURE.fullmatch(file.name) for file in sorted(adapters.glob("*.png"))}
-    return {(match[1], int(match[2])): partial(Image.open, file) for file, match in found.items() if match}
+    return {(match[1], int(match[2])): partial(read_image, file) for file, match in found.items() if match}
 
 
 def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> str:
@@ -195,8 +197,8 @@ def sync(outputs: list[Path]) -> tuple[list[str], bool]:
 
 def _outputs(root: Path) -> list[Path]:
     """The folders of outputs below ``root``: itself, of an environment, of own data in an environment."""
-    found = [file for depth in ("", "*/", "*/*/") for kind in (f"{ADAPTERS}/{FACTS}", EVALUATED) for file in root.glob(depth + kind)]
-    return sorted({file.parents[2] if file.name == FACTS else file.parents[1] for file in found})
+    folders = [root, *root.glob("*"), *root.glob("*/*")]
+    return sorted(one for one in folders if (one / ADAPTERS / FACTS).is_file() or (one / EVALUATED).is_file())
 
 
 def main() -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from visual_grpo.tracking import sync
 from visual_grpo.tracking.description import ended_name, resumed_name
 from visual_grpo.tracking.registry_client import Server, in_a_line
 from visual_grpo.tracking.runs import (
@@ -26,6 +25,7 @@ from visual_grpo.tracking.runs import (
     close_killed,
     find_run,
     is_active,
+    log_dataset,
     log_metrics,
     log_pictures,
     make_run,
@@ -48,7 +48,6 @@ PAUSE = 60.0
 """Seconds after a failure in which nothing is sent."""
 LAST_CHANCE = 60.0
 """Most seconds that the end of a run waits for a request that is under way."""
-_LONGEST_DIGEST = 36
 _RUN_ID = "MLFLOW_RUN_ID"
 """By this variable MLflow's own functions, called by a reward for example, find the run."""
 
@@ -131,32 +130,20 @@ class Tracker:
 
     def tags(self, mapping: Mapping[str, Scalar]) -> None:
         """Sets tags; existing tags are replaced."""
-        tags = dict(mapping)
-        self._put(lambda client, run: set_tags(client, run, tags))
+        self._put(lambda client, run: set_tags(client, run, mapping))
 
     def remove_tags(self, names: Iterable[str]) -> None:
         """Removes those of the tags that the run has."""
-        wanted = set(names)
-        self._put(lambda client, run: remove_tags(client, run, wanted))
+        self._put(lambda client, run: remove_tags(client, run, names))
 
     def params(self, mapping: Mapping[str, Any]) -> None:
         """Logs parameters. MLflow cannot overwrite one: another value of a resumed run is the tag ``resumed.NAME``."""
-        params = dict(mapping)
-        self._put(lambda client, run: set_params(client, run, params))
+        self._put(lambda client, run: set_params(client, run, mapping))
 
     def dataset(self, name: str, digest: str, source: str) -> None:
         """Records that the run read the dataset ``name`` from ``source`` (a path or URL)."""
 
-        def log(client: MlflowClient, run: str) -> None:
-            from mlflow.data.meta_dataset import MetaDataset
-            from mlflow.data.sources import LocalArtifactDatasetSource
-            from mlflow.entities import DatasetInput, InputTag
-
-            entity = MetaDataset(LocalArtifactDatasetSource(source), name, digest[:_LONGEST_DIGEST])
-            context = InputTag("mlflow.data.context", "training")
-            client.log_inputs(run, datasets=[DatasetInput(entity._to_mlflow_entity(), [context])])
-
-        self._put(log)
+        self._put(lambda client, run: log_dataset(client, run, name, digest, source))
 
     def name(self) -> str | None:
         """``NAME (the beginning of the id)``; None without a run."""
@@ -205,7 +192,9 @@ class Tracker:
             name = ended_name(self.run_name, "stopped" if status == "KILLED" else "failed")
 
         def end(client: MlflowClient, run: str) -> None:
-            sync.sync_output(client, sender.run.tracking_uri, sender.run.output, open_run=run)
+            from visual_grpo.tracking.sync import sync_output
+
+            sync_output(client, sender.run.tracking_uri, sender.run.output, open_run=run)
             if self.evaluates:
                 client.set_tag(run, EVALUATION, status.lower())
             client.update_run(run, name=name) if name is not None else None
@@ -305,7 +294,9 @@ class _Sender:
         self._answered.set()
         close_killed(client, run.experiment, here, found.info.run_id)
         if not self.existed:
-            sync.sync_output(client, run.tracking_uri, run.output, open_run=found.info.run_id)
+            from visual_grpo.tracking.sync import sync_output
+
+            sync_output(client, run.tracking_uri, run.output, open_run=found.info.run_id)
         return found
 
     def _fails(self, why: str) -> None:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from visual_grpo.errors import UserError, nearest_hint
-from visual_grpo.tracking.asking import MissingError, Server
+from visual_grpo.tracking.registry_client import MissingError, Server, local_folder
 from visual_grpo.trained_adapters import FACTS, adapter_digest
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def registered(server: Server, found: ModelVersion) -> Registered:
     """What MLflow found, with the place of its files."""
     location = server.ask(lambda client: client.get_model_version_download_uri(found.name, found.version))
     return Registered(
-        tracking_uri=server.tracking_uri,
+        tracking_uri=server.uri,
         name=found.name,
         version=int(found.version),
         run_id=found.run_id or None,
@@ -115,7 +114,7 @@ def named_version(uri: str, tracking_uri: str) -> Registered:
             f"adapter is {uri!r}. Expected models:/NAME@ALIAS, such as models:/visual_grpo@champion, or"
             " models:/NAME/VERSION, such as models:/visual_grpo/3."
         )
-    server, name, alias = Server(tracking_uri), parts["name"], parts["alias"]
+    server, name, alias = Server.registry(tracking_uri), parts["name"], parts["alias"]
     version = None if parts["version"] is None else int(parts["version"])
     found = find_version(server, name, alias=alias, version=version)
     if found is None:
@@ -148,7 +147,7 @@ def _adapters_at(tracking_uri: str, location: str, uri: str) -> Path:
     """Brought here once in a command, though several places ask for it."""
     here = local_folder(location)
     if here is None:
-        server = Server(tracking_uri)
+        server = Server.registry(tracking_uri)
         try:
             here = server.transfer(lambda _: downloaded(f"{location}/{ADAPTERS}", tracking_uri))
         except MissingError:
@@ -161,12 +160,6 @@ def _adapters_at(tracking_uri: str, location: str, uri: str) -> Path:
             " version."
         )
     return here
-
-
-def local_folder(location: str) -> Path | None:
-    """The folder on this machine that MLflow's location of artifacts names; None if they are on a server."""
-    parsed = urlsplit(location)
-    return Path(unquote(parsed.path)) if parsed.scheme in ("", "file") else None
 
 
 def downloaded(artifacts: str, tracking_uri: str) -> Path:

@@ -1,0 +1,228 @@
+"""`make sync` brings every result on disk into MLflow once, however often it is called."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from PIL import Image
+
+from tests.tracking.conftest import Project
+from tests.tracking.toy_adapters import adapters, base_model
+from visual_grpo.tracking import sync
+from visual_grpo.trained_adapters import FACTS, read_facts
+
+STEPS = 5
+
+
+class Results:
+    """A folder of outputs as train and evaluate leave it."""
+
+    def __init__(self, project: Project, run_id: str, steps: int = STEPS) -> None:
+        self.project, self.output = project, project.output
+        shutil.rmtree(self.output, ignore_errors=True)
+        base = project.folder / "base"
+        folder = adapters(
+            self.output / "06_models/adapters",
+            base if base.is_dir() else base_model(base),
+            mlflow_run_id=run_id,
+            steps=steps,
+            alarms=[{"step": 2, "sentence": "all alike"}],
+            **{"run.name": "ar 5 steps", "version.torch": "2"},
+        )
+        rows = [f"{step},{step / 10},{'' if step % 2 else step},0.5" for step in range(1, steps + 1)]
+        (folder / "training.csv").write_text("\n".join(["step,reward/total,eval/total,seconds/step", *rows]))
+        for name in ("samples-000001", "samples-000005", "alarm-000002"):
+            Image.new("RGB", (8, 8)).save(folder / f"{name}.png")
+        self.adapters = folder
+
+    def evaluate(self, gain: float = 0.5) -> None:
+        entry = {"name": "total", "difference": gain}
+        numbers = {"difference": gain, "ci_low": 0.1, "ci_high": 0.9, "baseline": 0.0, "trained": gain}
+        found: dict[str, Any] = numbers | {
+            "task": None,
+            "control": None,
+            "unscored": {"trained": 0, "baseline": 0, "of": 4},
+            "sentence": f"Better by {gain}.",
+            "notes": [],
+            "guards": [],
+        }
+        report = self.output / "08_reporting/evaluation"
+        report.mkdir(parents=True, exist_ok=True)
+        (report / "evaluation.html").write_text("page")
+        training = read_facts(self.adapters)
+        tree = {"headline": found, "training": training, "rewards": [entry], "modules": ["ar", "dit"]}
+        report.with_suffix(".json").write_text(json.dumps(tree))
+
+    def sync(self) -> list[str]:
+        said, whole = sync.sync([self.output])
+        assert whole, said
+        return said
+
+    def in_mlflow(self) -> dict[str, Any]:
+        """What its one run has, without what MLflow makes up."""
+        [run] = self.project.runs()
+        files = {name: text for name, text in self.project.artifacts(run.info.run_id).items() if "images" not in name}
+        return {
+            "curves": {name: self.project.curve(run.info.run_id, name) for name in run.data.metrics},
+            "pictures": self.project.pictures(run.info.run_id),
+            "files": files,
+            "params": run.data.params,
+            "tags": {name: value for name, value in run.data.tags.items() if name not in ("mlflow.user", "output")},
+            "status": run.info.status,
+        }
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "lines", lambda found: [found["sentence"]])
+
+
+def complete(found: dict[str, Any], steps: int = STEPS) -> None:
+    assert found["curves"]["reward/total"] == [(step, step / 10) for step in range(1, steps + 1)]
+    assert found["curves"]["eval/total"] == [(step, float(step)) for step in range(2, steps + 1, 2)]
+    assert found["pictures"] == ["alarm+step+2", "samples+step+1", "samples+step+5"]
+    assert {f"adapters/{FACTS}", "adapters/best/ar/adapter_model.safetensors"} <= found["files"].keys()
+    assert (found["tags"]["dataset.digest"], found["tags"]["alarm"]) == ("d" * 64, "step 2: all alike")
+
+
+def judged(found: dict[str, Any], gain: float = 0.5) -> None:
+    assert found["curves"]["result/gain"][-1] == (STEPS, gain)
+    assert found["files"]["evaluation/evaluation.html"] == b"page"
+    assert json.loads(found["files"]["evaluation/scores.json"])["columns"] == ["name", "difference"]
+    assert f"Better by {gain}." in found["files"]["adapters/README.md"].decode()
+    assert found["tags"]["result"] == f"Better by {gain}."
+
+
+def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) -> None:
+    results = Results(project, "0" * 32)
+    results.evaluate()
+    assert len(results.sync()) == 2
+    first = results.in_mlflow()
+    complete(first)
+    judged(first)
+    assert first["status"] == "FINISHED"
+    assert (first["tags"]["mlflow.runName"], first["tags"]["command"]) == ("ar 5 steps", ".venv/bin/kedro run")
+    assert (first["tags"]["version.torch"], first["params"]["grpo.loss"]) == ("2", "grpo")
+    assert "GRPO (loss `grpo`) of ar and dit" in first["tags"]["mlflow.note.content"]
+    for _ in range(2):
+        assert "lacks nothing" in results.sync()[0]
+        assert results.in_mlflow() == first
+
+
+def test_what_a_training_could_not_log_is_added_beside_what_it_could(project: Project) -> None:
+    tracker = project.start(trains=True)
+    for step in (1, 3):
+        tracker.metrics({"reward/total": step / 10, "learning_rate": 1.0}, step)
+    while len(project.run(tracker.run_id).data.metrics) < 2:
+        time.sleep(0.1)
+    results = Results(project, str(tracker.run_id))
+    tracker.image(Image.new("RGB", (8, 8)), "samples", 1)
+    tracker.params({"grpo.loss": "mine"})
+    tracker.finished()
+    found = results.in_mlflow()
+    complete(found)
+    assert found["curves"]["learning_rate"] == [(1, 1.0), (3, 1.0)]
+    assert found["params"] == {"grpo.loss": "mine"}, "what was logged stays"
+    results.evaluate()
+    evaluation = project.start(earlier=tracker.run_id)
+    evaluation.evaluation_begins("kedro run --pipeline=evaluate")
+    evaluation.finished()
+    judged(results.in_mlflow())
+
+
+STEPS_OF_SYNC = ("log_batch", "log_image", "log_artifacts", "log_text", "set_terminated", "create_run", "log_inputs")
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("method", STEPS_OF_SYNC)
+def test_a_sync_that_is_cut_short_anywhere_is_completed(
+    project: Project, monkeypatch: pytest.MonkeyPatch, method: str, after: bool
+) -> None:
+    results = Results(project, "0" * 32)
+    results.evaluate()
+    real = getattr(MlflowClient, method)
+    for number in range(3):
+
+        def dies(*arguments: Any, left: list[int] = [number], **named: Any) -> Any:  # noqa: B006
+            if after or left[0]:
+                answer = real(*arguments, **named)
+            if left[0] == 0:
+                raise SystemExit
+            left[0] -= 1
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MlflowClient, method, dies)
+            try:
+                sync.sync([results.output])
+            except SystemExit:
+                continue
+    results.sync()
+    found = results.in_mlflow()
+    complete(found)
+    judged(found)
+    assert found["status"] == "FINISHED"
+    assert [len(set(points)) for points in found["curves"].values()] == [len(p) for p in found["curves"].values()]
+
+
+def test_a_training_that_went_on_replaces_its_adapters_and_takes_its_verdict_back(project: Project) -> None:
+    results = Results(project, "0" * 32)
+    results.evaluate()
+    results.sync()
+    kept = (results.output / "08_reporting").rename(project.folder / "reporting")
+    results = Results(project, "0" * 32, steps=7)
+    kept.rename(results.output / "08_reporting")
+    assert len(results.sync()) == 1, "the evaluation on disk is of the adapters before"
+    found = results.in_mlflow()
+    complete(found, 7)
+    assert not {"result", "evaluate.status", sync.EVALUATION_DIGEST} & found["tags"].keys()
+
+
+def test_a_run_that_the_user_deleted_stays_deleted(project: Project) -> None:
+    results = Results(project, "0" * 32)
+    results.sync()
+    [run] = project.runs()
+    project.client.delete_run(run.info.run_id)
+    results.evaluate()
+    results.sync()
+    assert project.runs() == []
+
+
+def test_a_command_adds_the_results_of_earlier_ones_before_it_replaces_them(project: Project) -> None:
+    Results(project, "0" * 32)
+    project.start(trains=True).finished()
+    assert len(project.runs()) == 2
+
+
+def test_results_without_a_run_damaged_and_in_use_are_left_alone(project: Project, tmp_path: Path) -> None:
+    results = Results(project, "")
+    assert "lacks nothing" in results.sync()[0]
+    (results.adapters / FACTS).write_text("{")
+    assert "lacks nothing" in results.sync()[0]
+
+
+def test_the_command_looks_in_data_and_the_folders_in_it_and_says_whether_something_is_left(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Results(project, "0" * 32)
+    project.output.rename(project.folder / "shapes")
+    (project.folder / "data").mkdir()
+    (project.folder / "shapes").rename(project.folder / "data/shapes")
+    monkeypatch.chdir(project.folder)
+    for uri, code, said in (
+        ("http://user:secret@127.0.0.1:9", 1, "data/shapes: MLflow (http://127.0.0.1:9) does not answer: "),
+        (project.uri, 0, "data/shapes: added to MLflow: ar 5 steps ("),
+    ):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        monkeypatch.setattr(sys, "argv", ["sync"])
+        with pytest.raises(SystemExit) as end:
+            sync.main()
+        assert end.value.code == code
+        assert capsys.readouterr().out.startswith(said)
