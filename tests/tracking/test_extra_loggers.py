@@ -10,7 +10,6 @@ from PIL import Image
 
 from visual_grpo.config import TrackingConfig
 from visual_grpo.errors import UserError
-from visual_grpo.tracking import extra_loggers
 from visual_grpo.tracking.extra_loggers import check_packages, open_logs
 
 
@@ -94,7 +93,7 @@ def test_none_is_asked_for_and_none_is_opened() -> None:
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extra_loggers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"tracking\.wandb needs the package wandb"):
         check_packages(TrackingConfig(wandb="offline"))
     check_packages(TrackingConfig())

@@ -18,11 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visual_grpo import console, locks
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.errors import UserError, counted
 from visual_grpo.evaluation.headline import lines
-from visual_grpo.file_digest import file_digest
+from visual_grpo.files import file_digest, hold, release
 from visual_grpo.images import read_image
 from visual_grpo.model_card import CARD, model_card
 from visual_grpo.third_party_output import silence_libraries
@@ -183,7 +182,7 @@ def sync(outputs: list[Path]) -> tuple[list[str], bool]:
     server, said, whole = Server(tracking_uri()), [], True
     for output in outputs:
         try:
-            locks.hold(output / ".lock", "make sync", console.note)
+            hold(output / ".lock")
             close = partial(close_killed, experiment=experiment_name(), output=output_tag(output), open_run=None)
             server.transfer(close)
             added = server.transfer(partial(sync_output, uri=server.uri, output=output))
@@ -191,7 +190,7 @@ def sync(outputs: list[Path]) -> tuple[list[str], bool]:
         except UserError as error:
             said, whole = [*said, f"{output}: {error}"], False
         finally:
-            locks.release()
+            release()
     return said or [f"MLflow ({server.shown}) lacks nothing of {', '.join(map(str, outputs)) or 'data'}."], whole
 
 
