@@ -25,7 +25,6 @@ from visual_grpo.saved_model import content_digest
 from visual_grpo.third_party_output import silence_libraries
 from visual_grpo.tracking.lineage import recorded
 from visual_grpo.tracking.origins import dvc_hashes
-from visual_grpo.tracking.relocation import use_server
 from visual_grpo.tracking.subjects import Subject, find_subject
 from visual_grpo.tracking.versions import DIGEST
 from visual_grpo.trained_adapters import CHANGES, adapter_digest, weight_sums
@@ -213,7 +212,6 @@ def show(named: str, folder: Path, environment: str | None = None) -> bool:
         UserError: there is nothing of this name, or ``folder`` is no project.
     """
     project = read_project(folder, environment)
-    use_server(project.tracking_uri, folder)
     subject = find_subject(named, Path(project.config.adapters_folder))
     found = lines(subject, folder)
     rows = [[line.what, line.value, line.state, line.why] for line in found]

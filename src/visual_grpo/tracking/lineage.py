@@ -139,7 +139,7 @@ def recorded(project_path: Path) -> dict[str, str]:
 
 def dvc_files(project_path: Path) -> list[Path]:
     """The ``*.dvc`` of what DVC tracks beside its stages, in the project's folder and anywhere in ``data``."""
-    # In the outputs' folders others may be at work: a spool is emptied while this looks.
+    # In the outputs' folders others may be at work.
     inside = (path for path in walked(project_path / "data") if path.suffix == ".dvc")
     return sorted(file for file in (*project_path.glob("*.dvc"), *inside) if file.is_file())  # DVC's own is a folder.
 
