@@ -1,4 +1,4 @@
-"""Five folders of data, as people keep them."""
+"""Folders of data, as people keep them."""
 
 from __future__ import annotations
 
@@ -56,6 +56,24 @@ def edits(folder: Path, count: int = 24) -> None:
     (folder / "records.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
+def instructions(folder: Path, count: int = 24) -> None:
+    """Edits in a table with embedded images, under InstructPix2Pix's names."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = []
+    for n in range(count):
+        photo(folder / "before.png", n)
+        photo(folder / "after.png", n + 1000)
+        images = [{"bytes": (folder / name).read_bytes(), "path": None} for name in ("before.png", "after.png")]
+        text = f"turn it into a {THINGS[n % len(THINGS)]}"
+        rows.append({"input_image": images[0], "edit_prompt": text, "edited_image": images[1]})
+    (folder / "data").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), folder / "data/train.parquet")
+    for name in ("before.png", "after.png"):
+        (folder / name).unlink()
+
+
 def chinese_photos(folder: Path, count: int = 40) -> None:
     for n in range(count):
         photo(folder / f"照片 {n}.jpg", n, (300, 225))
@@ -67,5 +85,6 @@ FOLDERS: dict[str, Callable[[Path], None]] = {
     "captions": captions,
     "image_folder": image_folder,
     "edits": edits,
+    "instructions": instructions,
     "chinese": chinese_photos,
 }

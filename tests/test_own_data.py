@@ -86,6 +86,7 @@ def runs(project: Path) -> list[dict[str, str]]:
         ("prompts", r"cat >> my_rewards.py(?s:.*?)\n\S*kedro run .*", "None", {"my_reward": 1.0, **GUARDS}),
         ("prompts", r"\S*kedro run .*colour_entropy.*", "None", {**GUARDS, "colour_entropy": 1.0}),
         ("edits", r"\S*kedro run .*", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
+        ("instructions", r"\S*kedro run .*", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
     ],
 )
 def test_a_folder_trains_or_the_lines_of_the_message_make_it_train(project, tmp_path, kind, lines, reward, weights):

@@ -31,8 +31,7 @@ _DAMAGE = (
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError),
     *(struct.error, zlib.error),
 )
-"""Exceptions that Pillow's decoders raise on damaged files; bugs in our own code (AttributeError, NameError) are not
-among them."""
+"""Exceptions that Pillow's decoders raise on damaged files."""
 
 _RUN_PROGRAMS = ("EPS", "WMF")
 """Formats that are programs themselves: Pillow hands them to Ghostscript or Windows."""
@@ -64,11 +63,7 @@ def read_image(file: str | Path | IO[bytes]) -> Image:
 
 
 def read_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
-    """Width and height of the upright image in pixels; reads only the file's header.
-
-    Raises:
-        ImageError: as for `read_image`, if the header shows it.
-    """
+    """Width and height of the upright image in pixels; reads only the file's header."""
     with _opened(file) as image:
         # Pillow itself turns a TIFF's size.
         turned = image.format != "TIFF" and _orientation(image) >= _FIRST_TURNED
@@ -76,11 +71,7 @@ def read_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
 
 
 def read_mask(file: str | Path | IO[bytes]) -> Tensor:
-    """Reads a mask: bool tensor [height, width], True = foreground as defined by `read_mask_image`.
-
-    Raises:
-        ImageError: as for `read_mask_image`.
-    """
+    """Reads a mask: bool tensor [height, width], True = foreground as defined by `read_mask_image`."""
     import numpy as np
     import torch
 

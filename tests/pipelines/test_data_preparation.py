@@ -58,13 +58,6 @@ def test_sealed_records_are_counted_beside_the_others(parameters, data, tmp_path
     assert f"{sealed} records, {sealed} prompts" in capsys.readouterr().out.split("sealed")[1]
 
 
-def test_a_warning_that_ends_with_a_question_has_no_full_stop(parameters, tmp_path, capsys):
-    jsonl(tmp_path / "data/records.jsonl", [{"prompt": f"a cat {n}", "promt": "a dog"} for n in range(30)])
-    report_records(RecordTable(prepare_records(parameters.data, {}, tmp_path / "out/.records")))
-    _, note = (line for line in " ".join(capsys.readouterr().out.split()).split("Note: ")[1:])
-    assert note == "unknown key 'promt' in 30 records is kept as metadata. Did you mean 'prompt'?"
-
-
 def test_the_pipeline_end_to_end(parameters, data, tmp_path):
     outputs = run(parameters, tmp_path)
     assert outputs["data_report"].load()["accepted"] == 30

@@ -46,6 +46,7 @@ def refusal(*args: Any, **changes: Any) -> str:
         ("image_folder", "t2i", "target", {"ssim": 1.0, **GUARDS}),
         ("chinese", "t2i", "target", {"ssim": 1.0, **GUARDS}),
         ("edits", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
+        ("instructions", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
     ],
 )
 def test_the_rewards_follow_from_the_records(tmp_path, kind, task, reward, used):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tests.same_examples  # noqa: F401
 from tests.records.making import data_config, picture
-from visual_grpo.records.checks import checked, resembling, with_ids
+from visual_grpo.records.checks import checked, with_ids
 from visual_grpo.records.columns import box_and_points, record_of
 from visual_grpo.records.guard import Guard
 from visual_grpo.records.queries import box_from, points_from, stretched_box, stretched_points
@@ -113,11 +113,6 @@ def test_a_missing_image_says_what_to_do(raw, path, remedy):
 @pytest.mark.parametrize("key", ["prompt_zh", "target_image_2", "idx", "style", "_target_image", "#target_image"])
 def test_another_name_is_metadata(raw, key):
     assert json.loads(check(replace(raw, extra={key: "x"})).metadata)[key] == "x"
-
-
-def test_a_key_beside_the_one_that_it_resembles_is_named(raw):
-    check(replace(raw, target_image="a.png", extra={"target_imge": "b.png", "e" * 1_000_000: 1}))
-    assert resembling(["target_imge", "style"], "t2i") == [("target_imge", " Did you mean 'target_image'?")]
 
 
 @pytest.mark.parametrize(

@@ -176,9 +176,7 @@ class TestSpecialFiles:
         jsonl(data / "records.jsonl", [{"prompt": f"p{n}", "target_image": name} for n, name in enumerate(names)])
         listed = prepare(tmp_path, allow_outside=True).report["rejected"]["listed"]
         assert [entry["reason"] for entry in listed] == ["special_file"] * 4 + ["missing_target"]
-        kinds = ("a FIFO", "a socket", "a device", "a file of the operating system")
-        for entry, kind in zip(listed, kinds, strict=False):
-            assert f"is {kind}, not an ordinary file" in entry["message"]
+        assert all("is not an ordinary file" in entry["message"] for entry in listed[:4])
 
     def test_a_caption_and_a_metadata_file(self, tmp_path, data, pipe):
         picture(data / "c.png").with_suffix(".txt").write_text("a cat")
@@ -193,9 +191,9 @@ class TestSpecialFiles:
     def test_a_file_with_records(self, tmp_path, name):
         (tmp_path / "data").mkdir()
         os.mkfifo(tmp_path / "data" / name)
-        with pytest.raises(UserError, match=rf"{name} is a FIFO, not an ordinary file"):
+        with pytest.raises(UserError, match=rf"{name} is not an ordinary file"):
             prepare(tmp_path)
-        with pytest.raises(UserError, match="is a FIFO"):
+        with pytest.raises(UserError, match="is not an ordinary file"):
             prepare(tmp_path, path=str(tmp_path / "data" / name))
 
 

@@ -377,7 +377,7 @@ class TestDetection:
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
             for file in sorted((tmp_path / kind).rglob("*")):
                 archive.write(file, f"top/{file.relative_to(tmp_path / kind)}")
-        task = "i2i" if kind == "edits" else "t2i"
+        task = "i2i" if kind in ("edits", "instructions") else "t2i"
         digests = {prepare(tmp_path, path=tmp_path / name, task=task).digest for name in (kind, "a.zip")}
         assert len(digests) == 1
         (tmp_path / "a.zip").write_bytes(b"PK\3\4nothing")
@@ -396,7 +396,7 @@ class TestDetection:
         for kind, make in FOLDERS.items():
             make(tmp_path / kind)
         said = refusal(tmp_path)
-        assert "captions (captions), chinese (captions), edits (records), image_folder (image_folder)" in said
+        assert "captions (captions), chinese (captions), edits (records), image_folder (image_folder), inst" in said
         assert said.endswith(f"Give one of them: --params=data.path={tmp_path / 'captions'}")
         (tmp_path / "one/below").mkdir(parents=True)
         jsonl(tmp_path / "one/below/records.jsonl", [{"prompt": "a"}])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.records.making import jsonl, picture
 from tests.records.profiles import profile, prompts
@@ -12,7 +14,7 @@ from visual_grpo.config import DataConfig
 from visual_grpo.errors import UserError
 from visual_grpo.images import ImageError
 from visual_grpo.records.preparation import Preparation
-from visual_grpo.records.profile import PROMPTS, QUANTILES, profile_of, read_profile, write_profile
+from visual_grpo.records.profile import PROMPTS, QUANTILES, image_features, profile_of, read_profile, write_profile
 from visual_grpo.records.table import RecordTable
 
 
@@ -104,3 +106,30 @@ def test_beside_the_adapters_it_can_be_read_again(tmp_path):
 def test_a_prepared_picture_that_is_gone_is_named(tmp_path):
     with pytest.raises(ImageError, match=r"gone\.png"):
         profile(tmp_path, [{"prompt": "a cat", "target_image": "gone.png"}])
+
+
+def plain(*colours):
+    """Stripes of 32 x 32 pixels."""
+    return np.concatenate([np.broadcast_to(np.uint8(colour), (32, 32, 3)) for colour in colours], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "expected"),
+    [
+        (plain((51, 51, 51)), {"brightness": 0.2, "contrast": 0, "colourfulness": 0, "sharpness": 0}),
+        # The second difference is 1 and -1 at the two columns beside the edge.
+        (
+            plain((0, 0, 0), (255, 255, 255)),
+            {"brightness": 0.5, "contrast": 0.5, "colourfulness": 0, "sharpness": (2 / 64) ** 0.5},
+        ),
+        (plain((255, 0, 0)), {"brightness": 0.299, "colourfulness": 0.3 * np.hypot(1, 0.5)}),
+        # Red - green is 1 and 0, yellow - blue 0.5 and -1.
+        (plain((255, 0, 0), (0, 0, 255)), {"colourfulness": np.hypot(0.5, 0.75) + 0.3 * np.hypot(0.5, -0.25)}),
+        # A larger image is reduced by averaging blocks.
+        (plain((51, 51, 51), (153, 153, 153)).repeat(9, 0).repeat(9, 1), {"brightness": 0.4, "contrast": 0.2}),
+    ],
+)
+def test_what_is_measured_of_an_image(tmp_path, pixels, expected):
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    found = image_features(tmp_path / "a.png")
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-9)

@@ -6,7 +6,17 @@ from collections import Counter
 
 import pytest
 
-from visual_grpo.records.split import SPLITS, Splitter, held_out_by, prompt_key
+from visual_grpo.errors import UserError
+from visual_grpo.records.seen import FILE, SeenPrompts
+from visual_grpo.records.split import (
+    SPLITS,
+    Splitter,
+    feasible_shares,
+    held_out_by,
+    is_enough,
+    prompt_key,
+    split_counts,
+)
 
 
 def test_shares_are_met():
@@ -58,13 +68,6 @@ def test_zero_shares_leave_all_to_train():
     assert {split(str(number), held_out_by(str(number))) for number in range(100)} == {"train"}
 
 
-def test_shares_that_leave_nothing_are_refused():
-    with pytest.raises(ValueError, match="must be below 1"):
-        Splitter(eval_share=0.5, held_out_share=0.5)
-    with pytest.raises(ValueError, match=r"got 0\.3 \+ 0\.3 \+ 0\.4"):
-        Splitter(eval_share=0.3, held_out_share=0.3, sealed_share=0.4)
-
-
 def test_an_edit_is_held_out_by_its_instruction_and_sources_together():
     split = Splitter(eval_share=0, held_out_share=0.5)
     keys = [held_out_by("make it red", source_sha256=[f"{number:064x}"]) for number in range(200)]
@@ -82,3 +85,43 @@ def test_a_group_takes_the_place_of_prompt_and_sources():
 def test_queries_of_one_image_are_held_out_by_it_alone():
     assert held_out_by(None, source_sha256=["1"]) != held_out_by(None, source_sha256=["2"])
     assert held_out_by(None, "g", ["1"]) == held_out_by("b", "g", ["2"])
+
+
+KEYS = [(str(number), f"prompt {number}") for number in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("count", "given", "wanted"),
+    [
+        (5, (0.0, 0.0, 0.0), ("train", "eval", "held_out")),
+        (2, (0.1, 0.25, 0.0), ("train",)),
+        (40, (0.0, 0.0, 0.2), SPLITS),
+        (5, (0.0, 0.0, 0.999), ("train", "eval", "held_out")),
+        (1, (0.1, 0.25, 0.0), None),
+        (0, (0.1, 0.25, 0.0), None),
+    ],
+)
+def test_the_nearest_shares_that_leave_no_split_empty(count, given, wanted):
+    found = feasible_shares(KEYS[:count], given)
+    if wanted is None:
+        assert found is None
+        return
+    assert found is not None
+    counts = split_counts(KEYS[:count], found)
+    assert is_enough(counts)
+    assert all(counts[split] for split in wanted)
+    assert counts.total() == count
+    assert found[2] in (given[2], 0.0)
+
+
+def test_seen_prompts_are_known_again_however_they_are_spelt(tmp_path):
+    with pytest.raises(UserError):
+        SeenPrompts.read(tmp_path)
+    (SeenPrompts.of(["a red circle"]) | SeenPrompts.of(["一个红色的圆"])).write(tmp_path)
+    seen = SeenPrompts.read(tmp_path)
+    assert ["A  red Circle " in seen, "一个红色的圆" in seen, "a blue circle" in seen] == [True, True, False]
+    assert "red" not in (tmp_path / FILE).read_text(), "only hashes are kept"
+    for text in ("[", "3"):
+        (tmp_path / FILE).write_text(text)
+        with pytest.raises(UserError, match=rf"{FILE} is damaged"):
+            SeenPrompts.read(tmp_path)

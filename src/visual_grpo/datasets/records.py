@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.io import AbstractDataset
 
-from visual_grpo.datasets.errors import DataError, missing
+from visual_grpo.datasets.folder import DataError, missing
+from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:
     from kedro_datasets._typing import TablePreview
 
     from visual_grpo.records.table import RecordTable
-
 
 Rows = Iterable[Mapping[str, Any]]
 
@@ -28,22 +28,14 @@ class RecordsDataset(AbstractDataset[Path | Rows, "RecordTable"]):
     """
 
     def __init__(
-        self,
-        *,
-        filepath: str,
-        made_by: str = "data_preparation",
-        metadata: dict[str, Any] | None = None,
+        self, *, filepath: str, made_by: str = "data_preparation", metadata: dict[str, Any] | None = None
     ) -> None:
         self._path = Path(filepath)
         self._made_by = made_by
         self.metadata = metadata
 
     def load(self) -> RecordTable:
-        """Opens the manifest without reading its rows.
-
-        Raises:
-            DataError: there is no manifest; names the command that makes it.
-        """
+        """Opens the manifest without reading its rows; raises a DataError if there is none."""
         from visual_grpo.records.table import RecordTable
 
         if not self._exists():
@@ -55,17 +47,11 @@ class RecordsDataset(AbstractDataset[Path | Rows, "RecordTable"]):
 
         Args:
             data: path of a new manifest in the same folder, which takes the old one's place; prepared images that it
-                does not name are removed. Or rows (see `visual_grpo.records.table` for the columns).
-
-        Raises:
-            DataError: the rows raise a UserError; the old manifest stays.
+                does not name are removed. Or rows with the columns of `records.table.schema`.
         """
-        from visual_grpo.errors import UserError
         from visual_grpo.records.preparation import remove_unused_images
         from visual_grpo.records.table import write_manifest
 
-        if callable(data):
-            raise DataError(f"{self._path}: expected the path of a manifest or rows, got a function")
         if isinstance(data, Path):
             data.replace(self._path)
             remove_unused_images(self._path)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from visual_grpo.config import Task
-from visual_grpo.errors import nearest, nearest_hint
+from visual_grpo.errors import nearest
 from visual_grpo.records.columns import KEYS, QUERY_KEYS
 from visual_grpo.records.detect import Found
 from visual_grpo.records.guard import Guard
@@ -28,7 +28,6 @@ _ALIKE = 0.8
 """Similarity of two keys from which one may be a misspelling of the other."""
 _LONGEST_KEY = 50
 """Characters; a longer key resembles none, and comparing it would take long."""
-_BETWEEN_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 
 
 def survey(found: Found, task: Task) -> Iterator[RawRecord | Rejected]:
@@ -65,7 +64,7 @@ def checked(raw: RawRecord, task: Task, guard: Guard) -> RawRecord:
     """
     is_query = task == "segmentation"
     prompt, source, target = ("query", "image", "mask") if is_query else ("prompt", "source_image", "target_image")
-    _refuse_misspelt(raw, known_keys(task))
+    _refuse_misspelt(raw, (*KEYS, *QUERY_KEYS) if is_query else KEYS)
     sources = raw.source_images if isinstance(raw.source_images, list) else [raw.source_images]
     record = replace(
         raw,
@@ -101,16 +100,6 @@ def group_key(record: RawRecord, source_sha256: Sequence[str], task: Task) -> st
     # Queries about one image are held out together, whatever they ask.
     prompt = None if task == "segmentation" else record.prompt
     return held_out_by(prompt, record.group, source_sha256)
-
-
-def known_keys(task: Task) -> tuple[str, ...]:
-    return (*KEYS, *QUERY_KEYS) if task == "segmentation" else KEYS
-
-
-def resembling(keys: Collection[str], task: Task) -> list[tuple[str, str]]:
-    """The keys that resemble a known one but are kept as metadata, with a hint at it."""
-    hints = ((key, _hint(key, known_keys(task))) for key in keys if len(key) <= _LONGEST_KEY)
-    return [(key, hint) for key, hint in hints if hint]
 
 
 def _check_task(record: RawRecord, task: Task) -> None:
@@ -218,22 +207,13 @@ def _refuse_misspelt(raw: RawRecord, known: tuple[str, ...]) -> None:
 @lru_cache(maxsize=4096)
 def _meant(key: str, known: tuple[str, ...]) -> str | None:
     """The known key that ``key`` is a misspelling of, or another spelling: ``source-image``, ``targetImage``."""
-    words = [word.lower() for word in _BETWEEN_WORDS.split(key) if word]
-    if not key[:1].isalnum():  # People comment a key out with a sign.
-        return None
-    meant = nearest("_".join(words), known, cutoff=_ALIKE)
-    # Nearly all short words resemble id.
-    if meant is None or meant == "id":
-        return None
-    # One more word, as in prompt_zh, makes another name; no word more, as in meta_data, is a way to write it.
-    if len(words) in (1, len(meant.split("_"))):
-        return meant
-    return next((key for key in known if key.replace("_", "") == "".join(words)), None)
-
-
-@lru_cache(maxsize=4096)
-def _hint(key: str, known: tuple[str, ...]) -> str:
-    return "" if key in known else nearest_hint(key, known, cutoff=_ALIKE)
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+", " ", key).lower().split()
+    meant = nearest("_".join(words), known, cutoff=_ALIKE) if key[:1].isalnum() else None  # "_key" is commented out.
+    # One more word, as in prompt_zh, makes another name. Nearly all short words resemble id.
+    joined = meant is not None and len(words) in (1, len(meant.split("_")))
+    return next(
+        (key for key in known if key.replace("_", "") == "".join(words)), meant if joined and meant != "id" else None
+    )
 
 
 def _path(image: Original) -> Path:

@@ -16,7 +16,7 @@ from visual_grpo.errors import UserError, counted, nearest, nearest_hint
 from visual_grpo.files import file_digest, fresh_folder
 from visual_grpo.records import tables
 from visual_grpo.records.captions import caption_name, find_captions, read_captions
-from visual_grpo.records.guard import Guard, is_image_name, is_system_file, special_kind
+from visual_grpo.records.guard import Guard, is_image_name, is_special, is_system_file
 from visual_grpo.records.masks import find_coco, find_masks, read_coco, read_masks
 from visual_grpo.records.prompts_txt import find_prompts, read_prompts
 from visual_grpo.records.raw import Item, Note
@@ -105,7 +105,8 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> Found:
             file with the records leads outside the data's folder.
     """
     if data.path.startswith(tables.HUB):
-        return Found("hub", data.path, Guard.of(data, Path()), data)
+        # No file of this machine belongs to it.
+        return Found("hub", data.path, Guard.of(data, Path(data.path.removeprefix(tables.HUB), "none")), data)
     path = Path(data.path)
     if not path.exists():
         raise UserError(f"{parameter}: there is no {path}.{_other_places(path, parameter)}")
@@ -120,8 +121,8 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> Found:
             continue
         if found != path:  # What the user has named may be a link.
             guard.require(found)
-        if path.is_dir() and data.layout == "auto" and name in _OF_MANY_FOLDERS:
-            _refuse_several(path, guard, parameter, names)
+        if path.is_dir() and data.layout == "auto" and name in _OF_MANY_FOLDERS and not _has_own(path):
+            _refuse_several(path, guard, parameter, [name for name in names if name not in EMBEDDING])
         return Found(name, found, guard, data)
     if path.is_dir():
         _refuse_several(path, guard, parameter, names)
@@ -159,6 +160,11 @@ def _refuse_several(path: Path, guard: Guard, parameter: str, names: list[str]) 
         raise UserError(f"{parameter}: {path} {several}: {each}. Give one of them: --params={parameter}={example}")
 
 
+def _has_own(path: Path) -> bool:
+    """Whether images or metadata lie in the folder itself."""
+    return any(is_image_name(entry.name) or tables.is_metadata(entry.name) for entry in path.iterdir())
+
+
 def _other_places(path: Path, parameter: str) -> str:
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     hub = not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir()
@@ -175,7 +181,7 @@ def _nothing(path: Path, guard: Guard, parameter: str, layouts: list[str]) -> st
     names = sorted(islice(guard.walk(path), _MOST_NAMES)) if path.is_dir() else [path.name]
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     has = "has " + (", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files")
-    what = has if path.is_dir() else f"is {special_kind(path) or 'a file'}"
+    what = has if path.is_dir() else f"is {'not an ordinary file' if is_special(path) else 'a file'}"
     tried = "".join(f"\n  {name}: {LAYOUTS[name].files}" for name in layouts)
     hint = "".join(f" {text}." for text in _hints(path, names))
     return f"{parameter}: no records found in {path}, which {what}.{hint} Looked for:{tried}"
@@ -188,8 +194,8 @@ def _hints(path: Path, names: list[str]) -> Iterator[str]:
         uncaptioned = f"{counted(len(images), 'image')}, none with a caption: for {example} there is no"
         yield f"There {'is' if len(images) == 1 else 'are'} {uncaptioned} {caption_name(example)}"
     for wanted in ("records.jsonl", "prompts.txt", "metadata.csv"):
-        if kind := special_kind(path / wanted):
-            yield f"{wanted} is {kind}, not an ordinary file"
+        if is_special(path / wanted):
+            yield f"{wanted} is not an ordinary file"
         near = nearest(wanted, [name for name in names if "/" not in name], cutoff=0.75)
         if near is not None:
             yield f"There is no {wanted} but {near}: rename it, or give it as data.path"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from visual_grpo.config import DataChecks
 from visual_grpo.errors import counted
@@ -34,7 +33,6 @@ class Drift:
 
     feature: str
     """As in `Profile`: ``prompt_text``, ``target_brightness``."""
-    measure: Literal["Jensen-Shannon", "Kolmogorov-Smirnov"]
     distance: float
     """0 = the same distribution, 1 = nothing in common."""
     chance: float
@@ -122,7 +120,6 @@ def _of_values(name: str, before: Values, now: Values) -> Drift:
     medians = [values.quantiles[len(values.quantiles) // 2] for values in (before, now)]
     return Drift(
         feature=name,
-        measure="Kolmogorov-Smirnov",
         distance=distance,
         chance=min(1.0, chance),
         limit="max_prompt_length_drift" if name.startswith("prompt_") else "max_image_drift",
@@ -141,7 +138,6 @@ def _of_shares(name: str, before: Shares, now: Shares) -> Drift:
     mean = (before.spread + now.spread) / 2 * _scatter(before, now) / (8 * math.log(2))
     return Drift(
         feature=name,
-        measure="Jensen-Shannon",
         distance=distance,
         chance=min(1.0, math.sqrt(_SPREAD_ALLOWED * mean)),
         limit="max_kind_drift" if name == "kinds" else "max_prompt_text_drift",

@@ -22,14 +22,6 @@ IMAGE_SUFFIXES = frozenset(
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 _SYSTEM_FOLDERS = ("/proc/", "/sys/")
 """Their files look like ordinary ones, but some block when they are read, and others have the process's secrets."""
-
-_SPECIAL = (
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
-
 _MB = 1_000_000
 
 
@@ -46,7 +38,7 @@ class Guard:
 
     @classmethod
     def of(cls, data: DataConfig, path: Path | None = None) -> Self:
-        """Args: path: the dataset, if it is not at ``data.path`` itself, as of an unpacked archive."""
+        """``path`` is the dataset, if it is not at ``data.path`` itself, as that of an archive."""
         return cls(
             folder=None if data.allow_outside else _data_folder(path or Path(data.path)),
             max_file_bytes=round(data.max_file_mb * _MB),
@@ -61,8 +53,7 @@ class Guard:
             Rejected: outside the folder, not an ordinary file, or too large.
         """
         self.check_place(path, name)
-        status = _status(path)
-        if status is not None:
+        if (status := _status(path)) is not None:
             self.check_size(status.st_size, name)
 
     def check_place(self, path: Path, name: str) -> None:
@@ -73,9 +64,8 @@ class Guard:
                 f"{name} leads outside the data's folder, {self.folder}",
                 "Move the file into the folder, or set data.allow_outside=true if you trust these records",
             )
-        kind = special_kind(path)
-        if kind is not None:
-            raise Rejected("special_file", f"{name} is {kind}, not an ordinary file", "Give the path of a file")
+        if is_special(path):
+            raise Rejected("special_file", f"{name} is not an ordinary file", "Give the path of a file")
 
     def check_size(self, size: int, name: str) -> None:
         if size > self.max_file_bytes:
@@ -125,14 +115,20 @@ class Guard:
             waiting += reversed(inside)
 
 
-def special_kind(path: Path) -> str | None:
-    """What a path is that is neither an ordinary file nor a folder; None also if there is nothing."""
+def is_special(path: Path) -> bool:
+    """Whether a path is a pipe, a device, a socket or a file of the operating system."""
     status = _status(path)
     if status is None:
+        return False
+    is_system = os.path.realpath(path).startswith(_SYSTEM_FOLDERS)
+    return is_system or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except (OSError, ValueError):
         return None
-    if os.path.realpath(path).startswith(_SYSTEM_FOLDERS):
-        return "a file of the operating system"
-    return next((kind for is_kind, kind in _SPECIAL if is_kind(status.st_mode)), None)
 
 
 def is_image_name(name: str) -> bool:
@@ -150,10 +146,3 @@ def _data_folder(path: Path) -> Path:
     # The masks of a table in the subfolder data lie beside that folder.
     in_data = path.suffix.lower() == ".parquet" and path.parent.name == "data"
     return (path.parent.parent if in_data else path.parent).resolve()
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except (OSError, ValueError):
-        return None

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.errors import counted, sentence
 from visual_grpo.images import pixel_limit
-from visual_grpo.records.checks import checked, group_key, resembling, with_ids
+from visual_grpo.records.checks import checked, group_key, with_ids
 from visual_grpo.records.detect import find_records
 from visual_grpo.records.guard import Guard
 from visual_grpo.records.image_store import ImageStore, PreparedImage
@@ -121,7 +121,6 @@ class Preparation:
             prompt=record.prompt,
             has_target=target is not None,
             enlarged=sum(smaller),
-            unknown_keys=resembling(record.extra, config.task),
         )
         return {
             "id": record.id,

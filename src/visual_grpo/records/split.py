@@ -35,13 +35,6 @@ class Splitter:
     sealed_share: float = 0.0
     """Share of group keys whose records are sealed; none of them is held out."""
 
-    def __post_init__(self) -> None:
-        if self.eval_share + self.held_out_share + self.sealed_share >= 1:
-            raise ValueError(
-                "eval_share + held_out_share + sealed_share must be below 1, so that something is left to train on;"
-                f" got {self.eval_share} + {self.held_out_share} + {self.sealed_share}"
-            )
-
     def __call__(self, record_id: str, shared: str) -> str:
         """The split of a record; ``shared`` is its group key from `held_out_by`."""
         # Held-out keys are at one end of the range and sealed ones at the other, so that neither share takes from the

@@ -54,8 +54,8 @@ def read_records(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
 def find_metadata(path: Path, guard: Guard) -> Path | None:
     """A metadata file of the hub's image folders, or a folder with at least one below it."""
     if path.is_dir():
-        return path if any(_is_metadata(name) for name in guard.walk(path)) else None
-    return path if path.is_file() and _is_metadata(path.name) else None
+        return path if any(is_metadata(name) for name in guard.walk(path)) else None
+    return path if path.is_file() and is_metadata(path.name) else None
 
 
 def read_metadata(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
@@ -69,7 +69,7 @@ def read_metadata(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
         return
     refused: list[Rejected] = []
     splits, previous = set(), None
-    for name in filter(_is_metadata, guard.walk(path, refused)):
+    for name in filter(is_metadata, guard.walk(path, refused)):
         file = path / name
         try:
             guard.check_place(file, name)
@@ -133,7 +133,7 @@ def is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in _SAVED)
 
 
-def _is_metadata(name: str) -> bool:
+def is_metadata(name: str) -> bool:
     return name.rpartition("/")[2].lower() in ("metadata.jsonl", "metadata.csv")
 
 
@@ -236,7 +236,7 @@ def _rows_of(found: Any, name: str, folder: Path | None, guard: Guard, task: Tas
             except Rejected as rejected:
                 yield rejected.at(place, None if row.get("id") is None else shorten(str(row["id"])))
             else:
-                yield record_of(cells, place, folder or Path(), task)
+                yield record_of(cells, place, folder or Path(name, "none"), task)
 
 
 def _cell(value: Any, name: str, guard: Guard, folder: Path | None) -> Any:
