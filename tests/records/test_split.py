@@ -123,5 +123,5 @@ def test_seen_prompts_are_known_again_however_they_are_spelt(tmp_path):
     assert "red" not in (tmp_path / FILE).read_text(), "only hashes are kept"
     for text in ("[", "3"):
         (tmp_path / FILE).write_text(text)
-        with pytest.raises(UserError, match=rf"{FILE} is damaged"):
+        with pytest.raises(UserError, match=rf"{FILE} is missing or damaged"):
             SeenPrompts.read(tmp_path)
