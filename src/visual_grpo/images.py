@@ -194,7 +194,7 @@ def to_pil(tensor: Tensor) -> Image:
 
 
 def is_image(sample: object) -> bool:
-    """Whether it is a uint8 tensor [3, height, width]."""
+    """True for a uint8 tensor [3, height, width]."""
     import torch
 
     return isinstance(sample, torch.Tensor) and sample.dtype == torch.uint8 and sample.ndim == 3 and len(sample) == 3

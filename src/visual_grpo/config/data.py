@@ -1,4 +1,4 @@
-"""Where the records come from: one's own folder, or the starter that draws them."""
+"""Parameters of the records: the user's own, or those that the starter draws."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from visual_grpo.config.base import NotEmpty, Share, Side, Strict, Task, World
 
 
 class DataConfig(Strict):
-    """Where the records are and how they are prepared."""
+    """Place and preparation of the records."""
 
     path: NotEmpty = Field(
         description="folder, zip or file with records, or hf://datasets/OWNER/NAME of the Hugging Face hub; null = the"

@@ -1,4 +1,4 @@
-"""What new data must be like, compared with those of an earlier training, before anything is trained on them."""
+"""Limits for new data, compared with those of an earlier training, before anything is trained on them."""
 
 from __future__ import annotations
 

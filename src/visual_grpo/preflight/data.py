@@ -1,4 +1,4 @@
-"""What the user's own records are like, before they are prepared."""
+"""Looks at the user's own records before they are prepared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ that are read of a layout whose images are decoded as they are read."""
 
 @dataclass
 class Findings:
-    """What was found, and what stands in the way."""
+    """Facts about the records, and problems."""
 
     traits: Traits
     sample: list[PromptRecord] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Findings:
 
 
 def look_at_table(records: Iterable[PromptRecord], task: Task, *, every: bool) -> Findings:
-    """Of prepared records: every one, where a reward has to be chosen, or the first."""
+    """Looks at prepared records: every one, where a reward has to be chosen, or the first."""
     findings = Findings(Traits(task))
     for record in records if every else islice(records, _KEPT):
         _note(findings, record)
@@ -51,7 +51,7 @@ def look_at_table(records: Iterable[PromptRecord], task: Task, *, every: bool) -
 
 
 def look_at_folder(data: DataConfig, tasks: Callable[[], Sequence[Task]] = lambda: OF_A_RECORD) -> Findings:
-    """Of the records at ``data.path``, as the data preparation will read them.
+    """Looks at the records at ``data.path``, as the data preparation will read them.
 
     Args:
         tasks: gives what the model does, where the records are not of ``data.task``; others are no records for it.

@@ -84,7 +84,7 @@ def checked(raw: RawRecord, task: Task, guard: Guard) -> RawRecord:
 
 
 def as_prompt(record: RawRecord, task: Task) -> PromptRecord:
-    """What rewards will see of a checked record, with its original images."""
+    """Returns a checked record as rewards will see it, with its original images."""
     made = dict.fromkeys(("box", "points")) if task == "segmentation" else {}
     return PromptRecord(
         id=record.id,
@@ -217,5 +217,5 @@ def _meant(key: str, known: tuple[str, ...]) -> str | None:
 
 
 def _path(image: Original) -> Path:
-    """Of an image in a table only its name."""
+    """Returns only a name for an image in a table."""
     return image if isinstance(image, Path) else Path(image.name)

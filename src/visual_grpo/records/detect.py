@@ -161,7 +161,7 @@ def _refuse_several(path: Path, guard: Guard, parameter: str, names: list[str]) 
 
 
 def _has_own(path: Path) -> bool:
-    """Whether images or metadata lie in the folder itself."""
+    """True if images or metadata lie in the folder itself."""
     return any(is_image_name(entry.name) or tables.is_metadata(entry.name) for entry in path.iterdir())
 
 

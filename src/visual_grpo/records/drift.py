@@ -29,14 +29,14 @@ _WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """How far apart two datasets are in one feature."""
+    """The distance of two datasets in one feature."""
 
     feature: str
-    """As in `Profile`: ``prompt_text``, ``target_brightness``."""
+    """Named as in `Profile`: ``prompt_text``, ``target_brightness``."""
     distance: float
     """0 = the same distribution, 1 = nothing in common."""
     chance: float
-    """What the distance of equal data of these sizes hardly ever exceeds; 0..1."""
+    """Distance that equal data of these sizes hardly ever exceed; 0..1."""
     limit: str
     """The field of `DataChecks` that it is held against."""
     said: str
@@ -51,7 +51,7 @@ def drift(before: Profile, now: Profile) -> list[Drift]:
 
 
 def check(before: Profile | None, now: Profile, limits: DataChecks, section: str = "retrain.data") -> list[str]:
-    """What is wrong with the data, a sentence each; empty if they may be trained on.
+    """Returns a sentence for each fault of the data; empty if they may be trained on.
 
     Args:
         before: of the data that the champion was trained on; None = there is none, so nothing can have drifted.
@@ -71,7 +71,7 @@ def lost_share(before: Prompts, now: Prompts) -> float:
 
 
 Finding = tuple[str, str]
-"""What is wrong, and the limit that says so."""
+"""(fault, limit that it exceeds)."""
 
 
 def _of_itself(now: Profile, limits: DataChecks) -> Iterator[Finding]:

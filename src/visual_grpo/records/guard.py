@@ -33,7 +33,7 @@ class Guard:
     """Resolved folder that no record may leave; None = files may be anywhere."""
     max_file_bytes: int
     max_record_bytes: int
-    """Of a record's text: a line, a CSV row, a caption."""
+    """Limit of a record's text: a line, a CSV row, a caption."""
     max_pixels: int
 
     @classmethod
@@ -116,7 +116,7 @@ class Guard:
 
 
 def is_special(path: Path) -> bool:
-    """Whether a path is a pipe, a device, a socket or a file of the operating system."""
+    """True if a path is a pipe, a device, a socket or a file of the operating system."""
     status = _status(path)
     if status is None:
         return False

@@ -38,7 +38,7 @@ _COMPRESSION = 1
 
 
 class Kind(NamedTuple):
-    """How an image is read, and how it is resized to a height and width."""
+    """Reads an image, and resizes it to a height and width."""
 
     read: Callable[[Path | IO[bytes]], Image]
     resize: Callable[[Image, int, int], Image]
@@ -146,7 +146,7 @@ def open_original(read: Callable[[Path | IO[bytes]], T], original: Original) -> 
 
 
 def sha256_of(path: Original) -> str:
-    """Of the file's bytes, 64 hex digits."""
+    """sha256 of the file's bytes, 64 hex digits."""
     if isinstance(path, EmbeddedImage):
         return path.sha256
     try:

@@ -24,7 +24,7 @@ class DiskCounter:
         return seen
 
     def count(self, key: str) -> int:
-        """How often a key has been added."""
+        """Returns how often a key has been added."""
         found = self._database.execute("SELECT seen FROM keys WHERE digest = ?", (_digest(key),)).fetchone()
         return 0 if found is None else int(found[0])
 

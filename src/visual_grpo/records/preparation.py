@@ -74,7 +74,7 @@ class Preparation:
         remove_unused_images(manifest)
 
     def write_draft(self, manifest: Path, progress: Progress | None = None) -> None:
-        """As `write`, but leaves all other images beside the manifest: an older manifest there may name them."""
+        """Does as `write`, but leaves all other images beside the manifest: an older manifest there may name them."""
         config, report = self._config, Report(strict=self._config.strict)
         store = ImageStore(
             folder=manifest.parent / IMAGES, height=config.height, width=config.width, max_pixels=config.max_pixels

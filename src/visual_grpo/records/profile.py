@@ -47,7 +47,7 @@ class Sized(Strict):
     records: int
     """Records that have a prompt or image of the sample."""
     n: float
-    """How many different ones of equal weight would tell as much: records^2 / sum of squared records of each (Kish)."""
+    """Effective number of different ones: records^2 / sum of squared records of each (Kish)."""
 
 
 class Values(Sized):
@@ -58,13 +58,13 @@ class Values(Sized):
 
 
 class Shares(Sized):
-    """How something is divided among categories."""
+    """Shares of categories."""
 
     shares: dict[str, float]
     """They add up to 1; a category that does not occur is left out."""
     spread: float
-    """How far a single one is from the mean: the mean of ``sum((own - share)^2 / share)``. So for whole items it is the
-    number of categories less one, and less for prompts, which have a part of each."""
+    """Mean of ``sum((own - share)^2 / share)`` over single ones: the number of categories less one for whole items, less
+    for prompts, which have a part of each."""
 
 
 class Prompts(Strict):
@@ -72,11 +72,11 @@ class Prompts(Strict):
 
     hashes: tuple[str, ...]
     complete: bool
-    """Whether these are all prompts."""
+    """True if these are all prompts."""
 
 
 class Profile(Strict):
-    """What `profile_of` finds."""
+    """The result of `profile_of`."""
 
     format: Literal[1] = 1
     accepted: int
@@ -164,7 +164,7 @@ def _add_images(samples: Mapping[str, _Sample[dict[str, Any]]], row: Mapping[str
 
 
 def _image_values(role: str, images: Sequence[tuple[str, Mapping[str, Any], int]]) -> dict[str, Values]:
-    """Of the pixels as they were prepared; sizes are those of the originals, which a manifest has of targets only."""
+    """Distributions of the prepared pixels; sizes are those of the originals, which a manifest has of targets only."""
     found: dict[str, list[tuple[float, int]]] = {}
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         described = list(pool.map(image_features, (image["path"] for _, image, _ in images)))
@@ -244,7 +244,7 @@ class _Sample(Generic[T]):
     def __init__(self, size: int) -> None:
         self.size = size
         self.complete = True
-        """Whether no key was left out; known after `items`."""
+        """False if a key was left out; known after `items`."""
         self._kept: dict[str, T] = {}
         self._counts: Counter[str] = Counter()
         self._highest = "g"  # Above every hash.

@@ -71,7 +71,7 @@ def _is_comment(line: str) -> bool:
 
 
 def _counts_comments(path: Path, targets: Numbered) -> bool:
-    """Whether the images are numbered by all lines: fewer prompts lack theirs then or, if none does, none is left over.
+    """True if the images are numbered by all lines: fewer prompts lack theirs then or, if none does, none is left over.
 
     Raises:
         UserError: as many prompts lack theirs either way, but not the same; or none lacks its own by the number of the

@@ -1,4 +1,4 @@
-"""Which prompts a training has seen: kept beside its adapters as hashes, so that later data can be judged by them."""
+"""Hashes of the prompts that a training has seen, kept beside its adapters so that later data can be judged by them."""
 
 from __future__ import annotations
 

@@ -76,13 +76,13 @@ def _fraction(kind: str, text: str) -> float:
 
 
 def split_counts(keys: Sequence[tuple[str, str]], shares: Shares) -> Counter[str]:
-    """How many records each split gets; ``keys`` are of each record its id and its group key."""
+    """Counts the records that each split gets; ``keys`` are (id, group key) of each record."""
     splitter = Splitter(eval_share=shares[0], held_out_share=shares[1], sealed_share=shares[2])
     return Counter(splitter(record_id, shared) for record_id, shared in keys)
 
 
 def is_enough(counts: Counter[str]) -> bool:
-    """Whether there is a record to train on and one to evaluate."""
+    """True if there is a record to train on and one to evaluate."""
     return counts["train"] > 0 and counts["eval"] + counts["held_out"] > 0
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import datasets
 
 HUB = "hf://datasets/"
-"""How ``data.path`` begins for a dataset of the Hugging Face hub."""
+"""Prefix of ``data.path`` for a dataset of the Hugging Face hub."""
 SUFFIXES = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl", ".json")
 _BY_LIBRARY = (".parquet", ".arrow")
 _SAVED = ("dataset_dict.json", "state.json")
@@ -143,7 +143,7 @@ def _tables(path: Path) -> list[Path]:
 
 
 def _is_list(file: Path) -> bool:
-    """Whether a JSON file is a list of records; of other JSON files there are many."""
+    """True if a JSON file is a list, as other JSON files beside data seldom are."""
     if not file.is_file():
         return False
     with open_text(file) as text:
