@@ -63,8 +63,8 @@ class Shares(Sized):
     shares: dict[str, float]
     """They add up to 1; a category that does not occur is left out."""
     spread: float
-    """Mean of ``sum((own - share)^2 / share)`` over single ones: the number of categories less one for whole items, less
-    for prompts, which have a part of each."""
+    """Mean of ``sum((own - share)^2 / share)`` over single ones: the categories less one for whole items, and
+    less for prompts, which have a part of each."""
 
 
 class Prompts(Strict):
