@@ -207,13 +207,14 @@ def _refuse_misspelt(raw: RawRecord, known: tuple[str, ...]) -> None:
 @lru_cache(maxsize=4096)
 def _meant(key: str, known: tuple[str, ...]) -> str | None:
     """The known key that ``key`` is a misspelling of, or another spelling: ``source-image``, ``targetImage``."""
+    if not key[:1].isalnum():  # People comment a key out with a sign.
+        return None
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+", " ", key).lower().split()
-    meant = nearest("_".join(words), known, cutoff=_ALIKE) if key[:1].isalnum() else None  # "_key" is commented out.
+    meant = nearest("_".join(words), known, cutoff=_ALIKE)
     # One more word, as in prompt_zh, makes another name. Nearly all short words resemble id.
-    joined = meant is not None and len(words) in (1, len(meant.split("_")))
-    return next(
-        (key for key in known if key.replace("_", "") == "".join(words)), meant if joined and meant != "id" else None
-    )
+    if meant is not None and meant != "id" and len(words) in (1, len(meant.split("_"))):
+        return meant
+    return next((key for key in known if key.replace("_", "") == "".join(words)), None)
 
 
 def _path(image: Original) -> Path:
