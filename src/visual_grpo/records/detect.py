@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePath
@@ -122,7 +122,7 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> Found:
         if found != path:  # What the user has named may be a link.
             guard.require(found)
         if path.is_dir() and data.layout == "auto" and name in _OF_MANY_FOLDERS and not _has_own(path):
-            _refuse_several(path, guard, parameter, [name for name in names if name not in EMBEDDING])
+            _refuse_several(path, guard, parameter, names, aside=EMBEDDING)
         return Found(name, found, guard, data)
     if path.is_dir():
         _refuse_several(path, guard, parameter, names)
@@ -144,15 +144,19 @@ def _unzipped(path: Path) -> Path:
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
 
-def _refuse_several(path: Path, guard: Guard, parameter: str, names: list[str]) -> None:
-    """Raises a UserError if folders in ``path`` are datasets of their own, which are not read together."""
+def _refuse_several(path: Path, guard: Guard, parameter: str, names: list[str], aside: Collection[str] = ()) -> None:
+    """Raises a UserError if folders in ``path`` are datasets of their own, which are not read together.
+
+    Args:
+        aside: layouts that may lie beside images without being meant, such as a log in CSV.
+    """
     found: dict[str, str] = {}
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not is_system_file(entry.name)):
         if guard.is_inside(folder):
             fits = (name for name in names if LAYOUTS[name].find(folder, guard) is not None)
             if (layout := next(fits, None)) is not None:
                 found[folder.name] = layout
-    layouts = set(found.values())
+    layouts = set(found.values()) - {*aside}
     if len(layouts) > 1 or (layouts and not layouts & {*_OF_MANY_FOLDERS}):
         each = ", ".join(f"{name} ({layout})" for name, layout in found.items())
         several = "has several datasets" if len(found) > 1 else "has its records in a folder below"
