@@ -24,8 +24,8 @@ from visual_grpo.retraining.project import read_project
 from visual_grpo.saved_model import content_digest
 from visual_grpo.third_party_output import silence_libraries
 from visual_grpo.tracking.lineage import recorded
-from visual_grpo.tracking.origins import dvc_hashes
-from visual_grpo.tracking.subjects import Subject, find_subject
+from visual_grpo.tracking.lineage_lookup import dvc_hashes
+from visual_grpo.tracking.model_ref import Subject, find_subject
 from visual_grpo.tracking.versions import DIGEST
 from visual_grpo.trained_adapters import CHANGES, adapter_digest, weight_sums
 

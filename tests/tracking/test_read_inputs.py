@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from visual_grpo.tracking.read_inputs import input_tags
+from visual_grpo.tracking.lineage_lookup import input_tags
 
 
 def test_only_what_is_read_and_is_as_recorded_has_a_hash(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from tests.tracking.conftest import EXPERIMENT, Project
 from tests.tracking.toy_adapters import MODULE_FILES, adapters, base_model
 from visual_grpo.errors import UserError
 from visual_grpo.tracking import registry, registry_client
-from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.cleaning import delete_versions
+from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.tracking.versions import Registered
 from visual_grpo.trained_adapters import adapter_digest, check_weights, modules_of, read_facts, weight_sums
 

@@ -11,8 +11,8 @@ from tests.tracking.toy_adapters import adapters, base_model
 from visual_grpo.errors import UserError
 from visual_grpo.lineage import DIFFERS, lines
 from visual_grpo.tracking import registry
-from visual_grpo.tracking.origins import start_of
-from visual_grpo.tracking.subjects import find_subject
+from visual_grpo.tracking.lineage_lookup import start_of
+from visual_grpo.tracking.model_ref import find_subject
 from visual_grpo.trained_adapters import adapter_digest, read_facts
 
 LATEST = Path("latest/adapters")

@@ -16,8 +16,8 @@ from visual_grpo.config.promotion import CHAMPION
 from visual_grpo.config.validation import validate
 from visual_grpo.errors import UserError
 from visual_grpo.hooks.parameters import put_parameters
-from visual_grpo.tracking.adapters import find_adapters
 from visual_grpo.tracking.champions import Champions
+from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.trained_adapters import LATEST, NONE, parameters_to_judge, read_facts
 
 

@@ -20,7 +20,7 @@ from visual_grpo.importing import code_digests
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking.adapters import find_adapters
+from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.trained_adapters import HISTORY, NONE, judged_by_other_code, modules_of, read_facts
 from visual_grpo.types import PromptRecord
 

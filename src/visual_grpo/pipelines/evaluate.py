@@ -14,7 +14,7 @@ from visual_grpo.evaluation.alarms_shown import alarm_notes
 from visual_grpo.evaluation.headline import change, decimals, extent, headline, lines, result
 from visual_grpo.pipelines.baseline import conditions, draw_samples
 from visual_grpo.records.table import RecordTable
-from visual_grpo.tracking.adapters import find_adapters
+from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.trained_adapters import HISTORY, judged_by_other_code, modules_of, read_facts
 
 

@@ -14,7 +14,7 @@ from visual_grpo.evaluation.generate import check_samples
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.records.preparation import prepared_beside
-from visual_grpo.tracking.adapters import adapters_of, model_of
+from visual_grpo.tracking.model_ref import adapters_of, model_of
 from visual_grpo.types import Judge, PromptRecord, Sample, TextSample
 
 LISTED = "metadata.jsonl"

@@ -13,7 +13,7 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
     """Repeats the training that ``run`` names: see `visual_grpo.reproduction.repeat.repeat`."""
     from visual_grpo import console
     from visual_grpo.reproduction.repeat import Training, repeat
-    from visual_grpo.tracking import origins
+    from visual_grpo.tracking import lineage_lookup
     from visual_grpo.trained_adapters import START_RUN
 
     if parameters.run is None:
@@ -22,12 +22,14 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
             " latest, what the train pipeline left in this output folder"
         )
     latest = Path(parameters.adapters_folder)
-    adapters, facts = origins.training(parameters.run, latest)
+    adapters, facts = lineage_lookup.training(parameters.run, latest)
     start = None
     if "start" in facts:
-        start = origins.start_of(facts["parameters"]["train"]["start"], facts["start"], latest, facts.get(START_RUN))
+        start = lineage_lookup.start_of(
+            facts["parameters"]["train"]["start"], facts["start"], latest, facts.get(START_RUN)
+        )
     training = Training(
-        project=Path.cwd(), adapters=adapters, facts=facts, hashes=origins.dvc_hashes(facts), start=start
+        project=Path.cwd(), adapters=adapters, facts=facts, hashes=lineage_lookup.dvc_hashes(facts), start=start
     )
     report = repeat(training, parameters.reproduce, console.note)
     rows = [[row["what"], row["run"], row["here"], row["result"]] for row in report["rows"]]

@@ -17,7 +17,7 @@ from visual_grpo.option_files import named_paths, option_files
 from visual_grpo.programs import ProgramError, output_of
 from visual_grpo.records.table import RecordTable
 from visual_grpo.saved_model import content_digest, may_be_hub_id
-from visual_grpo.tracking.origins import recorded_hashes
+from visual_grpo.tracking.lineage_lookup import recorded_hashes
 from visual_grpo.trained_adapters import FILE
 
 RECORDS, IMAGES = "05_model_input/records.parquet", "05_model_input/images"

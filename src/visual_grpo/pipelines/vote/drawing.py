@@ -37,7 +37,7 @@ def drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> lis
     """The pairs of ``vote``; only those that were not drawn before are drawn."""
     from visual_grpo import components
     from visual_grpo.saved_model import content_digest
-    from visual_grpo.tracking.adapters import adapters_of, model_of
+    from visual_grpo.tracking.model_ref import adapters_of, model_of
 
     named = parameters.model_copy(update={"adapter": parameters.vote.adapter})
     adapters = adapters_of(named)

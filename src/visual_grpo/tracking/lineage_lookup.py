@@ -1,22 +1,23 @@
-"""What MLflow knows of where a training's adapters come from."""
+"""What MLflow and DVC know of where a training's adapters and data come from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo.errors import UserError
-from visual_grpo.tracking.adapters import find_adapters
+from visual_grpo.tracking import lineage
 from visual_grpo.tracking.lineage import recorded
+from visual_grpo.tracking.model_ref import find_adapters, run_of
 from visual_grpo.tracking.registry_client import Server, tracking_uri
-from visual_grpo.tracking.runs import KEY
+from visual_grpo.tracking.tracker import Tracker
 from visual_grpo.tracking.versions import DIGEST, Registered, registered
 from visual_grpo.trained_adapters import adapter_digest, read_facts
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    pass
 
 _HASH = "dvc."
 
@@ -46,21 +47,6 @@ def recorded_hashes(project: Path, *known: Mapping[str, str]) -> dict[str, str]:
     for hashes in known:
         both |= hashes
     return both
-
-
-def run_of(facts: Mapping[str, Any]) -> Run | None:
-    """The MLflow run of a training; None if it had none, it was deleted, or MLflow is away."""
-    named = facts.get("mlflow_run_id")
-    if not named:
-        return None
-    import mlflow
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        runs: list[Run] = mlflow.search_runs(search_all_experiments=True, output_format="list")
-    except (mlflow.exceptions.MlflowException, SQLAlchemyError, OSError):
-        return None
-    return next((run for run in runs if named in (run.info.run_id, run.data.tags.get(KEY))), None)
 
 
 def start_of(named: str, digest: str, latest: Path, run: str | None = None) -> Path:
@@ -102,3 +88,23 @@ def _versions_with(digest: str) -> list[Registered]:
 
 def _hashes(tags: Mapping[str, Any]) -> dict[str, str]:
     return {name.removeprefix(_HASH): str(value) for name, value in tags.items() if name.startswith(_HASH)}
+
+
+def input_tags(inputs: Sequence[str], project: Path) -> dict[str, str]:
+    """``dvc.<path>`` -> hash of what DVC tracks in ``inputs`` (files and folders) and is now as DVC recorded it.
+
+    The active run's tags are corrected: it has none of what it replaces itself.
+    """
+    kept = {
+        tag: digest
+        for tag, digest in lineage.dvc_tags(project).items()
+        if _is_in(Path(tag.removeprefix(_HASH)), [Path(path) for path in inputs])
+    }
+    tracker = Tracker.active()
+    tracker.remove_tags({f"{_HASH}{path}" for path in lineage.recorded(project)} - kept.keys())
+    tracker.tags(kept)
+    return kept
+
+
+def _is_in(path: Path, folders: Sequence[Path]) -> bool:
+    return any(path == folder or folder in path.parents for folder in folders)

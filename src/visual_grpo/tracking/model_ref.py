@@ -1,11 +1,13 @@
-"""Finds the adapters that a parameter names: the latest, a folder, those of an MLflow run or of a registered model."""
+"""What a name means: the latest adapters, a folder, those of an MLflow run or of a registered model."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from visual_grpo.command import Command, again
 from visual_grpo.config import Parameters
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 ARTIFACTS = "adapters"
-_VERSION = re.compile(r"[\w-]+(@[\w-]+|/\d+)")
+_VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
 """As `lineage` is given one, without its scheme."""
 _SHORTEST_ID = 6
 _SHOWN = 5
@@ -141,3 +143,58 @@ def _is_named(run: Run, named: str) -> bool:
     ids = (run.info.run_id, run.data.tags.get(KEY, ""))
     by_id = len(named) >= _SHORTEST_ID and any(known.startswith(named) for known in ids)
     return by_id or run.info.run_name == named
+
+
+def run_of(facts: Mapping[str, Any]) -> Run | None:
+    """The MLflow run of a training; None if it had none, it was deleted, or MLflow is away."""
+    named = facts.get("mlflow_run_id")
+    if not named:
+        return None
+    import mlflow
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        runs: list[Run] = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    except (mlflow.exceptions.MlflowException, SQLAlchemyError, OSError):
+        return None
+    return next((run for run in runs if named in (run.info.run_id, run.data.tags.get(KEY))), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Adapters, and who says what of them."""
+
+    title: str
+    adapters: Path
+    facts: Mapping[str, Any]
+    """Their ``training.json``."""
+    version_tags: Mapping[str, str] = field(default_factory=dict)
+    """Of the registered version; empty where none was named."""
+    run_id: str | None = None
+    """The MLflow run of the training, where MLflow has it."""
+    run_tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_subject(named: str, latest: Path) -> Subject:
+    """The adapters that ``named`` means: ``NAME@ALIAS``, ``NAME/VERSION``, a run's id or name, a folder, ``latest``.
+
+    Raises:
+        UserError: there is no such thing, or it has no facts.
+    """
+    title, tags = named, {}
+    if named.startswith(SCHEME) or (_VERSION.fullmatch(named) and not Path(named).is_dir()):
+        version = named_version(SCHEME + named.removeprefix(SCHEME), tracking_uri())
+        folder = version.adapters(whatever_they_are=True)  # Which is what is to be found out.
+        adapters, tags, title = folder, dict(version.tags), f"{version.name}/{version.version}"
+    else:
+        adapters = find_adapters(named, latest)
+    facts = read_facts(adapters)
+    run = run_of(facts)
+    return Subject(
+        title=title,
+        adapters=adapters,
+        facts=facts,
+        version_tags=tags,
+        run_id=None if run is None else run.info.run_id,
+        run_tags={} if run is None else run.data.tags,
+    )

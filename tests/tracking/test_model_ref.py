@@ -13,7 +13,7 @@ from tests.evaluation.defaults import parameters
 from visual_grpo import command
 from visual_grpo.command import Command
 from visual_grpo.errors import UserError
-from visual_grpo.tracking.adapters import find_adapters
+from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.trained_adapters import read_facts
 
 LATEST = Path("latest/adapters")
