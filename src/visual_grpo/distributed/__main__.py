@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> None:
     third_party_output.silence_libraries()
     from visual_grpo.distributed import launch
 
-    launch.launch_with_torchrun(lambda: _command(list(arguments[1:])))
+    launch.launched_by_torchrun(lambda: _command(list(arguments[1:])))
 
 
 def _command(options: list[str]) -> None:

@@ -69,6 +69,11 @@ def from_first(compute: Callable[[], R]) -> R:
     return everyone(compute if rank() == 0 else lambda: None)[0]  # type: ignore[return-value]
 
 
+def received() -> Any:
+    """On another rank: what rank 0 gives to `from_first`."""
+    return everyone(lambda: None)[0]
+
+
 def total(values: torch.Tensor) -> None:
     """Sums ``values`` over the ranks, in place."""
     if count() > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import platform
@@ -11,8 +12,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from importlib import metadata
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
@@ -22,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from visual_grpo.config import Parameters
 from visual_grpo.distributed import group
@@ -33,26 +36,25 @@ from visual_grpo.hardware.parallel import share_cores
 from visual_grpo.saved_model import content_digest
 from visual_grpo.third_party_output import silence_libraries
 
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Rank 0 decides what becomes of a run."""
 BEREFT = 2
-"""Exit code of a rank that ends as another one is gone."""
+"""Exit code of a rank that ends because another one is gone."""
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals on which rank 0 decides for all."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "tokenizers", "safetensors")
-_MOMENT = 5.0
-"""Seconds that the cause of a loss may take to show."""
+_END = b"end"
 
 _store: Any = None
-"""Tells the ranks that a job has begun, and rank 0 why one has failed."""
+"""Tells the other ranks that a job has begun, which may be hours away, and rank 0 why one has failed."""
 _jobs = 0
 
 
 @contextmanager
 def ranks(config: Parameters, job: Callable[..., None], **arguments: Any) -> Iterator[None]:
-    """On rank 0: meanwhile the others run ``job(config, **arguments)``, each with the configuration of its own GPU.
+    """On rank 0: meanwhile the others run ``job(config, **arguments)``, with the configuration of their own GPU.
 
     Raises:
-        UserError: the machine has too few GPUs, the hosts differ, or an error of any rank.
-        LostRankError: a rank has ended; says how, where that is known.
+        UserError: a machine has too few GPUs, hosts differ, or an error of any rank.
+        LostRankError: a rank has ended; says how, as far as that is known.
     """
     global _jobs
     if config.distributed.processes == 1:
@@ -64,7 +66,7 @@ def ranks(config: Parameters, job: Callable[..., None], **arguments: Any) -> Ite
         _store.set(f"job/{_jobs}", "")
         _jobs += 1
         group.from_first(lambda: (job, config, arguments))
-        _begin(config, [arguments.get("model"), arguments.get("adapters"), arguments.get("start")])
+        _begin(config, arguments)
         yield
     except LostRankError as error:
         raise LostRankError(_cause(error, started)) from error
@@ -75,78 +77,41 @@ def ranks(config: Parameters, job: Callable[..., None], **arguments: Any) -> Ite
             _end(started)
 
 
-def serve() -> None:
-    """On the other ranks: runs one job after the other until rank 0 ends; never returns."""
-    number = 0
-    try:
-        while True:
-            while not _store.check([f"job/{number}"]):
-                time.sleep(0.1)
-            number += 1
-            job, config, arguments = _told()
-            if job is None:
-                os._exit(0)
-            own = _begin(config, [arguments.get("model"), arguments.get("adapters"), arguments.get("start")])
-            job(own, **arguments)
-            shards.end()
-    except Exception as error:
-        # Out of memory within a collective is this rank's own error, though the collective fails by it.
-        if isinstance(error, LostRankError) and machine_fault(error) is None:
-            os._exit(BEREFT)
-        known = user_error(error)
-        said = machine_fault(error) or (str(known) if known else traceback.format_exc())
-        with suppress(RuntimeError):  # Rank 0 may be gone.
-            _store.set("failed", f"process {group.rank() + 1}: {said}")
-        os._exit(1)
-
-
-def _told() -> Any:
-    return group.from_first(lambda: None)
-
-
-def launch_with_torchrun(command: Callable[[], object]) -> None:
-    """Rank 0 runs ``command``, the others serve; all ranks of a torchrun call this."""
+def launched_by_torchrun(command: Callable[[], object]) -> None:
+    """Called on all ranks of a torchrun: rank 0 runs ``command``, the others its jobs."""
     global _store
     on_one_host = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
     if on_one_host:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if dist.is_available() and torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    from torch.distributed.rendezvous import rendezvous
-
     _store, rank, count = next(iter(rendezvous("env://", timeout=group.TIMEOUT)))
-    # A job may be hours away, and begins within a collective's timeout: until then the others look at the store.
-    dist.init_process_group(_backend(), store=_store, rank=rank, world_size=count, timeout=group.TIMEOUT)
+    _join(rank, count)
     if not on_one_host:
         _notice_lost_hosts()
     if rank:
         _ignore_signals()
-        _end_with_parent(lambda: os._exit(BEREFT), after=20)  # Rank 0 may be saving the step.
-        serve()
-    _end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        _when_orphaned(lambda: os._exit(BEREFT), after=20)  # Rank 0 may be saving the step.
+        _serve()
+    _when_orphaned(lambda: os.kill(os.getpid(), signal.SIGTERM))
     command()
 
 
 def dismiss() -> None:
-    """On rank 0 of a torchrun, whose command has succeeded: the others end."""
-    _store.set(f"job/{_jobs}", "")
-    group.from_first(lambda: (None, None, None))
+    """On rank 0 of a torchrun, whose command has succeeded: the others end, too."""
+    _store.set(f"job/{_jobs}", _END)
 
 
 def _start(count: int) -> list[BaseProcess]:
     global _store, _jobs
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    _store = TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False, timeout=group.TIMEOUT)
-    _jobs = 0
-    spawn = multiprocessing.get_context("spawn")
+    _store, _jobs = TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False, timeout=group.TIMEOUT), 0
     started: list[BaseProcess] = [
-        spawn.Process(target=_join, args=(rank, count, _store.port), name=f"rank {rank}", daemon=True)
+        multiprocessing.get_context("spawn").Process(target=_follow, args=(rank, count, _store.port), daemon=True)
         for rank in range(1, count)
     ]
     # A terminal sends Ctrl-C to all: without the delay a new process would end before it can ignore it.
     resource_tracker.ensure_running()  # Its start would end the delay.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     try:
         for process in started:
             process.start()
@@ -157,23 +122,11 @@ def _start(count: int) -> list[BaseProcess]:
             if any(process.exitcode is not None for process in started):
                 raise LostRankError(_cause(LostRankError("A process did not start."), started))
             time.sleep(0.05)
-        dist.init_process_group(_backend(), store=_store, rank=0, world_size=count, timeout=group.TIMEOUT)
+        _join(0, count)
     except BaseException:
         _end(started)
         raise
     return started
-
-
-def _join(rank: int, count: int, port: int) -> None:
-    """The main function of a rank that `_start` has started."""
-    global _store
-    _ignore_signals()
-    _end_with_parent(lambda: os._exit(BEREFT))
-    silence_libraries()
-    _store = TCPStore("127.0.0.1", port, count, is_master=False, timeout=group.TIMEOUT)
-    _store.set(f"here/{rank}", "")
-    dist.init_process_group(_backend(), store=_store, rank=rank, world_size=count, timeout=group.TIMEOUT)
-    serve()
 
 
 def _end(started: Sequence[BaseProcess]) -> None:
@@ -185,19 +138,56 @@ def _end(started: Sequence[BaseProcess]) -> None:
         dist.destroy_process_group()
 
 
-def _begin(config: Parameters, folders: Sequence[str | Path | None]) -> Parameters:
+def _follow(rank: int, count: int, port: int) -> None:
+    """The main function of a rank that `_start` has started."""
+    global _store
+    _ignore_signals()
+    _when_orphaned(lambda: os._exit(BEREFT))
+    silence_libraries()
+    _store = TCPStore("127.0.0.1", port, count, is_master=False, timeout=group.TIMEOUT)
+    _store.set(f"here/{rank}", "")
+    _join(rank, count)
+    _serve()
+
+
+def _join(rank: int, count: int) -> None:
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=_store, rank=rank, world_size=count, timeout=group.TIMEOUT)
+
+
+def _serve() -> None:
+    """Runs one job after the other until rank 0 ends; does not return."""
+    number = 0
+    try:
+        while True:
+            _store.wait([f"job/{number}"], timedelta(days=365))
+            if _store.get(f"job/{number}") == _END:
+                os._exit(0)
+            number += 1
+            job, config, arguments = group.received()
+            job(_begin(config, arguments), **arguments)
+            shards.end()
+    except Exception as error:
+        fault, known = machine_fault(error), user_error(error)
+        # A collective that fails for want of memory is this rank's own error.
+        if isinstance(error, LostRankError) and fault is None:
+            os._exit(BEREFT)
+        with suppress(RuntimeError):  # Rank 0 may be gone.
+            _store.set("failed", f"process {group.rank() + 1}: {fault or known or traceback.format_exc()}")
+        os._exit(1)
+
+
+def _begin(config: Parameters, arguments: Mapping[str, Any]) -> Parameters:
     """Prepares this rank for a job; returns the configuration with its own GPU."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", group.count()))
     share_cores(here)
     if str(Path.cwd()) not in sys.path:  # The user's own family of models is a file there.
         sys.path.append(str(Path.cwd()))
     if here < group.count():
-        _require_same_hosts(folders)
+        _require_same_hosts([arguments.get(name) for name in ("model", "adapters", "start")])
     device = group.together(lambda: _own_device(resolve_device(config.model.device)))
     if config.distributed.sharded:
         shards.begin(device)
-    if device.type == "cpu":
-        return config
     return config.model_copy(update={"model": config.model.model_copy(update={"device": str(device)})})
 
 
@@ -206,19 +196,18 @@ def _own_device(device: torch.device) -> torch.device:
         return device
     number, there = int(os.environ.get("LOCAL_RANK", group.rank())), torch.cuda.device_count()
     if number >= there:
-        raise UserError(
-            f"{socket.gethostname()} has {counted(there, 'GPU')}, but more processes: each needs one. Expected"
-            " --nproc-per-node of at most the number of GPUs."
-        )
+        raise UserError(f"{socket.gethostname()} has {counted(there, 'GPU')}, but more processes: each needs one.")
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 
 
 def _require_same_hosts(folders: Sequence[str | Path | None]) -> None:
     """Raises UserError where code, versions or files differ: then a sample would depend on who draws it."""
-    code = Path(__file__).parents[1]
-    facts = {"python": platform.python_version()} | {name: _version(name) for name in _LIBRARIES}
-    facts["the code of visual_grpo"] = str(sorted((str(f), f.stat().st_size) for f in code.rglob("*.py")))
+    package, code = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        code.update(file.read_bytes())
+    facts = {"python": platform.python_version(), "the code of visual_grpo": code.hexdigest()}
+    facts |= {name: metadata.version(name) for name in _LIBRARIES}
     facts |= {f"the files of {folder}": str(content_digest(folder)) for folder in folders if folder is not None}
     first, *others = group.everyone(lambda: (socket.gethostname(), facts))
     for host, own in others:
@@ -230,42 +219,33 @@ def _require_same_hosts(folders: Sequence[str | Path | None]) -> None:
             )
 
 
-def _version(library: str) -> str:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return "none"
-
-
 def _cause(error: LostRankError, started: Sequence[BaseProcess]) -> str:
-    """How the rank ended that was lost."""
-    deadline = time.monotonic() + _MOMENT
+    """How the rank ended that was lost: it may take a moment to show."""
+    deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         with suppress(RuntimeError):  # torchrun's store may be gone.
             if _store.check(["failed"]):
                 return str(_store.get("failed").decode())
         for rank, process in enumerate(started, 1):
             code = process.exitcode
-            if code is not None and code != BEREFT:
+            if code not in (None, BEREFT):
                 how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 return (
                     f"Process {rank + 1} of this command (pid {process.pid}) {how}. The usual cause is too little"
                     " memory: each process has the model (distributed.processes)."
                 )
         time.sleep(0.1)
-    if started:
-        return str(error)
-    return f"{error}. How it ended is in the output of torchrun on its host."
+    return str(error) if started else f"{error}. How it ended is in the output of torchrun on its host."
 
 
 def _ignore_signals() -> None:
-    for number in IGNORED:
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
 
 
-def _end_with_parent(end: Callable[[], object], after: float = 0.0) -> None:
-    """Calls ``end``, ``after`` seconds, when the process that started this one is gone, however that ended."""
+def _when_orphaned(end: Callable[[], object], after: float = 0.0) -> None:
+    """Calls ``end``, ``after`` seconds after the process that started this one is gone, however that ended."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -285,7 +265,3 @@ def _notice_lost_hosts() -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in options.items():
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
-
-
-def _backend() -> str:
-    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

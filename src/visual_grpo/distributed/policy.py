@@ -24,7 +24,6 @@ from visual_grpo.types import (
     ReplayChunk,
     Rollout,
     Sample,
-    SampleGenerator,
     Scores,
     begin_scoring,
 )
@@ -111,19 +110,16 @@ class DistributedModel:
         return [sample for part in parts for sample in part]
 
 
-class LeadingModel:
+class LeadingModel(DistributedModel):
     """Rank 0's, where it alone knows what is to be drawn: the others `follow`. A context."""
-
-    def __init__(self, local: AdaptedModel) -> None:
-        self._shared = DistributedModel(local)
 
     def generate(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> Sequence[Sample]:
         group.from_first(lambda: (records, seeds, sampler))
-        return self._shared.generate(records, seeds, sampler)
+        return super().generate(records, seeds, sampler)
 
-    def __enter__(self) -> SampleGenerator:
+    def __enter__(self) -> LeadingModel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -133,8 +129,7 @@ class LeadingModel:
 
 def follow(local: AdaptedModel) -> None:
     """Draws this rank's share of whatever rank 0's `LeadingModel` draws, until that ends."""
-    nothing: Callable[[], Any] = lambda: None  # noqa: E731
-    while (call := group.from_first(nothing)) is not None:
+    while (call := group.received()) is not None:
         DistributedModel(local).generate(*call)
 
 
