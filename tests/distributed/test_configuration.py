@@ -14,7 +14,7 @@ from tests.test_training import parameters
 from visual_grpo import command
 from visual_grpo.components import require_gpus
 from visual_grpo.config.distributed import DistributedConfig
-from visual_grpo.distributed import launch
+from visual_grpo.distributed import group, launch
 from visual_grpo.errors import UserError
 from visual_grpo.policies.families import find_family
 from visual_grpo.policies.family_settings import check_family
@@ -100,6 +100,6 @@ def test_hosts_with_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.
         name = f"the files of {tmp_path}"
         return [(host, facts), ("other", facts | {name: "another", "torch": "0"})]
 
-    monkeypatch.setattr(launch.group, "everyone", gathered)
+    monkeypatch.setattr(group, "everyone", gathered)
     with pytest.raises(UserError, match=r"^other differs from .*: torch, the files of .*Expected the same commit"):
         launch._require_same_hosts([tmp_path, None])

@@ -19,36 +19,22 @@ def main(arguments: Sequence[str]) -> None:
             f"Error: expected, on each host, torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d"
             f" --rdzv-endpoint=HOST:29400 -m {MODULE} run and the options of kedro run"
         )
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Torch reads it when it is imported.
     third_party_output.silence_libraries()
-    from visual_grpo.distributed import launch
-
-    launch.launched_by_torchrun(lambda: _command(list(arguments[1:])))
-
-
-def _command(options: list[str]) -> None:
-    from visual_grpo.distributed import launch
+    from visual_grpo.distributed.launch import launched_by_torchrun
 
     command.use_launcher(_launcher())
-    try:
-        importlib.import_module("visual_grpo.__main__").main(options)
-    except SystemExit as end:
-        if end.code in (0, None):
-            launch.dismiss()
-        raise
+    launched_by_torchrun(lambda: importlib.import_module("visual_grpo.__main__").main(list(arguments[1:])))
 
 
 def _launcher() -> list[str]:
     """The words before ``run``, as they were typed."""
     try:
         words = Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8").split("\0")
-        words = words[: words.index(MODULE) + 1]
+        first = 1 if Path(words[0]).name.startswith("python") and Path(words[1]).name == "torchrun" else 0
+        return [words[first].removeprefix(f"{Path.cwd()}/"), *words[first + 1 : words.index(MODULE) + 1]]
     except (OSError, ValueError):  # Not Linux.
         return ["torchrun", "OPTIONS", "-m", MODULE]
-    if Path(words[0]).name.startswith("python") and Path(words[1]).name == "torchrun":
-        words = words[1:]  # The system has put the interpreter before a script.
-    program = Path(words[0])
-    return [str(program.relative_to(Path.cwd())) if program.is_relative_to(Path.cwd()) else words[0], *words[1:]]
 
 
 if __name__ == "__main__":

@@ -92,12 +92,12 @@ def launched_by_torchrun(command: Callable[[], object]) -> None:
         _when_orphaned(lambda: os._exit(BEREFT), after=20)  # Rank 0 may be saving the step.
         _serve()
     _when_orphaned(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    command()
-
-
-def dismiss() -> None:
-    """On rank 0 of a torchrun, whose command has succeeded: the others end, too."""
-    _store.set(f"job/{_jobs}", _END)
+    try:
+        command()
+    except SystemExit as end:
+        if end.code in (0, None):  # Else torchrun ends the others, and may start all again.
+            _store.set(f"job/{_jobs}", _END)
+        raise
 
 
 def _start(count: int) -> list[BaseProcess]:
