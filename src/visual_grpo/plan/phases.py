@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 from visual_grpo.policies import token_policy
@@ -14,15 +13,9 @@ from visual_grpo.policies.denoising import Denoiser
 CONDITIONS = "prompts and conditions"
 
 
-class Phases(Protocol):
-    """A `Meter` or a `Stopwatch`."""
-
-    def phase(self, name: str) -> AbstractContextManager[None]: ...
-
-
 @contextmanager
-def phases_of(phases: Phases, trainer: Any = None) -> Iterator[None]:
-    """Marks sampling and, with ``trainer``, all of its step."""
+def phases_of(phases: Any, trainer: Any = None) -> Iterator[None]:
+    """Tells ``phases``, a `Meter` or a `Stopwatch`, of sampling and, with ``trainer``, of all of its step."""
     marked: list[tuple[Any, str, str]] = [
         (token_policy, "sample_tokens", "tokens"),
         (Denoiser, "sample_path", "denoising"),
@@ -40,19 +33,12 @@ def phases_of(phases: Phases, trainer: Any = None) -> Iterator[None]:
         ]
     with ExitStack() as stack:
         for owner, function, name in marked:
-            stack.enter_context(replaced(owner, function, partial(_within, phases, name)))
+            # A context manager of contextlib is a decorator, too, and enters anew at each call.
+            stack.enter_context(replaced(owner, function, phases.phase(name)))
         yield
 
 
 _REFERENCES = ("reference_log_probs", "reference_means")
-
-
-def _within(phases: Phases, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with phases.phase(name):
-            return real(*args, **kwargs)
-
-    return run
 
 
 def replaced(owner: Any, name: str, by: Callable[[Callable[..., Any]], Any]) -> AbstractContextManager[Any]:
