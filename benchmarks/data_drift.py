@@ -21,7 +21,7 @@ from visual_grpo.records.preparation import Preparation
 from visual_grpo.records.profile import Profile, profile_of
 from visual_grpo.records.table import RecordTable, write_manifest
 from visual_grpo.starter.shapes.dataset import draw_dataset
-from visual_grpo.starter.words.dataset import draw_words
+from visual_grpo.starter.words.world import draw_words
 
 Row = dict[str, Any]
 SIDE = 128

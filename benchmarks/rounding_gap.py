@@ -23,9 +23,8 @@ from visual_grpo.policies.glm_image.sources import SourceEncoder
 from visual_grpo.policies.glm_image.token_model import GlmImageTokens
 from visual_grpo.policies.token_model import sample_tokens, token_log_probs
 from visual_grpo.policies.tokens import TokenSampler
-from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
+from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES, build_processor
 from visual_grpo.starter.glm_image.modules import build_ar
-from visual_grpo.starter.glm_image.tokenizer import build_processor
 from visual_grpo.types import PromptRecord
 
 HEAD_WIDTH = 32

@@ -25,8 +25,7 @@ def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import ByT5Tokenizer
 
     import visual_grpo.starter.glm_image.modules as modules
-    from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
-    from visual_grpo.starter.glm_image.tokenizer import build_processor
+    from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES, build_processor
 
     torch.set_num_threads(1)
     processor = build_processor()

@@ -49,6 +49,18 @@ def test_entries_by_hand() -> None:
     assert (guard["difference"], guard["win_rate"]) == (0, 0.5)
 
 
+def test_a_reward_that_ranks_the_samples_of_a_prompt_is_marked_and_not_in_the_total() -> None:
+    before, after = scores([0, 1, 2, 3]), scores([1, 1, 3, 2])
+    for frame, ranks in ((before, [0, 1, 1, 0]), (after, [1, 0, 1, 0])):
+        frame["reward/rank"] = np.asarray(ranks, dtype=float)
+        frame["total"] += 5 * frame["reward/rank"]
+        frame.attrs["weights"]["rank"] = 5.0
+    entries = {entry["name"]: entry for entry in compare(before, after, bootstrap_samples=200, seed=0)}
+    assert [name for name, entry in entries.items() if "ranking" in entry] == ["rank"]
+    total, own = entries["total"], entries["a"]
+    assert (total["baseline_mean"], total["difference"], total["win_rate"]) == (1.5, 0.25, own["win_rate"])
+
+
 def test_records_held_out_together_are_one_unit() -> None:
     before, after = scores([0, 1, 2, 3, 4, 5]), scores([1, 2, 2, 5, 4, 4])
     apart = compare(before, after, bootstrap_samples=2000, seed=0)[0]

@@ -32,7 +32,7 @@ from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter.qwen2_5_vl import model
 from visual_grpo.starter.scenes import answers
-from visual_grpo.starter.scenes.dataset import draw_scene_records
+from visual_grpo.starter.scenes.world import draw_scene_records
 from visual_grpo.training import Callbacks, TrainingRun
 from visual_grpo.types import PromptRecord, StepMetrics, TextSample
 

@@ -194,7 +194,7 @@ class TestPictures:
         assert names(check(before, same, LIMITS)) == names(check(same, before, LIMITS)) == {"max_image_drift"}
 
     def test_words_against_shapes_do_not(self, pictures):
-        from visual_grpo.starter.words.dataset import draw_words
+        from visual_grpo.starter.words.world import draw_words
 
         folder, rows = pictures
         draw_words(folder / "words", 1, 64, 64)

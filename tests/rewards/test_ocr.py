@@ -15,8 +15,7 @@ from torch import Tensor
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.ocr import OcrReward, asked_text, closeness, quoted_texts
-from visual_grpo.starter.words.draw import draw
-from visual_grpo.starter.words.world import WORDS, prompt_of
+from visual_grpo.starter.words.world import WORDS, draw, prompt_of
 from visual_grpo.types import PromptRecord
 
 WHOLE = [0, 0, 1, 1]

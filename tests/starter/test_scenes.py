@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from scipy.ndimage import distance_transform_edt
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
-import visual_grpo.starter.qwen2_5_vl.next_token_training as pretraining
+import visual_grpo.starter.qwen2_5_vl.pretrain as pretraining
 from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.policies.qwen2_5_vl.answer_model import AnswerModel
 from visual_grpo.policies.token_model import TokenTrajectory, token_log_probs
@@ -23,11 +23,9 @@ from visual_grpo.segmentation.segmenter import PointPrompt
 from visual_grpo.segmentation.watershed import WatershedSegmenter
 from visual_grpo.starter.build import model_digest
 from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
-from visual_grpo.starter.qwen2_5_vl.pretrain_on_scenes import pretrain_vl
+from visual_grpo.starter.qwen2_5_vl.pretrain import pretrain_vl
 from visual_grpo.starter.scenes import answers
-from visual_grpo.starter.scenes.dataset import draw_scene_records
-from visual_grpo.starter.scenes.draw import Scenes, boxes, centers, draw_scenes
-from visual_grpo.starter.scenes.world import query_of
+from visual_grpo.starter.scenes.world import Scenes, boxes, centers, draw_scene_records, draw_scenes, query_of
 from visual_grpo.types import PromptRecord, TextSample
 
 SIZE = (48, 64)

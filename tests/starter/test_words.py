@@ -17,14 +17,10 @@ from safetensors.torch import load_file
 from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.starter.build import build_starter, model_digest
 from visual_grpo.starter.glm_image import modules
-from visual_grpo.starter.glm_image.tokenizer import build_processor
+from visual_grpo.starter.glm_image.codebook import build_processor
 from visual_grpo.starter.job import Job
-from visual_grpo.starter.words.codebook import tile_codebook
-from visual_grpo.starter.words.corpus import build_corpus, no_text_ids, text_ids
-from visual_grpo.starter.words.dataset import draw_words
-from visual_grpo.starter.words.draw import draw
-from visual_grpo.starter.words.pretrain_on_words import HALVES
-from visual_grpo.starter.words.world import WORDS, prompt_of
+from visual_grpo.starter.words.pretrain import HALVES, build_corpus, no_text_ids, text_ids, tile_codebook
+from visual_grpo.starter.words.world import WORDS, draw, draw_words, prompt_of
 
 HEIGHT, WIDTH, SEED = 32, 96, 3
 STEPS = {"vae_steps": 1, "dit_steps": 2, "ar_steps": 1}

@@ -77,7 +77,10 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame, sides: Sides = SIDES) ->
     both tables contain exactly the same samples and scores.
     """
     baseline = asked_for(baseline[~baseline["sampler"].isin(controls_of(baseline))], trained)
-    baseline = retotalled(baseline, trained.attrs["weights"], sides)
+    weights, relative = trained.attrs["weights"], rankings(trained)
+    weights = {name: 0.0 if name in relative else weight for name, weight in weights.items()}
+    baseline = retotalled(baseline, weights, sides)
+    trained = retotalled(trained, weights, sides) if relative else trained
     _check_same("scores", set(score_columns(baseline)), set(score_columns(trained)), sides)
     for column in KEY:
         _check_same(f"values of {column}", set(baseline[column]), set(trained[column]), sides)
@@ -99,6 +102,22 @@ def retotalled(scores: pd.DataFrame, weights: Mapping[str, float], sides: Sides 
     return scores.assign(total=weighted_total({name: scores[f"reward/{name}"] for name in used}, used))
 
 
+def rankings(scores: pd.DataFrame) -> set[str]:
+    """Weighted rewards that only rank the samples of a prompt against each other.
+
+    Their mean is the same for every prompt although samples differ, so that no model can score better than another.
+    They are left out of the total, unless it has no other reward.
+    """
+    weighted = {name for name, weight in scores.attrs["weights"].items() if weight}
+    found = set()
+    for name in weighted & {column.removeprefix("reward/") for column in scores}:
+        groups = scores.groupby(["sampler", "id"])[f"reward/{name}"]
+        means = groups.mean()
+        if len(means) > 1 and means.max() - means.min() < 1e-6 and (groups.max() - groups.min()).max() > 1e-3:
+            found.add(name)
+    return found if found < weighted else set()
+
+
 def score_columns(scores: pd.DataFrame) -> dict[str, str]:
     """Column of ``scores.parquet`` -> name in the evaluation: total, then each reward followed by its parts and ratios.
 
@@ -114,10 +133,11 @@ def score_columns(scores: pd.DataFrame) -> dict[str, str]:
 
 
 def _entries(pairs: pd.DataFrame, trained: pd.DataFrame, samples: int, seed: int) -> list[dict[str, Any]]:
-    weights = trained.attrs["weights"]
+    weights, relative = trained.attrs["weights"], rankings(trained)
     groups = [(key, rows, independent(rows)) for key, rows in pairs.groupby(["sampler", "split"], sort=False)]
     return [
         {"name": name, "split": split, "sampler": sampler, "optimised": _optimised(name, weights)}
+        | ({"ranking": True} if name in relative else {})
         | _measure(rows, column, clusters, samples, seed)
         for (sampler, split), rows, clusters in groups
         for column, name in score_columns(trained).items()

@@ -105,9 +105,13 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
+def _mark(entry: dict[str, Any]) -> str:
+    return "* (a ranking, not in the total)" if "ranking" in entry else "*" * entry["optimised"]
+
+
 def _cells(entry: dict[str, Any], found: dict[str, Any]) -> list[str]:
     task = found["task"]
-    name = task["name"] if task and entry["name"] == task["score"] else entry["name"] + "*" * entry["optimised"]
+    name = task["name"] if task and entry["name"] == task["score"] else entry["name"] + _mark(entry)
     unscored = [entry["unscored_baseline"], entry["unscored_trained"]]
     counts = f"{unscored[0]} / {unscored[1]}" if any(unscored) else ""
     if entry["difference"] is None:

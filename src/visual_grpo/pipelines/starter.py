@@ -10,7 +10,7 @@ from visual_grpo.config import DataConfig, ModelConfig, StarterConfig
 from visual_grpo.config.presets import is_drawn
 from visual_grpo.saved_model import content_digest
 from visual_grpo.starter.build import build_starter, draw_world
-from visual_grpo.starter.stamped_folder import digest_of
+from visual_grpo.starter.job import digest_of
 
 
 def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: int) -> dict[str, Any]:

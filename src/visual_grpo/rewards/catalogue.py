@@ -16,7 +16,7 @@ from visual_grpo.trained_adapters import CODE, COMMIT, FILE
 
 BUILT_IN = {
     "shapes": "visual_grpo.starter.shapes.reward:ShapesReward",
-    "palette": "visual_grpo.starter.shapes.palette:PaletteReward",
+    "palette": "visual_grpo.starter.shapes.reward:PaletteReward",
     "pixel": "visual_grpo.rewards.target:PixelReward",
     "psnr": "visual_grpo.rewards.target:PsnrReward",
     "ssim": "visual_grpo.rewards.target:SsimReward",

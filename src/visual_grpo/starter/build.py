@@ -13,14 +13,13 @@ from typing import Any, Protocol
 from visual_grpo.config import DataConfig, StarterConfig, Task, World
 from visual_grpo.errors import UserError
 from visual_grpo.saved_model import record_content, recorded_content
-from visual_grpo.starter.job import Advance, Job
-from visual_grpo.starter.scenes.dataset import draw_scene_records
+from visual_grpo.starter.job import Advance, Job, digest_of, is_current, whole_folder
 from visual_grpo.starter.scenes.world import VERSION as SCENES_VERSION
+from visual_grpo.starter.scenes.world import draw_scene_records
 from visual_grpo.starter.shapes.dataset import draw_dataset
 from visual_grpo.starter.side_by_side import run_side_by_side
-from visual_grpo.starter.stamped_folder import digest_of, is_current, whole_folder
-from visual_grpo.starter.words.dataset import draw_words
 from visual_grpo.starter.words.world import VERSION as WORDS_VERSION
+from visual_grpo.starter.words.world import draw_words
 from visual_grpo.third_party_output import hidden_progress_bars
 
 _VERSION = 6
@@ -141,7 +140,7 @@ def _pretrain_sd3_alone(job: Job, advance: Advance) -> None:
     """Runs in its own process; one thread makes its weights independent of the number of cores."""
     import torch
 
-    from visual_grpo.starter.sd3.pretrain_on_shapes import pretrain_sd3
+    from visual_grpo.starter.sd3.pretrain import pretrain_sd3
 
     torch.set_num_threads(1)
     with hidden_progress_bars():
@@ -190,7 +189,7 @@ def _pretrain_vl(folder: Path, config: StarterConfig, data: DataConfig, seed: in
             bar.advance(done - reached)
             reached = done
 
-        from visual_grpo.starter.qwen2_5_vl.pretrain_on_scenes import pretrain_vl
+        from visual_grpo.starter.qwen2_5_vl.pretrain import pretrain_vl
 
         size = (data.height, data.width)
         run_side_by_side({"vl": partial(pretrain_vl, folder, size, config.vl_steps, seed)}, 1, advance)
@@ -213,7 +212,7 @@ def _pretrain_half(half: str, job: Job, advance: Advance) -> None:
 def _halves(world: World) -> Mapping[str, Callable[[Job, Advance], None]]:
     """The two pretrainings of a world by name, the longer one first."""
     if world == "words":
-        import visual_grpo.starter.words.pretrain_on_words as of_words
+        import visual_grpo.starter.words.pretrain as of_words
 
         return of_words.HALVES
     import visual_grpo.starter.glm_image.pretrain_on_shapes as of_shapes
@@ -227,8 +226,8 @@ def _assemble(job: Job, folder: Path) -> None:
     from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, T5EncoderModel
 
     import visual_grpo.starter.glm_image.modules as modules
+    from visual_grpo.starter.glm_image.codebook import build_processor
     from visual_grpo.starter.glm_image.corpus import PREVIEW_SIDE
-    from visual_grpo.starter.glm_image.tokenizer import build_processor
 
     parts = job.folder
     glyphs = parts / "text_encoder"  # trained only where words are drawn

@@ -11,12 +11,10 @@ from PIL import Image
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
 import visual_grpo.starter.glm_image.modules as modules
-from visual_grpo.starter.glm_image.ar_batches import ArBatch, edit_batches, in_turns
-from visual_grpo.starter.glm_image.codebook import fit_codebook, nearest_codes
+from visual_grpo.starter.glm_image.codebook import IMAGE_END, build_processor, fit_codebook, nearest_codes
 from visual_grpo.starter.glm_image.corpus import SceneBank
-from visual_grpo.starter.glm_image.tokenizer import IMAGE_END, build_processor
-from visual_grpo.starter.shapes.draw import draw_all, draw_scene, stacked
-from visual_grpo.starter.shapes.edits import random_edit
+from visual_grpo.starter.glm_image.pretrain_ar import ArBatch, edit_batches, in_turns
+from visual_grpo.starter.shapes.draw import draw_all, draw_scene, random_edit, stacked
 from visual_grpo.starter.shapes.world import COMBINATIONS, EDITS
 
 HEIGHT, WIDTH, GRID = 64, 96, (2, 3)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as modules
 from visual_grpo.starter.glm_image import pretrain_on_shapes as parts
-from visual_grpo.starter.glm_image.pretrain_vae import colour_error, encode_normalised, pretrain_vae
+from visual_grpo.starter.glm_image.pretrain_dit import colour_error, encode_normalised, pretrain_vae
 from visual_grpo.starter.job import Job
 from visual_grpo.starter.shapes.world import BACKGROUND
 

@@ -8,10 +8,18 @@ from PIL import Image
 from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as modules
-from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES, nearest_codes, patch_features
+from visual_grpo.starter.glm_image.codebook import (
+    CODEBOOK_SIZE,
+    FEATURES,
+    IMAGE_END,
+    IMAGE_START,
+    build_processor,
+    build_tokenizer,
+    nearest_codes,
+    patch_features,
+)
 from visual_grpo.starter.glm_image.corpus import Corpus, build_corpus
-from visual_grpo.starter.glm_image.tokenizer import IMAGE_END, IMAGE_START, build_processor, build_tokenizer
-from visual_grpo.starter.shapes.edits import instructions
+from visual_grpo.starter.shapes.draw import instructions
 from visual_grpo.starter.shapes.world import COMBINATIONS
 
 

@@ -11,15 +11,19 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as glm_modules
-from visual_grpo.starter.glm_image.pretrain_vae import to_model_range
+from visual_grpo.starter.glm_image.pretrain_dit import to_model_range
 from visual_grpo.starter.job import Job
-from visual_grpo.starter.sd3.modules import SHIFT, build_pipeline, build_transformer
-from visual_grpo.starter.sd3.pretrain_dit import MISREADINGS, _sigmas, pretrain_dit
-from visual_grpo.starter.sd3.pretrain_on_shapes import pretrain_sd3, read_prompts
-from visual_grpo.starter.sd3.tokenizer import PROMPT_TOKENS, build_tokenizer
-from visual_grpo.starter.sd3.unit_latents import normalise_latents
+from visual_grpo.starter.sd3.modules import (
+    PROMPT_TOKENS,
+    SHIFT,
+    build_pipeline,
+    build_tokenizer,
+    build_transformer,
+    normalise_latents,
+)
+from visual_grpo.starter.sd3.pretrain import MISREADINGS, _sigmas, pretrain_dit, pretrain_sd3, read_prompts
+from visual_grpo.starter.shapes.dataset import Misreadings, misread
 from visual_grpo.starter.shapes.draw import draw_all
-from visual_grpo.starter.shapes.misreadings import Misreadings, misread
 from visual_grpo.starter.shapes.world import COMBINATIONS, VOCABULARY
 
 SIDE = 64
@@ -120,7 +124,7 @@ def test_pretraining_is_a_function_of_its_arguments() -> None:
 
 
 def test_a_whole_pipeline_is_saved_that_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visual_grpo.starter.sd3.pretrain_on_shapes._COPIES", 1)
+    monkeypatch.setattr("visual_grpo.starter.sd3.pretrain._COPIES", 1)
     reached: list[tuple[str, int]] = []
     job = Job(folder=tmp_path / "base", height=SIDE, width=SIDE, seed=0, vae_steps=2, dit_steps=2, ar_steps=1)
     pretrain_sd3(job, lambda module, done: reached.append((module, done)))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from visual_grpo.starter.shapes.edits import Edit, draw_edit, instructions, random_edit
+from visual_grpo.starter.shapes.draw import Edit, draw_edit, instructions, random_edit
 from visual_grpo.starter.shapes.world import BACKGROUND, CHANGES, COMBINATIONS, EDITS, OPPOSITE, Combination
 
 HALVES = {

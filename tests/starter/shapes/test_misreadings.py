@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from visual_grpo.starter.shapes.edits import Edit, random_edit
-from visual_grpo.starter.shapes.misreadings import MISREADINGS, misread, misread_edit
+from visual_grpo.starter.shapes.dataset import MISREADINGS, misread, misread_edit
+from visual_grpo.starter.shapes.draw import Edit, random_edit
 from visual_grpo.starter.shapes.world import ATTRIBUTES, COMBINATIONS, EDITS, Combination
 
 

@@ -10,7 +10,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.images import to_tensor
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.shapes.draw import draw
-from visual_grpo.starter.shapes.palette import PaletteReward
+from visual_grpo.starter.shapes.reward import PaletteReward
 from visual_grpo.starter.shapes.world import BACKGROUND, CHANGES, COMBINATIONS, Combination
 from visual_grpo.types import PromptRecord
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.starter.shapes.draw import Jitter, draw, draw_scene, stacked
-from visual_grpo.starter.shapes.edits import draw_edit, random_edit
+from visual_grpo.starter.shapes.draw import Jitter, draw, draw_edit, draw_scene, random_edit, stacked
 from visual_grpo.starter.shapes.reward import ShapesReward
 from visual_grpo.starter.shapes.world import ATTRIBUTES, BACKGROUND, COLORS, COMBINATIONS, EDITS, Combination
 from visual_grpo.types import PromptRecord, RewardOutput

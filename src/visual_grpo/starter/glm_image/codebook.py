@@ -6,11 +6,19 @@ the background. The patterns are k-means centres of drawn patches, so that a gri
 
 from __future__ import annotations
 
+import json
+
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from transformers import GlmImageForConditionalGeneration, GlmImageProcessor, PreTrainedTokenizerFast
+from transformers.models.glm_image.image_processing_pil_glm_image import GlmImageImageProcessorPil
+from transformers.models.glm_image.modeling_glm_image import GlmImageVisionModel, GlmImageVQVAE
 
-from visual_grpo.starter.shapes.world import BACKGROUND, COLORS
+from visual_grpo.config import Task
+from visual_grpo.starter.shapes.draw import instructions
+from visual_grpo.starter.shapes.world import BACKGROUND, COLORS, COMBINATIONS
 
 PATCH = 32
 """Pixels per side of the patch that one image token of GLM-Image represents."""
@@ -83,3 +91,126 @@ def _kmeans(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
         counts = torch.bincount(owner, minlength=count)[:, None]
         centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
     return centres
+
+
+IMAGE_START = CODEBOOK_SIZE
+IMAGE_END = CODEBOOK_SIZE + 1
+VISION_VOCABULARY = CODEBOOK_SIZE + 2
+PAD = VISION_VOCABULARY
+_SPECIAL = ("<|endoftext|>", "<|image|>", "<sop>", "<eop>")
+_TEXT_VOCABULARY = 400
+VISION_PATCH = 16
+"""Patch side of the vision tower; the image processor first halves images, so a patch covers 32 x 32 pixels."""
+
+_CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if message.content is string -%}{{ message.content }}{%- else -%}"
+    "{%- for part in message.content -%}"
+    "{%- if part.type == 'image' -%}START<|image|>END"
+    "{%- elif part.type == 'text' -%}{{ part.text }}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}{%- endfor -%}"
+)
+
+
+def image_token(index: int) -> str:
+    return f"<|dit_token_{index}|>"
+
+
+def build_tokenizer(task: Task = "t2i") -> PreTrainedTokenizerFast:
+    """Deterministic: every call for a task gives the same vocabulary. The text part is trained on the task's texts."""
+    text_vocabulary, merges = _train_text_part(_texts(task))
+    vocabulary = {image_token(i): i for i in range(VISION_VOCABULARY)}
+    for token in (*_SPECIAL, *text_vocabulary):
+        vocabulary[token] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=image_token(IMAGE_START),
+        eos_token=image_token(IMAGE_END),
+        pad_token="<|endoftext|>",  # noqa: S106  # a text token, not a secret
+        extra_special_tokens={"image_token": "<|image|>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>"},
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_processor(task: Task = "t2i") -> GlmImageProcessor:
+    image_processor = GlmImageImageProcessorPil(
+        patch_size=VISION_PATCH,
+        temporal_patch_size=1,
+        merge_size=1,
+        size={"shortest_edge": 32 * 32, "longest_edge": 2048 * 2048},
+    )
+    template = _CHAT_TEMPLATE.replace("START", image_token(IMAGE_START)).replace("END", image_token(IMAGE_END))
+    return GlmImageProcessor(image_processor=image_processor, tokenizer=build_tokenizer(task), chat_template=template)
+
+
+def _texts(task: Task) -> list[str]:
+    prompts = [combination.prompt for combination in COMBINATIONS]
+    return prompts if task == "t2i" else prompts + instructions()
+
+
+def _train_text_part(texts: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=_TEXT_VOCABULARY, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([*texts, "0 1 2 3 4 5 6 7 8 9"], trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    by_id = sorted(model["vocab"], key=model["vocab"].get)
+    return by_id, [tuple(pair) for pair in model["merges"]]
+
+
+_SHIFT = 0.5
+"""Subtracted from both features and codes: distances do not change, norms become smaller."""
+
+
+@torch.no_grad()
+def set_vision_tower(model: GlmImageForConditionalGeneration, processor: GlmImageProcessor, codebook: Tensor) -> None:
+    """Sets the weights of tower and quantiser in place and freezes them. ``codebook``: [K, 48] in 0..1."""
+    _set_patch_means(model.model.visual, processor.image_processor.image_mean, processor.image_processor.image_std)
+    _set_nearest_code(model.model.vqmodel, codebook)
+    model.model.visual.requires_grad_(False)
+    model.model.vqmodel.requires_grad_(False)
+
+
+def _set_patch_means(tower: GlmImageVisionModel, mean: list[float], std: list[float]) -> None:
+    """Channel (cell, colour) = mean of that cell with the normalisation undone; channel 48 is the constant 1."""
+    for block in tower.blocks:
+        for layer in (block.attn.proj, block.mlp.fc2):  # makes every residual branch output 0
+            layer.weight.zero_()
+            layer.bias.zero_()
+    tower.embeddings.position_embedding.weight.zero_()
+    weight, bias = tower.patch_embed.proj.weight.zero_(), tower.patch_embed.proj.bias.zero_()
+    side = VISION_PATCH // CELLS
+    for row in range(CELLS):
+        for column in range(CELLS):
+            for color in range(3):
+                channel = (row * CELLS + column) * 3 + color
+                cell = weight[channel, color, row * side : (row + 1) * side, column * side : (column + 1) * side]
+                cell.fill_(std[color] / side**2)
+                bias[channel] = mean[color] - _SHIFT
+    bias[FEATURES] = 1.0
+
+
+def _set_nearest_code(vqmodel: GlmImageVQVAE, codebook: Tensor) -> None:
+    """Makes the argmax of the quantiser's cosine similarity equal the argmin of the L2 distance ``|f - c|^2``.
+
+    The quantiser normalises features and codes. With f' = (f, 1) and c' = (c, (m - |c|^2) / 2, r), where r gives all
+    c' the same norm, the cosine of f' and c' increases with f.c - |c|^2 / 2, that is, decreases with the distance.
+    """
+    vqmodel.quant_conv.weight.zero_()
+    vqmodel.quant_conv.bias.zero_()
+    for channel in range(FEATURES + 1):
+        vqmodel.quant_conv.weight[channel, channel] = 1.0
+    codes = codebook - _SHIFT
+    square = codes.square().sum(1)
+    embedding = vqmodel.quantize.embedding.weight.zero_()
+    embedding[:, :FEATURES] = codes
+    embedding[:, FEATURES] = (square.max() - square) / 2
+    norm = embedding.square().sum(1)
+    embedding[:, FEATURES + 1] = (norm.max() - norm).sqrt()

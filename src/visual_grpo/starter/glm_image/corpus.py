@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from visual_grpo.policies.glm_image.source_cache import upsampled
-from visual_grpo.starter.glm_image.codebook import CELLS, PATCH, fit_codebook, nearest_codes, patch_features
-from visual_grpo.starter.glm_image.tokenizer import IMAGE_END
-from visual_grpo.starter.shapes.draw import Jitter, draw_all, draw_scene, stacked
-from visual_grpo.starter.shapes.edits import draw_edit, random_edit
+from visual_grpo.starter.glm_image.codebook import CELLS, IMAGE_END, PATCH, fit_codebook, nearest_codes, patch_features
+from visual_grpo.starter.shapes.draw import Jitter, draw_all, draw_edit, draw_scene, random_edit, stacked
 from visual_grpo.starter.shapes.world import BACKGROUND, COMBINATIONS, EDITS, Combination
 
 Grid = tuple[int, int]

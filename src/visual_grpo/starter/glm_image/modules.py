@@ -14,9 +14,17 @@ from transformers import (
     T5EncoderModel,
 )
 
-from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES, standardised
-from visual_grpo.starter.glm_image.tokenizer import IMAGE_END, IMAGE_START, PAD, VISION_PATCH, VISION_VOCABULARY
-from visual_grpo.starter.glm_image.vision_tower import set_vision_tower
+from visual_grpo.starter.glm_image.codebook import (
+    CODEBOOK_SIZE,
+    FEATURES,
+    IMAGE_END,
+    IMAGE_START,
+    PAD,
+    VISION_PATCH,
+    VISION_VOCABULARY,
+    set_vision_tower,
+    standardised,
+)
 
 _NORM_GROUPS = 1
 LATENT_CHANNELS = 4

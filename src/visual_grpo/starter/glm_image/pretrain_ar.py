@@ -1,16 +1,133 @@
-"""Pretrains the small AR module to generate image tokens."""
+"""Training batches of the small AR module: prompts or edits, with the image tokens of a deliberately flawed policy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import GlmImageForConditionalGeneration
+from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
-from visual_grpo.starter.glm_image.ar_batches import ArBatch
+from visual_grpo.starter.glm_image.codebook import IMAGE_END, IMAGE_START, image_token
+from visual_grpo.starter.glm_image.corpus import Grid, SceneBank
 from visual_grpo.starter.optimise import Report, minimise
+from visual_grpo.starter.shapes.dataset import misread, misread_edit
+from visual_grpo.starter.shapes.draw import instructions, random_edit
+from visual_grpo.starter.shapes.world import COMBINATIONS, EDITS
+
+_BATCH = 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArBatch:
+    """B rows of L prompt tokens, left-padded, and T target tokens."""
+
+    ids: Tensor
+    """[B, L] int64."""
+    mask: Tensor
+    """[B, L + T - 1] int64 attention mask of prompt and target tokens."""
+    positions: Tensor
+    """[3, B, L + T - 1] int64."""
+    target: Tensor
+    """[B, T] int64."""
+
+
+def prompt_batches(
+    model: GlmImageForConditionalGeneration,
+    processor: GlmImageProcessor,
+    tokens: Tensor,
+    *,
+    grids: list[Grid],
+    seed: int,
+) -> Iterator[ArBatch]:
+    """Infinite batches of prompts.
+
+    ``tokens``: [combinations, K, T] int64, the tokens of K pictures of each combination: preview, image and end token;
+    ``grids``: (rows, columns) of the image and of the preview.
+    """
+    rng = random.Random(seed)
+    rank = {combination: i for i, combination in enumerate(COMBINATIONS)}
+    texts = [combination.prompt for combination in COMBINATIONS]
+    prompts = encode_texts(model, processor, texts, sources=[], targets=grids, generated=tokens.shape[2])
+    while True:
+        asked = [rng.randrange(len(COMBINATIONS)) for _ in range(_BATCH)]
+        drawn = [rank[misread(COMBINATIONS[i], rng)] for i in asked]
+        target = tokens[drawn, [rng.randrange(tokens.shape[1]) for _ in drawn]]
+        yield prompts.batch(asked, prompts.ids[asked], target)
+
+
+def edit_batches(
+    model: GlmImageForConditionalGeneration, processor: GlmImageProcessor, bank: SceneBank, *, seed: int
+) -> Iterator[ArBatch]:
+    """Infinite batches of edits: the tokens of the source precede the instruction, and there is no preview."""
+    rng = random.Random(seed)
+    texts = instructions()
+    rank = {text: i for i, text in enumerate(texts)}
+    generated = bank.grid[0] * bank.grid[1] + 1
+    encoded = encode_texts(model, processor, texts, sources=[bank.grid], targets=[bank.grid], generated=generated)
+    while True:
+        edits = [random_edit(rng.choice(EDITS), rng.choice(COMBINATIONS), rng) for _ in range(_BATCH)]
+        jitters = [(rng.randrange(len(bank.jitters)), rng.randrange(len(bank.jitters))) for _ in edits]
+        source = bank.tokens([(edit.before, edit.other) for edit in edits], jitters)
+        target = bank.tokens([misread_edit(edit, rng) for edit in edits], jitters)
+        asked = [rank[edit.instruction] for edit in edits]
+        ids = encoded.ids[asked]
+        ids[ids == processor.image_token_id] = source.flatten()
+        yield encoded.batch(asked, ids, torch.cat([target, torch.full((len(edits), 1), IMAGE_END)], 1))
+
+
+def in_turns(*kinds: Iterator[ArBatch]) -> Iterator[ArBatch]:
+    """Alternates between the kinds of batches: prompts and edits have different lengths and cannot share a batch."""
+    while True:
+        for kind in kinds:
+            yield next(kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedTexts:
+    """Every text once; fields as in `ArBatch`, with one row per text."""
+
+    ids: Tensor
+    mask: Tensor
+    positions: Tensor
+
+    def batch(self, rows: list[int], ids: Tensor, target: Tensor) -> ArBatch:
+        return ArBatch(ids=ids, mask=self.mask[rows], positions=self.positions[:, rows], target=target)
+
+
+def encode_texts(
+    model: GlmImageForConditionalGeneration,
+    processor: GlmImageProcessor,
+    texts: Sequence[str],
+    *,
+    sources: list[Grid],
+    targets: list[Grid],
+    generated: int,
+) -> EncodedTexts:
+    """Encodes texts in the processor's format, with a placeholder for every source token."""
+    before = "".join(
+        image_token(IMAGE_START) + processor.image_token * (rows * columns) + image_token(IMAGE_END)
+        for rows, columns in sources
+    )
+    after = "".join(f"<sop>{rows} {columns}<eop>" for rows, columns in targets) + processor.tokenizer.bos_token
+    encoded = processor.tokenizer([before + text + after for text in texts], padding=True, return_tensors="pt")
+    ids, mask = encoded["input_ids"], encoded["attention_mask"]
+    grids = [*sources, *targets]
+    count = len(texts)
+    thw = torch.tensor([[1, *grid] for grid in grids]).repeat(count, 1)
+    prompt_positions, _ = model.model.get_rope_index(
+        ids, image_grid_thw=thw, images_per_sample=torch.full((count,), len(grids)), attention_mask=mask
+    )
+    generated_positions = model.model._cached_decode_position_ids.permute(1, 0, 2)[:, :, : generated - 1]
+    model.model._cached_decode_position_ids = model.model.rope_deltas = model.model._prefill_len = None
+    return EncodedTexts(
+        ids=ids,
+        mask=torch.cat([mask, torch.ones(count, generated - 1, dtype=mask.dtype)], 1),
+        positions=torch.cat([prompt_positions, generated_positions], -1),
+    )
 
 
 def pretrain_ar(

@@ -10,14 +10,19 @@ from torch import Tensor
 from transformers import ByT5Tokenizer, T5EncoderModel
 
 import visual_grpo.starter.glm_image.modules as modules
-from visual_grpo.starter.glm_image.ar_batches import edit_batches, in_turns, prompt_batches
+from visual_grpo.starter.glm_image.codebook import build_processor
 from visual_grpo.starter.glm_image.corpus import SceneBank, build_corpus, build_edit_corpus
-from visual_grpo.starter.glm_image.pretrain_ar import pretrain_ar
-from visual_grpo.starter.glm_image.pretrain_dit import Sources, pretrain_dit
-from visual_grpo.starter.glm_image.pretrain_vae import colour_error, encode_like, encode_normalised, pretrain_vae
-from visual_grpo.starter.glm_image.tokenizer import build_processor
+from visual_grpo.starter.glm_image.pretrain_ar import edit_batches, in_turns, pretrain_ar, prompt_batches
+from visual_grpo.starter.glm_image.pretrain_dit import (
+    Sources,
+    colour_error,
+    encode_like,
+    encode_normalised,
+    pretrain_dit,
+    pretrain_vae,
+)
 from visual_grpo.starter.job import Advance, Job
-from visual_grpo.starter.shapes.fading import fade
+from visual_grpo.starter.shapes.dataset import fade
 
 _FADED_COPIES = 2
 """Faded copies of each picture; with a single one the DiT could memorise the fading of each picture."""

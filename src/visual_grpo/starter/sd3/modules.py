@@ -1,4 +1,4 @@
-"""The parts of the small Stable Diffusion 3: real classes, about two million parameters, weights from a seed."""
+"""Tokenizer of the small Stable Diffusion 3: every word of the drawn prompts is one token."""
 
 from __future__ import annotations
 
@@ -9,11 +9,46 @@ from diffusers import (
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
-from torch import nn
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
 
 from visual_grpo.starter.glm_image.modules import LATENT_CHANNELS
-from visual_grpo.starter.sd3.tokenizer import build_tokenizer
+from visual_grpo.starter.glm_image.pretrain_dit import encode_normalised
+from visual_grpo.starter.shapes.world import COMBINATIONS
+
+PROMPT_TOKENS = 12
+"""Prompts are padded or cut to so many; a drawn one has nine with begin and end."""
+_BEGIN, _END, _PAD = "<|startoftext|>", "<|endoftext|>", "<|pad|>"
+_VOCABULARY = 512
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Deterministic. A byte-level BPE with CLIP's begin and end of text: it still encodes any text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY,
+        special_tokens=[_BEGIN, _END, _PAD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+        min_frequency=1,
+    )
+    tokenizer.train_from_iterator([combination.prompt for combination in COMBINATIONS], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{_BEGIN} $A {_END}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (_BEGIN, _END)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=_BEGIN,
+        eos_token=_END,
+        pad_token=_PAD,
+        model_max_length=PROMPT_TOKENS,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
 
 SHIFT = 1.5
 """The scheduler's: sigma = shift u / (1 + (shift - 1) u) of an even u."""
@@ -99,3 +134,27 @@ def _build_clip(tokenizer: PreTrainedTokenizerFast, seed: int) -> CLIPTextModelW
         elif weight.ndim == 2:
             weight.normal_(std=weight.shape[1] ** -0.5)
     return clip
+
+
+def normalise_latents(vae: AutoencoderKL, images: Tensor) -> Tensor:
+    """Latents of uint8 [N, 3, H, W] as float32 [N, channels, H/8, W/8] of mean 0 and std 1 per channel.
+
+    Changes ``vae`` so that its latents are these: exactly, since a scale and a shift per channel fold into the 1 x 1
+    convolutions before and behind them.
+    """
+    latents = encode_normalised(vae, images)
+    _fold(vae, torch.tensor(vae.config.latents_mean), torch.tensor(vae.config.latents_std))
+    vae.register_to_config(latents_mean=None, latents_std=None, scaling_factor=1.0, shift_factor=0.0)
+    return latents
+
+
+@torch.no_grad()
+def _fold(vae: AutoencoderKL, mean: Tensor, std: Tensor) -> None:
+    """``mean`` and ``std``: [channels], of the latents as they are."""
+    # The first convolution gives the means and then the log-variances of the latents.
+    into, out, channels = vae.quant_conv, vae.post_quant_conv, len(mean)
+    into.weight[:channels] /= std.view(-1, 1, 1, 1)
+    into.bias[:channels] = (into.bias[:channels] - mean) / std
+    into.bias[channels:] -= 2 * std.log()
+    out.bias += (out.weight[:, :, 0, 0] * mean).sum(1)
+    out.weight *= std.view(1, -1, 1, 1)

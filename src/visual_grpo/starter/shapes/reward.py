@@ -1,21 +1,91 @@
-"""Scores drawn shapes: does the image show what the prompt asks for, or the result of the requested edit?"""
+"""Whether records are of drawn shapes, which alone the rewards of this world can judge."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError
-from visual_grpo.starter.shapes.drawn import check_drawn
-from visual_grpo.starter.shapes.edit_judge import score_edits
-from visual_grpo.starter.shapes.judge import REGIONS, Objects, find_objects, judge, restricted
-from visual_grpo.starter.shapes.world import ATTRIBUTES, EDITS, OPPOSITE, VOCABULARY
+from visual_grpo.errors import UserError, counted
+from visual_grpo.starter.shapes.judge import (
+    REGIONS,
+    Judged,
+    Objects,
+    color_distances,
+    find_objects,
+    found,
+    judge,
+    nearness,
+    restricted,
+)
+from visual_grpo.starter.shapes.world import ATTRIBUTES, CHANGES, EDITS, OPPOSITE, VOCABULARY
 from visual_grpo.types import PromptRecord, RewardOutput, Sample
+
+_SHOWN = 3
+
+
+def check_drawn(reward: str, records: Iterable[PromptRecord]) -> None:
+    """Raises UserError if a record lacks the attributes of a drawn object in its metadata."""
+    others = [record.id for record in records if not all(key in record.metadata for key in ATTRIBUTES)]
+    if others:
+        shown = ", ".join(map(repr, others[:_SHOWN])) + " ..." * (len(others) > _SHOWN)
+        raise UserError(
+            f"the reward {reward!r} judges the shapes that the starter draws, by the metadata {', '.join(ATTRIBUTES)};"
+            f" {counted(len(others), 'record')} {'lacks' if len(others) == 1 else 'lack'} them: {shown}."
+            " Use a reward that fits your data: reward=auto chooses one"
+        )
+
+
+def score_edits(subject: Judged, other: Judged, has_other: Tensor, kinds: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Values [B] in 0..1 and parts [B, 7]: the four attributes, all, instructed, kept; NaN = nothing to judge.
+
+    ``subject`` is the object that is edited by an edit of kind ``kinds[i]``; ``other``, where ``has_other`` ([B] bool),
+    is the second object of the scene. The value is the mean of followed, followed * kept and all correct, so that a
+    copy of the source scores low.
+    """
+    changed = torch.tensor([[CHANGES.get(kind) == name for name in ATTRIBUTES] for kind in kinds])
+    removes = torch.tensor([kind == "remove" for kind in kinds])
+    followed, instructed = _instructed(subject, changed, removes)
+    closeness, kept = _kept(subject, other, changed, has_other)
+    all_right = instructed & kept
+    keeps_something = changed.any(1) | has_other
+    parts = torch.cat(
+        [
+            _attributes(subject, other, removes, has_other),
+            torch.stack([all_right.float(), instructed.float(), kept.float().where(keeps_something, torch.nan)], 1),
+        ],
+        1,
+    )
+    return (followed + followed * closeness + all_right) / 3, parts
+
+
+def _instructed(subject: Judged, changed: Tensor, removes: Tensor) -> tuple[Tensor, Tensor]:
+    """Closeness [B] and correctness [B] of the changed attribute, the added object, or the removal."""
+    attributes = changed.any(1)
+    asked = torch.where(attributes[:, None], changed, True)
+    followed = (subject.closeness * asked).sum(1) / asked.sum(1)
+    right = (subject.right | ~asked).all(1)
+    return torch.where(removes, subject.emptiness, followed), torch.where(removes, subject.empty, right)
+
+
+def _kept(subject: Judged, other: Judged, changed: Tensor, has_other: Tensor) -> tuple[Tensor, Tensor]:
+    """Closeness [B] and correctness [B] of the unchanged attributes or the other object; 1 if there is neither."""
+    attributes = changed.any(1)
+    rest = (subject.closeness * ~changed).sum(1) / (len(ATTRIBUTES) - 1)
+    beside = torch.where(has_other, other.closeness.mean(1), 1.0)
+    right = torch.where(attributes, (subject.right | changed).all(1), other.all_right | ~has_other)
+    return torch.where(attributes, rest, beside), right
+
+
+def _attributes(subject: Judged, other: Judged, removes: Tensor, has_other: Tensor) -> Tensor:
+    """[B, 4]: 1 where an attribute is correct for all objects of the target, else 0; NaN if it has no object."""
+    right = (subject.right | removes[:, None]) & (other.right | ~has_other[:, None])
+    return right.float().masked_fill((removes & ~has_other)[:, None], torch.nan)
+
 
 _PARTS = (*ATTRIBUTES, "all")
 _EDIT_PARTS = ("instructed", "kept")
@@ -132,3 +202,36 @@ def _batchable_rows(samples: Sequence[Tensor], asked: Sequence[_Asked]) -> list[
     for i, (sample, one) in enumerate(zip(samples, asked, strict=True)):
         rows[(one.edit is None, *sample.shape)].append(i)
     return list(rows.values())
+
+
+class PaletteReward:
+    """Mean closeness, 0..1, of the object's colour to the nearest named colour.
+
+    A picture without an object scores 0 where the prompt asks for one, and 1 where none should be left (the edit
+    ``remove`` of the only object): blank pictures are judged like all others, never left out.
+
+    Dense and independent of the colour asked for, so that it differs between decodes of the same tokens, where
+    ``shapes`` hardly differs because it mostly judges properties that the tokens determine.
+    """
+
+    name = "palette"
+
+    def check_records(self, records: Sequence[PromptRecord]) -> None:
+        """Raises UserError for records that are not drawn shapes, for which the palette is meaningless."""
+        check_drawn(self.name, records)
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
+        pairs = zip(prompts, samples, strict=True)
+        return RewardOutput(values=torch.stack([_closeness(sample, blank=_blank(record)) for record, sample in pairs]))
+
+
+def _blank(record: PromptRecord) -> float:
+    """What a picture without an object is worth."""
+    removes = record.metadata.get("edit") == "remove"
+    return float(removes and record.metadata.get("other") is None)
+
+
+def _closeness(image: Tensor, *, blank: float) -> Tensor:
+    objects = find_objects(image[None])
+    values = nearness(objects, color_distances(objects).amin(-1))
+    return torch.where(found(objects), values, blank)[0]

@@ -7,7 +7,15 @@ determined by the quoted text alone. Colours are 8-bit RGB.
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from itertools import product
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageChops, ImageDraw, ImageFont
+
+from visual_grpo.starter.job import digest_of, is_current, whole_folder
 
 CONSONANTS = "HKLNPSTZ"
 VOWELS = "AEOU"
@@ -23,3 +31,81 @@ INK = (235, 235, 235)
 
 def prompt_of(word: str) -> str:
     return f'a sign that says "{word}"'
+
+
+_FONT_SIZE = 1.28
+"""Relative to the shorter side of a tile; the widest letter nearly fills the tile."""
+_STROKE = 0.03
+"""Width added around each stroke, relative to the shorter side of a tile."""
+_SUPERSAMPLING = 4
+
+
+def draw(word: str, height: int, width: int, ghost: str = "", strength: float = 0.0) -> Image.Image:
+    """One anti-aliased RGB image of ``height`` x ``width`` pixels; the tiles divide its width equally.
+
+    With a ``ghost`` it is a double exposure: the ghost is drawn with a share ``strength`` (0..1) of the ink, ``word``
+    with the rest.
+    """
+    ink = _letters(word, height, width)
+    if ghost:
+        faint = _letters(ghost, height, width).point(lambda cover: cover * strength)
+        ink = ImageChops.lighter(ink.point(lambda cover: cover * (1 - strength)), faint)
+    return Image.composite(Image.new("RGB", (width, height), INK), _tiles(height, width), ink)
+
+
+@cache
+def _tiles(height: int, width: int) -> Image.Image:
+    tile = np.arange(width) * LETTERS // width
+    return Image.fromarray(np.broadcast_to(np.array(TILES, np.uint8)[tile], (height, width, 3)).copy())
+
+
+@cache
+def _letters(word: str, height: int, width: int) -> Image.Image:
+    """Ink coverage of each pixel, 0..255."""
+    scale = _SUPERSAMPLING
+    tile = width * scale / LETTERS
+    size = min(tile, height * scale)
+    font = ImageFont.load_default(_FONT_SIZE * size)
+    canvas = Image.new("L", (width * scale, height * scale))
+    brush = ImageDraw.Draw(canvas)
+    for place, letter in enumerate(word):
+        middle = ((place + 0.5) * tile, height * scale / 2)
+        brush.text(middle, letter, fill=255, font=font, anchor="mm", stroke_width=round(_STROKE * size))
+    return canvas.reduce(scale)
+
+
+_VERSION = 1
+"""To be raised when the same configuration draws other pictures."""
+_TARGETS = "target_images"
+
+
+def draw_words(folder: Path, records_per_prompt: int, height: int, width: int) -> str:
+    """Writes ``records.jsonl`` and ``target_images/`` unless they already exist for the same arguments.
+
+    Every word occurs ``records_per_prompt`` times with the same picture. ``height`` and ``width`` are pixels.
+    Returns the digest of the arguments.
+    """
+    facts = {"words": _VERSION, "records_per_prompt": records_per_prompt, "height": height, "width": width}
+    digest = digest_of(facts)
+    if is_current(folder, digest):
+        return digest
+    with whole_folder(folder, digest) as fresh:
+        (fresh / _TARGETS).mkdir()
+        for word in WORDS:
+            draw(word, height, width).save(fresh / _target(word))
+        records = [
+            {
+                "id": f"word_{number:05d}",
+                "prompt": prompt_of(word),
+                "target_image": _target(word),
+                "metadata": {"text": word},
+            }
+            for number, word in enumerate(WORDS * records_per_prompt)
+        ]
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (fresh / "records.jsonl").write_text(lines, encoding="utf-8")
+    return digest
+
+
+def _target(word: str) -> str:
+    return f"{_TARGETS}/{word}.png"

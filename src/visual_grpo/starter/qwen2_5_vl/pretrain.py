@@ -10,6 +10,7 @@ predicts the row and column of each image token from the output of the first lay
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,11 +19,12 @@ from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
 from visual_grpo.segmentation.geometry import ring
+from visual_grpo.starter.job import Advance
 from visual_grpo.starter.optimise import Report, minimise
-from visual_grpo.starter.qwen2_5_vl.model import MERGE, PATCH
+from visual_grpo.starter.qwen2_5_vl.model import MERGE, PATCH, build_model, build_processor
 from visual_grpo.starter.scenes import answers
-from visual_grpo.starter.scenes.draw import Scenes, boxes, centers, draw_scenes
-from visual_grpo.starter.scenes.world import COLORS, PARTS, query_of
+from visual_grpo.starter.scenes.world import COLORS, PARTS, Scenes, boxes, centers, draw_scenes, query_of
+from visual_grpo.third_party_output import hidden_progress_bars
 
 POOL = 6000
 """Number of training scenes, each used in four mirrored forms."""
@@ -249,3 +251,17 @@ def _mirrored(numbers: Tensor, axis: int, side: int) -> Tensor:
     mirrored = numbers.clone()
     mirrored[:, [low, high, *points]] = side - 1 - numbers[:, [high, low, *points]]
     return mirrored
+
+
+def pretrain_vl(folder: Path, size: tuple[int, int], steps: int, seed: int, advance: Advance) -> None:
+    """Trains model and processor and saves them to ``folder``; ``size`` = (height, width) in pixels.
+
+    Runs in a separate process on one thread, so that the weights do not depend on the number of cores.
+    """
+    torch.set_num_threads(1)
+    with hidden_progress_bars():
+        processor = build_processor(*size)
+        model = build_model(processor, seed)
+        pretrain(model, processor, size=size, steps=steps, seed=seed, report=lambda done: advance("vl", done))
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
