@@ -110,7 +110,7 @@ def rankings(scores: pd.DataFrame) -> set[str]:
     """
     weighted = {name for name, weight in scores.attrs["weights"].items() if weight}
     found = set()
-    for name in weighted & {column.removeprefix("reward/") for column in scores}:
+    for name in sorted(name for name in weighted if f"reward/{name}" in scores):
         groups = scores.groupby(["sampler", "id"])[f"reward/{name}"]
         means = groups.mean()
         if len(means) > 1 and means.max() - means.min() < 1e-6 and (groups.max() - groups.min()).max() > 1e-3:

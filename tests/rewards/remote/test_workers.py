@@ -19,8 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.rewards.remote.processes import no_thread_left
-from tests.rewards.remote.worker_process import WORKERS, run_to_its_end, started
+from tests.rewards.remote.processes import WORKERS, no_thread_left, run_to_its_end, started
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
