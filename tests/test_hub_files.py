@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from visual_grpo.errors import UserError
-from visual_grpo.hub_files import check_downloads
+from visual_grpo.saved_model import check_downloads
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS, INDEX = b"a large file", b"{}"

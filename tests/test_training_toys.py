@@ -20,7 +20,7 @@ from tests.toys import CountingScorer, ToyTokenPolicy
 from visual_grpo.config import SignalCheckConfig
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.alarm import Watch
-from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.evaluation.generate import image_seed
 from visual_grpo.grpo.checkpoint import load_checkpoint
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.training import Callbacks, TrainingRun, _now_and_then

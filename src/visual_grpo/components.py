@@ -69,8 +69,8 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
     import torch
 
     from visual_grpo.hardware.quantised import require_quantised
-    from visual_grpo.hub_files import check_downloads
     from visual_grpo.policies.family import ModelSettings
+    from visual_grpo.saved_model import check_downloads
 
     torch.set_num_threads(config.model.threads)
     plan = make_plan(config, model)

@@ -26,7 +26,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from visual_grpo.visible_text import visible
+from visual_grpo.errors import visible
 
 Value = float | int | str
 

@@ -6,6 +6,7 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import pkgutil
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,12 +28,12 @@ def load_attribute(path: str, setting: str) -> Any:
     module_name, separator, attribute = path.partition(":")
     if not (module_name and separator and attribute):
         raise UserError(f"{setting} is named package.module:name, got {path!r}")
-    found: Any = _module(module_name, path)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise UserError(f"{module_name!r} has no {attribute!r} ({path!r}).{nearest_hint(part, dir(found))}")
-        found = getattr(found, part)
-    return found
+    module = _module(module_name, path)
+    try:
+        return pkgutil.resolve_name(path)
+    except AttributeError as error:
+        hint = nearest_hint(attribute, dir(module))
+        raise UserError(f"{module_name!r} has no {attribute!r} ({path!r}).{hint}") from error
 
 
 def code_digests(functions: Mapping[str, str | None]) -> dict[str, str]:

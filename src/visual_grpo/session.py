@@ -19,11 +19,10 @@ from yaml import YAMLError
 
 from visual_grpo import console, files
 from visual_grpo.command import use_source
-from visual_grpo.errors import UserError, nearest_hint, user_error
+from visual_grpo.errors import UserError, nearest_hint, user_error, visible
 from visual_grpo.faults import is_out_of_memory, machine_fault
 from visual_grpo.stopping import signal_of, terminate_as_interrupt
 from visual_grpo.tracking import Tracker
-from visual_grpo.visible_text import visible
 
 EXPECTED = (UserError, DatasetError, MissingConfigException, OmegaConfBaseException, YAMLError)
 

@@ -21,8 +21,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.distributed import group
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.alarm import Look, Watch
-from visual_grpo.evaluation.generate import distinct_prompts
-from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.evaluation.generate import distinct_prompts, image_seed
 from visual_grpo.grpo.checkpoint import load_facts
 from visual_grpo.grpo.signal_check import Signal, SignalRule, check_signal, describe, measure_signal
 from visual_grpo.grpo.trainer import Trainer

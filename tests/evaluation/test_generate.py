@@ -16,10 +16,10 @@ from visual_grpo.evaluation.generate import (
     distinct_prompts,
     draw_and_score,
     file_stem,
+    image_seed,
     plan_images,
     read_scores,
 )
-from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.images import read_image, to_tensor
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import Needs, PromptRecord, RewardOutput

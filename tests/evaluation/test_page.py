@@ -18,7 +18,7 @@ from tests.evaluation.defaults import FILE, parameters
 from tests.evaluation.painter import records
 from tests.evaluation.reports import reported
 from visual_grpo.evaluation import curves, page
-from visual_grpo.evaluation.configuration import configuration
+from visual_grpo.evaluation.page import configuration
 
 HOSTILE = (
     '<script>document.title = "executed"</script>',

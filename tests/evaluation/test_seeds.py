@@ -1,4 +1,4 @@
-from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.evaluation.generate import image_seed
 
 
 def test_seeds_never_change() -> None:

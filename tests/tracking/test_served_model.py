@@ -27,7 +27,7 @@ from tests.tracking.toy_adapters import with_facts
 from visual_grpo.components import load_model, make_plan
 from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.errors import UserError
-from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.evaluation.generate import image_seed
 from visual_grpo.images import read_size
 from visual_grpo.tracking import registry
 from visual_grpo.tracking.served_image import read

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 from visual_grpo.config import AlarmConfig
 from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
+from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.images import is_image, read_image, to_tensor
 from visual_grpo.types import PromptRecord, Sample
 
@@ -185,3 +187,34 @@ def _reduced(image: Tensor) -> Tensor:
     pixels = image.cpu().float()[None] / 255
     size = [min(_SIDE, side) for side in pixels.shape[-2:]]
     return torch.nn.functional.interpolate(pixels, size=size, mode="area")[0]
+
+
+_SIDE = 1600
+
+
+def picture_of(step: int) -> str:
+    """The file of what was judged at an alarm, in the folders of checkpoints and adapters."""
+    return f"alarm-{step:06d}.png"
+
+
+def alarm_notes(training: Mapping[str, Any]) -> list[str]:
+    """A sentence for the verdict on adapters whose training raised an alarm.
+
+    Args:
+        training: its facts.
+    """
+    alarms = training.get("alarms", [])
+    if not alarms:
+        return []
+    more = f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else ""
+    return [f"Alarm of the training at step {alarms[0]['step']}{more}: {alarms[0]['sentence']}."]
+
+
+def shown_alarms(training: Mapping[str, Any], adapters: Path | None) -> list[dict[str, Any]]:
+    """Step, sentence and picture (a data URI, or None) of each alarm."""
+    found = []
+    for alarm in training.get("alarms", []):
+        file = None if adapters is None else adapters / picture_of(alarm["step"])
+        shown = data_uri(file, _SIDE) if file is not None and file.is_file() else None
+        found.append({**alarm, "picture": shown})
+    return found

@@ -16,7 +16,6 @@ import pandas as pd
 
 from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.errors import UserError
-from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.hardware.device import device_kind
 from visual_grpo.images import described, is_image
 from visual_grpo.importing import code_digest
@@ -318,3 +317,9 @@ def _batches(requests: Sequence[Request], size: int) -> Iterator[list[Request]]:
     remaining = iter(requests)
     while batch := list(itertools.islice(remaining, size)):
         yield batch
+
+
+def image_seed(seed: int, record_id: str, index: int) -> int:
+    """A seed in [0, 2**63) for image ``index`` of a record: the same on every machine and Python version."""
+    key = f"{seed}\0{index}\0{record_id}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1

@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 from torch import Generator, Tensor
 
+from visual_grpo.evaluation.generate import image_seed
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, caption, grid
-from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.images import read_image, read_mask, to_pil, to_tensor
 from visual_grpo.segmentation.geometry import Pixel, edge, multimask, ring
 from visual_grpo.segmentation.segmenter import (

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from visual_grpo.evaluation import pictures, plots
-from visual_grpo.evaluation.alarms_shown import shown_alarms
+from visual_grpo.evaluation.alarm import shown_alarms
 from visual_grpo.evaluation.examples import SHOWN, all_pairs, choose, load
 from visual_grpo.evaluation.headline import main_view
 from visual_grpo.evaluation.page import render

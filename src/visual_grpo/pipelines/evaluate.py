@@ -10,7 +10,7 @@ import pandas as pd
 from visual_grpo import components, console
 from visual_grpo.config import EvaluationConfig, Parameters
 from visual_grpo.evaluation import compare, generate, pairing, report
-from visual_grpo.evaluation.alarms_shown import alarm_notes
+from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.headline import change, decimals, extent, headline, lines, result
 from visual_grpo.pipelines.baseline import conditions, draw_samples
 from visual_grpo.records.table import RecordTable

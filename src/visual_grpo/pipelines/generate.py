@@ -10,9 +10,8 @@ from pathlib import Path
 from visual_grpo import components, console
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
-from visual_grpo.evaluation.generate import check_samples
+from visual_grpo.evaluation.generate import check_samples, image_seed
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
-from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.records.preparation import prepared_beside
 from visual_grpo.tracking.model_ref import adapters_of, model_of
 from visual_grpo.types import Judge, PromptRecord, Sample, TextSample

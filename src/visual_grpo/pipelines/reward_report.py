@@ -80,8 +80,7 @@ def _draw(
 ) -> tuple[list[PromptRecord], list[Sample]]:
     """Group by group; each sample depends on its prompt, its number and ``evaluation.seed``."""
     from visual_grpo import components, console
-    from visual_grpo.evaluation.generate import check_samples
-    from visual_grpo.evaluation.seeds import image_seed
+    from visual_grpo.evaluation.generate import check_samples, image_seed
 
     settings, size = parameters.reward_report, parameters.evaluation.batch_size
     model = components.build_model(parameters, model_path)

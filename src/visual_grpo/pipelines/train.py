@@ -21,8 +21,7 @@ from visual_grpo.distributed import group, launch
 from visual_grpo.distributed.policy import DistributedModel, FirstScores
 from visual_grpo.errors import UserError, counted
 from visual_grpo.evaluation import generate, pairing
-from visual_grpo.evaluation.alarm import Watch
-from visual_grpo.evaluation.alarms_shown import picture_of
+from visual_grpo.evaluation.alarm import Watch, picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.grpo.trainer import Trainer
 from visual_grpo.images import read_image

@@ -11,8 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Self
 
-from visual_grpo.errors import sentence
-from visual_grpo.visible_text import visible
+from visual_grpo.errors import sentence, visible
 
 _SHOWN = 80
 """Maximum characters of an invalid value shown in a message."""

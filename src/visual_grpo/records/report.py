@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from visual_grpo.errors import UserError, counted
+from visual_grpo.errors import UserError, counted, visible
 from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.raw import Rejected
 from visual_grpo.records.split import FEW_PROMPTS, SEALED, SPLITS, prompt_key
-from visual_grpo.visible_text import visible
 
 LISTED = 1000
 """Maximum number of rejected records that are listed individually; all are counted."""

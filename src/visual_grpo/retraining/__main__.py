@@ -15,14 +15,13 @@ import traceback
 from pathlib import Path
 
 from visual_grpo import console, third_party_output
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, visible
 from visual_grpo.files import write_atomically
 from visual_grpo.programs import OutOfTimeError, ProgramError
 from visual_grpo.retraining.job import Retraining
 from visual_grpo.retraining.outcome import Code, DataRefusedError, Outcome, notify
 from visual_grpo.retraining.project import read_project
 from visual_grpo.stopping import signal_of, terminate_as_interrupt
-from visual_grpo.visible_text import visible
 
 LOCK, SUMMARY = ".retraining.lock", "08_reporting/retraining.json"
 

@@ -23,7 +23,7 @@ from visual_grpo import components
 from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.config.presets import pinned
 from visual_grpo.errors import UserError
-from visual_grpo.evaluation.seeds import image_seed
+from visual_grpo.evaluation.generate import image_seed
 from visual_grpo.images import fit, read_image, stretch, stretch_mask, to_pil, to_tensor
 from visual_grpo.saved_model import content_digest, may_be_hub_id
 from visual_grpo.tracking.packaging import ADAPTERS, BASE, DEVICE, SERVED

@@ -62,8 +62,7 @@ def drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> lis
 
 def _asked(parameters: Parameters, records: RecordTable, what: Mapping[str, Any]) -> list[Asked]:
     """As many pairs as asked for, one of each prompt before the second of any."""
-    from visual_grpo.evaluation.generate import distinct_prompts
-    from visual_grpo.evaluation.seeds import image_seed
+    from visual_grpo.evaluation.generate import distinct_prompts, image_seed
 
     seed = parameters.vote.seed
     prompts = distinct_prompts(records.split("train"), None)

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.hardware.device import resolve_device
-from visual_grpo.hub_files import check_snapshot
-from visual_grpo.saved_model import may_be_hub_id
+from visual_grpo.saved_model import check_snapshot, may_be_hub_id
 from visual_grpo.third_party_output import hidden_progress_bars
 
 log = logging.getLogger(__name__)

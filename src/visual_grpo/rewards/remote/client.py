@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, visible
 from visual_grpo.threads import in_thread
-from visual_grpo.visible_text import visible
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
