@@ -28,9 +28,8 @@ import torch
 
 from visual_grpo import components, third_party_output
 from visual_grpo.config import Parameters, RewardConfig
-from visual_grpo.evaluation.generate import distinct_prompts
+from visual_grpo.evaluation.generate import distinct_prompts, image_seed
 from visual_grpo.evaluation.paired import paired_difference
-from visual_grpo.evaluation.seeds import image_seed
 from visual_grpo.images import read_image, to_tensor
 from visual_grpo.pipelines.vote.drawing import drawn_pairs
 from visual_grpo.records.table import RecordTable

@@ -66,7 +66,7 @@ def render(
     alarms: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The page. ``pairs`` come from `examples.all_pairs`, ``history`` has one row per training step, ``alarms`` are
-    of `alarms_shown.shown_alarms`."""
+    of `alarm.shown_alarms`."""
     entries, controls = evaluation["rewards"], evaluation.get("controls", ())
     found = evaluation.get("headline") or headline(entries, controls)
     parameters = evaluation.get("parameters") or evaluation.get("training", {}).get("parameters") or {}
