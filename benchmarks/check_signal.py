@@ -18,7 +18,7 @@ import torch
 
 from visual_grpo import components, third_party_output
 from visual_grpo.config import RewardConfig
-from visual_grpo.grpo.signal_check import SignalRule, measure_signal
+from visual_grpo.grpo.checks import SignalRule, measure_signal
 from visual_grpo.types import PromptRecord, Sample
 
 _chance = torch.Generator().manual_seed(0)

@@ -20,7 +20,7 @@ from visual_grpo.components import load_policy, make_plan
 from visual_grpo.config import FlowConfig, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.config.validation import validate
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.policies.packed_latents import packed, unpacked
+from visual_grpo.policies.flow_model import packed, unpacked
 from visual_grpo.rewards.combine import RewardSet
 
 ROOT = Path(__file__).parents[1]

@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from visual_grpo.config import GRPOConfig, SignalCheckConfig
-from visual_grpo.grpo import losses, signal_check
-from visual_grpo.grpo.advantages import gdpo_advantages, group_advantages
-from visual_grpo.grpo.losses import LOSSES
-from visual_grpo.grpo.schedule import learning_rate_factor
-from visual_grpo.grpo.self_check import TOLERANCES
+from visual_grpo.grpo import checks, losses
+from visual_grpo.grpo.checks import TOLERANCES
+from visual_grpo.grpo.losses import LOSSES, gdpo_advantages, group_advantages
+from visual_grpo.grpo.optimisers import learning_rate_factor
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
 from visual_grpo.policies import flow_sde
 from visual_grpo.types import ReplayChunk, Rollout, Scores
@@ -185,14 +184,14 @@ def test_the_signal_checks_cosine_and_its_error() -> None:
 
     without = np.array([mean_cosine([v for j, v in enumerate(scaled) if j != m]) for m in range(7)])
     error = np.sqrt(6 / 7 * ((without - without.mean()) ** 2).sum())
-    got = signal_check.mean_of_pairs(signal_check.update_cosines(tensor(g)))
+    got = checks.mean_of_pairs(checks.update_cosines(tensor(g)))
     assert got == pytest.approx((mean_cosine(list(scaled)), error), rel=1e-4)
 
 
 def test_the_signal_checks_rule() -> None:
     def verdict(cosine: float, error: float, rollouts: int, **check: float) -> str:
-        rule = signal_check.SignalRule.of(SignalCheckConfig(**check), steps=99)
-        return rule.verdict(signal_check.Signal(cosine=cosine, error=error, rollouts=rollouts, samples=8))
+        rule = checks.SignalRule.of(SignalCheckConfig(**check), steps=99)
+        return rule.verdict(checks.Signal(cosine=cosine, error=error, rollouts=rollouts, samples=8))
 
     assert verdict(0.021, 0.01, 3) == "passed"
     assert verdict(0.001, 0.0049, 6) == "refused", "2 e is below u = 1 / (99 + 1)"
@@ -200,7 +199,7 @@ def test_the_signal_checks_rule() -> None:
     assert verdict(0.001, 0.0051, 48) == "unclear"
     assert verdict(0.1, 0.01, 3, least_cosine=0.2) == "refused"
     assert verdict(0.1, 0.01, 3, least_cosine=0.11) == "unclear"
-    assert list(itertools.islice(signal_check._looks(30), 4)) == [6, 12, 24, 30]
+    assert list(itertools.islice(checks._looks(30), 4)) == [6, 12, 24, 30]
 
 
 def test_the_table_of_the_ratio_check() -> None:

@@ -19,7 +19,7 @@ from tests.test_kill import adapters
 
 pytestmark = pytest.mark.slow
 AUTHOR = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
-FIRST_CHECKPOINT = "visual_grpo.grpo.checkpoint:write_latest:0"
+FIRST_CHECKPOINT = "visual_grpo.grpo.checkpoint:remove_old:0"
 PARAMETERS = "conf/base/parameters.yml"
 
 

@@ -34,11 +34,11 @@ COMMON = (
     f"grpo.steps={STEPS},policy.signal_check.rollouts=3,evaluation.every=3,tracking.images_every=3,"
     "tracking.checkpoint_every=2"
 )
-FIRST = "visual_grpo.grpo.signal_check:measure_signal:0.05"
+FIRST = "visual_grpo.grpo.checks:measure_signal:0.05"
 LAST = ("visual_grpo.training:TrainingRun.write_adapters:0", "visual_grpo.training:TrainingRun.write_adapters:0.02")
 WITHIN = (
     "visual_grpo.grpo.checkpoint:save_checkpoint",
-    "visual_grpo.grpo.checkpoint:write_latest",
+    "visual_grpo.grpo.checkpoint:remove_old",
     "visual_grpo.training:TrainingRun.evaluate",
     "visual_grpo.tracking.runs:log_metrics",
 )

@@ -98,7 +98,7 @@ def test_a_training_from_other_adapters_that_was_killed_and_resumed_is_made_agai
     train = ".venv/bin/kedro run --pipeline=train --params=seed=4,policy.train=ar,train.start=latest"
     try:
         shutil.copy(ROOT / "src/visual_grpo/training.py", training)
-        killed = paste(f"KILL_AT=visual_grpo.grpo.checkpoint:write_latest:0 PYTHONPATH={KILLER}:src {train}", project)
+        killed = paste(f"KILL_AT=visual_grpo.grpo.checkpoint:remove_old:0 PYTHONPATH={KILLER}:src {train}", project)
         assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), killed.stderr[-2000:]
         assert [path.name for path in (project / "data/06_models/checkpoints").glob("step-*")] == ["step-000001"]
         done = paste(f"{train},resume=auto", project)

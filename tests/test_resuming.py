@@ -135,7 +135,7 @@ def test_a_parameter_that_is_newer_than_the_checkpoint_had_its_default(
 def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(tmp_path: Path) -> None:
     whole = finished(tmp_path / "whole")
     stopped(tmp_path / "parts", 5)
-    assert checkpoints(tmp_path / "parts") == ["latest.json", "step-000004", "step-000005"]
+    assert checkpoints(tmp_path / "parts") == ["step-000004", "step-000005"]
     damage(tmp_path / "parts" / "checkpoints" / "step-000005")
     second = run_of(tmp_path / "parts", resume="auto")
     assert second.checkpoints.completed_steps() == 4
@@ -168,7 +168,7 @@ def test_a_run_can_go_back_to_an_older_checkpoint(tmp_path: Path) -> None:
     notes = execute(run, tmp_path / "back" / "out")
     assert notes[0] == f"Resuming after step 4 of 6 from {older}"
     assert notes[1] == f"{older.with_name('step-000006')} is not used; it is now later-step-000006"
-    assert checkpoints(tmp_path / "back") == ["later-step-000006", "latest.json", "step-000004", "step-000006"]
+    assert checkpoints(tmp_path / "back") == ["later-step-000006", "step-000004", "step-000006"]
     assert torch.equal(table(tmp_path / "back"), table(tmp_path / "whole"))
     assert rows(run) == rows(whole)
 
@@ -182,7 +182,7 @@ def test_a_run_goes_on_from_another_folder_and_loses_none_of_its_own(tmp_path: P
     stopped(tmp_path, 1)  # Moves the first one's away.
     run = run_of(tmp_path, resume=str(tmp_path / where))
     run.checkpoints.resume(ignore_note)
-    assert checkpoints(tmp_path) == ["latest.json", "step-000003"], "at once, so that a kill loses nothing"
+    assert checkpoints(tmp_path) == ["step-000003"], "at once, so that a kill loses nothing"
     kept = "checkpoints.replaced" if "previous" in where else "checkpoints.previous"
     assert (tmp_path / kept / "step-000001").is_dir()
     run.run(Callbacks(on_step=ignore, note=ignore_note))

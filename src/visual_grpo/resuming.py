@@ -16,7 +16,7 @@ from visual_grpo.decisive_parameters import decisive, transport_parameters
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.files import write_atomically
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.checkpoint_folder import Note, newest_intact, readable_facts
+from visual_grpo.grpo.checkpoint import Note, newest_intact, readable_facts
 
 AUTO, SAME, NEVER = "auto", "same", "never"
 ROUNDING = (

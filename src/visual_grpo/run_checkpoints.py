@@ -16,7 +16,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.distributed import group
 from visual_grpo.files import linked, replace_folder
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.checkpoint_folder import set_later_aside
+from visual_grpo.grpo.checkpoint import set_later_aside
 from visual_grpo.grpo.trainer import Trainer
 
 

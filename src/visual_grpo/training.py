@@ -23,7 +23,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.evaluation.alarm import Look, Watch
 from visual_grpo.evaluation.generate import distinct_prompts, image_seed
 from visual_grpo.grpo.checkpoint import load_facts
-from visual_grpo.grpo.signal_check import Signal, SignalRule, check_signal, describe, measure_signal
+from visual_grpo.grpo.checks import Signal, SignalRule, check_signal, describe, measure_signal
 from visual_grpo.grpo.trainer import Trainer
 from visual_grpo.run_checkpoints import Progress, RunCheckpoints
 from visual_grpo.stopping import StopRequest, stop_request

@@ -18,7 +18,7 @@ from tests.distributed import toys
 from tests.test_training import parameters
 from visual_grpo.distributed import group, launch
 from visual_grpo.errors import LostRankError, UserError
-from visual_grpo.policies.seeds import draw_seeds
+from visual_grpo.policies.rows import draw_seeds
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,7 +22,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.hardware import shards
-from visual_grpo.policies.seeds import draw_seeds
+from visual_grpo.policies.rows import draw_seeds
 from visual_grpo.types import PromptRecord, ReplayChunk, Rollout
 
 OPTIONS: list[dict[str, Any]] = [

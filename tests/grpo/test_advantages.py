@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from visual_grpo.grpo.advantages import Scale, gdpo_advantages, group_advantages, variance_shares, zero_variance_groups
+from visual_grpo.grpo.losses import Scale, gdpo_advantages, group_advantages, variance_shares, zero_variance_groups
 
 NAN = float("nan")
 

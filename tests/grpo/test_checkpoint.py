@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.checkpoint_folder import newest_intact
+from visual_grpo.grpo.checkpoint import newest_intact
 
 WRITER = """
 import sys, torch
@@ -34,8 +34,6 @@ def test_a_round_trip_keeps_every_bit(tmp_path: Path) -> None:
     assert all(torch.equal(loaded[k], v) for k, v in tensors.items())
     assert loaded.keys() == tensors.keys()
     assert facts["history"] == [{"x": 0.1 + 0.2}]
-    latest = {"checkpoint": "step-000007", "step": 7, "mlflow_run_id": "r"}
-    assert json.loads((tmp_path / "latest.json").read_text()) == latest
 
 
 def test_the_sums_are_those_of_sha256sum(tmp_path: Path) -> None:
@@ -95,13 +93,11 @@ def test_files_and_folders_are_on_disk_before_they_get_their_names(
     recorder = Recorder(monkeypatch)
     checkpoint.save_checkpoint(tmp_path / "new", 3, {"a": torch.zeros(1)}, {})
     events = recorder.events
-    begins, ends = events.index(("rename", "step-000003")), events.index(("rename", "latest.json"))
+    begins = events.index(("rename", "step-000003"))
     written = {"SHA256SUMS", "facts.json", "state.safetensors", ".step-000003.partial"}
     assert written <= {name for kind, name in events[:begins] if kind == "fsync"}
     assert events[begins - 1] == ("fsync", ".step-000003.partial"), "the folder after its files"
     assert events[begins + 1] == ("fsync", "new")
-    assert ("fsync", ".latest.json.partial") in events[begins:ends]
-    assert events[ends + 1] == ("fsync", "new")
     assert ("fsync", tmp_path.name) in events[:begins], "the new folder itself"
 
 
@@ -115,7 +111,7 @@ def test_a_process_killed_while_writing_leaves_a_whole_checkpoint(tmp_path: Path
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
     try:
         deadline = time.monotonic() + 60
-        while not (tmp_path / "latest.json").exists() and time.monotonic() < deadline:
+        while not list(tmp_path.glob("step-*")) and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.2 + random.random() / 5)
     finally:

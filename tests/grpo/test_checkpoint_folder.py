@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from visual_grpo.errors import UserError
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.checkpoint_folder import newest_intact, readable_facts, set_later_aside
+from visual_grpo.grpo.checkpoint import newest_intact, readable_facts, set_later_aside
 
 CORRUPTIONS = 500
 FILES = ("state.safetensors", "facts.json", "SHA256SUMS")
@@ -82,39 +81,9 @@ def test_every_flipped_byte_and_every_truncation_is_noticed_and_an_intact_checkp
         shutil.rmtree(copy)
 
 
-def test_every_damage_to_the_pointer_is_noticed_and_mended(folder: Path) -> None:
-    pointer, draw = folder / "latest.json", random.Random(0)
-    whole = pointer.read_bytes()
-    for place in range(len(whole)):
-        flipped = bytearray(whole)
-        flipped[place] ^= draw.randrange(1, 256)
-        for damaged in (whole[:place], bytes(flipped)):
-            pointer.write_bytes(damaged)
-            used, notes = found(folder)
-            assert used == "step-000006"
-            assert len(notes) == 1, damaged
-            assert str(pointer) in notes[0]
-            assert pointer.read_bytes() == whole
-    assert (folder / "damaged-latest.json").is_file()
-
-
-def test_the_pointer_may_be_one_behind_or_missing(folder: Path) -> None:
-    whole = (folder / "latest.json").read_bytes()
-    checkpoint.write_latest(folder / "step-000004")  # A kill between the checkpoint and its name in the pointer.
-    assert found(folder) == ("step-000006", [])
-    assert (folder / "latest.json").read_bytes() == whole
-    (folder / "latest.json").unlink()
-    used, notes = found(folder)
-    assert (used, notes) == ("step-000006", [f"{folder / 'latest.json'} was missing and is written again"])
-
-
 def test_what_is_missing_is_named(folder: Path) -> None:
     shutil.rmtree(folder / "step-000006")
-    used, notes = found(folder)
-    assert used == "step-000004"
-    assert notes == [
-        f"{folder / 'latest.json'} names the checkpoint step-000006, which is not there: using step-000004"
-    ]
+    assert found(folder) == ("step-000004", [])
     (folder / "step-000004" / "facts.json").unlink()
     used, notes = found(folder)
     assert used == "step-000002"
@@ -154,12 +123,6 @@ def test_where_none_is_intact_nothing_is_renamed_and_the_message_says_what_to_do
     assert names(folder) == before
 
 
-def test_a_pointer_to_nothing_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "latest.json").write_text('{"checkpoint": "step-000003"}')
-    with pytest.raises(UserError, match="names step-000003, which is not there, and there is no other"):
-        newest_intact(tmp_path, lambda text: None)
-
-
 def test_reading_the_facts_changes_nothing_and_passes_over_damaged_ones(folder: Path) -> None:
     corrupt(folder / "step-000006" / "facts.json", random.Random(1))
     before = names(folder)
@@ -173,6 +136,5 @@ def test_reading_the_facts_changes_nothing_and_passes_over_damaged_ones(folder: 
 def test_going_back_to_an_older_one_sets_the_later_aside(folder: Path) -> None:
     notes: list[str] = []
     set_later_aside(folder / "step-000004", notes.append)
-    assert names(folder) == ["later-step-000006", "latest.json", "step-000002", "step-000004"]
+    assert names(folder) == ["later-step-000006", "step-000002", "step-000004"]
     assert len(notes) == 1
-    assert json.loads((folder / "latest.json").read_text())["checkpoint"] == "step-000004"

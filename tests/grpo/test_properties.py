@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tests.same_examples  # noqa: F401
 from visual_grpo.grpo import losses
-from visual_grpo.grpo.advantages import Scale, gdpo_advantages, group_advantages, zero_variance_groups
+from visual_grpo.grpo.losses import Scale, gdpo_advantages, group_advantages, zero_variance_groups
 
 SCALES: list[Scale] = ["group", "batch", "batch_centred", "none"]
 EPSILON, CLIP = 1e-4, 5.0

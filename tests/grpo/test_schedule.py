@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from visual_grpo.grpo.schedule import Kind, learning_rate_factor
+from visual_grpo.grpo.optimisers import Kind, learning_rate_factor
 
 
 def test_warm_up_is_linear_and_ends_at_one() -> None:

@@ -11,7 +11,7 @@ import torch
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.config import SignalCheckConfig
-from visual_grpo.grpo.signal_check import (
+from visual_grpo.grpo.checks import (
     NoSignalError,
     Signal,
     SignalRule,

@@ -9,10 +9,9 @@ import torch
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, given_gradients, records
 from visual_grpo.config import GRPOConfig
 from visual_grpo.errors import UserError
-from visual_grpo.grpo.advantages import group_advantages
-from visual_grpo.grpo.losses import LOSSES
+from visual_grpo.grpo.checks import RatioCheckError
+from visual_grpo.grpo.losses import LOSSES, group_advantages
 from visual_grpo.grpo.metrics import _reward_metrics, reproducible
-from visual_grpo.grpo.self_check import RatioCheckError
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.types import Scores
 

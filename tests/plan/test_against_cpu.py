@@ -13,7 +13,7 @@ import torch
 from tests.plan.configurations import parameters_of
 from visual_grpo import components
 from visual_grpo.config import Parameters
-from visual_grpo.grpo import gradient_sums
+from visual_grpo.grpo import update
 from visual_grpo.plan.dry_run import DryRunner, records_for
 from visual_grpo.plan.model import planned_model
 from visual_grpo.plan.phases import replaced
@@ -31,7 +31,7 @@ def measured(runner: DryRunner, model: Any) -> int:
     """The most bytes that the first two steps of ``model`` have beside its weights; the second has AdamW's moments."""
     trainer: Any = components.build_trainer(runner.config, runner.planned.plan, model, runner.scorer)
     memory = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-    single = replaced(gradient_sums, "in_double", lambda _: lambda parameter: False)  # As on a GPU.
+    single = replaced(update, "in_double", lambda _: lambda parameter: False)  # As on a GPU.
     with records_for(runner.config, 2) as records, single, memory:
         assert len(list(trainer.fit(records))) == 2
     events: Any = memory.profiler.kineto_results.events()  # type: ignore[union-attr]

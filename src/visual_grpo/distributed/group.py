@@ -89,7 +89,7 @@ def blocks(number: int, parts: int) -> list[tuple[int, int]]:
 
 @contextmanager
 def share(start: int, size: int, number: int) -> Iterator[None]:
-    """Within the block a rollout is that of ``size`` prompts from ``start`` on, of ``number`` (`policies.seeds`)."""
+    """Within the block a rollout is that of ``size`` prompts from ``start`` on, of ``number`` (`policies.rows`)."""
     global _share
     before, _share = _share, (start, size, number)
     try:

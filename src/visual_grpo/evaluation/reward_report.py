@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.advantages import variance_shares, zero_variance_groups
+from visual_grpo.grpo.losses import variance_shares, zero_variance_groups
 from visual_grpo.types import PromptRecord, Sample, Scores
 
 TOTAL = "total"

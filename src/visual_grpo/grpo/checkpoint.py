@@ -1,7 +1,7 @@
 """Checkpoints of safetensors and JSON that exist whole or not at all, with the sha256 of every file.
 
 A checkpoint is written into a hidden sibling folder, flushed to disk and then renamed: a process killed at any moment
-leaves the previous checkpoint in force. `checkpoint_folder` chooses among those of a folder.
+leaves the previous checkpoint in force. A run resumes from the newest one whose files are all as they were written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.files import file_digest, flush, replace_folder, write_atomically
+from visual_grpo.files import file_digest, flush, replace_folder
 
-LATEST = "latest.json"
-"""Names the newest checkpoint of a folder, for people and other programs; it can be made again from that checkpoint."""
 STATE, FACTS, SUMS = "state.safetensors", "facts.json", "SHA256SUMS"
 FILES = (FACTS, STATE)
 """All files of a checkpoint but `SUMS`, which has a line for each, as `sha256sum -c` reads it."""
@@ -37,7 +35,7 @@ class DamagedCheckpointError(UserError):
 def save_checkpoint(
     folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: int = 2
 ) -> Path:
-    """Writes the checkpoint of `path_of`, which it returns, and makes it the latest; keeps the ``keep`` newest."""
+    """Writes the checkpoint of `path_of`, which it returns; keeps the ``keep`` newest."""
     name = path_of(folder, step).name
     folder.mkdir(parents=True, exist_ok=True)
     flush(folder.parent)
@@ -51,11 +49,15 @@ def save_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     flush(folder)
-    write_latest(folder / name)
-    for old in checkpoints(folder)[keep:]:
-        if old.name != name:
-            shutil.rmtree(old)
+    remove_old(folder / name, keep)
     return folder / name
+
+
+def remove_old(written: Path, keep: int) -> None:
+    """Keeps the ``keep`` newest checkpoints, and the one just ``written``."""
+    for old in checkpoints(written.parent)[keep:]:
+        if old.name != written.name:
+            shutil.rmtree(old)
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -128,17 +130,6 @@ def load_facts(path: Path) -> dict[str, Any]:
     return facts
 
 
-def latest_text(path: Path) -> str:
-    """What `LATEST` says while ``path`` is the newest checkpoint."""
-    public = load_facts(path).get("public", {})
-    return json.dumps({"checkpoint": path.name, "step": step_of(path), **public})
-
-
-def write_latest(path: Path) -> None:
-    """Lets `LATEST` name ``path``."""
-    write_atomically(path.with_name(LATEST), latest_text(path))
-
-
 def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
     """States of torch's, Python's and NumPy's own generators, as tensors and as JSON facts.
 
@@ -180,3 +171,70 @@ def _fill(partial: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 
 def _line(file: Path) -> str:
     return f"{file_digest(file)}  {file.name}\n"
+
+
+DAMAGED, LATER = "damaged-", "later-"
+"""Before the names of checkpoints that are not used, and of those after the one that a run went back to."""
+Note = Callable[[str], None]
+
+
+def newest_intact(folder: Path, note: Note) -> Path | None:
+    """The newest intact checkpoint in ``folder``, None where there is none at all.
+
+    Damaged ones that are newer are renamed, each with a line in ``note``.
+
+    Raises:
+        UserError: there are checkpoints, but none is intact; nothing is renamed then.
+    """
+    damaged: dict[Path, str] = {}
+    for path in checkpoints(folder):
+        found = damage(path)
+        if found is None:
+            _set_damaged_aside(folder, damaged, note)
+            return path
+        damaged[path] = found
+    if damaged:
+        raise UserError(_none_intact(folder, damaged))
+    return None
+
+
+def readable_facts(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint whose facts are intact, with them; changes nothing, and does not look at the tensors."""
+    for path in checkpoints(folder):
+        try:
+            return path, load_facts(path)
+        except DamagedCheckpointError:
+            continue
+    return None
+
+
+def set_later_aside(path: Path, note: Note) -> None:
+    """Renames the checkpoints in the folder of ``path`` that are newer, since a run goes on from ``path``."""
+    later = [other for other in checkpoints(path.parent) if step_of(other) > step_of(path)]
+    for other in later:
+        note(f"{other} is not used; it is now {_renamed(other, LATER).name}")
+
+
+def _set_damaged_aside(folder: Path, damaged: dict[Path, str], note: Note) -> None:
+    for path, found in damaged.items():
+        note(f"The checkpoint {path} is damaged ({found}): not used, and renamed to {_renamed(path, DAMAGED).name}")
+    for partial in partials(folder):
+        shutil.rmtree(partial)
+        note(f"{partial} was the half of a checkpoint that a killed run was writing: removed")
+
+
+def _renamed(path: Path, prefix: str) -> Path:
+    number, new = 1, path.with_name(prefix + path.name)
+    while new.exists():
+        number += 1
+        new = path.with_name(f"{prefix}{path.name}-{number}")
+    return path.rename(new)
+
+
+def _none_intact(folder: Path, damaged: dict[Path, str]) -> str:
+    shown = "\n".join(f"  {path.name}: {found}" for path, found in damaged.items())
+    return (
+        f"No checkpoint in {folder} is intact:\n{shown}\nPut a copy of the folder back, name another checkpoint with"
+        " resume=FOLDER, or start at step 1 without resume=auto; what is in the folder is then kept in"
+        f" {folder.name}.previous."
+    )

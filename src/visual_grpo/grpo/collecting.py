@@ -11,8 +11,7 @@ from torch import Tensor
 from visual_grpo.config import GRPOConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo import metrics
-from visual_grpo.grpo.advantages import gdpo_advantages, group_advantages, zero_variance_groups
-from visual_grpo.grpo.losses import LOSSES
+from visual_grpo.grpo.losses import LOSSES, gdpo_advantages, group_advantages, zero_variance_groups
 from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.update import Experience
 from visual_grpo.types import Policy, PromptRecord, Rollout, Scorer, Scores, begin_scoring

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from visual_grpo.config import GRPOConfig
 from visual_grpo.faults import PHASE
-from visual_grpo.grpo.advantages import variance_shares, zero_variance_groups
+from visual_grpo.grpo.losses import variance_shares, zero_variance_groups
 from visual_grpo.grpo.update import SAMPLER_GAP, Experience, UpdateStats
 from visual_grpo.types import Rollout, Scores, StepMetrics
 

@@ -1,14 +1,10 @@
-"""AdamW for the adapters, with its moments in 32 or in 8 bits, and its state as plain tensors.
-
-The 8-bit one is bitsandbytes' (block-wise dynamic quantisation, arXiv 2110.02861): on a GPU a kernel, on a CPU torch
-operations. Its moments are rounded by each update, so they are saved as the codes that they are, and going on from a
-checkpoint is exact.
-"""
+"""Optimisers of adapters with their state for a checkpoint, and learning-rate schedules."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +12,24 @@ from torch import Tensor, nn
 from visual_grpo.config import GRPOConfig
 from visual_grpo.errors import UserError
 from visual_grpo.hardware.bits import bitsandbytes
+
+Kind = Literal["constant", "linear", "cosine"]
+
+
+def learning_rate_factor(update: int, total: int, warmup: int, kind: Kind) -> float:
+    """Factor on the peak learning rate for ``update`` (0-based) of ``total``.
+
+    Linear from 1/warmup to 1 over ``warmup`` updates, then constant, or falling to 0 at ``total``.
+    """
+    if update < warmup:
+        return (update + 1) / warmup
+    progress = min((update - warmup) / max(total - warmup, 1), 1.0)
+    if kind == "linear":
+        return 1 - progress
+    if kind == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    return 1.0
+
 
 SETTING = "grpo.optimizer"
 _TABLES = {"qmap1": "dynamic", "qmap2": "udynamic"}

@@ -16,14 +16,11 @@ from torch import Tensor
 from visual_grpo.config import GRPOConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo import metrics
+from visual_grpo.grpo.checks import NonFiniteLossError, Setbacks, check_ratio, refuse_non_finite
 from visual_grpo.grpo.collecting import Collector
-from visual_grpo.grpo.gradient import Gradient, ids
-from visual_grpo.grpo.optimisers import build_optimiser, load_optimiser_state, optimiser_state
+from visual_grpo.grpo.optimisers import build_optimiser, learning_rate_factor, load_optimiser_state, optimiser_state
 from visual_grpo.grpo.order import PromptOrder
-from visual_grpo.grpo.schedule import learning_rate_factor
-from visual_grpo.grpo.self_check import check_ratio
-from visual_grpo.grpo.setbacks import NonFiniteLossError, Setbacks, refuse_non_finite
-from visual_grpo.grpo.update import Experience, Objective, UpdateStats
+from visual_grpo.grpo.update import Experience, Gradient, Objective, UpdateStats, ids
 from visual_grpo.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics
 
 T = TypeVar("T")

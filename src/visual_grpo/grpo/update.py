@@ -1,17 +1,21 @@
-"""One optimiser update's loss, as sums that add up over chunks, micro-batches and ranks."""
+"""One optimiser update: the loss and its gradient, as sums over chunks, micro-batches and processes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from visual_grpo.config import GRPOConfig
+from visual_grpo.distributed import group
+from visual_grpo.distributed.policy import LocalPart
 from visual_grpo.errors import UserError
 from visual_grpo.grpo import losses
-from visual_grpo.types import ReplayChunk, Rollout, Scores
+from visual_grpo.grpo.checks import MOST_OVERFLOWS, NonFiniteLossError, refuse_non_finite
+from visual_grpo.types import Policy, ReplayChunk, Rollout, Scores
 
 T = TypeVar("T")
 SAMPLER_GAP = "sampler_gap"
@@ -187,3 +191,158 @@ def _record(
     if chunk.kl is not None:
         stats.add("kl", torch.where(counted, chunk.kl, 0.0), counted)
     stats.max_abs_log_ratio = max(stats.max_abs_log_ratio, float(log_ratio.abs().max()))
+
+
+class GradientSums:
+    """From its making until it is closed, what backward passes leave for ``parameters``, added up.
+
+    In float64 for those on a CPU: AdamW makes a whole step even of a gradient that nearly cancels, so that where one
+    rounds would decide its direction, and another number of processes rounds elsewhere. On a GPU ``grad`` itself is the
+    sum, in the parameter's precision: its memory is short, and its kernels do not repeat to the last bit anyway.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._sums: dict[nn.Parameter, Tensor] = {}
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._take) for parameter in parameters if in_double(parameter)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Puts the sums, rounded once, into ``grad``; what comes later is as without this."""
+        for hook in self._hooks:
+            hook.remove()
+        for parameter, total in self._sums.items():
+            parameter.grad = total.to(parameter.dtype)
+        self._sums.clear()
+
+    def reduce(self, total: Callable[[Tensor], object]) -> None:
+        """Replaces each sum by that over all ranks; ``total`` adds a flat tensor up in place."""
+        own = [self._sums.get(parameter, parameter.grad) for parameter in self._parameters]
+        like = [parameter.double() if in_double(parameter) else parameter for parameter in self._parameters]
+        parts = [torch.zeros_like(p).detach() if g is None else g for p, g in zip(like, own, strict=True)]
+        there = parts[0].new_tensor([gradient is not None for gradient in own])
+        flat = torch.cat([part.flatten() for part in (*parts, there)])
+        total(flat)
+        *sums, there = flat.split([part.numel() for part in (*parts, there)])
+        for parameter, part, count in zip(self._parameters, sums, there, strict=True):
+            if not count:  # No gradient reaches it: then the optimiser must not touch it.
+                continue
+            if in_double(parameter):
+                self._sums[parameter] = part.view_as(parameter)
+            else:
+                parameter.grad = part.view_as(parameter)
+
+    def _take(self, parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        self._add(parameter, parameter.grad)
+        parameter.grad = None
+
+    @torch.no_grad()
+    def _add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        total = self._sums.get(parameter)
+        if total is None:
+            self._sums[parameter] = gradient.double()
+        else:
+            total.add_(gradient)
+
+
+def in_double(parameter: nn.Parameter) -> bool:
+    """Whether its gradients are added up in float64."""
+    return parameter.device.type == "cpu"
+
+
+class Gradient(Generic[T]):
+    """Adds it up in the ``grad`` of the parameters of ``optimizer``, times the factor of ``scaler``."""
+
+    def __init__(
+        self,
+        policy: Policy[T],
+        config: GRPOConfig,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        device: torch.device,
+    ) -> None:
+        self.policy, self.config, self.optimizer, self.scaler, self.device = policy, config, optimizer, scaler, device
+
+    def compute(
+        self, experiences: list[Experience[T]], objective: Objective, stats: UpdateStats, step: int, *, first: bool
+    ) -> None:
+        """
+        Args:
+            stats: gets the sums over what was trained on.
+            step: that this is the gradient of, for messages.
+            first: the weights are those that sampled, so that every ratio is 1.
+
+        Raises:
+            NonFiniteLossError: the loss is NaN or infinite.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        with GradientSums(self._parameters()) as sums:
+            found = group.everyone(lambda: self._backward(experiences, objective, step, first))
+            for own, _ in found:
+                stats.join(own)
+            for _, error in found:
+                if error is not None:
+                    raise error
+            if group.count() > 1:
+                sums.reduce(group.total)
+
+    def of_no_update(self, experiences: list[Experience[T]], step: int) -> Tensor:
+        """Flat, float32 on the CPU; nothing is changed by it.
+
+        Float16's scale is halved until it can hold the gradient, and is then what it was before.
+        """
+        objective, before = Objective.of(self.config, experiences), self.scaler.state_dict()
+        for _ in range(MOST_OVERFLOWS):
+            self.compute(experiences, objective, UpdateStats(), step, first=True)
+            if not self.scaler.is_enabled():
+                break
+            self.scaler.unscale_(self.optimizer)
+            self.scaler.update()
+            if all(gradient.isfinite().all() for gradient in self._gradients()):
+                break
+        self.scaler.load_state_dict(before)
+        flat = torch.cat([gradient.flatten().float().cpu() for gradient in self._gradients()])
+        self.optimizer.zero_grad(set_to_none=True)
+        return flat
+
+    def _backward(
+        self, experiences: list[Experience[T]], objective: Objective, step: int, first: bool
+    ) -> tuple[UpdateStats, NonFiniteLossError | None]:
+        """Adds up the gradients of the rows that this rank has drawn, until a loss is not finite."""
+        stats = UpdateStats()
+        # Without a row, too, a rank's scaler needs its factor; it keeps it where its first loss is.
+        self.scaler.scale(torch.zeros((), device=self.device))
+        for experience in experiences:
+            trajectory, rows = experience.rollout.trajectory, experience.rows
+            if isinstance(trajectory, LocalPart):
+                rows = trajectory.among(rows)
+            for batch in rows.split(self.config.micro_batch_size or max(1, len(rows))) if len(rows) else ():
+                for chunk in self.policy.replay(trajectory, batch):
+                    if first and experience.replayed_log_probs is not None:
+                        experience.anchor(chunk, batch, stats)
+                    loss = chunk_loss(chunk, experience, batch, objective, stats)
+                    try:
+                        refuse_non_finite(float(loss.detach()), "loss", step, ids(experience, batch))
+                    except NonFiniteLossError as error:
+                        return stats, error
+                    self.scaler.scale(loss.to(self.device)).backward()
+        return stats, None
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._parameters() if p.grad is not None]
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+def ids(experience: Experience[Any], rows: Tensor) -> list[str]:
+    """Of the prompts of ``rows`` ([b])."""
+    return [experience.rollout.prompts[int(row)].id for row in rows]

@@ -19,7 +19,7 @@ from visual_grpo.hardware.turns import present
 from visual_grpo.policies import lora
 from visual_grpo.policies.flow_model import FlowModel, Schedule
 from visual_grpo.policies.flow_sde import noises, ode_step, transition
-from visual_grpo.policies.seeds import START_NOISE, STEP_NOISE
+from visual_grpo.policies.rows import START_NOISE, STEP_NOISE
 
 C = TypeVar("C")
 

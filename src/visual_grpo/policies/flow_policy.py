@@ -15,13 +15,12 @@ from torch import Tensor
 
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.hardware.turns import present
-from visual_grpo.policies.adapter_policy import AdapterPolicy
+from visual_grpo.policies.adapters import AdapterPolicy
 from visual_grpo.policies.denoising import Denoiser, Twins
 from visual_grpo.policies.flow_model import FlowModel, Schedule
 from visual_grpo.policies.flow_sde import log_prob, normalised_log_ratio, transition_kl
 from visual_grpo.policies.lora import Adapter
-from visual_grpo.policies.rows import repeated
-from visual_grpo.policies.seeds import draw_seeds
+from visual_grpo.policies.rows import draw_seeds, repeated
 from visual_grpo.types import PromptRecord, ReplayChunk, Rollout
 
 C = TypeVar("C")

@@ -17,11 +17,10 @@ from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
 from visual_grpo.hardware.turns import present
 from visual_grpo.policies import lora
-from visual_grpo.policies.adapter_policy import AdapterPolicy
+from visual_grpo.policies.adapters import AdapterPolicy
 from visual_grpo.policies.half_precision import expected_gap
 from visual_grpo.policies.lora import Adapter
-from visual_grpo.policies.rows import repeated
-from visual_grpo.policies.seeds import draw_seeds
+from visual_grpo.policies.rows import draw_seeds, repeated
 from visual_grpo.policies.token_model import (
     Encoded,
     SampledTokens,

@@ -18,7 +18,7 @@ from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.policies.glm_image.model import GlmImage
 from visual_grpo.policies.glm_image.processor import PreviewProcessor
 from visual_grpo.policies.glm_image.token_model import EncodedPrompts
-from visual_grpo.policies.seeds import START_NOISE
+from visual_grpo.policies.rows import START_NOISE
 from visual_grpo.policies.token_model import sample_tokens
 from visual_grpo.policies.token_policy import TokenPolicy
 from visual_grpo.policies.tokens import TokenSampler

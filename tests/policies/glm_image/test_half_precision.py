@@ -17,7 +17,7 @@ from tests.conftest import SIZE, stir
 from tests.policies.glm_image.test_ar import RECORDS, brightness
 from visual_grpo.components import load_policy
 from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
-from visual_grpo.grpo.self_check import RatioCheckError
+from visual_grpo.grpo.checks import RatioCheckError
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.policies import lora
 from visual_grpo.policies.half_precision import expected_gap

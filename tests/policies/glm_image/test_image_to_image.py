@@ -18,7 +18,7 @@ from visual_grpo.config import FlowConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.policies.glm_image.decoder import Conditions, GlmImageDecoder
 from visual_grpo.policies.glm_image.source_cache import SourceCache
-from visual_grpo.policies.seeds import START_NOISE
+from visual_grpo.policies.rows import START_NOISE
 from visual_grpo.types import PromptRecord
 
 TEXTS = ["make it red", "move the small yellow square on the left to the bottom, please", "去掉 “圆”"]

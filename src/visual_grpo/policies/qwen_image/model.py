@@ -20,10 +20,17 @@ from visual_grpo.config import Strict
 from visual_grpo.errors import UserError
 from visual_grpo.hardware.turns import present
 from visual_grpo.images import fit, read_image
-from visual_grpo.policies.flow_model import Schedule, Velocity, as_images, latent_shape
-from visual_grpo.policies.guidance import guided
-from visual_grpo.policies.packed_latents import packed, packed_schedule, unpacked
-from visual_grpo.policies.padded_text import PaddedText
+from visual_grpo.policies.flow_model import (
+    PaddedText,
+    Schedule,
+    Velocity,
+    as_images,
+    guided,
+    latent_shape,
+    packed,
+    packed_schedule,
+    unpacked,
+)
 from visual_grpo.policies.rows import distinct, source_count
 from visual_grpo.types import PromptRecord
 

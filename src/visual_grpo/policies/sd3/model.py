@@ -14,9 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from visual_grpo.config import Strict
-from visual_grpo.policies.flow_model import Schedule, Velocity, as_images, latent_shape
-from visual_grpo.policies.guidance import guided
-from visual_grpo.policies.pooled_text import PooledText
+from visual_grpo.policies.flow_model import PooledText, Schedule, Velocity, as_images, guided, latent_shape
 from visual_grpo.policies.rows import distinct
 from visual_grpo.types import PromptRecord
 

@@ -1,22 +1,19 @@
-"""Before training: do the policy gradients of independent rollouts point the same way?
+"""Checks of a run: the replay gives the sampler's log-probs, gradients are finite, and there is something to learn.
 
-Where a reward cannot see what a policy varies, each rollout's gradient is noise: the cosine between two of them is
-about 0 and training is a random walk at any learning rate. Where there is something to learn it is well above.
-
-The rule (`SignalRule`). A run is stopped only where all the rollouts that it may draw cannot tell its cosine from 0,
-although they were enough to tell a useful cosine from 0. Any other run starts: a cosine above 0 by two standard
-errors however small it is, and a cosine that too few rollouts leave unknown, which is said.
-
-The cosine is taken of the gradients as AdamW scales them. Without that a few elements decide it: of the gradient of the
-small token generator on edits, half the energy can be in 5 of 55,296 elements, whose sign is that of chance.
+**Signal check.** Where a reward cannot see what a policy varies, each rollout's gradient is noise: the cosine between
+two of them is about 0 and training is a random walk at any learning rate. A run is stopped only where all the rollouts
+that it may draw cannot tell its cosine from 0, although they were enough to tell a useful cosine from 0 (`SignalRule`).
+The cosine is taken of the gradients as AdamW scales them: without that a few elements would decide it.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +21,140 @@ from torch import Tensor
 from visual_grpo.config import SignalCheckConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.order import PromptOrder
-from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.types import PromptRecord
+
+if TYPE_CHECKING:
+    from visual_grpo.grpo.trainer import GRPOTrainer
+
+# Largest mean and single |log ratio| accepted, in nats. float32 was measured at 2e-5 (max); a wrong
+# replay (position ids, temperature, source image) is 0.05 to 3 in the mean. Half precision rounds
+# logits to 8 (bf16) or 11 (fp16) bits, so single steps are far noisier than their mean.
+TOLERANCES = {
+    "float32": (2e-5, 2e-4),
+    "float16": (5e-3, 1e-1),
+    "bfloat16": (4e-2, 1.0),
+}
+SLACK, LARGEST = 2.0, 30.0
+"""Mean and largest |log ratio| accepted, in units of the mean that rounding is expected to make."""
+
+
+class RatioCheckError(UserError):
+    """The replayed log-probs are not those of the sampler."""
+
+
+def check_ratio(mean: float, maximum: float, dtype: str, rounding: float = 0.0, tolerance: float | None = None) -> None:
+    """Raises RatioCheckError if |log ratio| before the first update is above the numeric floor.
+
+    Args:
+        mean, maximum: of |log ratio| over all counted steps, nats.
+        dtype: of the policy's weights; chooses the floor.
+        rounding: mean |log ratio| that rounding is expected to make in this model: then the floor follows from it.
+        tolerance: replaces the floor of the single largest value.
+    """
+    mean_floor, max_floor = TOLERANCES[dtype]
+    if rounding:
+        mean_floor, max_floor = SLACK * rounding, LARGEST * rounding
+    if tolerance is not None:
+        mean_floor, max_floor = tolerance, tolerance
+    if mean <= mean_floor and maximum <= max_floor:
+        return
+    raise RatioCheckError(
+        "The ratio self-check stopped the run before its first update.\n"
+        f"  expected: |log ratio| between sampler and replay at most {max_floor:g}"
+        f" (mean {mean_floor:g}) in {dtype}\n"
+        f"  measured: max {maximum:.3g}, mean {mean:.3g}\n"
+        "The loss would train another distribution than the one that was sampled. Usual causes: sampling and"
+        " replay differ in precision, attention kernel, temperature or vocabulary restriction, position ids,"
+        " classifier-free guidance or source image; dropout is on; the model was changed between the two.\n"
+        "If the difference is only this machine's rounding, set grpo.ratio_tolerance above what was measured."
+    )
+
+
+Reaction = Literal["stop", "skip", "lower"]
+MOST_IN_A_ROW = 3
+"""Updates that are left out one after the other before the run stops: a model that is broken stays so."""
+MOST_OVERFLOWS = 24
+"""Updates in a row that float16's scaler leaves out because the gradient overflows. It starts at 2^16 and halves each
+time, so that after 24 the scale is no longer to blame."""
+LOWERED = 0.5
+_SHOWN = 8
+
+log = logging.getLogger(__name__)
+
+
+class NonFiniteLossError(UserError):
+    """The loss or its gradient is NaN or infinite; nothing was updated with it."""
+
+
+class Setbacks:
+    """Counts the updates of one module that came to nothing."""
+
+    def __init__(self, reaction: Reaction) -> None:
+        self.reaction = reaction
+        self.in_a_row = self.overflows = 0
+        self.factor = 1.0
+        """Of the learning rate, halved by every setback where the reaction is ``lower``."""
+
+    def left_out(self, error: NonFiniteLossError) -> None:
+        """An update was left out.
+
+        Raises:
+            NonFiniteLossError: ``error``, if the run should stop.
+        """
+        if self.reaction == "stop":
+            raise error
+        if self.in_a_row == MOST_IN_A_ROW:
+            raise NonFiniteLossError(f"{error} The {self.in_a_row} updates before it were left out already.") from error
+        self.in_a_row += 1
+        slower = ""
+        if self.reaction == "lower":
+            self.factor *= LOWERED
+            slower = f", and the learning rate is {self.factor:g} of the configured one from now on"
+        log.warning("%s The update is left out%s.", str(error).partition(". ")[0] + ".", slower)
+
+    def taken(self) -> None:
+        """An update was taken."""
+        self.in_a_row = 0
+
+    def scaled(self, before: float, after: float, step: int) -> None:
+        """Float16's scale before and after an update; it falls where the update was left out.
+
+        Raises:
+            NonFiniteLossError: the gradient overflows at every scale.
+        """
+        self.overflows = self.overflows + 1 if after < before else 0
+        if self.overflows > MOST_OVERFLOWS:
+            raise NonFiniteLossError(
+                f"The gradient was not finite in {self.overflows} updates in a row, at step {step} still with a loss"
+                f" scale of {after:g}: it is NaN, or float16 cannot hold it. Use model.dtype=bfloat16 or float32, or a"
+                " lower grpo.learning_rate."
+            )
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint, as JSON."""
+        return {"in_a_row": self.in_a_row, "overflows": self.overflows, "factor": self.factor}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.in_a_row, self.overflows, self.factor = state["in_a_row"], state["overflows"], state["factor"]
+
+
+def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> None:
+    """Raises NonFiniteLossError unless ``value`` is finite.
+
+    Args:
+        what: the loss or the norm of its gradient.
+        prompts: ids of those that it was computed on.
+    """
+    if math.isfinite(value):
+        return
+    ids = sorted(set(prompts))
+    raise NonFiniteLossError(
+        f"The {what} became {value} at step {step} with the prompts {', '.join(ids[:_SHOWN])}"
+        f"{' ...' * (len(ids) > _SHOWN)}. Nothing was updated with it; the last checkpoint is intact. Lower"
+        " grpo.learning_rate or the clip, look at the rewards of these prompts, or leave such updates out with"
+        " grpo.non_finite=skip (lower: and halve the learning rate)."
+    )
+
 
 _SEED_OFFSET = 7_919
 """The check's rollouts are other ones than the training's."""
