@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.reproduce import ReproduceConfig
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
+from visual_grpo.records.table import RecordTable, write_manifest
 from visual_grpo.reproduction.repeat import (
     Place,
     Training,
@@ -281,3 +283,50 @@ def test_an_environment_that_is_gone_is_not_named(tmp_path: Path) -> None:
     assert write_configuration(Place(tmp_path, tmp_path / "code"), {}, "kedro run -e gone") == [
         f"--conf-source={tmp_path / 'conf'}"
     ]
+
+
+KEDRO = """
+import json, pathlib
+output = pathlib.Path("data/06_models/adapters")
+(output / "ar").mkdir(parents=True)
+(output / "ar/adapter.safetensors").write_text("weights")
+(output / "training.csv").write_text("step,reward/total\\n1,0.5\\n")
+(output / "training.json").write_text(json.dumps(FACTS))
+"""
+
+
+@pytest.mark.parametrize("differing", [None, "adapter ar/adapter.safetensors"])
+def test_the_two_trainings_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differing: str | None) -> None:
+    """With a stand-in for Kedro in the commit's code, and a base model that is on a hub."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    project, adapters = tmp_path / "project", tmp_path / "adapters"
+    manifest = project / "data/05_model_input/records.parquet"
+    write_manifest(manifest, [{"id": "1", "prompt": "a cat", "split": "train"}])
+    facts = {
+        "parameters": TREE,
+        "data": RecordTable(manifest).digest,
+        "model": "someone/model",
+        "model_digest": "m",
+        "numerics": "python 3, torch 2, cpu x86",
+        "source.digest": "s",
+        "seed": 0,
+        "command": "kedro run",
+    }
+    (project / "src/kedro").mkdir(parents=True)
+    (project / "src/kedro/__init__.py").touch()
+    (project / "src/kedro/__main__.py").write_text(KEDRO.replace("FACTS", repr(facts)))
+    (project / "conf/base").mkdir(parents=True)
+    (project / "conf/base/catalog.yml").touch()
+    (project / LOCK).touch()
+    (project / "src/code.py").touch()
+    git(project, "init", "-q")
+    facts |= {"git.commit": commit(project), "git.state": "clean"}
+    (adapters / "ar").mkdir(parents=True)
+    (adapters / "ar/adapter.safetensors").write_text("weights" if differing is None else "others")
+    (adapters / "training.csv").write_text("step,reward/total\n1,0.5\n")
+    said: list[str] = []
+    training = Training(project=project, adapters=adapters, facts=facts, hashes={})
+    found = repeat(training, ReproduceConfig(), said.append)
+    assert (found["matches"], found["difference"]) == (differing is None, differing), found["rows"]
+    assert ("bit for bit" in found["sentence"]) is (differing is None)
+    assert any(line.startswith("Kept: ") for line in said) is (differing is not None)
