@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from visual_grpo.config import merged
 from visual_grpo.config.presets import pinned
 from visual_grpo.errors import UserError
@@ -58,6 +60,14 @@ def read_facts(folder: Path) -> dict[str, Any]:
     if not isinstance(facts, dict) or not isinstance(facts.get("parameters", {}), dict):
         raise UserError(f"{file} is damaged: expected an object with the parameters of the training. {_AGAIN}")
     return facts
+
+
+def read_history(folder: Path) -> pd.DataFrame:
+    """Returns ``training.csv``, a row of metrics per step. Raises UserError if the folder has none."""
+    try:
+        return pd.read_csv(folder / HISTORY)
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} has no {HISTORY}, the curves of its training. {_AGAIN}") from error
 
 
 def weight_sums(folder: Path) -> dict[str, str]:

@@ -83,7 +83,7 @@ class FolderDataset(AbstractDataset[Path, Path]):
     def save(self, data: Path) -> None:
         """Moves the folder ``data`` into the place of the old one, which stays if that fails."""
         if not isinstance(data, Path) or not data.is_dir():
-            got = f"{data}, which is none" if isinstance(data, Path) else type(data).__name__
+            got = f"{data}, which is none" if isinstance(data, Path) else f"a {type(data).__name__}"
             raise DataError(f"{self._path}: expected the path of the folder that the node filled, got {got}")
         if data.resolve() != self._path.resolve():
             replace_folder(data, self._path)

@@ -21,7 +21,7 @@ from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.model_ref import find_adapters
-from visual_grpo.trained_adapters import HISTORY, NONE, judged_by_other_code, modules_of, read_facts
+from visual_grpo.trained_adapters import NONE, judged_by_other_code, modules_of, read_facts, read_history
 from visual_grpo.types import PromptRecord
 
 
@@ -66,7 +66,7 @@ def _scores(folder: Path) -> pd.DataFrame:
 
 
 def _history(side: Side) -> pd.DataFrame:
-    return pd.read_csv((side.folder or Path()) / HISTORY)
+    return read_history(side.folder or Path())
 
 
 def _show_differences(found: dict[str, list[Any]]) -> None:

@@ -68,7 +68,7 @@ def load_pipeline(
     for network in networks_of(pipeline).values():
         network.eval().requires_grad_(False)
     prepare(pipeline)
-    kept = device if config.offload == "none" else torch.device("cpu")
+    kept = torch.device("cpu") if config.offload != "none" and device.type != "meta" else device
     quantise(transformers_of(pipeline), config.base_weights, device, kept=kept)
     place(networks_of(pipeline), device, config.offload)
     return pipeline

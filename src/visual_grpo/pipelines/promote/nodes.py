@@ -16,7 +16,7 @@ from visual_grpo.pipelines.compare import BASE, Side, draw, find_side, shared_sc
 from visual_grpo.pipelines.promote.same_reward import judge_differences, reward_differences
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import HISTORY, NONE, adapter_digest
+from visual_grpo.trained_adapters import NONE, adapter_digest, read_history
 
 if TYPE_CHECKING:
     from visual_grpo.evaluation.gate import GateRule
@@ -305,4 +305,4 @@ def _write_report(
         "rewards": entries,
         "controls": [],
     }
-    report.write_report(folder, evaluation, before, after, pd.read_csv(_folder(candidate) / HISTORY))
+    report.write_report(folder, evaluation, before, after, read_history(_folder(candidate)))

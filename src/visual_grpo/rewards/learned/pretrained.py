@@ -261,9 +261,9 @@ def load_processor(origin: Origin, name: str) -> Any:
     """Loads an image processor, tokenizer or both, by its class name in transformers. Raises UserError."""
     import transformers
 
-    folder = origin.folder()
+    folder, processor_class = origin.folder(), getattr(transformers, name)
     try:
-        return getattr(transformers, name).from_pretrained(folder, local_files_only=True)
+        return processor_class.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{origin.reward}: the {name} in {folder} cannot be loaded: {error}. Save or download it again"
