@@ -130,7 +130,13 @@ FAULTS = (
         "is not what it was when the starter pipeline ran",
         flip("data/06_models/base/**/*.safetensors"),
     ),
-    Fault("`06_models/starter.json` is half gone", TRAIN, 1, "06_models/starter.json", halve("data/06_models/starter.json")),
+    Fault(
+        "`06_models/starter.json` is half gone",
+        TRAIN,
+        1,
+        "06_models/starter.json",
+        halve("data/06_models/starter.json"),
+    ),
     Fault(
         "A reward raises at its first call",
         TRAIN,

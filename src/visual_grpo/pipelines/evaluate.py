@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from visual_grpo import components, console
 from visual_grpo.config import EvaluationConfig, Parameters
 from visual_grpo.evaluation import compare, generate, pairing, report

@@ -281,7 +281,6 @@ def _write_report(
     parameters: Parameters, candidate: Side, champion: Registered | None, stages: Mapping[str, Any], folder: Path
 ) -> None:
     """The page: candidate against the champion, or against the base model where there is none."""
-    import pandas as pd
 
     from visual_grpo.evaluation import compare, generate, report
     from visual_grpo.evaluation.headline import headline
