@@ -19,7 +19,7 @@ from tests.small_project import paste
 ADDRESSES = ("10.231.7.1", "10.231.7.2")
 TORCHRUN = (
     ".venv/bin/torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=10.231.7.1:29400"
-    " --local-addr={address} -m visual_grpo.distributed"
+    " --local-addr={address} --rdzv-conf=is_host={first} -m visual_grpo.distributed"
 )
 
 
@@ -50,7 +50,7 @@ def namespaces() -> Iterator[tuple[str, str]]:
 def lines(names: tuple[str, str], pipelines: str, more: str) -> list[str]:
     return [
         f"ip netns exec {name} env GLOO_SOCKET_IFNAME=grpo0 "
-        + command("ar", pipelines, more, TORCHRUN.format(address=address))
+        + command("ar", pipelines, more, TORCHRUN.format(address=address, first=int(address == ADDRESSES[0])))
         for name, address in zip(names, ADDRESSES, strict=True)
     ]
 
