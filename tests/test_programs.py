@@ -68,6 +68,7 @@ def test_a_stop_of_this_process_is_passed_on(tmp_path: Path, number: signal.Sign
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         while not (tmp_path / "sleeping").is_file() or not (tmp_path / "sleeping").read_text():
             assert process.poll() is None
+        time.sleep(1)  # On a busy machine the program may run before its start has returned.
         process.send_signal(number)
     assert process.returncode
     assert has_ended(tmp_path / "sleeping")
