@@ -54,7 +54,7 @@ class DistributedPolicy(Generic[T]):
     def rollout(
         self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
     ) -> Rollout[LocalPart[T]]:
-        """The samples that one process would draw; each rank keeps the trajectories of its own."""
+        """Returns the samples that one process would draw; each rank keeps only the trajectories that it drew."""
         (rollout,) = _roll_out(prompts, generator, lambda own: [self.local.rollout(own, group_size, generator)])
         assert rollout is not None
         return rollout

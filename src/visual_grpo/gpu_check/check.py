@@ -1,4 +1,4 @@
-"""Runs every module at every size, each in a process of its own, while this one plans it."""
+"""Runs every module at every size in a separate process, and plans it in this one."""
 
 from __future__ import annotations
 

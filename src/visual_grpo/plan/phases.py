@@ -33,7 +33,7 @@ def phases_of(phases: Any, trainer: Any = None) -> Iterator[None]:
         ]
     with ExitStack() as stack:
         for owner, function, name in marked:
-            # A context manager of contextlib is a decorator, too, and enters anew at each call.
+            # A contextlib context manager is also a decorator, and enters again at each call.
             stack.enter_context(replaced(owner, function, phases.phase(name)))
         yield
 
