@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pytorch_msssim import ms_ssim, ssim
@@ -49,11 +49,12 @@ class SsimReward:
     Conventions differ between libraries; these are pytorch-msssim's.
     """
 
+    name: ClassVar[str] = "ssim"
     needs = Needs(target=True)
 
     def __init__(self, window: int = 11) -> None:
         if window < 3 or window % 2 == 0:
-            raise UserError(f"ssim: window must be an odd number of pixels, at least 3, got {window}")
+            raise UserError(f"{self.name}: window must be an odd number of pixels, at least 3, got {window}")
         self.window = window
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
@@ -66,22 +67,14 @@ class SsimReward:
         return similarity
 
 
-class MsSsimReward:
+class MsSsimReward(SsimReward):
     """Multi-scale structural similarity in [0, 1] (Wang et al. 2003): SSIM at five scales, each half of the one before.
 
-    It sees coarse structure that `SsimReward` overlooks. Conventions as there; negative terms count as 0. The
-    shorter side must have at least 16 * (window - 1) + 1 pixels: 161 with a window of 11.
+    It sees coarse structure that `SsimReward` overlooks. Negative terms count as 0. The shorter side must have at least
+    16 * (window - 1) + 1 pixels: 161 with a window of 11.
     """
 
-    needs = Needs(target=True)
-
-    def __init__(self, window: int = 11) -> None:
-        if window < 3 or window % 2 == 0:
-            raise UserError(f"ms_ssim: window must be an odd number of pixels, at least 3, got {window}")
-        self.window = window
-
-    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return against_targets(self._similarity, prompts, samples)
+    name = "ms_ssim"
 
     def _similarity(self, sample: Tensor, target: Tensor) -> Tensor:
         least = (self.window - 1) * 2 ** (_SCALES - 1) + 1
@@ -100,6 +93,7 @@ class SourceSsim(SsimReward):
     An edit that changes little has a target much like its source, so that `SsimReward` can be raised by copying.
     """
 
+    name = "source_ssim"
     needs = Needs()
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
@@ -114,6 +108,46 @@ class SourceSsim(SsimReward):
         for (row, _), value in zip(pairs, similar, strict=True):
             values[row] = torch.fmax(values[row], value)
         return values
+
+
+def mean_squared_error(sample: Tensor, target: Tensor) -> Tensor:
+    """Scalar float32 over all pixels and channels."""
+    return (sample - target).square().mean()
+
+
+def against_targets(
+    measure: Callable[[Tensor, Tensor], Tensor], prompts: Sequence[PromptRecord], samples: Sequence[Tensor]
+) -> Tensor:
+    """[B] float32: ``measure(sample, target)`` on float32 [3, height, width] in [0, 1].
+
+    Each target is read once, even if several samples share it. Raises ``UserError`` for a record without a target or
+    with a target of another size.
+    """
+    targets = {record.id: _target(record) for record in prompts}
+
+    def compared(record: PromptRecord, sample: Tensor) -> Tensor:
+        target = targets[record.id].to(sample.device)
+        _check_size(record, f"target image {record.target_image}", target, sample)
+        return measure(sample.float() / 255, target.float() / 255)
+
+    if not len(samples):
+        return torch.zeros(0)
+    pairs = list(zip(prompts, samples, strict=True))
+    return torch.stack(map_on_cores(lambda pair: compared(*pair), pairs, samples[0].device)).cpu()
+
+
+def _target(record: PromptRecord) -> Tensor:
+    if record.target_image is None:
+        raise UserError(f"record {record.id!r} has no target_image to compare with")
+    return to_tensor(read_image(record.target_image))
+
+
+def _check_size(record: PromptRecord, what: str, reference: Tensor, sample: Tensor) -> None:
+    if reference.shape != sample.shape:
+        raise UserError(
+            f"record {record.id!r}: its {what} is {list(reference.shape)} and the sample {list(sample.shape)}; both must"
+            " be [3, height, width] of the same size"
+        )
 
 
 class KeptRegion:
@@ -152,48 +186,16 @@ class KeptRegion:
         return values
 
 
-def mean_squared_error(sample: Tensor, target: Tensor) -> Tensor:
-    """Scalar float32 over all pixels and channels."""
-    return (sample - target).square().mean()
+Region = tuple[float, float, float, float]
+"""Top, left, bottom, right as shares of height and width."""
 
 
-def against_targets(
-    measure: Callable[[Tensor, Tensor], Tensor], prompts: Sequence[PromptRecord], samples: Sequence[Tensor]
-) -> Tensor:
-    """[B] float32: ``measure(sample, target)`` on float32 [3, height, width] in [0, 1].
-
-    Each target is read once, even if several samples share it. Raises ``UserError`` for a record without a target or
-    with a target of another size.
-    """
-    targets = {record.id: _target(record) for record in prompts}
-
-    def compared(record: PromptRecord, sample: Tensor) -> Tensor:
-        target = targets[record.id].to(sample.device)
-        if target.shape != sample.shape:
-            raise UserError(
-                f"record {record.id!r}: its target image {record.target_image} is {list(target.shape)} and"
-                f" the sample {list(sample.shape)}; both must be [3, height, width] of the same size"
-            )
-        return measure(sample.float() / 255, target.float() / 255)
-
-    if not len(samples):
-        return torch.zeros(0)
-    pairs = list(zip(prompts, samples, strict=True))
-    return torch.stack(map_on_cores(lambda pair: compared(*pair), pairs, samples[0].device)).cpu()
-
-
-def _target(record: PromptRecord) -> Tensor:
-    if record.target_image is None:
-        raise UserError(f"record {record.id!r} has no target_image to compare with")
-    return to_tensor(read_image(record.target_image))
-
-
-def region_of(record: PromptRecord) -> list[tuple[float, float, float, float]]:
+def region_of(record: PromptRecord) -> list[Region]:
     """The boxes of the edited region; empty if there are none. Raises UserError where they are malformed."""
     boxes = record.metadata.get("region")
     if boxes is None:
         return []
-    if not isinstance(boxes, Sequence) or isinstance(boxes, str) or not boxes or not all(map(_is_box, boxes)):
+    if not isinstance(boxes, list | tuple) or not boxes or not all(map(_is_box, boxes)):
         raise UserError(
             f"record {record.id!r} has metadata region {boxes!r}; expected a list of boxes [top, left, bottom, right]"
             " in shares of height and width from 0 to 1, such as [[0, 0.25, 0.5, 0.75]]"
@@ -202,9 +204,7 @@ def region_of(record: PromptRecord) -> list[tuple[float, float, float, float]]:
 
 
 def _is_box(box: Any) -> bool:
-    if not isinstance(box, Sequence) or isinstance(box, str) or len(box) != 4:
-        return False
-    if not all(isinstance(edge, int | float) and not isinstance(edge, bool) for edge in box):
+    if not isinstance(box, list | tuple) or len(box) != 4 or any(type(edge) not in (int, float) for edge in box):
         return False
     top, left, bottom, right = box
     return 0 <= top < bottom <= 1 and 0 <= left < right <= 1
@@ -212,18 +212,14 @@ def _is_box(box: Any) -> bool:
 
 def _kept(record: PromptRecord, sample: Tensor, source: Tensor) -> Tensor:
     """Scalar; NaN where no pixel is outside."""
-    if source.shape != sample.shape:
-        raise UserError(
-            f"record {record.id!r}: its source image {record.source_images[0]} is {list(source.shape)} and the sample"
-            f" {list(sample.shape)}; both must be [3, height, width] of the same size"
-        )
+    _check_size(record, f"source image {record.source_images[0]}", source, sample)
     outside = _outside(region_of(record), *sample.shape[-2:])
     if not outside.any():
         return torch.tensor(torch.nan)
     return 1 - mean_squared_error(sample[:, outside].float() / 255, source[:, outside].float() / 255)
 
 
-def _outside(boxes: Sequence[tuple[float, float, float, float]], height: int, width: int) -> Tensor:
+def _outside(boxes: Sequence[Region], height: int, width: int) -> Tensor:
     """Bool [height, width]."""
     down = ((torch.arange(height) + 0.5) / height)[:, None]
     right = ((torch.arange(width) + 0.5) / width)[None]

@@ -51,7 +51,7 @@ def test_the_mark_of_a_plain_perceptron(clip_folder: Path, head: Path) -> None:
     for given in (head, head.parent):
         reward = Aesthetic(model=str(clip_folder), head=str(given))
         reward.check_machine()
-        assert reward(PROMPTS, IMAGES) == pytest.approx(expected, abs=1e-5)
+        assert reward(PROMPTS, IMAGES).tolist() == pytest.approx(expected, abs=1e-5)
     assert abs(expected[0] - expected[1]) > 1e-3
 
 
@@ -91,4 +91,4 @@ def test_hps_is_the_plain_cosine(clip_folder: Path) -> None:
             logits = model(**processor(text=prompt.prompt, images=[image], return_tensors="pt")).logits_per_image
         expected.append(float(logits[0, 0] / model.logit_scale.detach().exp()))
     assert Hps(model=str(clip_folder))(PROMPTS, IMAGES).tolist() == pytest.approx(expected, abs=1e-5)
-    assert Hps().clip.processing.path == "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    assert Hps().encoder.processing.path == "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"

@@ -70,7 +70,7 @@ def test_half_precision_is_near(clip_folder: Path) -> None:
 
 
 def test_two_rewards_over_one_model_hold_its_weights_once(clip_folder: Path) -> None:
-    assert ClipScore(model=str(clip_folder)).clip.model is PickScore(model=str(clip_folder)).clip.model
+    assert ClipScore(model=str(clip_folder)).encoder.model is PickScore(model=str(clip_folder)).encoder.model
 
 
 def test_loading_and_scoring_draw_nothing(clip_folder: Path) -> None:

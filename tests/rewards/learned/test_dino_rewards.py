@@ -86,6 +86,6 @@ def test_what_is_lacking_is_told_before_the_run(dino_folder: Path, clip_folder: 
     with pytest.raises(UserError, match="dino_structure: against must be source or target, got 'mask'"):
         DinoStructure(against="mask")  # type: ignore[arg-type]
     reward = DinoIdentity(model=str(clip_folder))
-    for attempt in (reward.check_machine, lambda: reward.dino.images([picture(0)])):
+    for attempt in (reward.check_machine, lambda: reward.encoder.images([picture(0)])):
         with pytest.raises(UserError, match=r"of the type 'dinov2', and .* of the type 'clip' \(CLIPModel\)"):
             attempt()

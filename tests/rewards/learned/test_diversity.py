@@ -47,8 +47,8 @@ def test_rows_of_a_prompt_need_not_be_neighbours() -> None:
 def test_by_a_models_features(clip_folder: Path, dino_folder: Path) -> None:
     images = [picture(seed) for seed in range(3)]
     encoders = {
-        "clip": (clip_folder, ClipScore(model=str(clip_folder)).clip.images),
-        "dino": (dino_folder, DinoIdentity(model=str(dino_folder)).dino.images),
+        "clip": (clip_folder, ClipScore(model=str(clip_folder)).encoder.images),
+        "dino": (dino_folder, DinoIdentity(model=str(dino_folder)).encoder.images),
     }
     for features, (folder, embed) in encoders.items():
         unit = embed(images)

@@ -186,7 +186,7 @@ def commits(name: str, **options: str) -> dict[str, str]:
 def test_pick_scores_processor_is_another_repository(clip_folder: Path) -> None:
     with pytest.raises(UserError, match=r"pick_score: its processor is 'no/such'"):
         PickScore(model=str(clip_folder), processor="no/such").check_machine()
-    assert PickScore().clip.processing.path == "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    assert PickScore().encoder.processing.path == "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
     PickScore(model=str(clip_folder), processor=str(clip_folder)).check_machine()
 
 

@@ -6,9 +6,10 @@ import itertools
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +23,9 @@ from visual_grpo.rewards.learned.pretrained import (
     TOKENIZER,
     WEIGHTS,
     Compute,
+    Encoder,
+    EncoderReward,
     Origin,
-    load_model,
-    load_processor,
     read_weights,
 )
 from visual_grpo.saved_model import may_be_hub_id
@@ -41,11 +42,10 @@ _HEAD_REPOSITORY, _HEAD_FILE = "trl-lib/ddpo-aesthetic-predictor", "aesthetic-mo
 _HEAD_SUFFIXES = (".pth", ".pt", ".safetensors")
 
 
-class Clip:
-    """A transformers ``CLIPModel`` with its processor, loaded at the first use.
+class Clip(Encoder):
+    """A ``CLIPModel``. ``processor`` is a folder or hub id where it is not the model's own."""
 
-    ``processor`` is a folder or hub id where it is not the model's own, at ``processor_revision``.
-    """
+    model_class, processor_class = "CLIPModel", "CLIPProcessor"
 
     def __init__(
         self,
@@ -56,39 +56,15 @@ class Clip:
         processor_revision: str | None = None,
     ) -> None:
         files = (IMAGE_PROCESSOR, TOKENIZER)
-        self.compute = compute
-        self.origin = Origin(
-            reward=compute.reward,
-            option="model",
-            path=model,
-            revision=revision,
-            model_type="clip",
-            needed=(CONFIG, WEIGHTS, *(() if processor else files)),
+        needed = (CONFIG, WEIGHTS, *(() if processor else files))
+        own = Origin(
+            reward=compute.reward, option="model", path=model, revision=revision, model_type="clip", needed=needed
         )
-        self.processing = self.origin
-        if processor:
-            self.processing = Origin(
-                reward=compute.reward, option="processor", path=processor, revision=processor_revision, needed=files
-            )
+        other = processor and Origin(
+            reward=compute.reward, option="processor", path=processor, revision=processor_revision, needed=files
+        )
+        super().__init__(compute, own, other or None)
         self._texts: LRUCache[str, Tensor] = LRUCache(_CACHED_TEXTS)
-
-    def check_machine(self) -> None:
-        """Raises UserError if the device or a file is not there."""
-        _ = self.compute.device
-        for origin in self.origins:
-            origin.check()
-
-    @property
-    def origins(self) -> Sequence[Origin]:
-        return list(dict.fromkeys([self.origin, self.processing]))
-
-    @cached_property
-    def model(self) -> Any:
-        return load_model(self.origin, self.compute, "CLIPModel")
-
-    @cached_property
-    def _processor(self) -> Any:
-        return load_processor(self.processing, "CLIPProcessor")
 
     def images(self, samples: Sequence[Tensor]) -> Tensor:
         """[B, d] float32 of unit length, from uint8 images [3, height, width] of any sizes."""
@@ -115,7 +91,7 @@ class Clip:
 
     def _pixels(self, sample: Tensor) -> Tensor:
         """[3, s, s] float32, resized, cropped and normalised by the model's processor."""
-        found = self._processor.image_processor(sample.cpu(), return_tensors="pt", input_data_format="channels_first")
+        found = self.processor.image_processor(sample.cpu(), return_tensors="pt", input_data_format="channels_first")
         pixels: Tensor = found["pixel_values"][0]
         return pixels
 
@@ -124,14 +100,14 @@ class Clip:
         return features
 
     def _text_features(self, text: str) -> Tensor:
-        tokens = self._processor.tokenizer(text, truncation=True, max_length=self._longest, return_tensors="pt")
+        tokens = self.processor.tokenizer(text, truncation=True, max_length=self._longest, return_tensors="pt")
         with torch.no_grad():
             found = self.model.get_text_features(**tokens.to(self.compute.device))
         features: Tensor = found.pooler_output[0].float().cpu()
         return features
 
     def _length(self, text: str) -> int:
-        return len(self._processor.tokenizer(text, verbose=False).input_ids)
+        return len(self.processor.tokenizer(text, verbose=False).input_ids)
 
     @property
     def _longest(self) -> int:
@@ -139,109 +115,65 @@ class Clip:
         return longest
 
 
-class _ClipReward:
-    clip: Clip
+@dataclass(kw_only=True, eq=False)
+class ClipReward(EncoderReward):
+    """The cosine of the CLIP embeddings of image and prompt, in [-1, 1].
 
-    def check_machine(self) -> None:
-        self.clip.check_machine()
-
-    @property
-    def origins(self) -> Sequence[Origin]:
-        return self.clip.origins
-
-
-class ClipScore(_ClipReward):
-    """Cosine of the CLIP embeddings of image and prompt, in [-1, 1] (Hessel et al. 2021, arXiv 2104.08718).
-
-    The published CLIPScore is 2.5 * max(cosine, 0). The model reads the first 77 tokens of a prompt; a longer one is
-    named in the log.
+    The model reads the first tokens of a prompt, 77 in the released ones; a longer one is named in the log.
 
     Args:
-        model: a folder or hub id of a transformers ``CLIPModel`` with its processor.
-        revision: branch, tag or commit of a hub id.
-        device: ``auto`` is the accelerator if there is one.
-        dtype: ``float32``, ``bfloat16`` or ``float16``.
-        batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator. Scores do not depend on which
-            images are in a batch.
+        processor: a folder or hub id with the tokenizer and image processor; null is the model's own, or that of the
+            released model.
+        processor_revision: branch, tag or commit of the processor's hub id.
     """
 
-    def __init__(
-        self,
-        model: str = LARGE,
-        revision: str | None = None,
-        device: str = "auto",
-        dtype: str = "float32",
-        batch_size: int | None = None,
-    ) -> None:
-        self.clip = Clip(Compute("clip_score", device, dtype, batch_size), model, revision)
+    released: ClassVar[str] = LARGE
+    """Hub id of the model where the option ``model`` names none."""
+    released_processor: ClassVar[str | None] = None
+    processor: str | None = None
+    processor_revision: str | None = None
+    encoder: Clip = field(init=False)
+
+    def __post_init__(self) -> None:
+        model = self.model or self.released
+        processor = self.processor or (self.released_processor if may_be_hub_id(model) else None)
+        self.encoder = Clip(self.compute, model, self.revision, processor, self.processor_revision)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return self.clip.cosines(prompts, samples)
+        return self.encoder.cosines(prompts, samples)
 
 
-class _HugeClipReward(_ClipReward):
-    """A reward over a CLIP ViT-H/14 that was trained on people's choices."""
+class ClipScore(ClipReward):
+    """Hessel et al. 2021, arXiv 2104.08718. The published CLIPScore is 2.5 * max(cosine, 0)."""
 
-    name: str
-    hub_id: str
-
-    def __init__(
-        self,
-        model: str | None = None,
-        revision: str | None = None,
-        processor: str | None = None,
-        processor_revision: str | None = None,
-        device: str = "auto",
-        dtype: str = "float32",
-        batch_size: int | None = None,
-    ) -> None:
-        model = model or self.hub_id
-        processor = processor or (_HUGE_PROCESSOR if may_be_hub_id(model) else None)
-        self.clip = Clip(Compute(self.name, device, dtype, batch_size), model, revision, processor, processor_revision)
-
-    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return self.clip.cosines(prompts, samples)
+    name = "clip_score"
 
 
-class PickScore(_HugeClipReward):
+class PickScore(ClipReward):
     """PickScore divided by 26, about 0.7 to 1 (Kirstain et al. 2023, arXiv 2305.01569).
 
-    The score is exp(logit_scale) times the cosine of the embeddings of image and prompt, by a CLIP ViT-H/14 that was
-    trained on people's choices. The model reads the first 77 tokens of a prompt; a longer one is named in the log.
-
-    Args:
-        model: a folder or hub id of a transformers ``CLIPModel``; null is yuvalkirstain/PickScore_v1.
-        revision: branch, tag or commit of a hub id.
-        processor: a folder or hub id with its tokenizer and image processor; null is the model's own where that is a
-            folder, else laion/CLIP-ViT-H-14-laion2B-s32B-b79K.
-        processor_revision: branch, tag or commit of the processor's hub id.
-        device: ``auto`` is the accelerator if there is one.
-        dtype: ``float32``, ``bfloat16`` or ``float16``.
-        batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator.
+    The score is exp(logit_scale) times the cosine, by a CLIP ViT-H/14 that was trained on people's choices.
     """
 
-    name, hub_id = "pick_score", "yuvalkirstain/PickScore_v1"
+    name, released, released_processor = "pick_score", "yuvalkirstain/PickScore_v1", _HUGE_PROCESSOR
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return super().__call__(prompts, samples) * self.clip.model.logit_scale.float().exp().cpu() / _PICK_SCALE
+        cosines = self.encoder.cosines(prompts, samples)
+        return cosines * self.encoder.model.logit_scale.float().exp().cpu() / _PICK_SCALE
 
 
-class Hps(_HugeClipReward):
+class Hps(ClipReward):
     """Human Preference Score v2, about 0.2 to 0.35 (Wu et al. 2023, arXiv 2306.09341).
 
-    The cosine of the embeddings of image and prompt, by a CLIP ViT-H/14 that was trained on people's choices; its
-    weights in the format of transformers are needed, so that nothing of ``hpsv2`` is. Images are resized and cropped
-    as the processor has it. The model reads the first 77 tokens of a prompt; a longer one is named in the log.
-
-    Args:
-        model: a folder or hub id of a transformers ``CLIPModel``; null is adams-story/HPSv2-hf.
-        revision, processor, processor_revision, device, dtype, batch_size: as of ``pick_score``.
+    The cosine, by a CLIP ViT-H/14 that was trained on people's choices; its weights in the format of transformers are
+    needed, so that nothing of ``hpsv2`` is. Images are resized and cropped as the processor has it.
     """
 
-    name, hub_id = "hps", "adams-story/HPSv2-hf"
+    name, released, released_processor = "hps", "adams-story/HPSv2-hf", _HUGE_PROCESSOR
 
 
-class Aesthetic(_ClipReward):
+@dataclass(kw_only=True, eq=False)
+class Aesthetic(ClipReward):
     """LAION aesthetic score, about 1 to 10 as people gave marks, mostly 4 to 7.
 
     The improved aesthetic predictor (Schuhmann et al. 2022, arXiv 2210.08402; sac+logos+ava1-l14-linearMSE): five
@@ -249,29 +181,14 @@ class Aesthetic(_ClipReward):
     see the prompt: with it alone every prompt gets the same pretty picture.
 
     Args:
-        model: a folder or hub id of a transformers ``CLIPModel`` with its processor.
-        revision: branch, tag or commit of a hub id.
         head: a file with the layers' weights, or a folder with aesthetic-model.pth; null is the hub's
             trl-lib/ddpo-aesthetic-predictor.
         head_revision: branch, tag or commit of the head's hub id.
-        device: ``auto`` is the accelerator if there is one.
-        dtype: of the CLIP model: ``float32``, ``bfloat16`` or ``float16``.
-        batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator.
     """
 
-    def __init__(
-        self,
-        model: str = LARGE,
-        revision: str | None = None,
-        head: str | None = None,
-        head_revision: str | None = None,
-        device: str = "auto",
-        dtype: str = "float32",
-        batch_size: int | None = None,
-    ) -> None:
-        self.clip = Clip(Compute("aesthetic", device, dtype, batch_size), model, revision)
-        self.head = head or _HEAD_REPOSITORY
-        self._head_revision = head_revision
+    name = "aesthetic"
+    head: str | None = None
+    head_revision: str | None = None
 
     def check_machine(self) -> None:
         super().check_machine()
@@ -280,13 +197,14 @@ class Aesthetic(_ClipReward):
 
     @property
     def origins(self) -> Sequence[Origin]:
-        return [*self.clip.origins, *([self._origin] if self._file is None else [])]
+        return [*super().origins, *([self._origin] if self._file is None else [])]
 
-    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> list[float]:
-        return [float(self._mark(embedding)) for embedding in self.clip.images(samples)]
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        # One by one: a product may round differently with more rows.
+        return torch.tensor([float(self._mark(embedding)) for embedding in self.encoder.images(samples)])
 
     def _mark(self, embedding: Tensor) -> Tensor:
-        """[1] for one embedding [d]: a product may round differently with more rows."""
+        """[1] for one embedding [d]."""
         for weight, bias in self._layers:
             embedding = F.linear(embedding, weight, bias)
         return embedding
@@ -294,7 +212,7 @@ class Aesthetic(_ClipReward):
     @property
     def _file(self) -> Path | None:
         """The head if the option names a file."""
-        path = Path(self.head).expanduser()
+        path = Path(self.head or _HEAD_REPOSITORY).expanduser()
         if path.suffix not in _HEAD_SUFFIXES:
             return None
         if not path.is_file():
@@ -306,8 +224,8 @@ class Aesthetic(_ClipReward):
         return Origin(
             reward="aesthetic",
             option="head",
-            path=self.head,
-            revision=self._head_revision,
+            path=self.head or _HEAD_REPOSITORY,
+            revision=self.head_revision,
             needed=((_HEAD_FILE,),),
             patterns=(_HEAD_FILE,),
         )
@@ -322,7 +240,7 @@ class Aesthetic(_ClipReward):
             layers = [(weights[f"layers.{n}.weight"].float(), weights[f"layers.{n}.bias"].float()) for n in numbers]
         except KeyError as error:
             raise UserError(f"aesthetic: {file} lacks {error.args[0]}") from error
-        _check_layers(file, [weight.shape for weight, _ in layers], self.clip.model.config.projection_dim)
+        _check_layers(file, [weight.shape for weight, _ in layers], self.encoder.model.config.projection_dim)
         return layers
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,42 +18,27 @@ from visual_grpo.rewards.learned.pretrained import (
     IMAGE_PROCESSOR,
     WEIGHTS,
     Compute,
+    Encoder,
+    EncoderReward,
     Origin,
-    load_model,
-    load_processor,
 )
 from visual_grpo.rewards.target import mean_squared_error
 from visual_grpo.types import Needs, PromptRecord
 
-Against = Literal["source", "target"]
+BASE = "facebook/dinov2-base"
 
 
-class Dino:
-    """A transformers ``Dinov2Model`` with its image processor, loaded at the first use."""
+class Dino(Encoder):
+    """A ``Dinov2Model``."""
+
+    model_class, processor_class = "Dinov2Model", "AutoImageProcessor"
 
     def __init__(self, compute: Compute, model: str, revision: str | None) -> None:
-        self.compute = compute
         needed = (CONFIG, WEIGHTS, IMAGE_PROCESSOR)
-        self.origin = Origin(
+        own = Origin(
             reward=compute.reward, option="model", path=model, revision=revision, model_type="dinov2", needed=needed
         )
-
-    def check_machine(self) -> None:
-        """Raises UserError if the device or a file is not there."""
-        _ = self.compute.device
-        self.origin.check()
-
-    @property
-    def origins(self) -> Sequence[Origin]:
-        return [self.origin]
-
-    @cached_property
-    def model(self) -> Any:
-        return load_model(self.origin, self.compute, "Dinov2Model")
-
-    @cached_property
-    def _processor(self) -> Any:
-        return load_processor(self.origin, "AutoImageProcessor")
+        super().__init__(compute, own)
 
     def images(self, samples: Sequence[Tensor]) -> Tensor:
         """[B, d] float32 of unit length: the class token of uint8 images [3, height, width] of any sizes."""
@@ -66,7 +51,7 @@ class Dino:
     def _pixels(self, samples: Sequence[Tensor]) -> list[Tensor]:
         """Each [3, s, s] float32, resized, cropped and normalised as the model's processor has it."""
         processed = [
-            self._processor(sample.cpu(), return_tensors="pt", input_data_format="channels_first") for sample in samples
+            self.processor(sample.cpu(), return_tensors="pt", input_data_format="channels_first") for sample in samples
         ]
         return [each["pixel_values"][0] for each in processed]
 
@@ -86,78 +71,48 @@ class Dino:
         return torch.matmul(unit, unit.transpose(1, 2))
 
 
-class _DinoReward:
-    name: str
-
-    def __init__(
-        self,
-        model: str = "facebook/dinov2-base",
-        revision: str | None = None,
-        against: Against = "source",
-        device: str = "auto",
-        dtype: str = "float32",
-        batch_size: int | None = None,
-    ) -> None:
-        if against not in ("source", "target"):
-            raise UserError(f"{self.name}: against must be source or target, got {against!r}")
-        self.needs = Needs(source=against == "source", target=against == "target")
-        self.dino = Dino(Compute(self.name, device, dtype, batch_size), model, revision)
-
-    def check_machine(self) -> None:
-        self.dino.check_machine()
-
-    @property
-    def origins(self) -> Sequence[Origin]:
-        return self.dino.origins
-
-
-class DinoIdentity(_DinoReward):
-    """Cosine of the DINOv2 class tokens of the sample and the image that is edited, in [-1, 1], as the identity metric
-    DINO of DreamBooth (Ruiz et al. 2023, arXiv 2208.12242). Of several sources the nearest counts.
+@dataclass(kw_only=True, eq=False)
+class DinoReward(EncoderReward):
+    """Similarity to the image that is edited, of several the nearest; unscored without one.
 
     As a reward alone it is raised by copying the source: add one for what is to change.
 
     Args:
-        model: a folder or hub id of a transformers ``Dinov2Model`` with its image processor.
-        revision: branch, tag or commit of a hub id.
         against: ``source`` or ``target``: the image to compare with.
-        device: ``auto`` is the accelerator if there is one.
-        dtype: ``float32``, ``bfloat16`` or ``float16``.
-        batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator.
     """
+
+    model: str = BASE
+    against: Literal["source", "target"] = "source"
+    encoder: Dino = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.against not in ("source", "target"):
+            raise UserError(f"{self.name}: against must be source or target, got {self.against!r}")
+        self.needs = Needs(source=self.against == "source", target=self.against == "target")
+        self.encoder = Dino(self.compute, self.model, self.revision)
+
+
+class DinoIdentity(DinoReward):
+    """Cosine of the DINOv2 class tokens of two images, in [-1, 1], as the identity metric DINO of DreamBooth (Ruiz et
+    al. 2023, arXiv 2208.12242)."""
 
     name = "dino_identity"
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return to_references(prompts, samples, self.needs, self.dino.images, _cosine)
+        return to_references(prompts, samples, self.needs, self.encoder.images, lambda one, other: (one * other).sum())
 
 
-def _cosine(one: Tensor, other: Tensor) -> Tensor:
-    """Scalar, of two vectors of unit length."""
-    return (one * other).sum()
-
-
-class DinoStructure(_DinoReward):
+class DinoStructure(DinoReward):
     """1 - the mean squared difference between the self-similarities of two images; 1 for the same structure.
 
     An image's self-similarity is the matrix of cosines between the keys of its patches in the last attention layer
-    (Tumanyan et al. 2022, arXiv 2201.00424, who take them from DINO ViT-B/8). Of several sources the nearest counts.
-
-    As a reward alone it is raised by copying the source: add one for what is to change.
-
-    Args:
-        model: a folder or hub id of a transformers ``Dinov2Model`` with its image processor.
-        revision: branch, tag or commit of a hub id.
-        against: ``source`` or ``target``: the image to compare with.
-        device: ``auto`` is the accelerator if there is one.
-        dtype: ``float32``, ``bfloat16`` or ``float16``.
-        batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator.
+    (Tumanyan et al. 2022, arXiv 2201.00424, who take them from DINO ViT-B/8).
     """
 
     name = "dino_structure"
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return to_references(prompts, samples, self.needs, self.dino.self_similarity, _similarity)
+        return to_references(prompts, samples, self.needs, self.encoder.self_similarity, _similarity)
 
 
 def _similarity(one: Tensor, other: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -11,15 +12,15 @@ from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.learned.clip import LARGE, Clip
-from visual_grpo.rewards.learned.dino import Dino
-from visual_grpo.rewards.learned.pretrained import Compute, Origin
+from visual_grpo.rewards.learned.dino import BASE, Dino
+from visual_grpo.rewards.learned.pretrained import EncoderReward
 from visual_grpo.types import Needs, PromptRecord
 
-_DEFAULT = {"clip": LARGE, "dino": "facebook/dinov2-base"}
-_FEATURES = ("pixels", *_DEFAULT)
+_FEATURES = ("pixels", "clip", "dino")
 
 
-class GroupDiversity:
+@dataclass(kw_only=True, eq=False)
+class GroupDiversity(EncoderReward):
     """A sample's mean distance to the other samples of its prompt, in [0, 1] of pixels and [0, 2] of a model's
     features; 0 where all are the same, unscored for a prompt with one sample.
 
@@ -29,45 +30,25 @@ class GroupDiversity:
         features: ``pixels``: the root mean square difference of the images scaled to ``side`` x ``side`` pixels;
             ``clip`` or ``dino``: 1 - the cosine of their embeddings.
         side: of the scaled images; small, so that noise is not taken for variety.
-        model: of ``clip`` or ``dino``: a folder or hub id; null is the default of the rewards of that model.
-        revision: branch, tag or commit of a hub id.
-        device: ``auto`` is the accelerator if there is one.
-        dtype: ``float32``, ``bfloat16`` or ``float16``.
-        batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator.
     """
 
+    name = "group_diversity"
     needs = Needs(whole_groups=True)
+    features: str = "pixels"
+    side: int = 16
+    encoder: Clip | Dino | None = field(init=False, default=None)
 
-    def __init__(
-        self,
-        features: str = "pixels",
-        side: int = 16,
-        model: str | None = None,
-        revision: str | None = None,
-        device: str = "auto",
-        dtype: str = "float32",
-        batch_size: int | None = None,
-    ) -> None:
-        if features not in _FEATURES:
-            raise UserError(f"group_diversity: features must be one of {', '.join(_FEATURES)}, got {features!r}")
-        if side < 1:
-            raise UserError(f"group_diversity: side must be at least 1 pixel, got {side}")
-        if model is not None and features == "pixels":
+    def __post_init__(self) -> None:
+        if self.features not in _FEATURES:
+            raise UserError(f"group_diversity: features must be one of {', '.join(_FEATURES)}, got {self.features!r}")
+        if self.side < 1:
+            raise UserError(f"group_diversity: side must be at least 1 pixel, got {self.side}")
+        if self.features == "clip":
+            self.encoder = Clip(self.compute, self.model or LARGE, self.revision)
+        elif self.features == "dino":
+            self.encoder = Dino(self.compute, self.model or BASE, self.revision)
+        elif self.model is not None:
             raise UserError("group_diversity: a model needs features: clip or dino, got pixels")
-        self.side = side
-        self.encoder: Clip | Dino | None = None
-        if features != "pixels":
-            compute = Compute("group_diversity", device, dtype, batch_size)
-            kind: Callable[..., Clip | Dino] = Clip if features == "clip" else Dino
-            self.encoder = kind(compute, model or _DEFAULT[features], revision)
-
-    def check_machine(self) -> None:
-        if self.encoder is not None:
-            self.encoder.check_machine()
-
-    @property
-    def origins(self) -> Sequence[Origin]:
-        return [] if self.encoder is None else self.encoder.origins
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         groups = defaultdict(list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 
 import torch
 from torch import Tensor
+from torchvision import models
 
 from visual_grpo.errors import UserError
 from visual_grpo.files import digest_once
@@ -32,78 +33,6 @@ _NAMED_HASH = re.compile(r"-([0-9a-f]+)\.")
 """As in alexnet-owt-7be5be79.pth: the first digits of the content's sha256."""
 
 
-class Backbone:
-    """The weights of ``net``: a file, or torchvision's own in TORCH_HOME, downloaded at the first use."""
-
-    def __init__(self, reward: str, net: str, file: str | None) -> None:
-        if net not in _WEIGHTS:
-            raise UserError(f"{reward}: net must be one of {', '.join(_WEIGHTS)}, got {net!r}")
-        self.reward, self.net = reward, net
-        self.file = None if file is None else Path(file).expanduser()
-
-    def check(self) -> None:
-        """Raises UserError if the weights are missing and cannot be downloaded, or were changed after the download."""
-        if self.file is not None and not self.file.is_file():
-            raise UserError(
-                f"{self.reward}: its backbone is {str(self.file)!r}, which is not a file on this machine. Give the file"
-                f" of {self._url}, or null"
-            )
-        if self.file is None and not self._cached.is_file():
-            try:
-                urlopen(Request(self._url, method="HEAD"), timeout=_PATIENCE).close()  # noqa: S310 - https
-            except (OSError, HTTPException) as error:
-                raise self._not_here(error) from error
-        elif self.file is None:
-            self._check_published()
-
-    def read(self) -> dict[str, Tensor]:
-        """Tensors by their index among the features, as ``0.weight``. Raises UserError."""
-        self.check()
-        weights = self._downloaded() if self.file is None else read_weights(self.reward, self.file)
-        own = {name.removeprefix(_FEATURES): value for name, value in weights.items() if name.startswith(_FEATURES)}
-        if not own:
-            raise UserError(
-                f"{self.reward}: {self.file} holds no weights named {_FEATURES}..., as torchvision's {self.net} has,"
-                f" but {', '.join(list(weights)[:3]) or 'none'}"
-            )
-        return own
-
-    def _downloaded(self) -> dict[str, Tensor]:
-        if not self._cached.is_file():
-            try:
-                torch.hub.load_state_dict_from_url(self._url, map_location="cpu", check_hash=True, weights_only=True)
-            except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: not the file that its name tells.
-                raise self._not_here(error) from error
-        return read_weights(self.reward, self._cached)
-
-    def _check_published(self) -> None:
-        if not digest_once(self._cached).startswith(_NAMED_HASH.findall(self._cached.name)[-1]):
-            raise UserError(
-                f"{self.reward}: {self._cached} is not what torchvision published: its content does not have the hash"
-                " that its name ends with. It was damaged or changed after the download. Delete it, and it is"
-                " downloaded again"
-            )
-
-    @property
-    def _url(self) -> str:
-        from torchvision import models
-
-        url: str = getattr(models, _WEIGHTS[self.net]).IMAGENET1K_V1.url
-        return url
-
-    @property
-    def _cached(self) -> Path:
-        """Where torchvision keeps it."""
-        return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(self._url).path).name
-
-    def _not_here(self, error: BaseException) -> UserError:
-        return UserError(
-            f"{self.reward}: the weights of its backbone {self.net!r} are not on this machine and cannot be downloaded:"
-            f" {error}. Where there is a network, download {self._url}; then save it as {self._cached}, or set"
-            f" rewards.{self.reward}.options.backbone to the file's path"
-        )
-
-
 class LpipsReward:
     """1 - LPIPS distance to the target image: 1 for the target itself, seldom below 0 (Zhang et al. 2018, arXiv
     1801.03924, version 0.1).
@@ -120,53 +49,93 @@ class LpipsReward:
     needs = Needs(target=True)
 
     def __init__(self, net: str = "alex", backbone: str | None = None, device: str = "auto") -> None:
-        self.backbone = Backbone("lpips", net, backbone)
+        if net not in _WEIGHTS:
+            raise UserError(f"lpips: net must be one of {', '.join(_WEIGHTS)}, got {net!r}")
+        self.net = net
+        self.url: str = getattr(models, _WEIGHTS[net]).IMAGENET1K_V1.url
+        self.file = None if backbone is None else Path(backbone).expanduser()
         self._device = device
 
     def check_machine(self) -> None:
-        """Raises UserError if the device or the weights are not there."""
-        _ = self._on
-        self.backbone.check()
+        """Raises UserError if the device or the weights are not there, or these were changed after the download."""
+        _ = self.device
+        if self.file is not None:
+            if not self.file.is_file():
+                raise UserError(
+                    f"lpips: its backbone is {str(self.file)!r}, which is not a file on this machine. Give the file of"
+                    f" {self.url}, or null"
+                )
+        elif not self._cached.is_file():
+            try:
+                urlopen(Request(self.url, method="HEAD"), timeout=_PATIENCE).close()  # noqa: S310 - https
+            except (OSError, HTTPException) as error:
+                raise self._not_here(error) from error
+        elif not digest_once(self._cached).startswith(_NAMED_HASH.findall(self._cached.name)[-1]):
+            raise UserError(
+                f"lpips: {self._cached} is not what torchvision published: its content does not have the hash that its"
+                " name ends with. It was damaged or changed after the download. Delete it, and it is downloaded again"
+            )
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         with torch.no_grad():
             return 1 - against_targets(self._distance, prompts, samples)
 
     def _distance(self, sample: Tensor, target: Tensor) -> Tensor:
-        least = _LEAST[self.backbone.net]
+        least = _LEAST[self.net]
         if min(sample.shape[-2:]) < least:
             raise UserError(
-                f"lpips: images need at least {least} pixels a side for the net {self.backbone.net!r}, got"
+                f"lpips: images need at least {least} pixels a side for the net {self.net!r}, got"
                 f" {list(sample.shape[-2:])}"
             )
-        pair = [image[None].to(self._on) * 2 - 1 for image in (sample, target)]
+        pair = [image[None].to(self.device) * 2 - 1 for image in (sample, target)]
         distance: Tensor = self._module(*pair)
         return distance.flatten()[0].cpu()
 
     @property
-    def _on(self) -> torch.device:
+    def device(self) -> torch.device:
         return resolve_device(self._device, "the option device of the reward lpips")
 
     @cached_property
     def _module(self) -> Any:
-        weights = self.backbone.read()
+        weights = self._read()
         # The package draws weights before ours replace them, and calls torchvision by an argument's old name.
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import lpips
 
-            module = lpips.LPIPS(net=self.backbone.net, pnet_rand=True, verbose=False)
+            module = lpips.LPIPS(net=self.net, pnet_rand=True, verbose=False)
         # The package's names: net.slice2.3.weight is torchvision's features.3.weight.
-        own = {name: name.split(".", 2)[2] for name in module.state_dict() if name.startswith("net.")}
-        self._check(weights, {key: module.state_dict()[name] for name, key in own.items()})
-        module.load_state_dict({name: weights[key] for name, key in own.items()}, strict=False)
-        return module.eval().requires_grad_(False).to(self._on)
-
-    def _check(self, weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-        for key, tensor in expected.items():
+        expected = module.state_dict()
+        own = {name: _FEATURES + name.split(".", 2)[2] for name in expected if name.startswith("net.")}
+        for name, key in own.items():
             got = list(weights[key].shape) if key in weights else "none"
-            if got != list(tensor.shape):
+            if got != list(expected[name].shape):
                 raise UserError(
-                    f"lpips: {self.backbone.file} is no {self.backbone.net!r} of torchvision: its weight features.{key}"
-                    f" must be {list(tensor.shape)}, got {got}"
+                    f"lpips: {self.file} is no {self.net!r} of torchvision: its weight {key} must be"
+                    f" {list(expected[name].shape)}, got {got}"
                 )
+        module.load_state_dict({name: weights[key] for name, key in own.items()}, strict=False)
+        return module.eval().requires_grad_(False).to(self.device)
+
+    def _read(self) -> Mapping[str, Tensor]:
+        self.check_machine()
+        if self.file is not None:
+            return read_weights("lpips", self.file)
+        if not self._cached.is_file():
+            try:
+                torch.hub.load_state_dict_from_url(self.url, map_location="cpu", check_hash=True, weights_only=True)
+            except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: not the file that its name tells.
+                raise self._not_here(error) from error
+        return read_weights("lpips", self._cached)
+
+    @property
+    def _cached(self) -> Path:
+        """Where torchvision keeps it."""
+        return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(self.url).path).name
+
+    def _not_here(self, error: BaseException) -> UserError:
+        return UserError(
+            f"lpips: the weights of its backbone {self.net!r} are not on this machine and cannot be downloaded:"
+            f" {error}. Where there is a network, download {self.url}; then save it as {self._cached}, or set"
+            " rewards.lpips.options.backbone to the file's path"
+        )

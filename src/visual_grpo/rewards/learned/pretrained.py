@@ -1,4 +1,4 @@
-"""Pretrained weights of rewards: where they are, whether they are whole, and how they are loaded and run."""
+"""Pretrained models of rewards: where their files are, whether they are whole, and how they are loaded and run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import logging
 import pickle
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 import torch
+import transformers
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, snapshot_download
+from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError  # type: ignore[attr-defined]
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from visual_grpo.errors import UserError
@@ -34,6 +40,7 @@ _ACCELERATOR_BATCH = 16
 _LOADED = ("*.json", "*.txt", "model*.safetensors")
 _HUB_SECONDS = 5.0
 """Time in which the hub must answer a first question."""
+_HUB_ERRORS = (HTTPError, OSError, ValueError)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _models: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
 """Models in use: two rewards over one model hold its weights once."""
@@ -41,7 +48,7 @@ _models: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """A model's folder or hub id, as an option of a reward names it."""
+    """A model's folder or hub id, as an option of a reward names it. Its methods raise UserError."""
 
     reward: str
     option: str
@@ -57,7 +64,7 @@ class Origin:
     """Files to download."""
 
     def check(self) -> None:
-        """Raises UserError if files are missing and the hub does not answer, or they are damaged or another model's."""
+        """Refuses missing files that the hub does not have either, and damaged ones or another model's."""
         found = self._local()
         if found is None:
             self._ask_hub()
@@ -66,16 +73,13 @@ class Origin:
             self._check_content(found)
 
     def folder(self) -> Path:
-        """Returns the folder with the files, downloaded if need be. Raises UserError as `check` does."""
-        found = self._local()
-        if found is None:
-            self._ask_hub()
-            found = self._download()
+        """The checked folder with the files, downloaded if need be."""
+        found = self._local() or self._download()
         self._check_content(found)
         return found
 
     def commit(self) -> str | None:
-        """Returns the commit of a hub id whose files are used; None for a folder. Raises UserError as `check` does."""
+        """The commit of a hub id whose files are used; None for a folder."""
         if not may_be_hub_id(self.path):
             return None
         if self.revision is not None and _COMMIT.fullmatch(self.revision):
@@ -109,9 +113,6 @@ class Origin:
             if missing := _missing(folder, self.needed):
                 raise UserError(f"{self._named}, and this folder lacks {', '.join(missing)}. {self._remedy}")
             return folder
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
         try:
             cached = Path(snapshot_download(self.path, revision=self.revision, local_files_only=True))
         except LocalEntryNotFoundError:
@@ -121,28 +122,24 @@ class Origin:
         return None if _missing(cached, self.needed) else cached
 
     def _ask_hub(self) -> str | None:
-        """Returns the commit that the hub would give now. Raises UserError if it does not answer."""
-        from huggingface_hub import get_hf_file_metadata, hf_hub_url
-        from huggingface_hub.constants import is_offline_mode
-
-        if is_offline_mode():
+        """The commit that the hub would give now."""
+        if constants.is_offline_mode():
             raise self._unavailable("HF_HUB_OFFLINE is set")
         try:
             url = hf_hub_url(self.path, self.needed[0][0], revision=self.revision)
             return get_hf_file_metadata(url, timeout=_HUB_SECONDS).commit_hash
-        except _hub_errors() as error:
+        except _HUB_ERRORS as error:
             raise self._unavailable(error) from error
 
     def _download(self) -> Path:
-        from huggingface_hub import snapshot_download
-
+        self._ask_hub()
         try:
-            found = snapshot_download(self.path, revision=self.revision, allow_patterns=list(self.patterns))
-        except _hub_errors() as error:
+            found = Path(snapshot_download(self.path, revision=self.revision, allow_patterns=list(self.patterns)))
+        except _HUB_ERRORS as error:
             raise self._unavailable(error) from error
-        if missing := _missing(Path(found), self.needed):
+        if missing := _missing(found, self.needed):
             raise UserError(f"{self._named}, which has no {', '.join(missing)} on the hub. {self._remedy}")
-        return Path(found)
+        return found
 
     def _unavailable(self, why: object) -> UserError:
         first = (str(why).strip() or type(why).__name__).splitlines()[0].rstrip(".")
@@ -174,12 +171,6 @@ def _missing(folder: Path, needed: Sequence[Sequence[str]]) -> list[str]:
     return missing
 
 
-def _hub_errors() -> tuple[type[BaseException], ...]:
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
-
-    return HTTPError, OSError, ValueError
-
-
 class Compute:
     """The options ``device``, ``dtype`` and ``batch_size`` of a reward. Raises UserError for impossible values."""
 
@@ -198,17 +189,13 @@ class Compute:
         """Raises UserError if this machine does not have it."""
         return resolve_device(self._device, f"the option device of the reward {self.reward}")
 
-    @property
-    def batch_size(self) -> int:
-        return self._batch_size or (1 if self.device.type == "cpu" else _ACCELERATOR_BATCH)
-
     def rows(self, model: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> Tensor:
         """Applies ``model`` to B inputs of one shape without gradient; returns [B, ...] float32 on the CPU.
 
-        Every batch has ``batch_size`` rows, the last one filled up with copies: a matrix product may round differently
-        for another number of rows, and then a score would depend on the samples beside it.
+        Every batch has the same number of rows, the last one filled up with copies: a matrix product may round
+        differently for another number of rows, and then a score would depend on the samples beside it.
         """
-        size = self.batch_size
+        size = self._batch_size or (1 if self.device.type == "cpu" else _ACCELERATOR_BATCH)
         found = []
         for start in range(0, len(inputs), size):
             rows = list(inputs[start : start + size])
@@ -218,56 +205,102 @@ class Compute:
         return torch.cat(found) if found else torch.zeros(0)
 
 
-def load_model(origin: Origin, compute: Compute, model_class: str) -> Any:
-    """Loads a model of transformers, frozen, onto the device; each once in a process.
+class Encoder:
+    """A model of transformers and its processor, both loaded at the first use."""
 
-    Raises:
-        UserError: files are missing or damaged, or they are another model's.
-    """
-    folder = origin.folder()
-    key = (folder.resolve(), model_class, compute.dtype, str(compute.device))
-    model = _models.get(key)
-    if model is None:
-        # Layers are drawn before they are filled; that must not move the generator that others draw from.
-        with torch.random.fork_rng():
-            model = _load(origin.reward, folder, model_class, compute)
-        _models[key] = model
-    return model
+    model_class: ClassVar[str]
+    processor_class: ClassVar[str]
 
+    def __init__(self, compute: Compute, origin: Origin, processing: Origin | None = None) -> None:
+        """``processing``: where the processor is, if not with the model."""
+        self.compute, self.origin, self.processing = compute, origin, processing or origin
 
-def _load(reward: str, folder: Path, model_class: str, compute: Compute) -> Any:
-    import transformers
-    from safetensors import SafetensorError
+    def check_machine(self) -> None:
+        """Raises UserError if the device or a file is not there."""
+        _ = self.compute.device
+        for origin in self.origins:
+            origin.check()
 
-    with hidden_progress_bars():
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return list(dict.fromkeys([self.origin, self.processing]))
+
+    @cached_property
+    def model(self) -> Any:
+        """Frozen, on the device; the same for all rewards that use these weights in this way."""
+        folder = self.origin.folder()
+        key = (folder.resolve(), self.model_class, self.compute.dtype, str(self.compute.device))
+        model = _models.get(key)
+        if model is None:
+            # Layers are drawn before they are filled; that must not move the generator that others draw from.
+            with torch.random.fork_rng(), hidden_progress_bars():
+                model = _load(self.compute, folder, self.model_class)
+            _models[key] = model
+        return model
+
+    @cached_property
+    def processor(self) -> Any:
+        folder = self.processing.folder()
         try:
-            model, report = getattr(transformers, model_class).from_pretrained(
-                folder, dtype=compute.dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
-            )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # RuntimeError: weights of other shapes.
+            return getattr(transformers, self.processor_class).from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{reward}: the {model_class} in {folder} cannot be loaded: {error}\nIts files are damaged or do"
-                " not belong together. Save or download it again"
+                f"{self.compute.reward}: the {self.processor_class} in {folder} cannot be loaded: {error}. Save or"
+                " download it again"
             ) from error
+
+
+def _load(compute: Compute, folder: Path, model_class: str) -> Any:
+    try:
+        model, report = getattr(transformers, model_class).from_pretrained(
+            folder, dtype=compute.dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # RuntimeError: weights of other shapes.
+        raise UserError(
+            f"{compute.reward}: the {model_class} in {folder} cannot be loaded: {error}\nIts files are damaged or do"
+            " not belong together. Save or download it again"
+        ) from error
     if missing := sorted(report["missing_keys"]):  # They would be drawn at random.
         raise UserError(
-            f"{reward}: {folder} is no complete {model_class}: it lacks {len(missing)} of its weights, for"
+            f"{compute.reward}: {folder} is no complete {model_class}: it lacks {len(missing)} of its weights, for"
             f" example {missing[0]}. Save or download it again"
         )
     return model.eval().requires_grad_(False).to(compute.device)
 
 
-def load_processor(origin: Origin, name: str) -> Any:
-    """Loads an image processor, tokenizer or both, by its class name in transformers. Raises UserError."""
-    import transformers
+@dataclass(kw_only=True, eq=False)
+class EncoderReward:
+    """The options that all rewards over an encoder have.
 
-    folder, processor_class = origin.folder(), getattr(transformers, name)
-    try:
-        return processor_class.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{origin.reward}: the {name} in {folder} cannot be loaded: {error}. Save or download it again"
-        ) from error
+    Args:
+        model: a folder or hub id of the model with its processor.
+        revision: branch, tag or commit of a hub id.
+        device: ``auto`` is the accelerator if there is one.
+        dtype: ``float32``, ``bfloat16`` or ``float16``.
+        batch_size: images at a time; null is 1 on a CPU and 16 on an accelerator. Scores do not depend on which
+            images are in a batch.
+    """
+
+    name: ClassVar[str]
+    model: str | None = None
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "float32"
+    batch_size: int | None = None
+    encoder: Encoder | None = field(init=False, default=None)
+
+    @property
+    def compute(self) -> Compute:
+        return Compute(self.name, self.device, self.dtype, self.batch_size)
+
+    def check_machine(self) -> None:
+        """Raises UserError if the device or a file is not there."""
+        if self.encoder is not None:
+            self.encoder.check_machine()
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return [] if self.encoder is None else self.encoder.origins
 
 
 def read_weights(reward: str, file: Path) -> dict[str, Tensor]:
@@ -276,9 +309,6 @@ def read_weights(reward: str, file: Path) -> dict[str, Tensor]:
     Raises:
         UserError: the file is missing, damaged or holds anything but tensors.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
