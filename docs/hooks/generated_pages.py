@@ -143,7 +143,12 @@ def _reward(name: str, path: str) -> str:
         if parameter.default is not parameter.empty
     ]
     needs = _needs(getattr(made, "needs", Needs()))
-    return f"\n## `{name}`\n\n{_plain(made.__doc__ or '')}\n\n{needs}Options: {', '.join(options) or 'none'}.\n"
+    return f"\n## `{name}`\n\n{_plain(*_docstrings(made))}\n\n{needs}Options: {', '.join(options) or 'none'}.\n"
+
+
+def _docstrings(made: Any) -> list[str]:
+    """That of a class, then those of its bases here: they describe the options that they bring."""
+    return [base.__doc__ or "" for base in inspect.getmro(made) if base.__module__.startswith("visual_grpo.")]
 
 
 def _needs(needs: Needs) -> str:
@@ -155,12 +160,13 @@ def _needs(needs: Needs) -> str:
     return "".join(text for text, holds in said.items() if holds)
 
 
-def _plain(docstring: str) -> str:
-    """A docstring as Markdown: double backticks are code, ``Args:`` is a list."""
-    text = inspect.cleandoc(docstring).replace("``", "`")
-    head, _, arguments = text.partition("\nArgs:\n")
-    listed = re.sub(r"^    (\w+):", r"- `\1`:", arguments, flags=re.M)
-    return f"{head}\n\n{listed}".strip()
+def _plain(docstring: str, *bases: str) -> str:
+    """A docstring as Markdown, with the arguments of its bases': double backticks are code, ``Args:`` is a list."""
+    texts = [inspect.cleandoc(each).replace("``", "`").partition("\nArgs:\n") for each in (docstring, *bases)]
+    listed = re.sub(
+        r"^    (\w+):", r"- `\1`:", "\n".join(arguments for _, _, arguments in texts).strip("\n"), flags=re.M
+    )
+    return f"{texts[0][0]}\n\n{listed}".strip()
 
 
 def _cell(text: str) -> str:

@@ -145,8 +145,8 @@ def _target(record: PromptRecord) -> Tensor:
 def _check_size(record: PromptRecord, what: str, reference: Tensor, sample: Tensor) -> None:
     if reference.shape != sample.shape:
         raise UserError(
-            f"record {record.id!r}: its {what} is {list(reference.shape)} and the sample {list(sample.shape)}; both must"
-            " be [3, height, width] of the same size"
+            f"record {record.id!r}: its {what} is {list(reference.shape)} and the sample {list(sample.shape)}; both"
+            " must be [3, height, width] of the same size"
         )
 
 

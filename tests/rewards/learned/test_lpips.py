@@ -96,7 +96,9 @@ def test_weights_of_another_net_or_of_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is no 'alex' of torchvision: its weight features.0.weight must be \[64, 3"):
         LpipsReward(backbone=str(tmp_path / "other.pth"))(prompts, samples)
     torch.save({"weight": torch.zeros(1)}, tmp_path / "none.pth")
-    with pytest.raises(UserError, match=r"is no .alex. of torchvision: its weight features.0.weight must be .*, got none"):
+    with pytest.raises(
+        UserError, match=r"is no .alex. of torchvision: its weight features.0.weight must be .*, got none"
+    ):
         LpipsReward(backbone=str(tmp_path / "none.pth"))(prompts, samples)
     torch.save({"net": models.alexnet}, tmp_path / "code.pth")
     with pytest.raises(UserError, match=r"code.pth cannot be read as weights: Weights only load failed"):

@@ -117,11 +117,11 @@ class Clip(Encoder):
 
 @dataclass(kw_only=True, eq=False)
 class ClipReward(EncoderReward):
-    """The cosine of the CLIP embeddings of image and prompt, in [-1, 1].
-
-    The model reads the first tokens of a prompt, 77 in the released ones; a longer one is named in the log.
+    """The cosine of the CLIP embeddings of image and prompt.
 
     Args:
+        model: a folder or hub id of a transformers ``CLIPModel``; null is the released one. It reads the first tokens
+            of a prompt, 77 in those that are released; a longer prompt is named in the log.
         processor: a folder or hub id with the tokenizer and image processor; null is the model's own, or that of the
             released model.
         processor_revision: branch, tag or commit of the processor's hub id.
@@ -144,7 +144,10 @@ class ClipReward(EncoderReward):
 
 
 class ClipScore(ClipReward):
-    """Hessel et al. 2021, arXiv 2104.08718. The published CLIPScore is 2.5 * max(cosine, 0)."""
+    """Cosine of the CLIP embeddings of image and prompt, in [-1, 1] (Hessel et al. 2021, arXiv 2104.08718).
+
+    The published CLIPScore is 2.5 * max(cosine, 0).
+    """
 
     name = "clip_score"
 
@@ -152,7 +155,8 @@ class ClipScore(ClipReward):
 class PickScore(ClipReward):
     """PickScore divided by 26, about 0.7 to 1 (Kirstain et al. 2023, arXiv 2305.01569).
 
-    The score is exp(logit_scale) times the cosine, by a CLIP ViT-H/14 that was trained on people's choices.
+    The score is exp(logit_scale) times the cosine of the embeddings of image and prompt, by a CLIP ViT-H/14 that was
+    trained on people's choices.
     """
 
     name, released, released_processor = "pick_score", "yuvalkirstain/PickScore_v1", _HUGE_PROCESSOR
@@ -165,8 +169,9 @@ class PickScore(ClipReward):
 class Hps(ClipReward):
     """Human Preference Score v2, about 0.2 to 0.35 (Wu et al. 2023, arXiv 2306.09341).
 
-    The cosine, by a CLIP ViT-H/14 that was trained on people's choices; its weights in the format of transformers are
-    needed, so that nothing of ``hpsv2`` is. Images are resized and cropped as the processor has it.
+    The cosine of the embeddings of image and prompt, by a CLIP ViT-H/14 that was trained on people's choices; its
+    weights in the format of transformers are needed, so that nothing of ``hpsv2`` is. Images are resized and cropped
+    as the processor has it.
     """
 
     name, released, released_processor = "hps", "adams-story/HPSv2-hf", _HUGE_PROCESSOR

@@ -75,9 +75,8 @@ class Dino(Encoder):
 class DinoReward(EncoderReward):
     """Similarity to the image that is edited, of several the nearest; unscored without one.
 
-    As a reward alone it is raised by copying the source: add one for what is to change.
-
     Args:
+        model: a folder or hub id of a transformers ``Dinov2Model`` with its image processor.
         against: ``source`` or ``target``: the image to compare with.
     """
 
@@ -93,8 +92,11 @@ class DinoReward(EncoderReward):
 
 
 class DinoIdentity(DinoReward):
-    """Cosine of the DINOv2 class tokens of two images, in [-1, 1], as the identity metric DINO of DreamBooth (Ruiz et
-    al. 2023, arXiv 2208.12242)."""
+    """Cosine of the DINOv2 class tokens of the sample and the image that is edited, in [-1, 1], as the identity metric
+    DINO of DreamBooth (Ruiz et al. 2023, arXiv 2208.12242). Of several sources the nearest counts.
+
+    As a reward alone it is raised by copying the source: add one for what is to change.
+    """
 
     name = "dino_identity"
 
@@ -106,7 +108,7 @@ class DinoStructure(DinoReward):
     """1 - the mean squared difference between the self-similarities of two images; 1 for the same structure.
 
     An image's self-similarity is the matrix of cosines between the keys of its patches in the last attention layer
-    (Tumanyan et al. 2022, arXiv 2201.00424, who take them from DINO ViT-B/8).
+    (Tumanyan et al. 2022, arXiv 2201.00424, who take them from DINO ViT-B/8). Of several sources the nearest counts.
     """
 
     name = "dino_structure"

@@ -30,6 +30,7 @@ class GroupDiversity(EncoderReward):
         features: ``pixels``: the root mean square difference of the images scaled to ``side`` x ``side`` pixels;
             ``clip`` or ``dino``: 1 - the cosine of their embeddings.
         side: of the scaled images; small, so that noise is not taken for variety.
+        model: of ``clip`` or ``dino``: a folder or hub id; null is the default of the rewards of that model.
     """
 
     name = "group_diversity"

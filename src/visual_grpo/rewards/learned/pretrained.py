@@ -273,7 +273,6 @@ class EncoderReward:
     """The options that all rewards over an encoder have.
 
     Args:
-        model: a folder or hub id of the model with its processor.
         revision: branch, tag or commit of a hub id.
         device: ``auto`` is the accelerator if there is one.
         dtype: ``float32``, ``bfloat16`` or ``float16``.

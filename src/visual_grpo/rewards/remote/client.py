@@ -6,20 +6,29 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
+
+from aiohttp import (
+    ClientConnectorError,
+    ClientError,
+    ClientResponse,
+    ClientResponseError,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+)
 
 from visual_grpo.errors import UserError, visible
 from visual_grpo.threads import in_thread
 
-if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession
+Body = Callable[[Sequence[int]], bytes]
+"""JSON that asks about the samples of these indices."""
+Read = Callable[[Any, Sequence[int]], Sequence[Any]]
+"""Turns the JSON of an answer into one entry per index; raises `RequestError`."""
 
-T = TypeVar("T")
-
-TRANSPORT = frozenset({"timeout", "deadline", "retries", "concurrency", "stop_after", "api_key"})
-"""Options that cannot affect a score."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before the first retry, doubled before each further one up to the second."""
 _CHECK_SECONDS = 5.0
@@ -27,11 +36,13 @@ _SHOWN = 200
 """Characters of an answer that are shown in an error."""
 _CHUNK, _MOST_BYTES = 65_536, 8_000_000
 
+_NO_KEY = "set the option api_key, or headers"
+_NO_PATH = "the option url must be the server's base address, without the path of a request"
 _REFUSALS = {
-    401: "set the option api_key, or headers",
-    403: "set the option api_key, or headers",
-    404: "the option url must be the server's base address, without the path of a request",
-    405: "the option url must be the server's base address, without the path of a request",
+    401: _NO_KEY,
+    403: _NO_KEY,
+    404: _NO_PATH,
+    405: _NO_PATH,
     407: "the proxy asks for a password",
     410: "the server no longer has this address",
 }
@@ -64,82 +75,68 @@ class Lost:
     reason: str
 
 
-class Client:
-    """Sends requests to one server.
+@dataclass(eq=False)
+class ServerReward:
+    """A reward that a server computes: the options by which it is asked, and asking.
 
     Args:
-        url: base address, such as http://127.0.0.1:8765.
+        url: the server's base address, such as http://127.0.0.1:8765.
         timeout: seconds for one request, from connecting to the last byte.
-        deadline: seconds for all requests of one call.
-        retries: further attempts of a request that may succeed later.
+        deadline: seconds for all requests about one batch of samples, with their retries.
+        retries: further attempts after a failure that may pass.
         concurrency: requests at a time.
-        stop_after: requests in a row that may fail for good before `RefusedError`; 0 = any number.
-        api_key: sent as ``Authorization: Bearer``.
+        stop_after: requests in a row that may fail for good before the run stops; 0 = any number.
         headers: of every request.
+        api_key: sent as ``Authorization: Bearer``.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout: float,
-        deadline: float,
-        retries: int,
-        concurrency: int,
-        stop_after: int,
-        api_key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        parts = urlsplit(url)
+    waits: ClassVar[bool] = True
+    transport: ClassVar[frozenset[str]] = frozenset(
+        {"timeout", "deadline", "retries", "concurrency", "stop_after", "api_key"}
+    )
+    """Options that cannot affect a score."""
+
+    url: str = "http://127.0.0.1:8765"
+    _: KW_ONLY
+    timeout: float = 60.0
+    deadline: float = 600.0
+    retries: int = 5
+    concurrency: int = 4
+    stop_after: int = 5
+    headers: Mapping[str, str] | None = None
+    api_key: str | None = None
+    failed: int = field(init=False, default=0)
+    """Requests that failed for good since the last answer, over all calls."""
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise UserError(f"url must be an address such as http://127.0.0.1:8765, got {shown(url)!r}")
-        for name, seconds in (("timeout", timeout), ("deadline", deadline)):
-            if not 0 < seconds < float("inf"):
+            raise UserError(f"url must be an address such as http://127.0.0.1:8765, got {shown(self.url)!r}")
+        for name in ("timeout", "deadline"):
+            if not 0 < (seconds := getattr(self, name)) < float("inf"):
                 raise UserError(f"{name} must be a number of seconds above 0, got {seconds!r}")
-        for name, number, least in (
-            ("retries", retries, 0),
-            ("concurrency", concurrency, 1),
-            ("stop_after", stop_after, 0),
-        ):
-            if not isinstance(number, int) or number < least:
-                raise UserError(f"{name} must be a whole number of at least {least}, got {number!r}")
-        self.url = url.rstrip("/")
-        self.timeout, self.deadline, self.retries = timeout, deadline, retries
-        self.concurrency, self.stop_after = concurrency, stop_after
-        self.headers = _checked_headers(headers, api_key)
-        self.is_local = parts.hostname in ("localhost", "::1") or parts.hostname.startswith("127.")
-        self.failed = 0
-        """Requests that failed for good since the last answer, over all calls."""
+        for name, least in (("retries", 0), ("concurrency", 1), ("stop_after", 0)):
+            check_whole_number(name, getattr(self, name), least)
+        self.url = self.url.rstrip("/")
+        self._is_local = parts.hostname in ("localhost", "::1") or parts.hostname.startswith("127.")
+        key = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        self._headers = {**(self.headers or {}), **key}
+        for name, value in self._headers.items():
+            # The value may be a key: it is not shown.
+            if not isinstance(value, str) or not isinstance(name, str) or not (name + value).isprintable():
+                raise UserError(f"the header {str(name)!r} must be printable text")
 
-    def ask(
-        self,
-        path: str,
-        count: int,
-        batch_size: int,
-        body: Callable[[Sequence[int]], bytes],
-        read: Callable[[Any, Sequence[int]], Sequence[T | Lost]],
-    ) -> list[T | Lost]:
-        """Returns an answer, or why there is none, for each of ``count`` samples.
-
-        Args:
-            body: JSON that asks about the samples of these indices.
-            read: turns the JSON of an answer into one entry per index; raises `RequestError`.
+    def ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:
+        """Returns an answer, or `Lost`, for each of ``count`` samples.
 
         Raises:
             RefusedError: no further request would succeed.
         """
         return _run(self._ask(path, count, batch_size, body, read))
 
-    async def _ask(
-        self,
-        path: str,
-        count: int,
-        batch_size: int,
-        body: Callable[[Sequence[int]], bytes],
-        read: Callable[[Any, Sequence[int]], Sequence[T | Lost]],
-    ) -> list[T | Lost]:
+    async def _ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:
         pending = deque(range(start, min(start + batch_size, count)) for start in range(0, count, batch_size))
-        answers: dict[int, T | Lost] = {}
+        answers: dict[int, Any] = {}
 
         async def work(session: ClientSession) -> None:
             while pending:
@@ -170,13 +167,8 @@ class Client:
         return [answers.get(row, late) for row in range(count)]
 
     async def _retried(
-        self,
-        session: ClientSession,
-        path: str,
-        rows: Sequence[int],
-        body: Callable[[Sequence[int]], bytes],
-        read: Callable[[Any, Sequence[int]], Sequence[T | Lost]],
-    ) -> Sequence[T | Lost]:
+        self, session: ClientSession, path: str, rows: Sequence[int], body: Body, read: Read
+    ) -> Sequence[Any]:
         content = body(rows)
         for attempt in range(self.retries + 1):
             try:
@@ -215,44 +207,48 @@ class Client:
             raise UserError(f"{error.reason}. {remedy}") from error
 
     def _session(self) -> ClientSession:
-        from aiohttp import ClientSession, DummyCookieJar, TCPConnector
-
         return ClientSession(
             connector=TCPConnector(limit=0),
             cookie_jar=DummyCookieJar(),
-            headers={"Accept-Encoding": "identity", **self.headers},
-            trust_env=not self.is_local,  # No proxy for this machine.
+            headers={"Accept-Encoding": "identity", **self._headers},
+            trust_env=not self._is_local,  # No proxy for this machine.
         )
 
     async def _exchange(
         self, session: ClientSession, method: str, path: str, body: bytes | None, seconds: float
     ) -> Any:
         """Sends one request and returns the JSON of its answer. Raises RequestError and RefusedError."""
-        from aiohttp import ClientError, ClientTimeout
-
         url = shown(self.url + path)
-        headers = {"Content-Type": "application/json"} if body is not None else {}
         try:
             async with session.request(
                 method,
                 self.url + path,
                 data=body,
-                headers=headers,
+                headers={"Content-Type": "application/json"} if body is not None else {},
                 allow_redirects=False,
                 timeout=ClientTimeout(total=seconds),
             ) as response:
                 content = await _content(response, url)
         except TimeoutError as error:
             raise RequestError(f"{url} did not answer within {seconds:.3g} s", again=True, by_sample=True) from error
+        except ClientConnectorError as error:
+            raise RequestError(f"no connection to {url}: {_line(str(error.os_error))}", again=True) from error
         except (ClientError, OSError, EOFError) as error:
-            raise _broken(url, error) from error
-        _check_status(response, url, _line(content))
+            # The whole text of a ClientResponseError has the address with its password.
+            what = error.message if isinstance(error, ClientResponseError) else str(error)
+            reason = f"{url} broke off its answer: {_line(what) or type(error).__name__}"
+            raise RequestError(reason, again=True, by_sample=True) from error
+        said = _line(content.decode("utf-8", "replace"))
+        _check_status(response, url, said)
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise RequestError(
-                f"{url} did not answer with JSON: {_line(content) or 'nothing'}", by_sample=True
-            ) from error
+            raise RequestError(f"{url} did not answer with JSON: {said or 'nothing'}", by_sample=True) from error
+
+
+def check_whole_number(name: str, number: object, least: int) -> None:
+    if not isinstance(number, int) or number < least:
+        raise UserError(f"{name} must be a whole number of at least {least}, got {number!r}")
 
 
 def _run(work: Any) -> Any:
@@ -266,9 +262,9 @@ def shown(url: str) -> str:
     return visible(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
-def _line(content: bytes) -> str:
+def _line(said: str) -> str:
     """The start of an answer as one line."""
-    text = " ".join(visible(content[: 4 * _SHOWN].decode("utf-8", "replace")).split())
+    text = " ".join(visible(said[: 4 * _SHOWN]).split())
     return text[:_SHOWN] + "..." * (len(text) > _SHOWN)
 
 
@@ -301,23 +297,3 @@ def _check_status(response: ClientResponse, url: str, said: str) -> None:
             by_sample=status <= 500 and status not in (408, 429),
             after=float(after) if after.isdecimal() else None,
         )
-
-
-def _broken(url: str, error: Exception) -> RequestError:
-    from aiohttp import ClientConnectorError, ClientResponseError
-
-    if isinstance(error, ClientConnectorError):
-        return RequestError(f"no connection to {url}: {_line(str(error.os_error).encode())}", again=True)
-    # The whole text of a ClientResponseError has the address with its password.
-    what = error.message if isinstance(error, ClientResponseError) else str(error)
-    reason = _line(what.encode()) or type(error).__name__
-    return RequestError(f"{url} broke off its answer: {reason}", again=True, by_sample=True)
-
-
-def _checked_headers(headers: Mapping[str, str] | None, api_key: str | None) -> dict[str, str]:
-    checked = dict(headers or {}) | ({} if api_key is None else {"Authorization": f"Bearer {api_key}"})
-    for name, value in checked.items():
-        # The value may be a key: it is not shown.
-        if not isinstance(value, str) or not isinstance(name, str) or not (name + value).isprintable():
-            raise UserError(f"the header {str(name)!r} must be printable text")
-    return checked

@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from visual_grpo.errors import UserError, visible
 from visual_grpo.files import write_atomically
 from visual_grpo.images import is_image, read_image, to_pil
-from visual_grpo.rewards.remote.client import TRANSPORT, Client, Lost, RefusedError, shown
+from visual_grpo.rewards.remote.client import Lost, RefusedError, ServerReward, shown
 from visual_grpo.rewards.remote.protocols import Encoder, Scored, reward_output
 from visual_grpo.rewards.remote.replies import YES_OR_NO, Reply, find_rubric, reply_of, score_in, yes_probability
 from visual_grpo.types import Needs, PromptRecord, RewardOutput
@@ -29,7 +30,8 @@ _TOP = 20
 """The most alternatives that OpenAI's API gives for a token."""
 
 
-class VlmJudge:
+@dataclass(eq=False)
+class VlmJudge(ServerReward):
     """What a vision-language model answers to a question about each image. See docs/vlm_judge.md.
 
     An answer that cannot be parsed is unscored. A sample for which asking failed for good is unscored too, and counts
@@ -51,72 +53,45 @@ class VlmJudge:
         temperature: 0 = the most likely words.
         seed: of a temperature above 0, where the endpoint has one.
         extra: further entries of the request, such as {max_completion_tokens: 1, max_tokens: null}; null removes one.
-        timeout: seconds for one request.
-        deadline: seconds for all requests about one batch of samples, with their retries.
-        retries: further attempts after a failure that may pass.
-        concurrency: requests at a time.
-        stop_after: requests in a row that may fail for good before the run stops; 0 = any number.
-        headers: of every request.
-        api_key: sent as ``Authorization: Bearer``.
     """
 
-    waits = True
-    transport = TRANSPORT
+    url: str = "http://127.0.0.1:8000/v1"
+    _: KW_ONLY
+    model: str | None = None
+    rubric: str = "alignment"
+    mode: str = "yes_probability"
+    score_range: Sequence[float] = (1, 10)
+    pattern: str | None = None
+    source: bool | None = None
+    system: str | None = None
+    image_size: int | None = 512
+    image_format: str = "jpeg"
+    cache: str | None = None
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    extra: Mapping[str, Any] | None = None
+    concurrency: int = 8
 
-    def __init__(
-        self,
-        url: str = "http://127.0.0.1:8000/v1",
-        model: str | None = None,
-        rubric: str = "alignment",
-        mode: str = "yes_probability",
-        score_range: Sequence[float] = (1, 10),
-        pattern: str | None = None,
-        source: bool | None = None,
-        system: str | None = None,
-        image_size: int | None = 512,
-        image_format: str = "jpeg",
-        cache: str | None = None,
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        seed: int = 0,
-        extra: Mapping[str, Any] | None = None,
-        timeout: float = 60.0,
-        deadline: float = 600.0,
-        retries: int = 5,
-        concurrency: int = 8,
-        stop_after: int = 5,
-        headers: Mapping[str, str] | None = None,
-        api_key: str | None = None,
-    ) -> None:
-        if mode not in MODES:
-            raise UserError(f"vlm_judge: mode must be {' or '.join(MODES)}, got {mode!r}")
-        self.client = Client(
-            url,
-            timeout=timeout,
-            deadline=deadline,
-            retries=retries,
-            concurrency=concurrency,
-            stop_after=stop_after,
-            api_key=api_key,
-            headers=headers,
-        )
-        self.model = model
-        self.rubric = find_rubric(rubric, source)
-        self.mode = mode
-        self.low, self.high = _range(score_range)
-        self.pattern = None if pattern is None else _compiled(pattern)
-        self.encoder = Encoder(image_format, image_size)
-        self.cache = None if cache is None else AnswerCache(Path(cache))
-        self.needs = Needs(source=self.rubric.source)
-        self.system = system
-        yes_or_no = mode == "yes_probability"
-        settings = {"temperature": temperature, "seed": seed, "max_tokens": max_tokens or (1 if yes_or_no else 512)}
-        settings |= {"logprobs": True, "top_logprobs": _TOP} if yes_or_no else {}
-        self.settings = {key: value for key, value in {**settings, **(extra or {})}.items() if value is not None}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode not in MODES:
+            raise UserError(f"vlm_judge: mode must be {' or '.join(MODES)}, got {self.mode!r}")
+        self._rubric = find_rubric(self.rubric, self.source)
+        self.low, self.high = _range(self.score_range)
+        self._pattern = None if self.pattern is None else _compiled(self.pattern)
+        self.encoder = Encoder(self.image_format, self.image_size)
+        self.needs = Needs(source=self._rubric.source)
+        settings: dict[str, Any] = {"temperature": self.temperature, "seed": self.seed}
+        if self.mode == "yes_probability":
+            settings |= {"max_tokens": self.max_tokens or 1, "logprobs": True, "top_logprobs": _TOP}
+        else:
+            settings |= {"max_tokens": self.max_tokens or 512}
+        self.settings = {key: value for key, value in {**settings, **(self.extra or {})}.items() if value is not None}
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Raises UserError if the question is about a text and no record asks for one."""
-        if "text" in self.rubric.fields and records and all(self.rubric.asked(record) is None for record in records):
+        if "text" in self._rubric.fields and records and all(self._rubric.asked(record) is None for record in records):
             raise UserError(
                 f"vlm_judge: the rubric asks for the text in the image, and none of {len(records)} records has any."
                 " Quote the text in the prompts, or choose another rubric"
@@ -127,10 +102,10 @@ class VlmJudge:
         self._checked_model()
 
     def _checked_model(self) -> str:
-        listed = self.client.get(MODELS, "Start a server there (docs/vlm_judge.md), or set the option url")
+        listed = self.get(MODELS, "Start a server there (docs/vlm_judge.md), or set the option url")
         entries = listed.get("data") if isinstance(listed, dict) else None
         names = [str(entry.get("id")) for entry in entries or [] if isinstance(entry, dict)]
-        url, has = shown(self.client.url), ", ".join(map(repr, names[:10])) or "none"
+        url, has = shown(self.url), ", ".join(map(repr, names[:10])) or "none"
         if self.model is None and len(names) != 1:
             raise RefusedError(f"the option model must name one of the models of {url}, which lists {has}")
         if self.model is not None and self.model not in names:
@@ -142,7 +117,7 @@ class VlmJudge:
         if wrong := [type(sample).__name__ for sample in samples if not is_image(sample)]:
             raise UserError(f"vlm_judge: it judges images, got {wrong[0]}")
         model = self.model or self._checked_model()
-        questions = [self.rubric.asked(record) for record in prompts]
+        questions = [self._rubric.asked(record) for record in prompts]
         bodies = {
             row: self._body(model, question, prompts[row], samples[row])
             for row, question in enumerate(questions)
@@ -162,25 +137,38 @@ class VlmJudge:
 
         def read(answer: Any, rows: Sequence[int]) -> Sequence[Reply]:
             reply = reply_of(answer)
-            if self.cache is not None and not _is_unparsed(self._judged(reply)):
-                self.cache.put(self._key(asked[rows[0]]), reply.to_json())
+            if not _is_unparsed(self._judged(reply)):
+                self._keep(asked[rows[0]], reply)
             return [reply]
 
-        found = self.client.ask(COMPLETIONS, len(asked), 1, lambda rows: asked[rows[0]], read)
+        found = self.ask(COMPLETIONS, len(asked), 1, lambda rows: asked[rows[0]], read)
         return {**known, **dict(zip(asked, found, strict=True))}
 
     def _cached(self, body: bytes) -> Reply | None:
-        stored = None if self.cache is None else self.cache.get(self._key(body))
-        try:
-            return None if stored is None else Reply.from_json(stored)
-        except (KeyError, TypeError, ValueError):
+        """None too for a damaged file, which is written again."""
+        if self.cache is None:
             return None
+        try:
+            return Reply.from_json(json.loads(self._file(body).read_bytes()))
+        except (FileNotFoundError, KeyError, TypeError, ValueError):
+            return None
+        except OSError as error:
+            raise UserError(f"the cache {self.cache} cannot be read: {error}") from error
 
-    def _key(self, body: bytes) -> str:
-        return hashlib.sha256(shown(self.client.url).encode() + b"\n" + body).hexdigest()
+    def _keep(self, body: bytes, reply: Reply) -> None:
+        if self.cache is None:
+            return
+        try:
+            write_atomically(self._file(body), json.dumps(reply.to_json()))
+        except OSError as error:
+            raise UserError(f"the cache {self.cache} cannot be written: {error}") from error
+
+    def _file(self, body: bytes) -> Path:
+        key = hashlib.sha256(shown(self.url).encode() + b"\n" + body).hexdigest()
+        return Path(self.cache or "") / key[:2] / f"{key[2:]}.json"
 
     def _body(self, model: str, question: str, record: PromptRecord, sample: Tensor) -> bytes:
-        images = [read_image(path) for path in record.source_images] if self.rubric.source else []
+        images = [read_image(path) for path in record.source_images] if self._rubric.source else []
         urls = [self.encoder.data_url(image) for image in [*images, to_pil(sample)]]
         hint = YES_OR_NO if self.mode == "yes_probability" else _score_hint(self.low, self.high)
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
@@ -193,7 +181,7 @@ class VlmJudge:
         if isinstance(reply, Lost):
             return reply
         if self.mode == "score":
-            return Scored(score_in(reply.text, self.low, self.high, self.pattern))
+            return Scored(score_in(reply.text, self.low, self.high, self._pattern))
         value, mass = yes_probability(reply.top)
         return Scored(value, {"yes_or_no": mass})
 
@@ -211,33 +199,6 @@ class VlmJudge:
             visible(odd[0].text[:200]),
             remedy,
         )
-
-
-class AnswerCache:
-    """A folder with one small JSON file per answer; several processes may share it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def get(self, key: str) -> Any:
-        """Returns the answer; None if there is none or the file is damaged."""
-        try:
-            return json.loads(self._file(key).read_bytes())
-        except (FileNotFoundError, ValueError):
-            return None
-        except OSError as error:
-            raise UserError(f"the cache {self.folder} cannot be read: {error}") from error
-
-    def put(self, key: str, answer: Mapping[str, Any]) -> None:
-        """Writes atomically: no reader sees half of an answer."""
-        file = self._file(key)
-        try:
-            write_atomically(file, json.dumps(answer))
-        except OSError as error:
-            raise UserError(f"the cache {self.folder} cannot be written: {error}") from error
-
-    def _file(self, key: str) -> Path:
-        return self.folder / key[:2] / f"{key[2:]}.json"
 
 
 def _is_unparsed(answer: Scored | Lost) -> bool:
