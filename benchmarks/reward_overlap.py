@@ -28,7 +28,7 @@ from step import base_config, distinct_prompts
 from visual_grpo import components, third_party_output
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import draw_and_score, plan_images
-from visual_grpo.grpo.order import PromptOrder
+from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.remote.http_reward import HttpReward
 

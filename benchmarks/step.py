@@ -27,7 +27,7 @@ from rich.table import Table
 from visual_grpo import components, third_party_output
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
-from visual_grpo.grpo.order import PromptOrder
+from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.policies import token_policy
 from visual_grpo.policies.flow_policy import FlowPolicy

@@ -27,7 +27,7 @@ from PIL import Image
 from step import base_config, brightness, distinct_prompts
 
 from visual_grpo import components, third_party_output
-from visual_grpo.grpo.order import PromptOrder
+from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import RunToLog, Tracker
 from visual_grpo.tracking.metrics import tracked

@@ -23,7 +23,7 @@ from visual_grpo.evaluation.alarm import Watch
 from visual_grpo.evaluation.generate import image_seed
 from visual_grpo.grpo.checkpoint import load_checkpoint
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.training import Callbacks, TrainingRun, _now_and_then
+from visual_grpo.training import Callbacks, TrainingRun
 from visual_grpo.types import Scores, StepMetrics
 
 
@@ -220,16 +220,6 @@ def test_the_time_of_a_checkpoint_is_in_the_row_after_it(tmp_path: Path) -> None
     execute(run, tmp_path / "out")
     spent = [row["seconds/checkpoint"] for row in run.progress.history]
     assert [seconds > 0 for seconds in spent] == [False, False, True, False, True, False]
-
-
-def test_a_count_is_noted_at_once_and_then_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-    now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    count = _now_and_then(notes.append, "ar", 5, every=15)
-    for now, number in ((6.0, 1), (12.0, 2), (30.0, 4), (36.0, 5)):  # noqa: B007 - read by monotonic.
-        count(number)
-    assert notes == ["ar 1 of at most 5 rollouts, at most 24 s more", "ar 4 of at most 5 rollouts, at most 8 s more"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +33,6 @@ SHOWN_PROMPTS, SHOWN_EACH = 4, 4
 PICTURES = ("samples-*.png", "alarm-*.png")
 """Sample grids, and what was judged at alarms; beside the checkpoints, so that a resumed run has them."""
 STOPPING = "Stopping after this step, with a checkpoint; press Ctrl-C again to stop at once and drop the step."
-NOTE_SECONDS = 15.0
-"""Between two notes on how far the signal check is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,13 +200,10 @@ class TrainingRun:
         signals: dict[str, Signal] = {}
         for module, trainer in self.trainer.modules.items():
 
-            def unclear(signal: Signal, module: str = module) -> None:
-                callbacks.note(f"Signal check: {module} {signal} cannot tell yet; drawing more")
+            def note(text: str, module: str = module) -> None:
+                callbacks.note(f"Signal check: {module} {text}")
 
-            drawn = _now_and_then(callbacks.note, f"Signal check: {module}", most)
-            signals[module] = measure_signal(
-                trainer, self.train_prompts, most=most, rule=rule, drawn=drawn, unclear=unclear
-            )
+            signals[module] = measure_signal(trainer, self.train_prompts, most=most, rule=rule, note=note)
         callbacks.note(f"Signal check (cosine between policy gradients): {describe(signals, rule)}")
         check_signal(signals, rule, self.advice)
 
@@ -280,23 +274,6 @@ class TrainingRun:
         seeds = [image_seed(self.config.evaluation.seed, record.id, i % SHOWN_EACH) for i, record in enumerate(records)]
         samples = self.model.generate(records, seeds, self.config.sampling.stock)
         return records, samples, self.scorer(records, samples).total
-
-
-def _now_and_then(
-    note: Callable[[str], None], what: str, most: int, every: float = NOTE_SECONDS
-) -> Callable[[int], None]:
-    """Notes how many of ``most`` rollouts are drawn and how long the rest takes, at most once in ``every`` seconds."""
-    began, noted = time.monotonic(), float("-inf")
-
-    def count(number: int) -> None:
-        nonlocal noted
-        now = time.monotonic()
-        if now - noted >= every:
-            noted = now
-            left = (now - began) / number * (most - number)
-            note(f"{what} {number} of at most {most} rollouts, at most {left:.0f} s more")
-
-    return count
 
 
 def check_resumable(config: Parameters, note: Callable[[str], None]) -> None:

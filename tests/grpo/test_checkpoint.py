@@ -132,10 +132,3 @@ def test_every_generator_goes_on_where_it_was() -> None:
         random.random(), np.random.rand(), torch.rand(1)
     checkpoint.restore_random_states(tensors, facts)
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == want
-
-
-def test_what_is_no_file_in_a_checkpoint_is_damage_and_is_not_waited_for(tmp_path: Path) -> None:
-    folder = checkpoint.save_checkpoint(tmp_path, 1, {"a": torch.ones(1)}, {})
-    (folder / checkpoint.STATE).unlink()
-    os.mkfifo(folder / checkpoint.STATE)
-    assert checkpoint.damage(folder) == f"{checkpoint.STATE} is no file"

@@ -91,17 +91,6 @@ def test_what_is_missing_is_named(folder: Path) -> None:
     assert "step-000004 is damaged (facts.json is missing): not used, and renamed to damaged-step-000004" in notes[0]
 
 
-def test_half_a_checkpoint_is_named_once_and_removed(folder: Path) -> None:
-    partial = folder / ".step-000008.partial"
-    partial.mkdir()
-    (partial / "state.safetensors").write_bytes(b"half")
-    used, notes = found(folder)
-    assert used == "step-000006"
-    assert notes == [f"{partial} was the half of a checkpoint that a killed run was writing: removed"]
-    assert not partial.exists()
-    assert found(folder) == ("step-000006", [])
-
-
 def test_the_second_damaged_one_of_a_name_has_a_number(folder: Path) -> None:
     for name in ("damaged-step-000006", "damaged-step-000006-2"):
         corrupt(folder / "step-000006" / "facts.json", random.Random(1))

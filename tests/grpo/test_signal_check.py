@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,26 +63,26 @@ def test_a_reward_that_sees_passes_and_one_that_does_not_is_refused_after_all_ro
     assert (caught.value.module, caught.value.signal) == ("dit", not_seeing)
 
 
-def test_rollouts_are_drawn_until_they_can_tell_and_counted() -> None:
-    def measured(most: int, least: float | None) -> tuple[Signal, list[int], list[int]]:
-        looks, drawn = list[int](), list[int]()
-        found = measure_signal(
-            trainer_of(CountingScorer()),
-            records(10),
-            most=most,
-            rule=rule(80, least),
-            drawn=drawn.append,
-            unclear=lambda signal: looks.append(signal.rollouts),
-        )
-        return found, looks, drawn
+def test_rollouts_are_drawn_until_they_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 1000, 6))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
 
-    few, looks, drawn = measured(most=3, least=None)
-    assert (few.rollouts, looks, drawn) == (3, [], [1, 2, 3])
-    early, looks, drawn = measured(most=20, least=None)
-    assert (early.rollouts, looks, drawn) == (6, [], [*range(1, 7)])
-    late, looks, drawn = measured(most=20, least=1.0)
-    assert (late.rollouts, looks, drawn) == (20, [6, 12], [*range(1, 21)])
-    assert late.error < early.error / 2
+    def measured(most: int, least: float | None) -> tuple[Signal, list[str]]:
+        notes: list[str] = []
+        scorer = CountingScorer()
+        return measure_signal(
+            trainer_of(scorer), records(10), most=most, rule=rule(80, least), note=notes.append
+        ), notes
+
+    few, notes = measured(most=3, least=None)
+    assert (few.rollouts, notes) == (3, ["1 of at most 3 rollouts, at most 12 s more"])
+    assert measured(most=20, least=None)[0].rollouts == 6
+    late, notes = measured(most=20, least=1.0)
+    assert late.rollouts == 20
+    assert [note.split(" in ")[1] for note in notes if "cannot tell" in note] == [
+        f"{rollouts} rollouts cannot tell yet; drawing more" for rollouts in (6, 12)
+    ]
+    assert notes[:2] == [f"{n} of at most 20 rollouts, at most {6 * (20 - n)} s more" for n in (1, 4)]
 
 
 @pytest.mark.parametrize(

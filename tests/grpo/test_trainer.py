@@ -339,6 +339,6 @@ def test_gradients_are_clipped_to_the_norm() -> None:
 
 
 def _first_draw() -> list[int]:
-    from visual_grpo.grpo.order import PromptOrder
+    from visual_grpo.grpo.collecting import PromptOrder
 
     return PromptOrder([0] * 10, 1).draw(4)

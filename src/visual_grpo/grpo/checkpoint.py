@@ -10,12 +10,13 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from visual_grpo.errors import UserError
@@ -25,7 +26,10 @@ STATE, FACTS, SUMS = "state.safetensors", "facts.json", "SHA256SUMS"
 FILES = (FACTS, STATE)
 """All files of a checkpoint but `SUMS`, which has a line for each, as `sha256sum -c` reads it."""
 PREFIX = "step-"
+DAMAGED, LATER = "damaged-", "later-"
+"""Before the names of checkpoints that are not used, and of those after the one that a run went back to."""
 _NAME = re.compile(rf"{PREFIX}(\d+)")
+Note = Callable[[str], None]
 
 
 class DamagedCheckpointError(UserError):
@@ -36,28 +40,31 @@ def save_checkpoint(
     folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: int = 2
 ) -> Path:
     """Writes the checkpoint of `path_of`, which it returns; keeps the ``keep`` newest."""
-    name = path_of(folder, step).name
+    written = path_of(folder, step)
     folder.mkdir(parents=True, exist_ok=True)
     flush(folder.parent)
-    for partial in partials(folder):
-        shutil.rmtree(partial)
-    partial = folder / f".{name}.partial"
+    for unfinished in folder.glob(f".{PREFIX}*.partial"):
+        shutil.rmtree(unfinished)
+    partial = folder / f".{written.name}.partial"
     try:
-        _fill(partial, tensors, facts)
-        replace_folder(partial, folder / name)
+        partial.mkdir()
+        # Clones, because safetensors refuses tensors that share memory.
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial / STATE)
+        # In their order, which is that of the columns of training.csv.
+        (partial / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        (partial / SUMS).write_text("".join(_line(partial / name) for name in FILES), encoding="utf-8")
+        for file in partial.iterdir():
+            flush(file)
+        flush(partial)
+        replace_folder(partial, written)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     flush(folder)
-    remove_old(folder / name, keep)
-    return folder / name
-
-
-def remove_old(written: Path, keep: int) -> None:
-    """Keeps the ``keep`` newest checkpoints, and the one just ``written``."""
-    for old in checkpoints(written.parent)[keep:]:
-        if old.name != written.name:
+    for old in checkpoints(folder)[keep:]:
+        if old != written:
             shutil.rmtree(old)
+    return written
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -70,11 +77,6 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob(f"{PREFIX}*") if _NAME.fullmatch(path.name)), key=step_of, reverse=True)
 
 
-def partials(folder: Path) -> list[Path]:
-    """What a process was writing when it was killed."""
-    return sorted(folder.glob(f".{PREFIX}*.partial"))
-
-
 def step_of(path: Path) -> int:
     """Returns the number of completed steps, from a checkpoint's name."""
     found = _NAME.fullmatch(path.name)
@@ -83,49 +85,28 @@ def step_of(path: Path) -> int:
     return int(found[1])
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, in a few words; None if all are as they were written."""
-    odd = next((name for name in (SUMS, *FILES) if (path / name).exists() and not (path / name).is_file()), None)
-    if odd is not None:  # Opening a FIFO would wait for ever.
-        return f"{odd} is no file"
-    try:
-        written = (path / SUMS).read_bytes()
-        lines = [_line(path / name) for name in FILES]
-    except OSError as error:
-        name = Path(error.filename or path).name
-        return f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
-    if "".join(lines).encode() == written:
-        return None
-    differing = [name for name, line in zip(FILES, lines, strict=True) if line.encode() not in written]
-    return f"not what was written by its {SUMS}: {', '.join(differing)}" if differing else f"{SUMS} is changed"
+def damage(path: Path, names: Sequence[str] = FILES) -> str | None:
+    """Says in a few words what is wrong with the files of a checkpoint; None if all are as they were written."""
+    for name in (SUMS, *names):
+        if not (path / name).is_file():
+            return f"{name} is missing"
+    written = (path / SUMS).read_bytes()
+    lines = {name: _line(path / name).encode() for name in names}
+    changed = [name for name, line in lines.items() if line not in written]
+    if changed:
+        return f"not what was written by its {SUMS}: {', '.join(changed)}"
+    return f"{SUMS} is changed" if names == FILES and written != b"".join(lines.values()) else None
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of one checkpoint folder.
-
-    Raises:
-        DamagedCheckpointError: a file is not what was written.
-    """
-    from safetensors.torch import load_file
-
-    found = damage(path)
-    if found is not None:
-        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {found}.")
+    """Tensors and facts of one checkpoint folder. Raises DamagedCheckpointError if a file is not what was written."""
+    _require_intact(path, FILES)
     return load_file(path / STATE), load_facts(path)
 
 
 def load_facts(path: Path) -> dict[str, Any]:
-    """Facts of one checkpoint folder, without its tensors.
-
-    Raises:
-        DamagedCheckpointError: they are not what was written.
-    """
-    try:
-        intact = _line(path / FACTS).encode() in (path / SUMS).read_bytes()
-    except OSError as error:
-        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {error}.") from error
-    if not intact:
-        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {FACTS} is not what was written.")
+    """Facts of one checkpoint folder, whose tensors are not looked at. Raises DamagedCheckpointError."""
+    _require_intact(path, (FACTS,))
     facts: dict[str, Any] = json.loads((path / FACTS).read_text(encoding="utf-8"))
     return facts
 
@@ -154,34 +135,10 @@ def restore_random_states(tensors: Mapping[str, Tensor], facts: Mapping[str, Any
     np.random.set_state(facts["numpy"])
 
 
-def _fill(partial: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Writes all files of a checkpoint and flushes them, and the folder that lists them, to disk."""
-    from safetensors.torch import save_file
-
-    partial.mkdir()
-    # Clones, because safetensors refuses tensors that share memory.
-    save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial / STATE)
-    # In their order, which is that of the columns of training.csv.
-    (partial / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    (partial / SUMS).write_text("".join(_line(partial / name) for name in FILES), encoding="utf-8")
-    for file in partial.iterdir():
-        flush(file)
-    flush(partial)
-
-
-def _line(file: Path) -> str:
-    return f"{file_digest(file)}  {file.name}\n"
-
-
-DAMAGED, LATER = "damaged-", "later-"
-"""Before the names of checkpoints that are not used, and of those after the one that a run went back to."""
-Note = Callable[[str], None]
-
-
 def newest_intact(folder: Path, note: Note) -> Path | None:
     """The newest intact checkpoint in ``folder``, None where there is none at all.
 
-    Damaged ones that are newer are renamed, each with a line in ``note``.
+    Renames damaged ones that are newer, each with a line in ``note``.
 
     Raises:
         UserError: there are checkpoints, but none is intact; nothing is renamed then.
@@ -190,37 +147,38 @@ def newest_intact(folder: Path, note: Note) -> Path | None:
     for path in checkpoints(folder):
         found = damage(path)
         if found is None:
-            _set_damaged_aside(folder, damaged, note)
+            for newer, what in damaged.items():
+                new = _renamed(newer, DAMAGED).name
+                note(f"The checkpoint {newer} is damaged ({what}): not used, and renamed to {new}")
             return path
         damaged[path] = found
-    if damaged:
-        raise UserError(_none_intact(folder, damaged))
-    return None
+    if not damaged:
+        return None
+    shown = "\n".join(f"  {path.name}: {found}" for path, found in damaged.items())
+    raise UserError(
+        f"No checkpoint in {folder} is intact:\n{shown}\nPut a copy of the folder back, name another checkpoint with"
+        " resume=FOLDER, or start at step 1 without resume=auto; what is in the folder is then kept in"
+        f" {folder.name}.previous."
+    )
 
 
 def readable_facts(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint whose facts are intact, with them; changes nothing, and does not look at the tensors."""
-    for path in checkpoints(folder):
-        try:
-            return path, load_facts(path)
-        except DamagedCheckpointError:
-            continue
-    return None
+    path = next((path for path in checkpoints(folder) if damage(path, (FACTS,)) is None), None)
+    return None if path is None else (path, load_facts(path))
 
 
 def set_later_aside(path: Path, note: Note) -> None:
     """Renames the checkpoints in the folder of ``path`` that are newer, since a run goes on from ``path``."""
-    later = [other for other in checkpoints(path.parent) if step_of(other) > step_of(path)]
-    for other in later:
-        note(f"{other} is not used; it is now {_renamed(other, LATER).name}")
+    for other in checkpoints(path.parent):
+        if step_of(other) > step_of(path):
+            note(f"{other} is not used; it is now {_renamed(other, LATER).name}")
 
 
-def _set_damaged_aside(folder: Path, damaged: dict[Path, str], note: Note) -> None:
-    for path, found in damaged.items():
-        note(f"The checkpoint {path} is damaged ({found}): not used, and renamed to {_renamed(path, DAMAGED).name}")
-    for partial in partials(folder):
-        shutil.rmtree(partial)
-        note(f"{partial} was the half of a checkpoint that a killed run was writing: removed")
+def _require_intact(path: Path, names: Sequence[str]) -> None:
+    found = damage(path, names)
+    if found is not None:
+        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {found}.")
 
 
 def _renamed(path: Path, prefix: str) -> Path:
@@ -231,10 +189,5 @@ def _renamed(path: Path, prefix: str) -> Path:
     return path.rename(new)
 
 
-def _none_intact(folder: Path, damaged: dict[Path, str]) -> str:
-    shown = "\n".join(f"  {path.name}: {found}" for path, found in damaged.items())
-    return (
-        f"No checkpoint in {folder} is intact:\n{shown}\nPut a copy of the folder back, name another checkpoint with"
-        " resume=FOLDER, or start at step 1 without resume=auto; what is in the folder is then kept in"
-        f" {folder.name}.previous."
-    )
+def _line(file: Path) -> str:
+    return f"{file_digest(file)}  {file.name}\n"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from visual_grpo.config import SignalCheckConfig
 from visual_grpo.errors import UserError
-from visual_grpo.grpo.order import PromptOrder
+from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def check_ratio(mean: float, maximum: float, dtype: str, rounding: float = 0.0, 
     Args:
         mean, maximum: of |log ratio| over all counted steps, nats.
         dtype: of the policy's weights; chooses the floor.
-        rounding: mean |log ratio| that rounding is expected to make in this model: then the floor follows from it.
-        tolerance: replaces the floor of the single largest value.
+        rounding: mean |log ratio| that rounding is expected to make in this model; replaces the floor of the dtype.
+        tolerance: replaces both floors.
     """
     mean_floor, max_floor = TOLERANCES[dtype]
     if rounding:
@@ -70,14 +70,12 @@ def check_ratio(mean: float, maximum: float, dtype: str, rounding: float = 0.0, 
     )
 
 
-Reaction = Literal["stop", "skip", "lower"]
 MOST_IN_A_ROW = 3
 """Updates that are left out one after the other before the run stops: a model that is broken stays so."""
 MOST_OVERFLOWS = 24
 """Updates in a row that float16's scaler leaves out because the gradient overflows. It starts at 2^16 and halves each
 time, so that after 24 the scale is no longer to blame."""
-LOWERED = 0.5
-_SHOWN = 8
+_SHOWN_PROMPTS = 8
 
 log = logging.getLogger(__name__)
 
@@ -89,18 +87,14 @@ class NonFiniteLossError(UserError):
 class Setbacks:
     """Counts the updates of one module that came to nothing."""
 
-    def __init__(self, reaction: Reaction) -> None:
+    def __init__(self, reaction: Literal["stop", "skip", "lower"]) -> None:
         self.reaction = reaction
         self.in_a_row = self.overflows = 0
         self.factor = 1.0
-        """Of the learning rate, halved by every setback where the reaction is ``lower``."""
+        """On the learning rate, halved by every update that is left out where the reaction is ``lower``."""
 
     def left_out(self, error: NonFiniteLossError) -> None:
-        """An update was left out.
-
-        Raises:
-            NonFiniteLossError: ``error``, if the run should stop.
-        """
+        """Counts an update that is left out; raises ``error`` if the run should stop instead."""
         if self.reaction == "stop":
             raise error
         if self.in_a_row == MOST_IN_A_ROW:
@@ -108,19 +102,17 @@ class Setbacks:
         self.in_a_row += 1
         slower = ""
         if self.reaction == "lower":
-            self.factor *= LOWERED
+            self.factor /= 2
             slower = f", and the learning rate is {self.factor:g} of the configured one from now on"
         log.warning("%s The update is left out%s.", str(error).partition(". ")[0] + ".", slower)
 
     def taken(self) -> None:
-        """An update was taken."""
         self.in_a_row = 0
 
     def scaled(self, before: float, after: float, step: int) -> None:
-        """Float16's scale before and after an update; it falls where the update was left out.
+        """Notes float16's scale before and after an update; it falls where the update was left out.
 
-        Raises:
-            NonFiniteLossError: the gradient overflows at every scale.
+        Raises NonFiniteLossError if the gradient overflows at every scale.
         """
         self.overflows = self.overflows + 1 if after < before else 0
         if self.overflows > MOST_OVERFLOWS:
@@ -139,18 +131,13 @@ class Setbacks:
 
 
 def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> None:
-    """Raises NonFiniteLossError unless ``value`` is finite.
-
-    Args:
-        what: the loss or the norm of its gradient.
-        prompts: ids of those that it was computed on.
-    """
+    """Raises NonFiniteLossError unless ``value``, computed on the ``prompts`` with these ids, is finite."""
     if math.isfinite(value):
         return
     ids = sorted(set(prompts))
     raise NonFiniteLossError(
-        f"The {what} became {value} at step {step} with the prompts {', '.join(ids[:_SHOWN])}"
-        f"{' ...' * (len(ids) > _SHOWN)}. Nothing was updated with it; the last checkpoint is intact. Lower"
+        f"The {what} became {value} at step {step} with the prompts {', '.join(ids[:_SHOWN_PROMPTS])}"
+        f"{' ...' * (len(ids) > _SHOWN_PROMPTS)}. Nothing was updated with it; the last checkpoint is intact. Lower"
         " grpo.learning_rate or the clip, look at the rewards of these prompts, or leave such updates out with"
         " grpo.non_finite=skip (lower: and halve the learning rate)."
     )
@@ -163,10 +150,12 @@ _FIRST_LOOK = 6
 uncertain that a planted cosine of .1 would be refused in up to 4% of runs with 3 or 4 rollouts (300 draws each)."""
 _GREATEST_USEFUL_COSINE = 0.05
 """A run of few steps learns little from any cosine, which says nothing of whether there is something to learn."""
-_NEAR_ZERO = "Near 0 the reward cannot see what this module varies, and training would be a random walk."
-_VANISHED = "Every gradient was exactly 0: all samples of a prompt got the same reward, so none is better than another."
 _ADAM_EPSILON = 1e-8
 """AdamW's: it hardly moves an element whose gradient is smaller."""
+_NOTE_SECONDS = 15.0
+"""Between two notes on how far the check is."""
+
+Verdict = Literal["passed", "refused", "unclear"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,15 +170,6 @@ class Signal:
     samples: int
     """Images of one rollout."""
 
-    @property
-    def low(self) -> float:
-        """Lower end of the interval of two standard errors."""
-        return self.cosine - 2 * self.error
-
-    @property
-    def high(self) -> float:
-        return self.cosine + 2 * self.error
-
     def __str__(self) -> str:
         return f"{self.cosine:z.3f} +- {self.error:.3f} in {self.rollouts} rollouts"
 
@@ -200,9 +180,6 @@ class NoSignalError(UserError):
     def __init__(self, message: str, *, module: str, signal: Signal) -> None:
         super().__init__(message)
         self.module, self.signal = module, signal
-
-
-Verdict = Literal["passed", "refused", "unclear"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,11 +201,11 @@ class SignalRule:
         return cls(useful=min(1 / (steps + 1), _GREATEST_USEFUL_COSINE), least=check.least_cosine)
 
     def verdict(self, signal: Signal) -> Verdict:
-        """On a signal of all the rollouts that may be drawn; ``passed`` needs no more of them."""
-        if signal.low > (self.least or 0.0):
+        """``passed`` needs no more rollouts; the others hold only once all that may be drawn are."""
+        if signal.cosine - 2 * signal.error > (self.least or 0.0):
             return "passed"
         if self.least is not None:
-            return "refused" if signal.high < self.least else "unclear"
+            return "refused" if signal.cosine + 2 * signal.error < self.least else "unclear"
         enough = signal.rollouts >= _FIRST_LOOK and 2 * signal.error < self.useful
         return "refused" if enough else "unclear"
 
@@ -239,31 +216,30 @@ def measure_signal(
     *,
     most: int,
     rule: SignalRule,
-    drawn: Callable[[int], None] = lambda rollouts: None,
-    unclear: Callable[[Signal], None] = lambda signal: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Signal:
     """The cosine between the gradients of independent rollouts; 0 where a gradient vanishes.
 
-    Draws rollouts until one look lets the run pass, ``most`` of them at most: that it does not pass is not believed
-    sooner, since a few rollouts can disagree by chance. Changes neither the policy nor what the training will draw.
-
-    Args:
-        drawn: called after every rollout with how many there are, since one can take a minute.
-        unclear: gets what was measured before more are drawn.
+    Draws until one look lets the run pass, ``most`` rollouts at most: that it does not pass is not believed sooner,
+    since a few rollouts can disagree by chance. Changes neither the policy nor what the training will draw. ``note``
+    is told now and then how far it is.
     """
-    config = trainer.config
     independent, gradients = _gradients(trainer, prompts), list[Tensor]()
+    began, noted = time.monotonic(), -math.inf
     for looked in _looks(most):
-        for gradient in islice(independent, looked - len(gradients)):
-            gradients.append(gradient)
-            drawn(len(gradients))
+        while len(gradients) < looked:
+            gradients.append(next(independent))
+            now, drawn = time.monotonic(), len(gradients)
+            if now - noted >= _NOTE_SECONDS:
+                noted, left = now, (now - began) / drawn * (most - drawn)
+                note(f"{drawn} of at most {most} rollouts, at most {left:.0f} s more")
         cosine, error = mean_of_pairs(update_cosines(torch.stack(gradients)))
-        samples = config.prompts_per_step * config.group_size
-        signal = Signal(cosine=cosine, error=error, rollouts=len(gradients), samples=samples)
+        samples = trainer.config.prompts_per_step * trainer.config.group_size
+        signal = Signal(cosine=cosine, error=error, rollouts=looked, samples=samples)
         if rule.verdict(signal) == "passed" or not any(gradient.any() for gradient in gradients):
             break
         if looked < most:
-            unclear(signal)
+            note(f"{signal} cannot tell yet; drawing more")
     return signal
 
 
@@ -316,21 +292,21 @@ def describe(signals: Mapping[str, Signal], rule: SignalRule) -> str:
 
 
 def check_signal(signals: Mapping[str, Signal], rule: SignalRule, advice: Mapping[str, str]) -> None:
-    """Raises NoSignalError for the first module that is refused.
-
-    Args:
-        advice: module -> what gives this module's gradients something in common.
-    """
+    """Raises NoSignalError for the first module that is refused; ``advice`` says what to change for each module."""
     for module, signal in signals.items():
-        if rule.verdict(signal) == "refused":
-            bound = "above 0 by two standard errors" if rule.least is None else f"at least {rule.least:.2g}"
-            raise NoSignalError(
-                f"The signal check stopped the run before its first step: nothing to learn for the module {module!r}.\n"
-                f"  expected: a mean cosine {bound} between the gradients of independent rollouts\n"
-                f"  measured: {signal} of {signal.samples} samples\n"
-                f"{_VANISHED if signal.cosine == signal.error == 0 else _NEAR_ZERO}\n"
-                f"What to change: {advice.get(module, 'the reward, or what the policy varies')}.\n"
-                "To train all the same: --params=policy.signal_check.rollouts=0",
-                module=module,
-                signal=signal,
-            )
+        if rule.verdict(signal) != "refused":
+            continue
+        bound = "above 0 by two standard errors" if rule.least is None else f"at least {rule.least:.2g}"
+        why = "Near 0 the reward cannot see what this module varies, and training would be a random walk."
+        if signal.cosine == signal.error == 0:
+            why = "Every gradient was exactly 0: all samples of a prompt got the same reward, so none is better."
+        raise NoSignalError(
+            f"The signal check stopped the run before its first step: nothing to learn for the module {module!r}.\n"
+            f"  expected: a mean cosine {bound} between the gradients of independent rollouts\n"
+            f"  measured: {signal} of {signal.samples} samples\n"
+            f"{why}\n"
+            f"What to change: {advice.get(module, 'the reward, or what the policy varies')}.\n"
+            "To train all the same: --params=policy.signal_check.rollouts=0",
+            module=module,
+            signal=signal,
+        )

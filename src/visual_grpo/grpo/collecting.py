@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -12,15 +12,54 @@ from visual_grpo.config import GRPOConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo import metrics
 from visual_grpo.grpo.losses import LOSSES, gdpo_advantages, group_advantages, zero_variance_groups
-from visual_grpo.grpo.order import PromptOrder
 from visual_grpo.grpo.update import Experience
 from visual_grpo.types import Policy, PromptRecord, Rollout, Scorer, Scores, begin_scoring
 
 T = TypeVar("T")
 
 
+class PromptOrder:
+    """Endless passes over the prompts, each pass in another order; one draw holds prompts of one kind.
+
+    Prompts with another number of source images are of another kind: their tensors differ in shape and cannot share a
+    batch. Each draw takes the kind that is furthest behind in its passes, so that all are seen equally often. Draws
+    depend on the seed and on ``positions``, the number of prompts drawn so far of each kind.
+    """
+
+    def __init__(self, kinds: Sequence[int], seed: int, positions: Mapping[str, int] | None = None) -> None:
+        """``kinds``: one for each prompt; ``positions``: those of an order to continue, by the kind's name."""
+        self.seed = seed
+        self._members = {kind: [i for i, own in enumerate(kinds) if own == kind] for kind in sorted(set(kinds))}
+        self.positions = {str(kind): (positions or {}).get(str(kind), 0) for kind in self._members}
+        self._passes: dict[int, tuple[int, list[int]]] = {}
+
+    @classmethod
+    def over(
+        cls, prompts: Iterable[PromptRecord], seed: int, positions: Mapping[str, int] | None = None
+    ) -> PromptOrder:
+        """By their number of source images. Reads every record once."""
+        return cls([len(prompt.source_images) for prompt in prompts], seed, positions)
+
+    def draw(self, count: int) -> list[int]:
+        """Indices of the next ``count`` prompts."""
+        kind = min(self._members, key=lambda kind: self.positions[str(kind)] / len(self._members[kind]))
+        members, start = self._members[kind], self.positions[str(kind)]
+        drawn = []
+        for position in range(start, start + count):
+            epoch, offset = divmod(position, len(members))
+            drawn.append(members[self._order(kind, epoch)[offset]])
+        self.positions[str(kind)] += count
+        return drawn
+
+    def _order(self, kind: int, epoch: int) -> list[int]:
+        if self._passes.get(kind, (None, []))[0] != epoch:
+            generator = torch.Generator().manual_seed((self.seed << 24) + epoch)
+            self._passes[kind] = epoch, torch.randperm(len(self._members[kind]), generator=generator).tolist()
+        return self._passes[kind][1]
+
+
 class Collector(Generic[T]):
-    """Draws from ``policy`` and asks ``scorer``."""
+    """Draws from ``policy``, asks ``scorer``, and compares within groups."""
 
     def __init__(self, policy: Policy[T], scorer: Scorer, config: GRPOConfig, *, replayed: bool = False) -> None:
         """``replayed``: the ratio compares with log-probs of the replay, which the first update fills in."""
@@ -36,8 +75,8 @@ class Collector(Generic[T]):
     ) -> tuple[list[Experience[T]], list[metrics.Drawn]]:
         """Exactly ``prompts_per_step`` groups to train on, and everything that was drawn for them.
 
-        DAPO's dynamic sampling (arXiv 2503.14476) replaces groups without variance up to
-        ``max_refills`` times, and keeps them if it cannot.
+        DAPO's dynamic sampling (arXiv 2503.14476) replaces groups without variance up to ``max_refills`` times, and
+        keeps them if it cannot.
         """
         size, wanted = self.config.group_size, self.config.prompts_per_step
         kept: list[tuple[Rollout[T], Scores, Tensor]] = []
@@ -51,17 +90,15 @@ class Collector(Generic[T]):
                 constant = zero_variance_groups(scores.total, size)
                 if not self.config.max_refills:
                     constant = torch.zeros_like(constant)
-                for groups, store in ((~constant, kept), (constant, spare)):
-                    if groups.any():
-                        store.append((rollout, scores, groups.nonzero()[:, 0]))
+                kept.append((rollout, scores, (~constant).nonzero()[:, 0]))
+                spare.append((rollout, scores, constant.nonzero()[:, 0]))
                 count += int((~constant).sum())
             if count == wanted:
                 break
         for rollout, scores, groups in spare:
             take = groups[: wanted - count]
-            if len(take):
-                kept.append((rollout, scores, take))
-                count += len(take)
+            kept.append((rollout, scores, take))
+            count += len(take)
         return self._experiences(kept, step), drawn
 
     def sample(
@@ -69,44 +106,44 @@ class Collector(Generic[T]):
     ) -> list[tuple[Rollout[T], Scores]]:
         """Rollouts of ``rollout_prompts`` prompts each; while one is drawn, the one before may be judged elsewhere."""
         size = self.config.rollout_prompts or len(prompts)
-        done: list[tuple[Rollout[T], Scores]] = []
-        begun: tuple[Rollout[T], Callable[[], Scores]] | None = None
+        rollouts: list[Rollout[T]] = []
+        scores: list[Scores] = []
+        finish: Callable[[], Scores] | None = None
         for start in range(0, len(prompts), size):
             with clock.phase("rollout"), torch.no_grad():
                 rollout = self.policy.rollout(prompts[start : start + size], self.config.group_size, generator)
             with clock.phase("reward"):
-                if begun is not None:
-                    done.append((begun[0], begun[1]()))
-                begun = rollout, begin_scoring(self.scorer, rollout.prompts, rollout.samples)
-        if begun is not None:
-            with clock.phase("reward"):
-                done.append((begun[0], begun[1]()))
-        return done
+                if finish is not None:
+                    scores.append(finish())
+                finish = begin_scoring(self.scorer, rollout.prompts, rollout.samples)
+            rollouts.append(rollout)
+        assert finish is not None
+        with clock.phase("reward"):
+            scores.append(finish())
+        return list(zip(rollouts, scores, strict=True))
 
-    def of_whole(self, drawn: Sequence[tuple[Rollout[T], Scores]], step: int) -> list[Experience[T]]:
-        """All groups of rollouts, whatever their variance.
-
-        Raises:
-            UserError: not one sample is scored.
-        """
+    def all_groups(self, drawn: Sequence[tuple[Rollout[T], Scores]], step: int) -> list[Experience[T]]:
+        """All groups of rollouts, whatever their variance. Raises UserError if not one sample is scored."""
         size = self.config.group_size
         whole = [(rollout, scores, torch.arange(len(rollout.samples) // size)) for rollout, scores in drawn]
         return self._experiences(whole, step)
 
     def _experiences(self, kept: list[tuple[Rollout[T], Scores, Tensor]], step: int) -> list[Experience[T]]:
         size = self.config.group_size
+        kept = [part for part in kept if len(part[2])]
         rows = [(groups[:, None] * size + torch.arange(size)).reshape(-1) for _, _, groups in kept]
-        advantages = self._advantages([scores for _, scores, _ in kept], rows)
+        parts = self._advantages([scores for _, scores, _ in kept], rows).split([len(chosen) for chosen in rows])
         experiences = []
-        parts = advantages.split([len(chosen) for chosen in rows])
         for (rollout, scores, _), chosen, own in zip(kept, rows, parts, strict=True):
-            every = torch.zeros(len(scores.total))
-            every[chosen] = own
+            advantages = torch.zeros(len(scores.total))
+            advantages[chosen] = own
             scored = chosen[~scores.total[chosen].isnan()]
             if len(scored):
                 old = rollout.log_probs.clone() if self.replayed else None
                 experiences.append(
-                    Experience(rollout=rollout, scores=scores, rows=scored, advantages=every, replayed_log_probs=old)
+                    Experience(
+                        rollout=rollout, scores=scores, rows=scored, advantages=advantages, replayed_log_probs=old
+                    )
                 )
         if not experiences:
             raise UserError(_nothing_scored(step, [scores for _, scores, _ in kept]))

@@ -55,7 +55,8 @@ def group_advantages(
         deviation = (centred.square().sum(1, keepdim=True) / (counts - 1).clamp(min=1)).sqrt()
         centred = centred / (deviation + epsilon)
     elif scale == "batch":
-        centred = centred / (_deviation(groups[scored]) + epsilon)
+        raw = groups[scored]
+        centred = centred / ((raw.std() if len(raw) > 1 else 0.0) + epsilon)
     elif scale == "batch_centred":
         deviation = (centred.square().sum() / (scored.sum() - 1).clamp(min=1)).sqrt()
         centred = centred / (deviation + epsilon)
@@ -74,16 +75,13 @@ def gdpo_advantages(
 ) -> Tensor:
     """Each reward normalised in its group, then weighted, summed and scaled by the batch (GDPO).
 
-    With a plain weighted sum a reward of large variance drowns the others; here each contributes
-    by its weight alone (arXiv 2601.05242). ``rewards`` are [B]; a row unscored by any weighted
-    reward gets 0. Returns [B].
+    With a plain weighted sum a reward of large variance drowns the others; here each contributes by its weight alone
+    (arXiv 2601.05242). ``rewards`` are [B]; a row unscored by any weighted reward gets 0. Returns [B].
     """
-    used = [name for name, weight in weights.items() if weight]
-    unscored = torch.stack([rewards[name].isnan() for name in used]).any(0)
-    total = torch.zeros_like(rewards[used[0]])
+    used, unscored = _weighted(rewards, weights)
+    total = torch.zeros_like(unscored, dtype=torch.float32)
     for name in used:
-        own = group_advantages(rewards[name], group_size, epsilon=epsilon, clip=None)
-        total = total + weights[name] * own
+        total = total + weights[name] * group_advantages(rewards[name], group_size, epsilon=epsilon, clip=None)
     total = total.masked_fill(unscored, torch.nan)
     return group_advantages(total, group_size, scale="batch_centred", epsilon=epsilon, clip=clip)
 
@@ -102,21 +100,15 @@ def variance_shares(
     near 0 is drowned by the others, whatever its weight, and one below 0 is worked against. Rows that a weighted reward
     leaves unscored do not count. Empty where no total differs within its group.
 
-    Args:
-        rewards: each [B].
-        normalise: whether each reward is normalised in its group before it is weighted, as `gdpo_advantages` does.
-        epsilon: of that normalisation.
+    ``rewards`` are [B]; ``normalise``: each in its group before it is weighted, as `gdpo_advantages` does.
     """
-    used = [name for name, weight in weights.items() if weight]
-    unscored = torch.stack([rewards[name].isnan() for name in used]).any(0)
+    used, unscored = _weighted(rewards, weights)
     scale: Scale = "group" if normalise else "none"
-    terms = {
-        name: weights[name]
-        * group_advantages(
-            rewards[name].masked_fill(unscored, torch.nan), group_size, scale=scale, epsilon=epsilon, clip=None
-        ).double()
-        for name in used
-    }
+    terms = {}
+    for name in used:
+        scored = rewards[name].masked_fill(unscored, torch.nan)
+        own = group_advantages(scored, group_size, scale=scale, epsilon=epsilon, clip=None)
+        terms[name] = weights[name] * own.double()
     total = torch.stack(list(terms.values())).sum(0)
     variance = total.square().sum()
     return {name: float((term * total).sum() / variance) for name, term in terms.items()} if variance else {}
@@ -127,9 +119,10 @@ def zero_variance_groups(rewards: Tensor, group_size: int) -> Tensor:
     return _constant(_as_groups(rewards, group_size))
 
 
-def _deviation(values: Tensor) -> Tensor:
-    """Standard deviation of [b] values, a scalar; 0 of fewer than two."""
-    return values.std() if len(values) > 1 else values.new_zeros(())
+def _weighted(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> tuple[list[str], Tensor]:
+    """Names of the rewards with a weight, and [B] bool: rows that one of them leaves unscored."""
+    used = [name for name, weight in weights.items() if weight]
+    return used, torch.stack([rewards[name].isnan() for name in used]).any(0)
 
 
 def _as_groups(rewards: Tensor, group_size: int) -> Tensor:
@@ -173,25 +166,21 @@ whole batch. At 20, a ratio of 5e8, a step has its greatest value and no gradien
 
 def importance_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     """``pi(a|s) / pi_old(a|s)`` of every step, [B, S]."""
-    return _bounded(log_probs - old_log_probs).exp()
+    return (log_probs - old_log_probs).clamp(max=MAX_LOG_RATIO).exp()
 
 
 def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
     """GSPO's length-normalised ratio ``exp(mean_t log ratio)``, repeated over the steps, [B, S]."""
     difference = (log_probs - old_log_probs) * mask
     mean = difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-    return _bounded(mean).exp().expand_as(log_probs)
+    return mean.clamp(max=MAX_LOG_RATIO).exp().expand_as(log_probs)
 
 
 def truncated_importance_weights(log_probs: Tensor, sampler_log_probs: Tensor, cap: float) -> Tensor:
-    """min(pi_old / pi_sampler, cap) of each step, without gradient.
+    """min(pi_old / pi_sampler, cap) of each step, [b, s], without gradient.
 
-    The sampler computes the policy by another path, whose rounding makes it a slightly different policy: the weight
-    makes expectations over its samples those over pi_old's, the cap bounds their variance (truncated importance
-    sampling, Ionides 2008).
-
-    Args:
-        log_probs, sampler_log_probs: [b, s] of the policy that sampled, by the replay and by the sampler.
+    Rounding makes the sampler a slightly different policy than the replay: the weight makes expectations over its
+    samples those over pi_old's, the cap bounds their variance (truncated importance sampling, Ionides 2008).
     """
     return (log_probs - sampler_log_probs).detach().exp().clamp(max=cap)
 
@@ -222,12 +211,8 @@ def k3_kl(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
 
 def k3(log_ratio: Tensor) -> Tensor:
     """``exp(r) - r - 1`` of any shape, >= 0."""
-    log_ratio = _bounded(log_ratio)
+    log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
     return log_ratio.exp() - log_ratio - 1
-
-
-def _bounded(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(max=MAX_LOG_RATIO)
 
 
 def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, counted_steps: int, rows: int) -> Tensor:

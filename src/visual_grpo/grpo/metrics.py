@@ -56,13 +56,19 @@ def step_metrics(
     config: GRPOConfig,
 ) -> StepMetrics:
     """Rewards of every sample drawn, losses of the last update, ratios of each, speed and memory."""
+    rollouts = [rollout for rollout, _ in drawn]
+    advantages = torch.cat([e.advantages[e.rows] for e in experiences])
     values = _reward_metrics([scores for _, scores in drawn], config)
-    values |= _advantage_metrics(experiences)
+    values["advantage/mean"] = float(advantages.mean())
+    values["advantage/abs_mean"] = float(advantages.abs().mean())
     values |= _update_metrics(updates)
     if config.non_finite != "stop":
         values["updates_left_out"] = float(sum(stats.left_out for stats in updates))
-    values |= _speed_metrics([rollout for rollout, _ in drawn], clock)
-    values |= _policy_metrics([rollout for rollout, _ in drawn])
+    values |= _speed_metrics(rollouts, clock)
+    for rollout in rollouts:  # The policy's own: seconds add up over refills, the rest is averaged.
+        for name, value in rollout.stats.items():
+            share = 1.0 if name.startswith("seconds/") else 1.0 / len(rollouts)
+            values[name] = values.get(name, 0.0) + share * value
     rollout, scores = drawn[0]
     return StepMetrics(
         step=step,
@@ -99,14 +105,6 @@ def _reward_metrics(scores: list[Scores], config: GRPOConfig) -> dict[str, float
         # Means over the same samples: their quotient is the ratio of the sums.
         values[f"part/{name}"] = _mean(above) / _mean(below) if _mean(below) else 0.0
     return values
-
-
-def _advantage_metrics(experiences: list[Experience]) -> dict[str, float]:
-    advantages = torch.cat([e.advantages[e.rows] for e in experiences])
-    return {
-        "advantage/mean": float(advantages.mean()),
-        "advantage/abs_mean": float(advantages.abs().mean()),
-    }
 
 
 def _update_metrics(updates: list[UpdateStats]) -> dict[str, float]:
@@ -146,16 +144,6 @@ def _speed_metrics(rollouts: list[Rollout], clock: Clock) -> dict[str, float]:
         "samples": float(samples),
         "memory_gb": memory_gb(clock.device),
     }
-
-
-def _policy_metrics(rollouts: list[Rollout]) -> dict[str, float]:
-    """The policy's own measurements; seconds add up over refills, the rest is averaged."""
-    values: dict[str, float] = {}
-    for rollout in rollouts:
-        for name, value in rollout.stats.items():
-            share = 1.0 if name.startswith("seconds/") else 1.0 / len(rollouts)
-            values[name] = values.get(name, 0.0) + share * value
-    return values
 
 
 def memory_gb(device: str) -> float:

@@ -14,6 +14,10 @@ from visual_grpo.errors import UserError
 from visual_grpo.hardware.bits import bitsandbytes
 
 Kind = Literal["constant", "linear", "cosine"]
+SETTING = "grpo.optimizer"
+_TABLES = {"qmap1": "dynamic", "qmap2": "udynamic"}
+"""Entries of bitsandbytes' state that are the same for all parameters, by the names of the optimiser's own tables: what
+the codes of each moment mean."""
 
 
 def learning_rate_factor(update: int, total: int, warmup: int, kind: Kind) -> float:
@@ -31,14 +35,8 @@ def learning_rate_factor(update: int, total: int, warmup: int, kind: Kind) -> fl
     return 1.0
 
 
-SETTING = "grpo.optimizer"
-_TABLES = {"qmap1": "dynamic", "qmap2": "udynamic"}
-"""What the codes of each moment mean: entries of bitsandbytes' state that are the same for all parameters, by the names
-of the optimiser's own tables."""
-
-
 def build_optimiser(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> torch.optim.Optimizer:
-    """As ``grpo.optimizer`` says. Raises UserError where its library is missing or does not work on their device."""
+    """AdamW. Raises UserError where its library is missing or does not work on the parameters' device."""
     kind: Any = torch.optim.AdamW
     if config.optimizer == "adamw_8bit":
         kind = bitsandbytes(SETTING, config.optimizer, parameters[0].device).optim.AdamW8bit
@@ -50,39 +48,30 @@ def build_optimiser(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> t
 
 def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     """``NUMBER/NAME`` -> tensor, for each parameter in its order that was updated; numbers as tensors of one."""
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     return {
         f"{index}/{name}": torch.as_tensor(value)
-        for index, parameter in enumerate(_parameters(optimiser))
+        for index, parameter in enumerate(parameters)
         for name, value in optimiser.state.get(parameter, {}).items()
-        if not (_in_few_bits(optimiser) and name in _TABLES)
+        if not (_is_8bit(optimiser) and name in _TABLES)
     }
 
 
-def load_optimiser_state(optimiser: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
+def load_optimiser_state(optimiser: Any, state: Mapping[str, Tensor]) -> None:
     """Restores what `optimiser_state` gave. Raises UserError for what the other kind of optimiser gave."""
     entries: dict[int, dict[str, Any]] = {}
     for key, value in state.items():
         index, name = key.split("/")
         entries.setdefault(int(index), {})[name] = value
     names = {name for own in entries.values() for name in own}
-    if names and ("state1" in names) != _in_few_bits(optimiser):
+    if names and ("state1" in names) != _is_8bit(optimiser):
         raise UserError(f"The checkpoint was written with another {SETTING}. Set it as it was, or start at step 1.")
-    if _in_few_bits(optimiser):
-        entries = {index: _with_tables(own, optimiser) for index, own in entries.items()}
+    for own in entries.values() if _is_8bit(optimiser) else ():
+        own["step"] = int(own["step"])
+        if own["state1"].dtype == torch.uint8:
+            own |= {name: optimiser.name2qmap[table] for name, table in _TABLES.items()}
     optimiser.load_state_dict({"state": entries, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
-def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
-
-
-def _in_few_bits(optimiser: torch.optim.Optimizer) -> bool:
+def _is_8bit(optimiser: torch.optim.Optimizer) -> bool:
     return hasattr(optimiser, "name2qmap")
-
-
-def _with_tables(entries: Mapping[str, Tensor], optimiser: Any) -> dict[str, Any]:
-    """As bitsandbytes keeps them: the number of the update is no tensor, and codes come with their tables."""
-    own: dict[str, Any] = {**entries, "step": int(entries["step"])}
-    if entries["state1"].dtype == torch.uint8:
-        own |= {name: optimiser.name2qmap[table] for name, table in _TABLES.items()}
-    return own

@@ -6,7 +6,7 @@ Shapes: N prompts, A outer samples of each, D inner samples of each of those.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 
 from visual_grpo.grpo import metrics
-from visual_grpo.grpo.order import PromptOrder
-from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.grpo.collecting import PromptOrder
+from visual_grpo.grpo.trainer import GRPOTrainer, under
 from visual_grpo.types import JointPolicy, PromptRecord, Scorer, Scores, StepMetrics, weighted_total
 
+Taken = tuple[dict[str, StepMetrics], int]
+"""Each module's metrics of a step, and the number of decoded samples."""
 
-class AlternatingTrainer:
-    """A step is one step of each module, in the order given, each on its own rollout."""
+
+class _StagesTrainer:
+    """Satisfies ``trainer.Trainer`` for several modules."""
 
     def __init__(self, trainers: Mapping[str, GRPOTrainer[Any]], steps: int, seed: int) -> None:
         self.modules, self.steps, self.seed = dict(trainers), steps, seed
@@ -28,22 +31,45 @@ class AlternatingTrainer:
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         """Trains until ``steps``; stop iterating to stop training."""
-        orders = {m: PromptOrder.over(prompts, trainer.seed, trainer.positions) for m, trainer in self.modules.items()}
+        take_step = self._stepper(prompts)
         while self.step < self.steps:
-            taken = {m: trainer.take_step(prompts, orders[m]) for m, trainer in self.modules.items()}
+            taken, samples = take_step()
             self.step += 1
-            yield _together(self.step, taken, sum(len(own.samples) for own in taken.values()))
+            yield _joined(self.step, taken, samples)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """As `GRPOTrainer.state`, of every module."""
-        return _states(self.modules, {"step": self.step})
+        tensors: dict[str, Tensor] = {}
+        facts: dict[str, Any] = {"step": self.step}
+        for module, trainer in self.modules.items():
+            parts, facts[module] = trainer.state()
+            tensors |= {f"{module}/{name}": value for name, value in parts.items()}
+        return tensors, facts
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        _load_states(self.modules, tensors, facts)
+        for module, trainer in self.modules.items():
+            trainer.load_state(under(module, tensors), facts[module])
         self.step = facts["step"]
 
+    def _stepper(self, prompts: Sequence[PromptRecord]) -> Callable[[], Taken]:
+        """A function that takes the next step at each call."""
+        raise NotImplementedError
 
-class JointTrainer:
+
+class AlternatingTrainer(_StagesTrainer):
+    """A step is one step of each module, in the order given, each on its own rollout."""
+
+    def _stepper(self, prompts: Sequence[PromptRecord]) -> Callable[[], Taken]:
+        orders = {m: PromptOrder.over(prompts, trainer.seed, trainer.positions) for m, trainer in self.modules.items()}
+
+        def take_step() -> Taken:
+            taken = {m: trainer.take_step(prompts, orders[m]) for m, trainer in self.modules.items()}
+            return taken, sum(len(metrics.samples) for metrics in taken.values())
+
+        return take_step
+
+
+class JointTrainer(_StagesTrainer):
     """One rollout trains both modules: N prompts, A outer samples each, D inner samples of each of those.
 
     The outer advantage compares the A samples by the mean over their D decodes under the outer module's rewards, the
@@ -71,53 +97,47 @@ class JointTrainer:
             weights: module -> reward -> weight in that module's total.
             sizes: (A, D).
         """
-        self.policy, self.outer, self.inner = policy, outer, inner
-        self.scorer, self.weights = scorer, weights
-        self.steps, self.prompts_per_step, self.sizes, self.seed = steps, prompts_per_step, sizes, seed
+        self.stages = outer, inner
+        super().__init__({name: trainer for name, trainer in self.stages if trainer is not None}, steps, seed)
+        self.policy, self.scorer, self.weights = policy, scorer, weights
+        self.prompts_per_step, self.sizes = prompts_per_step, sizes
         self.generator = torch.Generator().manual_seed(seed)
-        self.step = 0
         self.positions: dict[str, int] = {}
 
-    @property
-    def modules(self) -> dict[str, GRPOTrainer[Any]]:
-        return {name: trainer for name, trainer in (self.outer, self.inner) if trainer is not None}
-
-    def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
-        """Trains until ``steps``; stop iterating to stop training."""
-        order = PromptOrder.over(prompts, self.seed, self.positions)
-        while self.step < self.steps:
-            taken, samples = self._take_step(prompts, order)
-            self.positions = dict(order.positions)
-            self.step += 1
-            yield _together(self.step, taken, samples)
-
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """As `GRPOTrainer.state`, of every module."""
-        tensors, facts = _states(self.modules, {"step": self.step, "positions": self.positions})
-        tensors["rng/joint"] = self.generator.get_state()
-        return tensors, facts
+        tensors, facts = super().state()
+        return tensors | {"rng/joint": self.generator.get_state()}, facts | {"positions": self.positions}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        _load_states(self.modules, tensors, facts)
+        super().load_state(tensors, facts)
         self.generator.set_state(tensors["rng/joint"])
-        self.step, self.positions = facts["step"], dict(facts["positions"])
+        self.positions = dict(facts["positions"])
 
-    def _take_step(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> tuple[dict[str, StepMetrics], int]:
-        """Each module's metrics, and the number of decoded samples."""
-        chosen = [prompts[i] for i in order.draw(self.prompts_per_step)]
-        clock = metrics.Clock(device=str(_device(self.modules)))
+    def _stepper(self, prompts: Sequence[PromptRecord]) -> Callable[[], Taken]:
+        order = PromptOrder.over(prompts, self.seed, self.positions)
+
+        def take_step() -> Taken:
+            taken = self._take_step([prompts[i] for i in order.draw(self.prompts_per_step)])
+            self.positions = dict(order.positions)
+            return taken
+
+        return take_step
+
+    def _take_step(self, prompts: Sequence[PromptRecord]) -> Taken:
+        device = str(next(iter(self.modules.values())).device)
+        clock = metrics.Clock(device=device)
         with clock.phase("rollout"), torch.no_grad():
-            rollout = self.policy.joint_rollout(chosen, *self.sizes, self.generator)
+            rollout = self.policy.joint_rollout(prompts, *self.sizes, self.generator)
         decoded = rollout.inner if rollout.inner is not None else rollout.outer
         assert decoded is not None
         with clock.phase("reward"):
             scores = self.scorer(decoded.prompts, decoded.samples)
         taken: dict[str, StepMetrics] = {}
-        for (name, trainer), own in ((self.outer, rollout.outer), (self.inner, rollout.inner)):
+        for (name, trainer), own in zip(self.stages, (rollout.outer, rollout.inner), strict=True):
             if trainer is not None and own is not None:
                 mean = averaged(scores, len(scores.total) // len(own.prompts))
                 taken[name] = trainer.learn(own, reweighted(mean, self.weights[name]), clock)
-                clock = metrics.Clock(device=str(_device(self.modules)))  # The rollout's seconds are reported once.
+                clock = metrics.Clock(device=device)  # The rollout's seconds are reported once.
         return taken, len(decoded.samples)
 
 
@@ -143,38 +163,15 @@ def averaged(scores: Scores, size: int) -> Scores:
     )
 
 
-def _together(step: int, taken: Mapping[str, StepMetrics], samples: int) -> StepMetrics:
+def _joined(step: int, taken: Mapping[str, StepMetrics], samples: int) -> StepMetrics:
     """Every module's metrics under its name, and what they have in common."""
-    if len(taken) == 1:
-        (only,) = taken.values()
-        return only
-    values = {f"{module}/{name}": value for module, own in taken.items() for name, value in own.values.items()}
     first, *_ = shown = list(taken.values())
+    if len(shown) == 1:
+        return first
+    values = {f"{module}/{name}": value for module, own in taken.items() for name, value in own.values.items()}
     values["reward/total"] = sum(own.values["reward/total"] for own in shown) / len(shown)
     for name in ("seconds/step", "seconds/cpu"):
         values[name] = sum(own.values[name] for own in shown)
     values["samples"] = float(samples)
     values["memory_gb"] = first.values["memory_gb"]
     return StepMetrics(step=step, values=values, prompts=first.prompts, samples=first.samples, rewards=first.rewards)
-
-
-def _device(modules: Mapping[str, GRPOTrainer[Any]]) -> torch.device:
-    return next(iter(modules.values())).device
-
-
-def _states(modules: Mapping[str, GRPOTrainer[Any]], own: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors: dict[str, Tensor] = {}
-    facts: dict[str, Any] = dict(own)
-    for module, trainer in modules.items():
-        parts, facts[module] = trainer.state()
-        tensors |= {f"{module}/{name}": value for name, value in parts.items()}
-    return tensors, facts
-
-
-def _load_states(
-    modules: Mapping[str, GRPOTrainer[Any]], tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
-) -> None:
-    for module, trainer in modules.items():
-        start = f"{module}/"
-        own = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
-        trainer.load_state(own, facts[module])

@@ -1,4 +1,4 @@
-"""One optimiser update: the loss and its gradient, as sums over chunks, micro-batches and processes."""
+"""The loss of one optimiser update, and sums of its gradient over chunks, micro-batches and processes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from visual_grpo.config import GRPOConfig
-from visual_grpo.distributed import group
-from visual_grpo.distributed.policy import LocalPart
 from visual_grpo.errors import UserError
 from visual_grpo.grpo import losses
-from visual_grpo.grpo.checks import MOST_OVERFLOWS, NonFiniteLossError, refuse_non_finite
-from visual_grpo.types import Policy, ReplayChunk, Rollout, Scores
+from visual_grpo.types import ReplayChunk, Rollout, Scores
 
 T = TypeVar("T")
 SAMPLER_GAP = "sampler_gap"
@@ -49,34 +46,34 @@ class Experience(Generic[T]):
         self.replayed_log_probs[rows[:, None], torch.arange(chunk.steps.start, chunk.steps.stop)] = replayed
 
 
+def prompt_ids(experience: Experience[Any], rows: Tensor) -> list[str]:
+    return [experience.rollout.prompts[int(row)].id for row in rows]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A named loss with its parameters and the counts of the whole batch that normalise it."""
+    """The configured loss with the counts of the whole batch that normalise it."""
 
+    config: GRPOConfig
     kind: losses.LossKind
     clip_low: float
     clip_high: float
-    kl_weight: float
     counted_rows: int
     counted_steps: int
     rows: int
-    sampler_correction: float | None = None
-    kl_correction: bool = False
 
     @classmethod
-    def of(cls, config: GRPOConfig, experiences: list[Experience]) -> Objective:
+    def of(cls, config: GRPOConfig, experiences: Sequence[Experience]) -> Objective:
         kind = losses.LOSSES[config.loss]
         masks = [e.rollout.mask[e.rows] for e in experiences]
         return cls(
+            config=config,
             kind=kind,
             clip_low=config.clip_low if config.clip_low is not None else kind.clip_low,
             clip_high=config.clip_high if config.clip_high is not None else kind.clip_high,
-            kl_weight=config.kl_weight,
             counted_rows=sum(int(mask.any(1).sum()) for mask in masks),
             counted_steps=sum(int(mask.sum()) for mask in masks),
             rows=sum(len(mask) for mask in masks),
-            sampler_correction=config.sampler_correction,
-            kl_correction=config.kl_correction,
         )
 
 
@@ -92,7 +89,7 @@ class UpdateStats:
     grad_norm: float = 0.0
     learning_rate: float = 0.0
     left_out: bool = False
-    """Whether nothing was updated, because the loss or its gradient was not finite."""
+    """True if nothing was updated, because the loss or its gradient was not finite."""
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + float((values * mask).double().sum())
@@ -124,9 +121,9 @@ def chunk_loss(
         chunk: log-probs [b, s] of ``rows`` under the current policy.
         rows: [b] rows of the experience's rollout.
     """
-    rollout = experience.rollout
-    old = experience.old_log_probs[rows][:, chunk.steps]
-    mask = rollout.mask[rows]
+    config, mask = objective.config, experience.rollout.mask[rows]
+    old, counted = experience.old_log_probs[rows][:, chunk.steps], mask[:, chunk.steps]
+    advantages = experience.advantages[rows]
     weights = losses.step_weights(
         mask,
         objective.kind.aggregation,
@@ -134,8 +131,6 @@ def chunk_loss(
         counted_steps=objective.counted_steps,
         rows=objective.rows,
     )[:, chunk.steps]
-    advantages = experience.advantages[rows]
-    counted = mask[:, chunk.steps]
     if objective.kind.sequence_ratio:
         if old.shape[1] != mask.shape[1]:
             raise ValueError("gspo needs all steps of a row in one chunk; this policy replays them apart")
@@ -143,22 +138,34 @@ def chunk_loss(
     else:
         ratio = losses.importance_ratio(chunk.log_probs, old)
     loss = losses.clipped_surrogate(ratio, advantages, objective.clip_low, objective.clip_high)
-    if objective.kl_weight:
-        kl = _measured_kl(chunk, objective.kl_weight)
-        if objective.kl_correction:
+    if config.kl_weight:
+        kl = _measured_kl(chunk, config.kl_weight)
+        if config.kl_correction:
             kl = kl * losses.importance_ratio(chunk.log_probs, old)
-        loss = loss + objective.kl_weight * kl
-    if objective.sampler_correction is not None:
-        drawn = rollout.log_probs[rows][:, chunk.steps]
-        loss = loss * losses.truncated_importance_weights(old, drawn, objective.sampler_correction)
+        loss = loss + config.kl_weight * kl
+    if config.sampler_correction is not None:
+        drawn = experience.rollout.log_probs[rows][:, chunk.steps]
+        loss = loss * losses.truncated_importance_weights(old, drawn, config.sampler_correction)
     # Uncounted steps may hold anything, even inf: where() keeps them out of value and gradient.
     total = torch.where(counted, weights * loss, 0.0).sum()
-    _record(chunk, old, ratio, advantages, counted, objective, stats, total)
+    with torch.no_grad():
+        stats.steps += int(counted.sum())
+        stats.loss += float(total)
+        log_ratio = torch.where(counted, chunk.log_probs - old, 0.0)
+        clipped = losses.clipped_away(ratio, advantages, objective.clip_low, objective.clip_high)
+        stats.add("ratio", torch.where(counted, ratio, 0.0), counted)
+        stats.add("abs_log_ratio", log_ratio.abs(), counted)
+        stats.add("clip_fraction", clipped.float(), counted)
+        # k3 of the old policy against the new one: how far this rollout's updates have moved it.
+        stats.add("approx_kl", losses.k3(log_ratio), counted)
+        if chunk.kl is not None:
+            stats.add("kl", torch.where(counted, chunk.kl, 0.0), counted)
+        stats.max_abs_log_ratio = max(stats.max_abs_log_ratio, float(log_ratio.abs().max()))
     return total
 
 
 def _measured_kl(chunk: ReplayChunk, weight: float) -> Tensor:
-    """[b, s]; a penalty without its KL would be no penalty, and nothing would show it."""
+    """[b, s]. Raises UserError if kl_weight is set but the policy has no reference."""
     if chunk.kl is None:
         raise UserError(
             f"kl_weight is {weight:g}, but the policy's replay gives no KL to its reference: there is nothing to"
@@ -168,64 +175,33 @@ def _measured_kl(chunk: ReplayChunk, weight: float) -> Tensor:
     return chunk.kl
 
 
-@torch.no_grad()
-def _record(
-    chunk: ReplayChunk,
-    old: Tensor,
-    ratio: Tensor,
-    advantages: Tensor,
-    counted: Tensor,
-    objective: Objective,
-    stats: UpdateStats,
-    loss: Tensor,
-) -> None:
-    log_ratio = torch.where(counted, chunk.log_probs - old, 0.0)
-    clipped = losses.clipped_away(ratio, advantages, objective.clip_low, objective.clip_high)
-    stats.steps += int(counted.sum())
-    stats.loss += float(loss)
-    stats.add("ratio", torch.where(counted, ratio, 0.0), counted)
-    stats.add("abs_log_ratio", log_ratio.abs(), counted)
-    stats.add("clip_fraction", clipped.float(), counted)
-    # k3 of the old policy against the new one: how far this rollout's updates have moved it.
-    stats.add("approx_kl", losses.k3(log_ratio), counted)
-    if chunk.kl is not None:
-        stats.add("kl", torch.where(counted, chunk.kl, 0.0), counted)
-    stats.max_abs_log_ratio = max(stats.max_abs_log_ratio, float(log_ratio.abs().max()))
-
-
 class GradientSums:
-    """From its making until it is closed, what backward passes leave for ``parameters``, added up.
+    """Adds up what backward passes leave in ``grad`` of ``parameters`` inside a ``with`` block.
 
-    In float64 for those on a CPU: AdamW makes a whole step even of a gradient that nearly cancels, so that where one
-    rounds would decide its direction, and another number of processes rounds elsewhere. On a GPU ``grad`` itself is the
-    sum, in the parameter's precision: its memory is short, and its kernels do not repeat to the last bit anyway.
+    In float64 for those on a CPU: AdamW makes a whole step even of a gradient that nearly cancels, so that rounding
+    would decide its direction, and another number of processes rounds elsewhere. On a GPU ``grad`` itself is the sum,
+    in the parameter's precision: its memory is short, and its kernels do not repeat to the last bit anyway.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
         self._sums: dict[nn.Parameter, Tensor] = {}
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._take) for parameter in parameters if in_double(parameter)
-        ]
+        self._hooks = [p.register_post_accumulate_grad_hook(self._take) for p in parameters if _in_double(p)]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Puts the sums, rounded once, into ``grad``; what comes later is as without this."""
+        """Puts the sums, rounded once, into ``grad``."""
         for hook in self._hooks:
             hook.remove()
         for parameter, total in self._sums.items():
             parameter.grad = total.to(parameter.dtype)
-        self._sums.clear()
 
     def reduce(self, total: Callable[[Tensor], object]) -> None:
         """Replaces each sum by that over all ranks; ``total`` adds a flat tensor up in place."""
         own = [self._sums.get(parameter, parameter.grad) for parameter in self._parameters]
-        like = [parameter.double() if in_double(parameter) else parameter for parameter in self._parameters]
+        like = [parameter.double() if _in_double(parameter) else parameter for parameter in self._parameters]
         parts = [torch.zeros_like(p).detach() if g is None else g for p, g in zip(like, own, strict=True)]
         there = parts[0].new_tensor([gradient is not None for gradient in own])
         flat = torch.cat([part.flatten() for part in (*parts, there)])
@@ -234,115 +210,20 @@ class GradientSums:
         for parameter, part, count in zip(self._parameters, sums, there, strict=True):
             if not count:  # No gradient reaches it: then the optimiser must not touch it.
                 continue
-            if in_double(parameter):
+            if _in_double(parameter):
                 self._sums[parameter] = part.view_as(parameter)
             else:
                 parameter.grad = part.view_as(parameter)
 
+    @torch.no_grad()
     def _take(self, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None
-        self._add(parameter, parameter.grad)
+        if parameter in self._sums:
+            self._sums[parameter].add_(parameter.grad)
+        else:
+            self._sums[parameter] = parameter.grad.double()
         parameter.grad = None
 
-    @torch.no_grad()
-    def _add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        total = self._sums.get(parameter)
-        if total is None:
-            self._sums[parameter] = gradient.double()
-        else:
-            total.add_(gradient)
 
-
-def in_double(parameter: nn.Parameter) -> bool:
-    """Whether its gradients are added up in float64."""
+def _in_double(parameter: nn.Parameter) -> bool:
     return parameter.device.type == "cpu"
-
-
-class Gradient(Generic[T]):
-    """Adds it up in the ``grad`` of the parameters of ``optimizer``, times the factor of ``scaler``."""
-
-    def __init__(
-        self,
-        policy: Policy[T],
-        config: GRPOConfig,
-        optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler,
-        device: torch.device,
-    ) -> None:
-        self.policy, self.config, self.optimizer, self.scaler, self.device = policy, config, optimizer, scaler, device
-
-    def compute(
-        self, experiences: list[Experience[T]], objective: Objective, stats: UpdateStats, step: int, *, first: bool
-    ) -> None:
-        """
-        Args:
-            stats: gets the sums over what was trained on.
-            step: that this is the gradient of, for messages.
-            first: the weights are those that sampled, so that every ratio is 1.
-
-        Raises:
-            NonFiniteLossError: the loss is NaN or infinite.
-        """
-        self.optimizer.zero_grad(set_to_none=True)
-        with GradientSums(self._parameters()) as sums:
-            found = group.everyone(lambda: self._backward(experiences, objective, step, first))
-            for own, _ in found:
-                stats.join(own)
-            for _, error in found:
-                if error is not None:
-                    raise error
-            if group.count() > 1:
-                sums.reduce(group.total)
-
-    def of_no_update(self, experiences: list[Experience[T]], step: int) -> Tensor:
-        """Flat, float32 on the CPU; nothing is changed by it.
-
-        Float16's scale is halved until it can hold the gradient, and is then what it was before.
-        """
-        objective, before = Objective.of(self.config, experiences), self.scaler.state_dict()
-        for _ in range(MOST_OVERFLOWS):
-            self.compute(experiences, objective, UpdateStats(), step, first=True)
-            if not self.scaler.is_enabled():
-                break
-            self.scaler.unscale_(self.optimizer)
-            self.scaler.update()
-            if all(gradient.isfinite().all() for gradient in self._gradients()):
-                break
-        self.scaler.load_state_dict(before)
-        flat = torch.cat([gradient.flatten().float().cpu() for gradient in self._gradients()])
-        self.optimizer.zero_grad(set_to_none=True)
-        return flat
-
-    def _backward(
-        self, experiences: list[Experience[T]], objective: Objective, step: int, first: bool
-    ) -> tuple[UpdateStats, NonFiniteLossError | None]:
-        """Adds up the gradients of the rows that this rank has drawn, until a loss is not finite."""
-        stats = UpdateStats()
-        # Without a row, too, a rank's scaler needs its factor; it keeps it where its first loss is.
-        self.scaler.scale(torch.zeros((), device=self.device))
-        for experience in experiences:
-            trajectory, rows = experience.rollout.trajectory, experience.rows
-            if isinstance(trajectory, LocalPart):
-                rows = trajectory.among(rows)
-            for batch in rows.split(self.config.micro_batch_size or max(1, len(rows))) if len(rows) else ():
-                for chunk in self.policy.replay(trajectory, batch):
-                    if first and experience.replayed_log_probs is not None:
-                        experience.anchor(chunk, batch, stats)
-                    loss = chunk_loss(chunk, experience, batch, objective, stats)
-                    try:
-                        refuse_non_finite(float(loss.detach()), "loss", step, ids(experience, batch))
-                    except NonFiniteLossError as error:
-                        return stats, error
-                    self.scaler.scale(loss.to(self.device)).backward()
-        return stats, None
-
-    def _gradients(self) -> list[Tensor]:
-        return [p.grad for p in self._parameters() if p.grad is not None]
-
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-
-def ids(experience: Experience[Any], rows: Tensor) -> list[str]:
-    """Of the prompts of ``rows`` ([b])."""
-    return [experience.rollout.prompts[int(row)].id for row in rows]
