@@ -1,4 +1,4 @@
-"""Prints the table of docs/data_checks.md: how far datasets are apart that should pass the checks, or should not.
+"""Prints how far datasets are apart that should pass the data checks, or should not.
 
     .venv/bin/python -m benchmarks.data_drift
 

@@ -12,7 +12,7 @@ Limit = Annotated[float, Field(ge=0, le=1)]
 
 
 class DataChecks(Strict):
-    """Limits of `records.drift.check`, see docs/data_checks.md; a share or distance of 1 is never exceeded."""
+    """Limits of `records.drift.check`, see docs/own_data.md; a share or distance of 1 is never exceeded."""
 
     min_records: int = Field(20, ge=1, description="fewest usable records")
     max_rejected: Limit = Field(0.1, description="largest share of rejected records among those that were found")

@@ -32,7 +32,7 @@ _TOP = 20
 
 @dataclass(eq=False)
 class VlmJudge(ServerReward):
-    """What a vision-language model answers to a question about each image. See docs/vlm_judge.md.
+    """What a vision-language model answers to a question about each image. See docs/reward_workers.md.
 
     An answer that cannot be parsed is unscored. A sample for which asking failed for good is unscored too, and counts
     for `max_failed_share`.
@@ -102,7 +102,7 @@ class VlmJudge(ServerReward):
         self._checked_model()
 
     def _checked_model(self) -> str:
-        listed = self.get(MODELS, "Start a server there (docs/vlm_judge.md), or set the option url")
+        listed = self.get(MODELS, "Start a server there (docs/reward_workers.md), or set the option url")
         entries = listed.get("data") if isinstance(listed, dict) else None
         names = [str(entry.get("id")) for entry in entries or [] if isinstance(entry, dict)]
         url, has = shown(self.url), ", ".join(map(repr, names[:10])) or "none"
