@@ -74,7 +74,12 @@ FACTS = {
     "palette": ("colours of the starter's shapes", "0 to 1", "the starter's records", "none"),
     "votes": ("what people chose", "0 to 1", "[choices](own_reward.md#peoples-choices)", "none"),
     "http": ("what your worker measures", "the worker's", "a [worker](reward_workers.md)", "the worker's"),
-    "vlm_judge": ("what a rubric asks", "0 to 1", "an [endpoint](reward_workers.md#a-vision-language-model-as-judge)", "the model's"),
+    "vlm_judge": (
+        "what a rubric asks",
+        "0 to 1",
+        "an [endpoint](reward_workers.md#a-vision-language-model-as-judge)",
+        "the model's",
+    ),
 }
 """What it measures, range, what it needs, and the licence of its weights (`reward_licences`)."""
 ELSEWHERE = ("votes", "http", "vlm_judge")
