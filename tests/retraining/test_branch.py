@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from visual_grpo.errors import UserError
-from visual_grpo.retraining.branch import changed, check, commit
+from visual_grpo.retraining.stages import check_branch, commit
 
 FILES = [Path("dvc.lock"), Path("params.yaml")]
 
@@ -76,19 +76,9 @@ def test_the_same_contents_make_no_second_commit(repository: Path) -> None:
 
 
 def test_a_name_that_git_refuses_is_noticed_before_anything_is_done(repository: Path) -> None:
-    check(repository, "retraining")
+    check_branch(repository, "retraining")
     with pytest.raises(UserError, match=r"retrain\.commit=re training\.\.x: .*not a valid branch name"):
-        check(repository, "re training..x")
+        check_branch(repository, "re training..x")
     git(repository, "checkout", "--quiet", "--orphan", "empty")
     with pytest.raises(UserError, match=r"retrain\.commit=retraining: "):
-        check(repository, "retraining")
-
-
-def test_what_no_commit_has_is_named(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert changed(repository, FILES) == []
-    for name in ("dvc.lock", "params.yaml", "code.py"):
-        (repository / name).write_text("new\n")
-    assert changed(repository, FILES) == ["dvc.lock", "params.yaml"]
-    (repository / "elsewhere").mkdir()
-    monkeypatch.setenv("GIT_DIR", str(repository / "elsewhere"))
-    assert changed(repository, FILES) == [], "there is no repository"
+        check_branch(repository, "retraining")

@@ -102,7 +102,7 @@ def test_a_score_is_the_last_line_of_a_command(tmp_path: Path, monkeypatch: pyte
     for command, said in {
         "echo broken >&2; exit 3": "command failed: echo broken >&2; exit 3\nbroken",
         "echo nan": "must print a number as its last line, but printed 'nan'",
-        "true": "but printed 'nothing'",
+        "true": "but printed ''",
     }.items():
         with pytest.raises(UserError) as told:
             monitored(MonitorConfig(command=command))
@@ -110,7 +110,7 @@ def test_a_score_is_the_last_line_of_a_command(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_summary_is_one_line() -> None:
-    outcome = Outcome(code=3, sentence="not promoted", model="m", seconds={"train": 3700.4, "gate": 61})
+    outcome = Outcome(code=3, sentence="not promoted", model="m", seconds=3761.4)
     assert outcome.line == "Retraining of m: not promoted (1:02:41, exit code 3)"
     assert (outcome.as_json()["outcome"], Outcome(code=143, sentence="", model="").as_json()["outcome"]) == (
         "not_promoted",

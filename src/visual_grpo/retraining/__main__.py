@@ -44,9 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _retrain(environment: str | None) -> int:
     project = read_project(Path.cwd(), environment)
-    settings, output = project.config.retrain, Path(project.config.output)
+    output = Path(project.config.output)
     output.mkdir(parents=True, exist_ok=True)
-    # The lock is of the open file: commands inherit it, and the system lets go of it when the last of them has ended.
+    # Commands inherit the open file: the system releases its lock when the last of them has ended.
     lock = os.open(output / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,18 +55,18 @@ def _retrain(environment: str | None) -> int:
             f"Another retraining is running: {output / LOCK} is locked (`fuser {output / LOCK}` says by whom)."
         )
         return Code.BUSY
-    outcome = _ended(Retraining(project, lock))
+    outcome = _outcome(Retraining(project, lock))
     summary = outcome.as_json() | {"ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     write_atomically(output / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False))
     console.note(outcome.line)
-    problem = notify(settings, summary, Path.cwd())
+    problem = notify(project.config.retrain, summary, Path.cwd())
     if problem is not None:
         console.note(f"Warning: {problem}")
     return outcome.code
 
 
-def _ended(retraining: Retraining) -> Outcome:
-    """How it ends, also where it fails: somebody is told of that too."""
+def _outcome(retraining: Retraining) -> Outcome:
+    """Runs it; a failure is an outcome too, so that somebody is told."""
     try:
         return retraining.run()
     except DataRefusedError as error:

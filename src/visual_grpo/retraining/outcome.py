@@ -13,9 +13,8 @@ from typing import Any
 from visual_grpo.config import RetrainConfig
 from visual_grpo.programs import ProgramError, output_of
 
-SECONDS = 30.0
-"""For one attempt to tell somebody."""
-ATTEMPTS = 3
+SECONDS, ATTEMPTS = 30.0, 3
+"""Limits of a notification."""
 
 
 class Code(IntEnum):
@@ -44,20 +43,19 @@ class Outcome:
 
     code: int
     sentence: str
-    reason: str | None = None
-    """What changed, the schedule, or the monitored score; None = there was nothing to do."""
     model: str
     """Registered model."""
+    reason: str | None = None
+    """Why something was done; None = there was nothing to do."""
     version: int | None = None
     """The version that was promoted."""
     run_id: str | None = None
     """The MLflow run of the candidate's training."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Stage -> wall time."""
+    seconds: float = 0.0
     removed: list[str] = field(default_factory=list)
-    """Versions and runs that were deleted, by ``retrain.keep_versions`` and ``keep_runs``."""
+    """Versions and runs that were deleted."""
     commit: str | None = None
-    """The commit with dvc.lock, where one was made."""
+    """The commit with dvc.lock."""
     warning: str | None = None
     """A failure after the decision, which stands."""
 
@@ -67,7 +65,7 @@ class Outcome:
     @property
     def line(self) -> str:
         """The summary in one line."""
-        took = timedelta(seconds=round(sum(self.seconds.values())))
+        took = timedelta(seconds=round(self.seconds))
         return f"Retraining of {self.model}: {self.sentence} ({took}, exit code {self.code})"
 
 
@@ -86,7 +84,7 @@ def notify(settings: RetrainConfig, summary: Mapping[str, Any], project: Path) -
 
 
 def is_due(settings: RetrainConfig, summary: Mapping[str, Any]) -> bool:
-    """Whether ``retrain.notify_when`` asks for this outcome."""
+    """Returns whether ``retrain.notify_when`` asks for this outcome."""
     failed = summary["code"] not in (Code.DONE, Code.NOT_PROMOTED)
     if settings.notify_when == "failure":
         return failed

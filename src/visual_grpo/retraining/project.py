@@ -8,9 +8,7 @@ stage's result.
 from __future__ import annotations
 
 import argparse
-import filecmp
 import json
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +23,11 @@ from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
 from visual_grpo.decisive_parameters import NOT_READ, decisive
 from visual_grpo.errors import UserError
 from visual_grpo.files import write_atomically
-from visual_grpo.importing import code_digest, code_digests
+from visual_grpo.importing import code_digest
 from visual_grpo.option_files import option_files
 from visual_grpo.session import EXPECTED, Session, expected_error
 from visual_grpo.tracking.registry_client import tracking_uri
+from visual_grpo.trained_adapters import CODE, FILE
 
 STAGES, PARAMETERS = Path("dvc.yaml"), "dvc_parameters.json"
 TRAIN_PARAMS = "train_params"
@@ -75,11 +74,10 @@ class Project:
         Args:
             training: replaces parameters of the training by their names; None removes one.
         """
-        stale = self.stages != STAGES and not (
-            self.stages.is_file() and filecmp.cmp(STAGES, self.stages, shallow=False)
-        )
+        stages = STAGES.read_bytes()
+        stale = not self.stages.is_file() or self.stages.read_bytes() != stages
         if stale:
-            shutil.copyfile(STAGES, self.stages)
+            self.stages.write_bytes(stages)
         given = self.training_params() | training
         params = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
         values = {**self._folders(), TRAIN_PARAMS: params}
@@ -112,11 +110,12 @@ class Project:
 
 def stage_parameters(config: Parameters) -> dict[str, Any]:
     """Stage -> the parameters and own files that decide its result; a change of any other repeats nothing."""
-    tree = config.public()
-    files = {f"code of reward {name}": digest for name, digest in code_digests(_functions(config)).items()}
+    tree, files = config.public(), {}
     for name, reward in config.rewards.items():
+        if reward.function is not None:
+            files[f"{CODE}{name}"] = code_digest(reward.function)
         for option, digest in option_files(reward.options, config.output).items():
-            files[f"file of reward {name}: {option}"] = digest
+            files[f"{FILE}{name}: {option}"] = digest
     if ":" in config.model.family:
         files["code of family"] = code_digest(config.model.family)
     return {
@@ -147,10 +146,6 @@ def read_project(folder: Path, environment: str | None) -> Project:
         raise UserError(error.message) from error
     except EXPECTED as error:
         raise UserError(str(expected_error(error))) from error
-
-
-def _functions(config: Parameters) -> dict[str, str | None]:
-    return {name: reward.function for name, reward in config.rewards.items()}
 
 
 def _here(path: str) -> str:
