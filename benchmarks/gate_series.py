@@ -34,8 +34,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
+from visual_grpo.config import GateRule
 from visual_grpo.evaluation.compare import STOCK, join
-from visual_grpo.evaluation.gate import GateRule, decide
+from visual_grpo.evaluation.gate import decide
 from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.evaluation.paired import t_interval
 from visual_grpo.evaluation.power import POWER, detectable_gain, units_needed

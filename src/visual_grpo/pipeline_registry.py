@@ -85,12 +85,12 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
     },
     "promote": {
         "judge_candidate": (
-            "promote.nodes:judge",
+            "promote:judge",
             ["parameters", "records", "promotion_draft"],
             ["promotion", "judgement"],
         ),
         "promote_candidate": (
-            "promote.nodes:promote",
+            "promote:promote",
             ["parameters", "promotion", "judgement"],
             "promotion_result",
         ),

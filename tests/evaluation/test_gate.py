@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import nct, t
 
+from visual_grpo.config import GateRule
 from visual_grpo.errors import UserError
-from visual_grpo.evaluation.gate import GateRule, decide, subgroups_of
-from visual_grpo.evaluation.gate_decision import Condition, GateDecision
+from visual_grpo.evaluation.gate import Condition, GateDecision, decide, subgroups_of
 from visual_grpo.types import PromptRecord
 
 NAN = float("nan")
@@ -179,11 +179,11 @@ def test_the_unscored_share_may_rise_to_its_limit(beyond: float, holds: bool) ->
     # p0 has one more unscored image of two, p1 one fewer, p3 two more.
     before = [1.0, 1.1, NAN, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.2, 1.0, 1.0]
     after = [NAN, 2.1, 2.0, 2.0, 2.0, 2.0, NAN, NAN, 2.0, 2.2, 2.0, 2.0]
-    bound = upper([0.5, -0.5, 0, 1, 0, 0], STRICT)
+    bound = upper([0.5, -0.5, 0, 1, 0, 0], 0.05 / 2)
     decision = decide(
         scores(after, images=2),
         {"base": scores(before, images=2)},
-        rule(gates_per_year=52, max_unscored_rise=bound + beyond),
+        rule(gates_per_year=2, max_unscored_rise=bound + beyond),
     )
     found = condition(decision, "unscored")
     assert (found.bound, found.difference) == pytest.approx((bound, 1 / 6))
@@ -371,12 +371,3 @@ def test_a_subgroup_without_groups_is_refused() -> None:
 def test_a_gate_needs_a_reference() -> None:
     with pytest.raises(ValueError, match="at least one reference"):
         decide(scores(BETTER), {}, rule())
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"error": 0}, {"error": 0.5}, {"gates_per_year": 0}, {"margin": -0.1}, {"subgroups": {"a": -1}}, {"margin": NAN}],
-)
-def test_an_impossible_rule_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected 0 < error"):
-        rule(**wrong)

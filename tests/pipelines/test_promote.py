@@ -19,7 +19,7 @@ from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.datasets import RecordsDataset
 from visual_grpo.errors import UserError
-from visual_grpo.pipelines.promote.nodes import judge, promote
+from visual_grpo.pipelines.promote import judge, promote
 from visual_grpo.pipelines.rollback import roll_back
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable

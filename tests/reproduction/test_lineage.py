@@ -115,7 +115,7 @@ def test_a_commit_on_no_branch_is_named_and_one_elsewhere_cannot_be_checked(proj
     assert differing(project) == ["commit"]
     edit(project, **{"git.commit": "0" * 40})
     assert states(project)["commit"].state == UNKNOWN
-    assert "is not in this repository" in states(project)["commit"].why
+    assert "is not in the repository of" in states(project)["commit"].why
 
 
 def test_uncommitted_changes_apply_or_are_named(project: Path) -> None:

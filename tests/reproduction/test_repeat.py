@@ -155,14 +155,9 @@ def test_what_is_kept_is_said(project: Path) -> None:
 def test_a_commit_that_is_not_there_is_told_with_the_remedy(project: Path) -> None:
     repository(project)
     with (
-        pytest.raises(UserError, match=r"0000000, is not in this repository(?s:.)*git fetch --all"),
+        pytest.raises(UserError, match=r"0000000, is not in the repository of(?s:.)*git fetch --all"),
         checked_out(project, "0" * 40, "", print),
     ):
-        pass
-
-
-def test_no_repository_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is in no git repository"), checked_out(tmp_path, "0" * 40, "", print):
         pass
 
 

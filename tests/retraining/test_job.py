@@ -14,7 +14,7 @@ from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import records
 from visual_grpo.datasets import RecordsDataset
 from visual_grpo.errors import UserError
-from visual_grpo.pipelines.promote.nodes import gate_settings
+from visual_grpo.pipelines.promote import gate_settings
 from visual_grpo.programs import OutOfTimeError, ProgramError
 from visual_grpo.retraining.job import Retraining
 from visual_grpo.retraining.outcome import Code, DataRefusedError, Outcome

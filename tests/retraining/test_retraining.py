@@ -163,8 +163,8 @@ def undisturbed(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     [
         "visual_grpo.retraining.stages:Stages.changed:0",
         "visual_grpo.training:TrainingRun._train:1.0",
-        "visual_grpo.pipelines.promote.nodes:judge:2.0",
-        "visual_grpo.pipelines.promote.nodes:promote:0.1",
+        "visual_grpo.pipelines.promote:judge:2.0",
+        "visual_grpo.pipelines.promote:promote:0.1",
     ],
 )
 def test_killed_at_any_stage_and_called_again_it_ends_in_the_same_state(

@@ -13,7 +13,7 @@ from visual_grpo.config.policy import (
     SamplingConfig,
     SignalCheckConfig,
 )
-from visual_grpo.config.promotion import PromotionConfig
+from visual_grpo.config.promotion import GateRule, PromotionConfig
 from visual_grpo.config.retraining import MonitorConfig, RetrainConfig
 from visual_grpo.config.schema import Parameters, flatten, merged
 from visual_grpo.config.training import (
@@ -35,6 +35,7 @@ __all__ = [
     "EvaluationConfig",
     "FlowConfig",
     "GRPOConfig",
+    "GateRule",
     "LoraParams",
     "ModelConfig",
     "ModuleConfig",

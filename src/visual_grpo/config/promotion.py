@@ -1,4 +1,4 @@
-"""The registered model that adapters are promoted in."""
+"""What the promotion gate asks for, and the registered model that adapters are promoted in."""
 
 from __future__ import annotations
 
@@ -15,18 +15,9 @@ PACKAGE = "visual_grpo"
 CHAMPION = "champion"
 
 
-class PromotionConfig(Strict):
-    """Which adapter is the champion: a version of a registered model in MLflow, to which an alias points."""
+class GateRule(Strict):
+    """What a candidate must show, against each reference (`evaluation.gate`)."""
 
-    model: str | None = Field(
-        None,
-        description="name of the registered model in MLflow, without / and :; null = visual_grpo, or visual_grpo-NAME"
-        " for the results of another folder (output) than data, such as visual_grpo-text for data/text",
-    )
-    alias: str = Field(CHAMPION, description="the alias that a promotion moves: models:/NAME@champion is the champion")
-    candidate: AdapterName = Field(
-        "latest", description="the adapter that asks to become champion: as the parameter adapter names one"
-    )
     gates_per_year: int = Field(
         52,
         ge=1,
@@ -48,6 +39,29 @@ class PromotionConfig(Strict):
     max_unscored_rise: float = Field(
         0.02, ge=0, le=1, description="most that the share of samples that cannot be scored may rise"
     )
+    subgroups: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description="key of the records' metadata: most that the total may fall among records of the same value",
+    )
+
+    @property
+    def alpha(self) -> float:
+        """One-sided level of every bound of one gate."""
+        return self.error / self.gates_per_year
+
+
+class PromotionConfig(GateRule):
+    """Which adapter is the champion: a version of a registered model in MLflow, to which an alias points."""
+
+    model: str | None = Field(
+        None,
+        description="name of the registered model in MLflow, without / and :; null = visual_grpo, or visual_grpo-NAME"
+        " for the results of another folder (output) than data, such as visual_grpo-text for data/text",
+    )
+    alias: str = Field(CHAMPION, description="the alias that a promotion moves: models:/NAME@champion is the champion")
+    candidate: AdapterName = Field(
+        "latest", description="the adapter that asks to become champion: as the parameter adapter names one"
+    )
     max_prompts: int | None = Field(
         None,
         ge=2,
@@ -60,10 +74,6 @@ class PromotionConfig(Strict):
     )
     rolled_back: bool = Field(
         False, description="whether adapters whose promotion was rolled back may be promoted again"
-    )
-    subgroups: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default_factory=dict,
-        description="key of the records' metadata: most that the total may fall among records of the same value",
     )
     base_copy_mb: float = Field(
         200,

@@ -9,47 +9,137 @@ further correction (an intersection-union test: Berger, Technometrics, 1982).
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import pandas as pd
 
-from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.config import GateRule
+from visual_grpo.errors import UserError, counted, nearest_hint
 from visual_grpo.evaluation.compare import STOCK, Sides, independent, join
-from visual_grpo.evaluation.gate_decision import Condition, GateDecision
+from visual_grpo.evaluation.doubts import FEW_NOTE
+from visual_grpo.evaluation.headline import decimals
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
-from visual_grpo.evaluation.power import detectable_gain
+from visual_grpo.evaluation.power import POWER, detectable_gain
+from visual_grpo.records.split import FEW_PROMPTS
 from visual_grpo.types import PromptRecord
 
 Groups = Mapping[str, Mapping[str, Collection[str]]]
 """Metadata key -> value -> ids of the records that have it."""
+FEW_UNITS = 100
+"""With fewer independent prompts the decision says what gain they can detect."""
+_LISTED = 3
+"""How many failed conditions a sentence names."""
+_HOLDS = {">": operator.gt, ">=": operator.ge, "<=": operator.le}
+_WORDS = {">": "above", ">=": "at least", "<=": "at most"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateRule:
-    """What a candidate must show, against each reference."""
+class Condition:
+    """One thing that a candidate must show against one reference; NaN where it is undefined."""
 
-    error: float = 0.05
-    """Probability that a year of gates promotes a candidate that is not better."""
-    gates_per_year: int = 52
-    margin: float = 0.0
-    """The total's lower bound must be above it."""
-    max_guard_fall: float = 0.25
-    """Largest fall of a guard, as a share of the reference's mean."""
-    max_unscored_rise: float = 0.02
-    """Largest rise of the share of samples that could not be scored."""
-    subgroups: Mapping[str, float] = field(default_factory=dict)
-    """Metadata key -> largest fall of the total among the records that share a value of it."""
-
-    def __post_init__(self) -> None:
-        limits = (self.margin, self.max_guard_fall, self.max_unscored_rise, *self.subgroups.values())
-        if not (0 < self.error < 0.5 and self.gates_per_year >= 1 and all(limit >= 0 for limit in limits)):
-            raise ValueError(f"expected 0 < error < 0.5, at least one gate a year and no limit below 0, got {self}")
+    name: str
+    """``total``, ``unscored``, ``guard/NAME``, ``unscored/NAME`` of a guard that some samples lack, or
+    ``subgroup/KEY=VALUE``."""
+    against: str
+    """Name of the reference."""
+    what: str
+    """What was measured, in words."""
+    units: int
+    """Number of independent prompts (or groups held out together) with a scored pair."""
+    reference: float
+    """Mean of the reference."""
+    candidate: float
+    """Mean of the candidate."""
+    difference: float
+    """Candidate minus reference."""
+    bound: float
+    """One-sided bound of the difference at the gate's level: a lower one, or with the relation ``<=`` an upper one."""
+    relation: str
+    """``>``, ``>=`` or ``<=``: how ``bound`` must relate to ``limit``."""
+    limit: float
 
     @property
-    def alpha(self) -> float:
-        """One-sided level of every bound of one gate."""
-        return self.error / self.gates_per_year
+    def holds(self) -> bool:
+        """False where the bound is undefined."""
+        return bool(_HOLDS[self.relation](self.bound, self.limit))
+
+    @property
+    def sentence(self) -> str:
+        """``total against champion: +0.031, lower bound +0.012, required above 0.000: holds``."""
+        verdict = "holds" if self.holds else "does not hold"
+        if math.isnan(self.bound):
+            found = f"{counted(self.units, 'independent prompt')} with scores, and a bound needs 2"
+            return f"{self.what} against {self.against}: {found}: {verdict}"
+        distances = {"difference": self.difference, "ci_low": self.bound, "ci_high": self.bound - self.limit}
+        digits = decimals(distances)  # Enough of them to tell the bound from the limit.
+        side = "upper" if self.relation == "<=" else "lower"
+        found = f"{self.difference:+z.{digits}f}, {side} bound {self.bound:+z.{digits}f}"
+        required = f"required {_WORDS[self.relation]} {self.limit:z.{digits}f}"
+        return f"{self.what} against {self.against}: {found}, {required}: {verdict}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateDecision:
+    """Whether the candidate is promoted, and why."""
+
+    conditions: tuple[Condition, ...]
+    error: float
+    gates_per_year: int
+    alpha: float
+    """Level of each bound: ``error / gates_per_year``."""
+    prompts: int
+    """Number of prompts that were drawn."""
+    units: int
+    """Number of independent ones with a scored pair."""
+    detectable_gain: Mapping[str, float]
+    """Reference -> the true gain over it that a gate of these prompts, of this spread, detects with a probability of
+    `POWER`; NaN with fewer than two units."""
+
+    @property
+    def promoted(self) -> bool:
+        return all(condition.holds for condition in self.conditions)
+
+    @property
+    def failed(self) -> list[Condition]:
+        return [condition for condition in self.conditions if not condition.holds]
+
+    @property
+    def sentence(self) -> str:
+        """The decision and its reason."""
+        where = f"on {counted(self.prompts, 'prompt')}, each bound at level {self.alpha:.2g}"
+        count, failed = counted(len(self.conditions), "condition"), self.failed
+        if not failed:
+            gains = "; ".join(condition.sentence for condition in self.conditions if condition.name == "total")
+            return f"Promoted: all {count} hold {where}. {_capital(gains)}."
+        more = f"; and {len(failed) - _LISTED} more" if len(failed) > _LISTED else ""
+        reasons = "; ".join(condition.sentence for condition in failed[:_LISTED])
+        verb = "does" if len(failed) == 1 else "do"
+        return f"Not promoted: {len(failed)} of {count} {verb} not hold {where}. {_capital(reasons)}{more}."
+
+    @property
+    def notes(self) -> list[str]:
+        """How little few prompts can show."""
+        if self.units >= FEW_UNITS:
+            return []
+        few = f"{counted(self.units, 'independent prompt')} with scores, fewer than {FEW_UNITS}"
+        if any(math.isnan(gain) for gain in self.detectable_gain.values()):
+            return [f"{few}: too few to detect any gain."]
+        unreliable = [f"{FEW_NOTE} Hold out more (data.held_out_share)."] if self.units < FEW_PROMPTS else []
+        gains = " and ".join(f"{gain:.2g} over the {name}" for name, gain in self.detectable_gain.items())
+        return [*unreliable, f"{few}: a gain is detected with {POWER:.0%} probability only if it is at least {gains}."]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything; None = undefined, since JSON has no NaN."""
+        conditions = [
+            _without_nan(asdict(own)) | {"holds": own.holds, "sentence": own.sentence} for own in self.conditions
+        ]
+        said = {"promoted": self.promoted, "sentence": self.sentence, "notes": self.notes}
+        gains = _without_nan(self.detectable_gain)
+        return said | asdict(self) | {"detectable_gain": gains, "conditions": conditions}
 
 
 def decide(
@@ -76,9 +166,10 @@ def decide(
     pairs = {name: join(table, candidate, _sides(name)) for name, table in references.items()}
     gains, units = {}, []
     for name, rows in pairs.items():
-        differences = _unit_differences(rows)
-        units.append(len(differences))
-        gains[name] = rule.margin + detectable_gain(float(differences.std()), len(differences), rule.alpha)
+        differences = (rows["total_trained"] - rows["total_baseline"]).astype("float64")
+        of_units = differences.groupby(independent(rows)).mean().dropna()
+        units.append(len(of_units))
+        gains[name] = rule.margin + detectable_gain(float(of_units.std()), len(of_units), rule.alpha)
     return GateDecision(
         conditions=tuple(c for name, rows in pairs.items() for c in _conditions(name, rows, candidate, rule, groups)),
         error=rule.error,
@@ -140,31 +231,28 @@ def _conditions(
     against: str, pairs: pd.DataFrame, candidate: pd.DataFrame, rule: GateRule, groups: Groups | None
 ) -> Iterator[Condition]:
     """``pairs``: of `join`, the reference as baseline."""
-    found = _measured(pairs, "total", rule)
-    yield _condition(against, "total", "total", found, found.ci_low, ">", rule.margin)
+    yield _condition(against, "total", "total", _measured(pairs, "total", rule), ">", rule.margin)
     yield _unscored(against, pairs, "total", rule)
     for guard in (name for name, weight in candidate.attrs["weights"].items() if not weight):
         found = _measured(pairs, f"reward/{guard}", rule)
-        limit = -rule.max_guard_fall * abs(found.baseline_mean)
-        yield _condition(against, f"guard/{guard}", guard, found, found.ci_low, ">=", limit)
+        yield _condition(against, f"guard/{guard}", guard, found, ">=", -rule.max_guard_fall * abs(found.baseline_mean))
         if _missing(pairs, f"reward/{guard}").to_numpy().any():
             yield _unscored(against, pairs, f"reward/{guard}", rule)
     for key, fall in rule.subgroups.items():
         for value, ids in (groups or {})[key].items():
             found = _measured(pairs[pairs["id"].isin(list(ids))], "total", rule)
-            what = f"total where {key} is {value}"
-            yield _condition(against, f"subgroup/{key}={value}", what, found, found.ci_low, ">=", -fall)
+            yield _condition(against, f"subgroup/{key}={value}", f"total where {key} is {value}", found, ">=", -fall)
 
 
 def _unscored(against: str, pairs: pd.DataFrame, column: str, rule: GateRule) -> Condition:
-    """That the share of samples without this score has not risen."""
+    """The share of samples without this score may rise to its limit."""
     missing = _missing(pairs, column)
     found = paired_difference(missing["baseline"], missing["trained"], independent(pairs), 1 - 2 * rule.alpha)
     if not missing.to_numpy().any():
         found = replace(found, ci_high=0.0)  # Nothing can have risen, on a single prompt neither.
     score = column.removeprefix("reward/")
     name, what = ("unscored", "unscored share") if score == "total" else (f"unscored/{score}", f"share without {score}")
-    return _condition(against, name, what, found, found.ci_high, "<=", rule.max_unscored_rise)
+    return _condition(against, name, what, found, "<=", rule.max_unscored_rise)
 
 
 def _missing(pairs: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -177,9 +265,7 @@ def _measured(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDiffere
     return paired_difference(before, after, independent(pairs), 1 - 2 * rule.alpha)
 
 
-def _condition(
-    against: str, name: str, what: str, found: PairedDifference, bound: float, relation: str, limit: float
-) -> Condition:
+def _condition(against: str, name: str, what: str, found: PairedDifference, relation: str, limit: float) -> Condition:
     return Condition(
         name=name,
         against=against,
@@ -188,13 +274,15 @@ def _condition(
         reference=found.baseline_mean,
         candidate=found.trained_mean,
         difference=found.difference,
-        bound=bound,
+        bound=found.ci_high if relation == "<=" else found.ci_low,
         relation=relation,
         limit=limit,
     )
 
 
-def _unit_differences(pairs: pd.DataFrame) -> pd.Series:
-    """Mean difference of the total of each unit with a scored pair."""
-    differences = (pairs["total_trained"] - pairs["total_baseline"]).astype("float64")
-    return differences.groupby(independent(pairs)).mean().dropna()
+def _without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in values.items()}
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

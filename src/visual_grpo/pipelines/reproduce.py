@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from visual_grpo import console
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
+from visual_grpo.reproduction.repeat import Training, repeat
+from visual_grpo.tracking import lineage_lookup
+from visual_grpo.trained_adapters import START_RUN
 
 
 def reproduce_training(parameters: Parameters) -> dict[str, Any]:
     """Repeats the training that ``run`` names: see `visual_grpo.reproduction.repeat.repeat`."""
-    from visual_grpo import console
-    from visual_grpo.reproduction.repeat import Training, repeat
-    from visual_grpo.tracking import lineage_lookup
-    from visual_grpo.trained_adapters import START_RUN
-
     if parameters.run is None:
         raise UserError(
             "reproduce: name the training with run=ID: the id or name of an MLflow run, a folder of adapters, or"
@@ -25,12 +24,10 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
     adapters, facts = lineage_lookup.training(parameters.run, latest)
     start = None
     if "start" in facts:
-        start = lineage_lookup.start_of(
-            facts["parameters"]["train"]["start"], facts["start"], latest, facts.get(START_RUN)
-        )
-    training = Training(
-        project=Path.cwd(), adapters=adapters, facts=facts, hashes=lineage_lookup.dvc_hashes(facts), start=start
-    )
+        named = facts["parameters"]["train"]["start"]
+        start = lineage_lookup.start_of(named, facts["start"], latest, facts.get(START_RUN))
+    hashes = lineage_lookup.dvc_hashes(facts)
+    training = Training(project=Path.cwd(), adapters=adapters, facts=facts, hashes=hashes, start=start)
     report = repeat(training, parameters.reproduce, console.note)
     rows = [[row["what"], row["run"], row["here"], row["result"]] for row in report["rows"]]
     console.table("What matched", ["", "run", "here", ""], rows)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from visual_grpo import console
 from visual_grpo.config import Parameters
+from visual_grpo.tracking.champions import Champions
 
 
 def roll_back(parameters: Parameters) -> dict[str, Any]:
     """Returns the champion's version before and after."""
-    from visual_grpo import console
-    from visual_grpo.tracking.champions import Champions
-
     registry = Champions.of(parameters)
     before, after = registry.rollback()
     console.note(f"models:/{registry.name}@{registry.alias} is version {after} again, as before version {before}.")

@@ -19,7 +19,8 @@ Result = Literal["equal", "differs", "noted", "within tolerance"]
 FINAL = ("reward/total", "eval/total")
 """Metrics of the last step that has them, compared where bits cannot be."""
 _PATHS = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")
-"""Digests say what is there."""
+"""Parameters whose content is compared by digests."""
+_FACTS = {"base model's files": "model_content", "adapters at the start": "start", "source files": SOURCES}
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,18 @@ class Row:
     result: Result
 
     @classmethod
-    def of(cls, what: str, run: object, here: object, otherwise: Result = "differs") -> Row:
-        return cls(what, _shown(run), _shown(here), "equal" if run == here else otherwise)
+    def of(cls, what: str, run: object, here: object) -> Row:
+        return cls(what, _shown(run), _shown(here), "equal" if run == here else "differs")
 
 
 def environment_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Row]:
     """Libraries and processor: another one may change bits, which the adapters then show."""
-    there, made = (str(facts.get(NUMERICS)).split(", ") for facts in (run, here))
-    different = [part for part in zip(there, made, strict=False) if part[0] != part[1]]
-    if not different:
-        yield Row("libraries and processor", there[-1], made[-1], "equal")
-    for before, now in different:
-        yield Row(before.split()[0], before, now, "noted")
+    before, now = (str(facts.get(NUMERICS)).split(", ") for facts in (run, here))
+    if before == now:
+        yield Row("libraries and processor", before[-1], now[-1], "equal")
+    for first, second in zip(before, now, strict=False):
+        if first != second:
+            yield Row(first.split()[0], first, second, "noted")
 
 
 def made_rows(run: Mapping[str, Any], output: Path) -> Iterator[Row]:
@@ -62,27 +63,24 @@ def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any], origins: Mapp
         run, here: the facts of the two trainings.
         origins: ``data`` and ``base model`` -> where they came from here.
     """
-    for name, fact in (("data", "data"), ("base model", "model_digest")):
+    for name, fact in {"data": "data", "base model": "model_digest"}.items():
         row = Row.of(name, run.get(fact), here.get(fact))
         yield replace(row, here=f"{row.here} ({origins[name]})")
-    named = {"base model's files": "model_content", "adapters at the start": "start", "source files": SOURCES}
-    for name, fact in {**named, "seed": "seed"}.items():
+    for name, fact in {**_FACTS, "seed": "seed"}.items():
         if run.get(fact) is not None:
             yield Row.of(name, run[fact], here.get(fact))
-    yield from _parameter_rows(run["parameters"], here.get("parameters", {}))
+    before, now = (_parameters(facts.get("parameters", {})) for facts in (run, here))
+    if before == now:
+        yield Row.of("parameters", f"{len(before)} values", f"{len(now)} values")
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            yield Row.of(f"parameter {name}", before.get(name), now.get(name))
     for name in sorted(key for key in run if key.startswith((CODE, FILE))):
         yield Row.of(name, run[name], here.get(name))
 
 
-def _parameter_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Row]:
-    before, now = (
-        {name: value for name, value in decisive("train", tree).items() if name not in _PATHS} for tree in (run, here)
-    )
-    differing = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-    if not differing:
-        yield Row("parameters", f"{len(before)} values", f"{len(now)} values", "equal")
-    for name in differing:
-        yield Row.of(f"parameter {name}", before.get(name), now.get(name))
+def _parameters(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in decisive("train", tree).items() if name not in _PATHS}
 
 
 def adapter_rows(sums: Mapping[str, str], run: Path, here: Path) -> Iterator[Row]:
@@ -96,7 +94,7 @@ def adapter_rows(sums: Mapping[str, str], run: Path, here: Path) -> Iterator[Row
     for name in sorted(sums.keys() | there.keys() | made.keys()):
         present = there.get(name, sums.get(name))
         row = Row.of(f"adapter {name}", present, made.get(name))
-        if present is not None and name in sums and present != sums[name]:
+        if present != sums.get(name, present):
             row = replace(row, run=f"{row.run} (not what the training left: {_shown(sums[name])})")
         yield row
 
@@ -106,29 +104,28 @@ def metric_rows(run: Path, here: Path) -> Iterator[Row]:
     before, now = (pd.read_csv(folder / HISTORY, dtype=str, keep_default_na=False) for folder in (run, here))
     names, other = ([str(name) for name in table if not is_timing(str(name))] for table in (before, now))
     if set(names) != set(other):
-        there, made = (", ".join(sorted(set(a) - set(b))) or "-" for a, b in ((names, other), (other, names)))
-        yield Row("names of metrics", there, made, "differs")
+        missing, new = (", ".join(sorted(set(a) - set(b))) or "-" for a, b in ((names, other), (other, names)))
+        yield Row("names of metrics", missing, new, "differs")
     elif len(before) != len(now):
         yield Row.of("steps", len(before), len(now))
     elif different := [(s, n) for s in range(len(before)) for n in names if before[n].iloc[s] != now[n].iloc[s]]:
         step, name = different[0]
-        yield Row(f"metric {name} at step {step + 1}", before[name].iloc[step], now[name].iloc[step], "differs")
+        yield Row.of(f"metric {name} at step {step + 1}", before[name].iloc[step], now[name].iloc[step])
     else:
         size = f"{len(names)} of {len(before)} steps"
-        yield Row("metrics", size, size, "equal")
+        yield Row.of("metrics", size, size)
 
 
 def tolerance_rows(run: Path, here: Path, tolerance: float) -> Iterator[Row]:
     """The final metrics, which may differ by ``tolerance`` x the run's value (x 1, where that is smaller)."""
     before, now = (pd.read_csv(folder / HISTORY) for folder in (run, here))
     for name in FINAL:
-        if name not in before:
-            continue
-        first = float(before[name].dropna().iloc[-1])
-        second = float(now[name].dropna().iloc[-1]) if name in now and len(now[name].dropna()) else float("nan")
-        within = abs(first - second) <= tolerance * max(abs(first), 1.0)
-        result: Result = "equal" if first == second else "within tolerance" if within else "differs"
-        yield Row(f"final {name}", f"{first:.4f}", f"{second:.4f}", result)
+        if name in before:
+            first, second = (table.get(name, pd.Series(dtype=float)).dropna().tolist() for table in (before, now))
+            a, b = first[-1], second[-1] if second else float("nan")
+            within = abs(a - b) <= tolerance * max(abs(a), 1.0)
+            result: Result = "equal" if a == b else "within tolerance" if within else "differs"
+            yield Row(f"final {name}", f"{a:.4f}", f"{b:.4f}", result)
 
 
 def _shown(value: object) -> str:
@@ -136,4 +133,4 @@ def _shown(value: object) -> str:
     if value is None:
         return "-"
     text = str(value)
-    return text[:12] if len(text) in (40, 64) and all(letter in "0123456789abcdef" for letter in text) else text
+    return text[:12] if len(text) in (40, 64) and set(text) <= set("0123456789abcdef") else text

@@ -17,11 +17,12 @@ from visual_grpo.option_files import named_paths, option_files
 from visual_grpo.programs import ProgramError, output_of
 from visual_grpo.records.table import RecordTable
 from visual_grpo.saved_model import content_digest, may_be_hub_id
-from visual_grpo.tracking.lineage_lookup import recorded_hashes
+from visual_grpo.tracking.lineage import recorded
 from visual_grpo.trained_adapters import FILE
 
 RECORDS, IMAGES = "05_model_input/records.parquet", "05_model_input/images"
 AS_IT_IS, FROM_DVC, AGAIN = "the present one", "from DVC by its hash", "made again"
+_DIGESTS = {"target_image": "target_sha256", "source_images": "source_sha256"}
 
 
 def bring_inputs(
@@ -45,11 +46,11 @@ def bring_inputs(
     Raises:
         UserError: an input is nowhere and cannot be made again.
     """
-    dvc = _Dvc(project, folder, recorded_hashes(code, hashes), note)
+    dvc = _Dvc(project, folder / "dvc", {**recorded(code), **hashes}, note)
     _bring_reward_files(project, code, facts, tree)
     base, data = _base(project, code, facts, tree, dvc), _data(project, code, facts, tree, dvc)
     output = code / tree["output"]
-    if base != AGAIN and data != AGAIN:  # Else the starter says so itself.
+    if AGAIN not in (base, data):  # Else the starter writes its report.
         given, starter = tree["model"]["path"], tree["starter"]
         report = {
             "dataset": starter["dataset"] if given is None else tree["data"]["path"],
@@ -66,74 +67,75 @@ def bring_inputs(
 
 
 def _bring_reward_files(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
-    """The files and folders that options of rewards name: the commit's, or the present ones."""
-    for fact in sorted(fact for fact in facts if fact.startswith(FILE)):
+    """Links the files and folders that options of rewards name, where the commit has none with the run's digest."""
+    for fact in filter(lambda name: name.startswith(FILE), facts):
         reward, _, option = fact.removeprefix(FILE).partition(": ")
-        options, output, wanted = tree["rewards"][reward]["options"], tree["output"], facts[fact]
-        there, now = (option_files(options, output, root).get(option) for root in (code, project))
-        if there == wanted:
-            continue
-        if now != wanted:
+        options, wanted = tree["rewards"][reward]["options"], facts[fact]
+        there, now = (option_files(options, tree["output"], root).get(option) for root in (code, project))
+        if wanted not in (there, now):
             raise UserError(
                 f"The option {option} of reward {reward} named a file or folder with the digest {wanted} in the"
                 f" run. Present: {now or 'gone'}; at its commit: {there or 'none'}. Put it back as it was."
             )
-        path = dict(named_paths(options, output, project))[option]
-        _link(path, code / path.relative_to(project))
+        if there != wanted:
+            path = dict(named_paths(options, tree["output"], project))[option]
+            _link(path, code / path.relative_to(project))
 
 
 def _data(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapping[str, Any], dvc: _Dvc) -> str:
-    """The prepared records with their images, else the raw data that they are prepared from."""
-    own, digest, path = facts["parameters"]["output"], facts["data"], tree["data"]["path"]
-    target = code / tree["output"]
-    why = []
-    for origin in (AS_IT_IS, FROM_DVC):
-        found = [
-            project / own / name if origin == AS_IT_IS else dvc.find(f"{own}/{name}") for name in (RECORDS, IMAGES)
-        ]
-        problem = _problem(found[0], found[1], digest)
+    """Links the prepared records with their images, else the raw data that they are prepared from."""
+    own, path = facts["parameters"]["output"], tree["data"]["path"]
+    places: dict[str, Callable[[str], Path | None]] = {
+        AS_IT_IS: lambda name: project / own / name,
+        FROM_DVC: lambda name: dvc.find(f"{own}/{name}"),
+    }
+    problems = []
+    for origin, find in places.items():
+        records, images = find(RECORDS), find(IMAGES)
+        problem = _problem(records, images, facts["data"])
         if problem is None:
-            for source, name in zip(found, (RECORDS, IMAGES), strict=True):
-                _link(source, target / name)
+            _link(records, code / tree["output"] / RECORDS)
+            _link(images, code / tree["output"] / IMAGES)
             return origin
-        why.append(f"  {origin}: {problem}")
-    drawn = path == tree["starter"]["dataset"]
-    if drawn or Path(path).expanduser().is_absolute() or (code / path).exists():
-        return AGAIN
-    raw = dvc.find(path) or project / path
-    if not raw.exists():
-        tried = "\n".join(why)
-        raise UserError(f"The data of the run are nowhere: {path} does not exist, and\n{tried}\nTry: dvc pull")
-    _link(raw, code / path)
+        problems.append(f"  {origin}: {problem}")
+    if path != tree["starter"]["dataset"] and not Path(path).expanduser().is_absolute() and not (code / path).exists():
+        raw = dvc.find(path) or project / path
+        if not raw.exists():
+            raise UserError(
+                "\n".join([f"The data of the run are nowhere: {path} does not exist, and", *problems, "Try: dvc pull"])
+            )
+        _link(raw, code / path)
     return AGAIN
 
 
-def _problem(manifest: Path | None, images: Path | None, digest: str) -> str | None:
-    """Why these are not the prepared records with this digest, their images as the manifest says; None if they are."""
-    if manifest is None or not manifest.is_file():
+def _problem(records: Path | None, images: Path | None, digest: str) -> str | None:
+    """Returns why these are not the prepared records with this digest and their images; None if they are."""
+    if records is None or not records.is_file():
         return "there are no prepared records"
-    if RecordTable(manifest).digest != digest:
+    if RecordTable(records).digest != digest:
         return "the prepared records have another digest"
-    rows = pq.read_table(manifest, columns=["target_image", "target_sha256", "source_images", "source_sha256"])
-    for row in rows.to_pylist():
-        names = [row["target_image"], *(row["source_images"] or [])]
-        for name, expected in zip(names, [row["target_sha256"], *(row["source_sha256"] or [])], strict=True):
-            image = None if name is None or images is None else images.parent / name
-            if name is not None and (image is None or not image.is_file() or file_digest(image) != expected):
+    for row in pq.read_table(records, columns=[*_DIGESTS, *_DIGESTS.values()]).to_pylist():
+        expected = dict(zip(row["source_images"] or [], row["source_sha256"] or [], strict=True))
+        if row["target_image"] is not None:
+            expected[row["target_image"]] = row["target_sha256"]
+        for name, sha256 in expected.items():
+            image = None if images is None else images.parent / name
+            if image is None or not image.is_file() or file_digest(image) != sha256:
                 return f"{name} is not the image that was prepared"
     return None
 
 
 def _base(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapping[str, Any], dvc: _Dvc) -> str:
+    """Copies the starter's model, since the starter may write into it, and links another one."""
     model, content = str(facts["model"]), facts.get("model_content")
     if may_be_hub_id(model) and not (project / model).exists() and content is None:
         return "from the model hub"
     present, given = project / Path(model).expanduser(), tree["model"]["path"]
-    for origin in (AS_IT_IS, FROM_DVC):
-        source = present if origin == AS_IT_IS else dvc.find(model)
-        if source is None or not source.is_dir() or content_digest(source) != content:
-            continue
-        if given is None:  # A copy: the starter may write into it.
+    origin, source = AS_IT_IS, present if content_digest(present) == content else None
+    if source is None:
+        origin, source = FROM_DVC, dvc.find(model)
+    if source is not None and source.is_dir() and content_digest(source) == content:
+        if given is None:
             shutil.copytree(source, code / tree["starter"]["model"], dirs_exist_ok=True)
         elif not Path(given).expanduser().is_absolute() and not (code / given).exists():
             _link(source, code / given)
@@ -159,13 +161,16 @@ def _link(source: Path | None, target: Path) -> None:
 
 
 class _Dvc:
-    """Files by their DVC hash from the project's cache or remote, whatever dvc.lock says today."""
+    """Files by their DVC hash from the project's cache or remote, whatever dvc.lock says today.
 
-    def __init__(self, project: Path, folder: Path, hashes: Mapping[str, str], note: Callable[[str], None]) -> None:
-        self.project, self.repository, self.hashes, self.note = project, folder / "dvc", hashes, note
+    They are pulled in another DVC repository with the project's settings.
+    """
+
+    def __init__(self, project: Path, repository: Path, hashes: Mapping[str, str], note: Callable[[str], None]) -> None:
+        self.project, self.repository, self.hashes, self.note = project, repository, hashes, note
 
     def find(self, path: str) -> Path | None:
-        """What the training read at ``path``; None where DVC does not know it or has lost it."""
+        """Returns what the training read at ``path``; None where DVC does not know it or has lost it."""
         digest = self.hashes.get(Path(path).as_posix())
         if digest is None:
             return None
@@ -177,7 +182,7 @@ class _Dvc:
             entry = {"outs": [{"md5": digest, "hash": "md5", "path": place.name}]}
             file = place.with_name(f"{place.name}.dvc")
             file.write_text(json.dumps(entry), encoding="utf-8")  # YAML contains JSON.
-            self._dvc(self.repository, "pull", "--quiet", str(file))
+            self._dvc("pull", "--quiet", str(file))
         except ProgramError as error:
             self.note(
                 f"{path} of the run (DVC hash {digest}) is neither in DVC's cache nor in its remote: {error}\nBring it"
@@ -187,17 +192,12 @@ class _Dvc:
         return place
 
     def _set_up(self) -> None:
-        """Another DVC repository with the project's settings, so that the project's entries do not matter."""
         self.repository.mkdir()
-        self._dvc(self.repository, "init", "--quiet", "--no-scm")
-        settings = self._dvc(self.project, "config", "--list").splitlines()  # Relative paths are made absolute there.
-        cache = self._dvc(self.project, "cache", "dir").strip()
-        for line in [
-            *(line for line in settings if not line.startswith(("core.no_scm", "cache.dir"))),
-            f"cache.dir={cache}",
-        ]:
-            name, _, value = line.partition("=")
-            self._dvc(self.repository, "config", name, value)
+        self._dvc("init", "--quiet", "--no-scm")
+        settings = self._dvc("config", "--list", at=self.project).splitlines()  # With absolute paths.
+        settings = [line for line in settings if not line.startswith(("core.no_scm", "cache.dir"))]
+        for line in [*settings, f"cache.dir={self._dvc('cache', 'dir', at=self.project).strip()}"]:
+            self._dvc("config", *line.split("=", 1))
 
-    def _dvc(self, at: Path, *words: str) -> str:
-        return output_of(sys.executable, "-m", "dvc", *words, at=at)
+    def _dvc(self, *words: str, at: Path | None = None) -> str:
+        return output_of(sys.executable, "-m", "dvc", *words, at=at or self.repository)

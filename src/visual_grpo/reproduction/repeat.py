@@ -73,11 +73,10 @@ def repeat(training: Training, settings: ReproduceConfig, note: Callable[[str], 
             training fails.
     """
     check_repeatable(training.adapters, training.facts)
-    tree = parameters_to_repeat(training.facts["parameters"], training.start)
-    began = time.monotonic()
-    with checked_out(training.project, str(training.facts["git.commit"]), training.changes, note) as place:
-        note(f"The code of commit {training.facts['git.commit'][:12]} is in {place.code}")
-        rows = _rows(training, place, tree, settings.tolerance, note)
+    began, commit = time.monotonic(), str(training.facts["git.commit"])
+    with checked_out(training.project, commit, training.changes, note) as place:
+        note(f"The code of commit {commit[:12]} is in {place.code}")
+        rows = _rows(training, place, settings.tolerance, note)
         difference = next((row for row in rows if row.result == "differs"), None)
         place.kept = settings.keep or difference is not None
     return {
@@ -135,20 +134,13 @@ def _on_gpu(facts: Mapping[str, Any]) -> bool:
 
 
 def check_commit(project: Path, commit: str) -> None:
-    """Raises UserError if ``project`` is in no git repository, or its repository has no such commit."""
-    try:
-        git(project, "rev-parse", "--show-toplevel")
-    except ProgramError as error:
-        raise UserError(
-            f"{project} is in no git repository ({str(error).splitlines()[0]}), so the code of the run cannot be had"
-            f" again. Expected the repository with the commit {commit}."
-        ) from error
+    """Raises UserError if the repository of ``project`` has no such commit, or there is none."""
     try:
         git(project, "cat-file", "-e", f"{commit}^{{commit}}")
     except ProgramError as error:
         raise UserError(
-            f"The commit of the run, {commit}, is not in this repository. Get it from the repository that the run was"
-            " started in, or from the remote that it was pushed to: git fetch --all"
+            f"The commit of the run, {commit}, is not in the repository of {project}. Get it from the repository that"
+            " the run was started in, or from the remote that it was pushed to: git fetch --all"
         ) from error
 
 
@@ -193,23 +185,25 @@ def parameters_to_repeat(own: Mapping[str, Any], start: Path | None = None) -> d
     """
     tree = pinned(own)
     output = _inside(tree["output"], "data")
-    starter, data, train = dict(tree["starter"]), dict(tree["data"]), dict(tree["train"])
+    starter = tree["starter"]
     drawn = _inside(starter["dataset"], f"{output}/01_raw/{starter.get('world', 'shapes')}")
-    if data["path"] == starter["dataset"]:
-        data["path"] = drawn
-    if start is not None:
-        train["start"] = str(start)
     quiet = {name: None for name in ("tensorboard", "wandb") if name in tree["tracking"]}
     return {
         **tree,
         "output": output,
         "resume": "never",
         "adapter": "latest",
-        "train": train,
-        "data": data,
-        "starter": {**starter, "dataset": drawn, "model": _inside(starter["model"], f"{output}/06_models/base")},
+        "train": tree["train"] | ({} if start is None else {"start": str(start)}),
+        "data": tree["data"] | ({"path": drawn} if tree["data"]["path"] == starter["dataset"] else {}),
+        "starter": starter | {"dataset": drawn, "model": _inside(starter["model"], f"{output}/06_models/base")},
         "tracking": {**tree["tracking"], **quiet, "checkpoints": f"{output}/06_models/checkpoints"},
     }
+
+
+def _inside(path: str, otherwise: str) -> str:
+    """The path, or ``otherwise`` where it leads out of the working folder."""
+    pure = PurePosixPath(path)
+    return otherwise if pure.is_absolute() or ".." in pure.parts or path.startswith("~") else path
 
 
 def write_configuration(place: Place, tree: Mapping[str, Any], command: str) -> list[str]:
@@ -221,9 +215,7 @@ def write_configuration(place: Place, tree: Mapping[str, Any], command: str) -> 
         command: of the training, which may name an environment with another catalog.
     """
     made = place.folder / "conf"
-    shutil.copytree(place.code / "conf", made)
-    for file in made.glob("*/parameters*"):
-        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    shutil.copytree(place.code / "conf", made, ignore=shutil.ignore_patterns("parameters*"))
     (made / "local").mkdir(exist_ok=True)
     # OmegaConf would look up what ${...} names.
     text = yaml.safe_dump(dict(tree), allow_unicode=True, sort_keys=False).replace("${", "\\${")
@@ -248,14 +240,12 @@ def python_of(place: Place, project: Path, version: str | None, note: Callable[[
     if (project / LOCK).is_file() and lock.read_bytes() == (project / LOCK).read_bytes():
         return Path(sys.executable)
     note(f"{LOCK} of the run is another than the present one: installing it into a new environment")
-    tools = project / ".venv-tools/bin/uv"
-    uv = tools if tools.is_file() else "uv"
+    tools, made = project / ".venv-tools/bin/uv", place.folder / "environment"
+    uv, python = tools if tools.is_file() else "uv", made / "bin/python"
     minor = ".".join((version or platform.python_version()).split(".")[:2])
     present = platform.python_version().startswith(f"{minor}.")
-    made = place.folder / "environment"
     try:
         output_of(uv, "venv", "--quiet", "--python", sys.executable if present else minor, made, at=place.folder)
-        python = made / "bin/python"
         output_of(uv, "pip", "sync", "--quiet", "--require-hashes", "--python", python, LOCK, at=place.code)
     except ProgramError as error:
         raise UserError(
@@ -265,39 +255,40 @@ def python_of(place: Place, project: Path, version: str | None, note: Callable[[
     return python
 
 
-def _rows(
-    training: Training, place: Place, tree: Mapping[str, Any], tolerance: float, note: Callable[[str], None]
-) -> list[Row]:
+def _rows(training: Training, place: Place, tolerance: float, note: Callable[[str], None]) -> list[Row]:
     """All rows; those of adapters and metrics only where the data and the base model are the run's."""
-    facts, output = training.facts, place.code / tree["output"]
+    facts, tree = training.facts, parameters_to_repeat(training.facts["parameters"], training.start)
+    here, there = place.code / tree["output"] / ADAPTERS, training.adapters
     python = python_of(place, training.project, facts.get("version.python"), note)
-    new, changed = python != Path(sys.executable), counted(training.changes.count("diff --git "), "file")
-    rows = [
-        Row.of("commit", facts["git.commit"], git(place.code, "rev-parse", "HEAD")),
-        Row("uncommitted changes", changed, changed, "equal"),
-        Row(LOCK, "of the commit", "a new environment" if new else "this environment", "equal"),
-    ]
-    if "resumed.command" in facts:
-        rows.append(Row("trained in", f"{facts['resumed.command'].count(chr(10)) + 2} parts", "one go", "noted"))
-    for line in str(facts.get(ADJUSTED, "")).splitlines():
-        name, _, values = line.partition(": ")
-        rows.append(Row(f"parameter {name}", values, "the last of them", "noted"))
+    rows = list(_rows_of_code(training, place, python))
     origins = bring_inputs(training.project, place.code, place.folder, facts, tree, training.hashes, note)
     note("; ".join(f"{name}: {origin}" for name, origin in origins.items()))
     options = write_configuration(place, tree, str(facts.get("command", "")))
     if AGAIN in origins.values():
         # Not data that are linked: they would be replaced where they are.
         _run(place, python, options, ["starter", *(["data_preparation"] if origins["data"] == AGAIN else [])])
-        made = list(comparison.made_rows(facts, output))
+        made = list(comparison.made_rows(facts, place.code / tree["output"]))
         if any(row.result == "differs" for row in made):
             return [*rows, *made]
     _run(place, python, options, ["baseline", "train"])
-    here, there = output / ADAPTERS, training.adapters
     repeated = read_facts(here)
     rows += [*comparison.environment_rows(facts, repeated), *comparison.identity_rows(facts, repeated, origins)]
     if _on_gpu(facts) or _on_gpu(repeated):
         return [*rows, *comparison.tolerance_rows(there, here, tolerance)]
     return [*rows, *comparison.adapter_rows(facts.get("sums", {}), there, here), *comparison.metric_rows(there, here)]
+
+
+def _rows_of_code(training: Training, place: Place, python: Path) -> Iterator[Row]:
+    facts, changed = training.facts, counted(training.changes.count("diff --git "), "file")
+    environment = "this environment" if python == Path(sys.executable) else "a new environment"
+    yield Row.of("commit", facts["git.commit"], git(place.code, "rev-parse", "HEAD"))
+    yield Row("uncommitted changes", changed, changed, "equal")
+    yield Row(LOCK, "of the commit", environment, "equal")
+    if "resumed.command" in facts:
+        yield Row("trained in", f"{facts['resumed.command'].count(chr(10)) + 2} parts", "one go", "noted")
+    for line in str(facts.get(ADJUSTED, "")).splitlines():
+        name, _, values = line.partition(": ")
+        yield Row(f"parameter {name}", values, "the last of them", "noted")
 
 
 def _run(place: Place, python: Path, options: list[str], pipelines: list[str]) -> None:
@@ -313,12 +304,6 @@ def _run(place: Place, python: Path, options: list[str], pipelines: list[str]) -
         raise UserError(
             f"The training could not be repeated: {', '.join(pipelines)} failed in {place.code}: {error}"
         ) from error
-
-
-def _inside(path: str, otherwise: str) -> str:
-    """The path, or ``otherwise`` where it leads out of the working folder."""
-    pure = PurePosixPath(path)
-    return otherwise if pure.is_absolute() or ".." in pure.parts or path.startswith("~") else path
 
 
 def _sentence(rows: list[Row], difference: Row | None, tolerance: float) -> str:

@@ -20,8 +20,7 @@ from visual_grpo.config.presets import AUTO
 from visual_grpo.datasets import RecordsDataset
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.compare import side_of
-from visual_grpo.pipelines.promote.nodes import gate_settings
-from visual_grpo.pipelines.promote.same_reward import judge_differences
+from visual_grpo.pipelines.promote import gate_settings, judge_differences
 from visual_grpo.programs import OutOfTimeError, ProgramError, output_of, run
 from visual_grpo.records import drift
 from visual_grpo.records.profile import profile_of, read_profile

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from visual_grpo.errors import UserError
 from visual_grpo.tracking import lineage
-from visual_grpo.tracking.lineage import recorded
 from visual_grpo.tracking.model_ref import find_adapters, run_of
 from visual_grpo.tracking.registry_client import Server, tracking_uri
 from visual_grpo.tracking.tracker import Tracker
@@ -39,14 +38,6 @@ def dvc_hashes(facts: Mapping[str, Any]) -> dict[str, str]:
     """Path -> DVC hash of what a training read: by its facts, else by the tags of its MLflow run."""
     run = run_of(facts)
     return _hashes({} if run is None else run.data.tags) | _hashes(facts)
-
-
-def recorded_hashes(project: Path, *known: Mapping[str, str]) -> dict[str, str]:
-    """Path -> DVC hash by dvc.lock and ``*.dvc`` in ``project``, and by ``known``, which counts more."""
-    both = recorded(project)
-    for hashes in known:
-        both |= hashes
-    return both
 
 
 def start_of(named: str, digest: str, latest: Path, run: str | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""The gate: candidate, champion and base model are drawn in one job; the alias moves last."""
+"""The gate: candidate, champion and base model are drawn in one job; the alias moves last; on request."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from visual_grpo import console
 from visual_grpo.command import Command
 from visual_grpo.config import Parameters
+from visual_grpo.config.presets import pinned
 from visual_grpo.errors import UserError, counted
+from visual_grpo.evaluation import compare, generate, report
+from visual_grpo.evaluation.gate import GateDecision, decide, subgroups_of
+from visual_grpo.evaluation.generate import distinct_prompts
+from visual_grpo.evaluation.headline import headline
 from visual_grpo.pipelines.compare import BASE, Side, draw, find_side, shared_scorer, side_of, unseen
-from visual_grpo.pipelines.promote.same_reward import judge_differences, reward_differences
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
-from visual_grpo.trained_adapters import NONE, adapter_digest, read_history
+from visual_grpo.rewards.catalogue import reward_digests
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.tracking.champions import Champions
+from visual_grpo.tracking.versions import Registered
+from visual_grpo.trained_adapters import CODE, COMMIT, FILE, NONE, adapter_digest, modules_of, read_history
+from visual_grpo.types import PromptRecord
 
-if TYPE_CHECKING:
-    from visual_grpo.evaluation.gate import GateRule
-    from visual_grpo.evaluation.gate_decision import GateDecision
-    from visual_grpo.rewards.combine import RewardSet
-    from visual_grpo.tracking.champions import Champions
-    from visual_grpo.tracking.versions import Registered
-    from visual_grpo.types import PromptRecord
-
-HELD_OUT_SPLIT = "held_out"
-SPLITS = (HELD_OUT_SPLIT, SEALED)
+HELD_OUT = "held_out"
+SPLITS = (HELD_OUT, SEALED)
 """The gate's stages: sealed prompts, if there are any, are drawn only for what holds on the held-out ones."""
 CHAMPION, BASE_MODEL = "champion", "base model"
+_NOT_SCORED = ("weight", "max_failed_share")
+"""Parameters of a reward that change nothing in a score; weights are compared as the modules have them."""
 
 
 def gate_settings(parameters: Parameters) -> str:
@@ -44,71 +48,68 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
 
     Nothing is drawn where the candidate is the champion already. The parameters are those of the candidate's training.
     """
-    from visual_grpo.tracking.champions import Champions
-
     registry = Champions.of(parameters)
     candidate, champion = _candidate(parameters), registry.champion()
     digest = adapter_digest(_folder(candidate))
     _check_judge(candidate, parameters)
-    found: dict[str, Any] = {
+    known: dict[str, Any] = {
         "candidate": {"name": candidate.name, "digest": digest, "run_id": candidate.facts.get("mlflow_run_id")},
         "champion": None if champion is None else {"version": champion.version, "digest": champion.digest},
+        "promoted": False,
+        "already": False,
+        "stages": {},
     }
     if champion is not None and champion.digest == digest:
         sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
-        earlier = _earlier_stages(parameters, digest, promotion_draft)
-        return promotion_draft, found | {"promoted": True, "already": True, "sentence": sentence, "stages": earlier}
+        stages = _earlier_stages(parameters, digest, promotion_draft)
+        return promotion_draft, known | {"promoted": True, "already": True, "sentence": sentence, "stages": stages}
     undone = None if parameters.promotion.rolled_back else registry.rolled_back(digest)
     if undone is not None:
-        return promotion_draft, found | _not_judged(_was_rolled_back(candidate, registry, *undone))
+        return promotion_draft, known | {"sentence": _was_rolled_back(candidate, registry, *undone)}
     _check_number_of_gates(parameters, registry, digest)
     references = _references(candidate, champion)
     changed = [] if champion is None else reward_differences(references[CHAMPION], candidate)
     if changed and not parameters.promotion.new_reward:
-        return promotion_draft, found | _not_judged(_aims_at_something_else(candidate, changed))
-    judged = _judged(parameters, records, [candidate, *references.values()])
-    scorer = shared_scorer(
-        parameters, candidate.facts, [record for found_there in judged.values() for record in found_there]
-    )
-    stages: dict[str, Any] = {}
-    for split, found_there in judged.items():
-        decision = _judge_on(split, parameters, found_there, scorer, candidate, references, promotion_draft)
-        stages[split] = decision.as_json()
-        if not decision.promoted:
-            break
-    _write_report(parameters, candidate, champion, stages, promotion_draft)
-    return promotion_draft, found | _outcome(stages)
+        return promotion_draft, known | {"sentence": _has_another_reward(candidate, changed)}
+    stages = _stages(parameters, records, candidate, references, promotion_draft)
+    _write_report(parameters, candidate, stages, promotion_draft, CHAMPION if champion is not None else BASE_MODEL)
+    last = list(stages.values())[-1]  # It is reached only if the others hold.
+    return promotion_draft, known | {"promoted": last["promoted"], "sentence": last["sentence"], "stages": stages}
 
 
 def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) -> dict[str, Any]:
     """Registers what was judged better as a version and moves the alias to it, last; returns what became of it."""
-    from visual_grpo import console
-    from visual_grpo.tracking.champions import Champions
-
     registry = Champions.of(parameters)
     _check_unchanged(parameters, registry, judgement)
     # First, for it may fail: once the alias has moved, the gate is not repeated.
     registry.keep_report(judgement["candidate"]["run_id"], promotion)
+    said = [judgement["sentence"]]
+    said += [f"Note: {note}" for stage in judgement["stages"].values() for note in stage["notes"]]
     version = judgement["champion"]["version"] if judgement["already"] else None
     if judgement["promoted"] and not judgement["already"]:
         stages = {"gate.stages": ", ".join(judgement["stages"])}
-        version = registry.register(_folder(_candidate(parameters)), _said(judgement), stages)
+        version = registry.register(_folder(_candidate(parameters)), said, stages)
         registry.promote(version)
     # What is noted need not be judged again, so this comes last; also of a champion, where a kill left it undone.
     digest = judgement["candidate"]["digest"]
     if not judgement["already"] or not registry.is_judged(digest):
         registry.note_gate(digest, gate_settings(parameters), promoted=judgement["promoted"])
-    for line in _said(judgement):
+    for line in said:
         console.note(line)
     if version is not None:
         console.note(f"models:/{registry.name}@{registry.alias} is version {version} now.")
     return judgement | {"model": registry.name, "alias": registry.alias, "version": version}
 
 
-def _said(judgement: Mapping[str, Any]) -> list[str]:
-    """The decision, and what must be known of it."""
-    notes = [f"Note: {note}" for stage in judgement["stages"].values() for note in stage["notes"]]
-    return [judgement["sentence"], *notes]
+def _candidate(parameters: Parameters) -> Side:
+    if parameters.promotion.candidate == NONE:
+        raise UserError("promotion.candidate is none, the base model: name an adapter")
+    return find_side(parameters.promotion.candidate, parameters)
+
+
+def _folder(side: Side) -> Path:
+    assert side.folder is not None
+    return side.folder
 
 
 def _check_judge(candidate: Side, parameters: Parameters) -> None:
@@ -140,26 +141,14 @@ def _earlier_stages(parameters: Parameters, digest: str, draft: Path) -> dict[st
     """The decision that made the candidate champion, if its report is still there; the report stays."""
     folder = Path(parameters.output) / "08_reporting"
     try:
-        judgement: dict[str, Any] = json.loads((folder / "judgement.json").read_text(encoding="utf-8"))
-        same = judgement["candidate"]["digest"] == digest
-    except (OSError, ValueError, KeyError):
+        judgement = json.loads((folder / "judgement.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
-    if not same or not (folder / "promotion").is_dir():
+    if judgement["candidate"]["digest"] != digest or not (folder / "promotion").is_dir():
         return {}
     shutil.copytree(folder / "promotion", draft, dirs_exist_ok=True)
     stages: dict[str, Any] = judgement["stages"]
     return stages
-
-
-def _candidate(parameters: Parameters) -> Side:
-    if parameters.promotion.candidate == NONE:
-        raise UserError("promotion.candidate is none, the base model: name an adapter")
-    return find_side(parameters.promotion.candidate, parameters)
-
-
-def _folder(side: Side) -> Path:
-    assert side.folder is not None
-    return side.folder
 
 
 def _check_number_of_gates(parameters: Parameters, registry: Champions, digest: str) -> None:
@@ -203,13 +192,24 @@ def _task(facts: Mapping[str, Any]) -> str:
     return str(facts["parameters"]["data"]["task"])
 
 
-def _judged(parameters: Parameters, records: RecordTable, sides: Sequence[Side]) -> dict[str, list[PromptRecord]]:
-    """Split -> the records to draw: those of the sealed split are looked at even if they are not drawn then."""
-    from visual_grpo.evaluation.generate import distinct_prompts
-
-    splits = [split for split in SPLITS if split == HELD_OUT_SPLIT or len(records.split(split))]
-    most = parameters.promotion.max_prompts
-    return {split: distinct_prompts(unseen(records, sides, "promote", split), most) for split in splits}
+def _stages(
+    parameters: Parameters, records: RecordTable, candidate: Side, references: Mapping[str, Side], folder: Path
+) -> dict[str, Any]:
+    """Split -> its decision, until one does not hold; the sealed records are checked even if they are not drawn."""
+    sides, most = [candidate, *references.values()], parameters.promotion.max_prompts
+    judged = {
+        split: distinct_prompts(unseen(records, sides, "promote", split), most)
+        for split in SPLITS
+        if split == HELD_OUT or len(records.split(split))
+    }
+    scorer = shared_scorer(parameters, candidate.facts, [record for found in judged.values() for record in found])
+    stages: dict[str, Any] = {}
+    for split, found in judged.items():
+        decision = _judge_on(split, parameters, found, scorer, candidate, references, folder)
+        stages[split] = decision.as_json()
+        if not decision.promoted:
+            break
+    return stages
 
 
 def _judge_on(
@@ -222,34 +222,16 @@ def _judge_on(
     folder: Path,
 ) -> GateDecision:
     """Draws every side on the same prompts and seeds, and decides."""
-    from visual_grpo.evaluation.gate import decide, subgroups_of
-    from visual_grpo.evaluation.generate import read_scores
-
-    rule = _rule(parameters)
-    groups = subgroups_of(records, rule.subgroups)
+    groups = subgroups_of(records, parameters.promotion.subgroups)
     scores = {}
     for name, side in {"candidate": candidate, **references}.items():
         drawn = folder / split / name.replace(" ", "_")
         draw(parameters, side, side.facts or candidate.facts, records, scorer, drawn, split=split)
-        scores[name] = read_scores(drawn)
-    return decide(scores.pop("candidate"), scores, rule, groups)
+        scores[name] = generate.read_scores(drawn)
+    return decide(scores.pop("candidate"), scores, parameters.promotion, groups)
 
 
-def _rule(parameters: Parameters) -> GateRule:
-    from visual_grpo.evaluation.gate import GateRule
-
-    settings = parameters.promotion
-    return GateRule(
-        error=settings.error,
-        gates_per_year=settings.gates_per_year,
-        margin=settings.margin,
-        max_guard_fall=settings.max_guard_fall,
-        max_unscored_rise=settings.max_unscored_rise,
-        subgroups=settings.subgroups,
-    )
-
-
-def _aims_at_something_else(candidate: Side, changed: Sequence[str]) -> str:
+def _has_another_reward(candidate: Side, changed: Sequence[str]) -> str:
     """Its own reward would call it better, whatever went wrong with that reward."""
     intended = Command.now().of_pipeline("promote").adding({"promotion.new_reward": True})
     return (
@@ -267,32 +249,14 @@ def _was_rolled_back(candidate: Side, registry: Champions, version: int, date: s
     )
 
 
-def _not_judged(sentence: str) -> dict[str, Any]:
-    return {"promoted": False, "already": False, "sentence": sentence, "stages": {}}
-
-
-def _outcome(stages: Mapping[str, Any]) -> dict[str, Any]:
-    """The decision of all stages: that of the last, which is reached only if the others hold."""
-    last = list(stages.values())[-1]
-    return {"promoted": last["promoted"], "already": False, "sentence": last["sentence"], "stages": dict(stages)}
-
-
 def _write_report(
-    parameters: Parameters, candidate: Side, champion: Registered | None, stages: Mapping[str, Any], folder: Path
+    parameters: Parameters, candidate: Side, stages: Mapping[str, Any], folder: Path, reference: str
 ) -> None:
-    """The page: candidate against the champion, or against the base model where there is none."""
-
-    from visual_grpo.evaluation import compare, generate, report
-    from visual_grpo.evaluation.headline import headline
-
-    reference = BASE_MODEL if champion is None else CHAMPION
-    before, after = (folder / "held_out" / name for name in (reference.replace(" ", "_"), "candidate"))
-    settings = parameters.evaluation
+    """The page of the candidate against the champion, or against the base model where there is none."""
+    before, after = (folder / HELD_OUT / name for name in (reference.replace(" ", "_"), "candidate"))
+    settings, scores = parameters.evaluation, generate.read_scores(after)
     entries = compare.compare(
-        generate.read_scores(before),
-        generate.read_scores(after),
-        bootstrap_samples=settings.bootstrap_samples,
-        seed=settings.seed,
+        generate.read_scores(before), scores, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
     )
     evaluation = {
         "headline": headline(entries, names=(f"the {reference}", candidate.name)),
@@ -300,8 +264,46 @@ def _write_report(
         "adapter": f"{candidate.name} against the {reference}",
         "training": candidate.facts,
         "parameters": parameters.public(),  # The training's, with those of this promotion.
-        "conditions": generate.read_scores(after).attrs["facts"],
+        "conditions": scores.attrs["facts"],
         "rewards": entries,
         "controls": [],
     }
     report.write_report(folder, evaluation, before, after, read_history(_folder(candidate)))
+
+
+def reward_differences(champion: Side, candidate: Side) -> list[str]:
+    """In what the rewards of two trainings differ, such as ``weight of ocr: 1, now -1``; empty if they are the same."""
+    return _differences(_rewards_of_training(champion), _rewards_of_training(candidate))
+
+
+def judge_differences(candidate: Side, present: Parameters) -> list[str]:
+    """In what the present rewards differ from those of the candidate's training: parameters, code, files, weights."""
+    digests = reward_digests(present.rewards, present.output)
+    return _differences(_rewards_of_training(candidate), _rewards(present, candidate) | digests)
+
+
+def _rewards_of_training(side: Side) -> dict[str, Any]:
+    config = Parameters.model_validate(pinned(side.facts["parameters"]))
+    digests = {name: value for name, value in side.facts.items() if name.startswith((CODE, FILE, COMMIT))}
+    return _rewards(config, side) | digests
+
+
+def _rewards(config: Parameters, side: Side) -> dict[str, Any]:
+    """What each reward's value and its share in the total depend on, beside code and files."""
+    weights = config.weights(modules_of(_folder(side)))
+    found: dict[str, Any] = {f"weight of {name}": weight for name, weight in weights.items()}
+    for name, reward in config.public()["rewards"].items():
+        found |= {f"{key} of {name}": value for key, value in reward.items() if key not in _NOT_SCORED}
+    return found
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    return [f"{name}: {_shown(before.get(name))}, now {_shown(now.get(name))}" for name in names]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:12]}..."
