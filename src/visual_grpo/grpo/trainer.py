@@ -90,12 +90,12 @@ class GRPOTrainer(Generic[T]):
         clock = metrics.Clock(device=str(self.device))
         experiences, drawn = self._collector.collect(prompts, order, clock, self.generator, self.step + 1)
         self.positions = dict(order.positions)
-        return self._update_all(experiences, drawn, clock)
+        return self.update(experiences, drawn, clock)
 
     def learn(self, rollout: Rollout[T], scores: Scores, clock: metrics.Clock) -> StepMetrics:
         """The updates on a rollout that was made and scored elsewhere."""
         experiences = self._collector.all_groups([(rollout, scores)], self.step + 1)
-        return self._update_all(experiences, [(rollout, scores)], clock)
+        return self.update(experiences, [(rollout, scores)], clock)
 
     def policy_gradient(self, prompts: Sequence[PromptRecord], generator: torch.Generator) -> Tensor:
         """Flat gradient of the loss on one rollout of ``prompts``, float32 on the CPU; changes nothing.
@@ -136,9 +136,7 @@ class GRPOTrainer(Generic[T]):
         self.setbacks.load_state(facts["setbacks"])
         self.step, self.positions = facts["step"], dict(facts["positions"])
 
-    def _update_all(
-        self, experiences: list[Experience[T]], drawn: list[metrics.Drawn], clock: metrics.Clock
-    ) -> StepMetrics:
+    def update(self, experiences: list[Experience[T]], drawn: list[metrics.Drawn], clock: metrics.Clock) -> StepMetrics:
         """All optimiser updates of a step on its experiences."""
         objective = Objective.of(self.config, experiences)
         updates: list[UpdateStats] = []
