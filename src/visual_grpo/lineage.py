@@ -8,9 +8,11 @@ something is not as it was.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,20 +25,54 @@ from visual_grpo.reproduction.repeat import check_commit, checked_out
 from visual_grpo.retraining.project import read_project
 from visual_grpo.saved_model import content_digest
 from visual_grpo.third_party_output import silence_libraries
-from visual_grpo.tracking.lineage import recorded
-from visual_grpo.tracking.lineage_lookup import dvc_hashes
-from visual_grpo.tracking.model_ref import Subject, find_subject
-from visual_grpo.tracking.versions import DIGEST
-from visual_grpo.trained_adapters import CHANGES, adapter_digest, weight_sums
+from visual_grpo.tracking.lineage import dvc_hashes, recorded
+from visual_grpo.tracking.model_ref import find_adapters
+from visual_grpo.tracking.registry import DIGEST, SCHEME, named_version, training_run
+from visual_grpo.trained_adapters import CHANGES, adapter_digest, read_facts, weight_sums
 
 State = Literal["ok", "differs", "cannot be checked"]
 OK: State = "ok"
 DIFFERS: State = "differs"
 UNKNOWN: State = "cannot be checked"
+_VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
 _OF_RUN = {"git.commit": "git.commit", "dataset.digest": "data", "command": "command"}
 """Tag of a run -> fact of the training."""
 _OF_VERSION = {**_OF_RUN, "base.model": "model", "base.digest": "model_digest", "base.content": "model_content"}
 """Tag of a registered version -> fact of the training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Adapters, and who says what of them."""
+
+    title: str
+    adapters: Path
+    facts: Mapping[str, Any]
+    """Their ``training.json``."""
+    version_tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of the registered version; empty where none was named."""
+    run_id: str | None = None
+    """The MLflow run of the training, where MLflow has it."""
+    run_tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_subject(named: str, latest: Path) -> Subject:
+    """The adapters that ``named`` means: ``NAME@ALIAS``, ``NAME/VERSION``, a run's id or name, a folder, ``latest``.
+
+    Raises:
+        UserError: there is no such thing, or it has no facts.
+    """
+    title, tags = named, {}
+    if named.startswith(SCHEME) or (_VERSION.fullmatch(named) and not Path(named).is_dir()):
+        version = named_version(SCHEME + named.removeprefix(SCHEME))
+        adapters, tags, title = version.adapters(check=False), dict(version.tags), f"{version.name}/{version.version}"
+    else:
+        adapters = find_adapters(named, latest)
+    facts, run = read_facts(adapters), None
+    with suppress(UserError):  # The files are checked without MLflow too.
+        run = training_run(facts)
+    found = {} if run is None else {"run_id": run.info.run_id, "run_tags": run.data.tags}
+    return Subject(title=title, adapters=adapters, facts=facts, version_tags=tags, **found)
 
 
 @dataclass(frozen=True)
@@ -157,8 +193,8 @@ def _data(subject: Subject, project: Path) -> Line:
 
 def _dvc(subject: Subject, project: Path) -> Iterator[Line]:
     """Each DVC hash, in dvc.lock and ``*.dvc`` as they are or as a commit has them."""
-    of_version = {n.removeprefix("dvc."): v for n, v in subject.version_tags.items() if n.startswith("dvc.")}
-    known, now = {**of_version, **dvc_hashes(subject.facts)}, recorded(project)
+    of_version, now = dvc_hashes(subject.version_tags), recorded(project)
+    known = of_version | dvc_hashes(subject.facts)
     for path, digest in sorted(known.items()):
         if _contradicts(of_version.get(path), digest):
             yield Line(f"DVC {path}", digest, DIFFERS, "the version has another hash")

@@ -24,7 +24,7 @@ from visual_grpo.pipelines.rollback import roll_back
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import reward_digests
-from visual_grpo.tracking.champions import Champions
+from visual_grpo.tracking.registry import Registry
 from visual_grpo.trained_adapters import adapter_digest
 
 REWARDS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
@@ -164,7 +164,7 @@ def test_a_report_that_cannot_be_kept_leaves_the_promotion_to_be_repeated(
 ) -> None:
     better = gate.train("better", 0.2)
     with monkeypatch.context() as broken:
-        broken.setattr(Champions, "keep_report", _full)
+        broken.setattr(Registry, "keep_report", _full)
         with pytest.raises(UserError, match="disk is full"):
             gate.ask(better)
     assert gate.ask(better)["promoted"]
@@ -277,7 +277,7 @@ def test_tags_of_others_are_no_gates(gate: Gate) -> None:
     gate.client.set_registered_model_tag(NAME, "gate.note", "checked by Anna")
     assert gate.ask(gate.train("better", 0.1), gates_per_year=2)["promoted"]
     gate.client.set_model_version_tag(NAME, "1", "promotion.over", "v0")
-    with pytest.raises(UserError, match=r"promotion\.over of version 1 of visual_grpo is 'v0'; expected the number"):
+    with pytest.raises(UserError, match=r"version 1, which replaced no other \(its tag promotion\.over is v0\)"):
         roll_back(gate._config())
 
 

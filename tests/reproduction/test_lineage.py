@@ -12,10 +12,9 @@ import pytest
 
 from tests.reproduction.repositories import commit, git, repository
 from tests.tracking.toy_adapters import adapters, base_model
-from visual_grpo.lineage import DIFFERS, OK, UNKNOWN, Line, lines
+from visual_grpo.lineage import DIFFERS, OK, UNKNOWN, Line, Subject, lines
 from visual_grpo.records.table import RecordTable, write_manifest
 from visual_grpo.tracking import lineage
-from visual_grpo.tracking.model_ref import Subject
 from visual_grpo.trained_adapters import FACTS, adapter_digest, read_facts, weight_sums
 
 HASH = "0123456789abcdef0123456789abcdef"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 
 from tests.evaluation.defaults import parameters
@@ -20,7 +21,7 @@ from visual_grpo.retraining.job import Retraining
 from visual_grpo.retraining.outcome import Code, DataRefusedError, Outcome
 from visual_grpo.retraining.project import Project
 from visual_grpo.retraining.stages import Stages
-from visual_grpo.tracking.champions import Champions
+from visual_grpo.tracking.registry import Registry
 from visual_grpo.trained_adapters import adapter_digest
 
 pytestmark = pytest.mark.slow
@@ -50,6 +51,7 @@ class Trained:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.use_mlflow()
         for name, text in {
             "dvc.yaml": STAGES,
             "train.sh": TRAIN,
@@ -64,18 +66,17 @@ class Trained:
         subprocess.run([*DVC, "repro", "--quiet"], cwd=folder, check=True)
         self.judged()
 
-    @property
-    def tracking_uri(self) -> str:
-        return f"sqlite:///{self.folder / 'mlflow.db'}"
+    def use_mlflow(self) -> None:
+        mlflow.set_tracking_uri(f"sqlite:///{self.folder / 'mlflow.db'}")
 
     def judged(self, **changes: Any) -> None:
         config = parameters(**changes)
         digest = adapter_digest(Path(config.adapters_folder))
-        Champions.of(config, self.tracking_uri).note_gate(digest, gate_settings(config), promoted=False)
+        Registry.of(config).note_gate(digest, gate_settings(config), promoted=False)
 
     def retraining(self, **changes: Any) -> Retraining:
         config = parameters(**({"retrain": {"data": {"min_records": 1}}} | changes))
-        return Retraining(Project(config, None, self.tracking_uri))
+        return Retraining(Project(config, None))
 
     def retrain(self, **changes: Any) -> Outcome:
         return self.retraining(**changes).run()
@@ -102,6 +103,7 @@ def project(once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trai
     found = Trained.__new__(Trained)
     found.folder = Path(shutil.copytree(once, tmp_path / "project"))
     monkeypatch.chdir(found.folder)
+    found.use_mlflow()
     return found
 
 

@@ -10,8 +10,9 @@ import mlflow
 import pytest
 
 from visual_grpo import third_party_output
-from visual_grpo.tracking import RunToLog, Tracker, registry_client, tracker
-from visual_grpo.tracking.registry_client import Server
+from visual_grpo.tracking import RunToLog, Tracker, tracker
+from visual_grpo.tracking.client import connect
+from visual_grpo.tracking.registry import Registered
 
 EXPERIMENT = "visual_grpo"
 
@@ -38,7 +39,7 @@ class Project:
 
     @property
     def client(self) -> mlflow.MlflowClient:
-        return Server(self.uri).client
+        return connect(self.uri)
 
     def run(self, run_id: str | None) -> mlflow.entities.Run:
         return self.client.get_run(str(run_id))
@@ -67,6 +68,12 @@ class Project:
         return sorted(name.name.split("+timestamp")[0] for name in names if name.suffix == ".png")
 
 
+def files_of(version: Registered) -> Path:
+    """The folder of a version's files."""
+    location = mlflow.MlflowClient().get_model_version_download_uri(version.name, str(version.version))
+    return Path(location.removeprefix("file://"))
+
+
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Making MLflow's tables takes seconds."""
@@ -80,7 +87,7 @@ def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatc
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     for name, value in third_party_output._ENVIRONMENT.items():  # As `kedro run` sets them.
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(registry_client, "WAIT", 60.0)  # On a busy machine a slow answer would be told as an outage.
+    monkeypatch.setattr(tracker, "WAIT", 60.0)  # On a busy machine a slow answer would be told as an outage.
     monkeypatch.setattr(tracker, "EVERY", 0.1)
     project = Project(tmp_path)
     before = mlflow.get_tracking_uri()

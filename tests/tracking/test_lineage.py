@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from visual_grpo.errors import UserError
 from visual_grpo.tracking import lineage
 
 
@@ -72,36 +73,43 @@ def test_the_changes_applied_to_the_commit_give_the_same_files(project: Path, tm
         assert (tmp_path / "copy" / file).read_text() == (project / file).read_text()
 
 
-def test_a_dvc_hash_is_a_tag_only_while_the_file_is_as_recorded(project: Path) -> None:
-    def dvc(*arguments: str) -> None:
-        subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=project, check=True, capture_output=True)
-
-    assert lineage.dvc_tags(project) == {}
-    for name in ("a", "b"):
-        (project / f"data/{name}").mkdir()
-        (project / f"data/{name}/file").write_text(name)
-    dvc("init", "-q")
-    dvc("add", "-q", "data/a", "data/b")
-    tags = lineage.dvc_tags(project)
-    assert tags.keys() == {"dvc.data/a", "dvc.data/b"}
-    assert all(digest.endswith(".dir") for digest in tags.values())
-    (project / "data/a/file").write_text("changed")
-    assert lineage.dvc_tags(project) == {"dvc.data/b": tags["dvc.data/b"]}
+def dvc(project: Path, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=project, check=True, capture_output=True)
 
 
-def test_own_data_and_the_stages_of_an_environment_have_tags_too(project: Path) -> None:
-    def dvc(*arguments: str) -> None:
-        subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=project, check=True, capture_output=True)
-
-    (project / "photos").mkdir()
-    (project / "photos/file").write_text("1")
+def test_only_what_is_read_and_is_as_recorded_has_a_dvc_hash(project: Path) -> None:
+    assert lineage.dvc_tags(project, ["data"]) == {}
+    for name in ("data/a", "data/b", "photos"):
+        (project / name).mkdir()
+        (project / name / "file").write_text(name)
     (project / "conf/mine").mkdir(parents=True)
     stage = "{wdir: ../.., cmd: mkdir -p data/mine && cp photos/file data/mine/file, outs: [data/mine/file]}"
     (project / "conf/mine/dvc.yaml").write_text(f"stages: {{make: {stage}}}")
-    dvc("init", "-q")
-    dvc("add", "-q", "photos")
-    dvc("repro", "conf/mine/dvc.yaml")
-    assert lineage.dvc_tags(project).keys() == {"dvc.photos", "dvc.data/mine/file"}
+    dvc(project, "init", "-q")
+    dvc(project, "add", "-q", "data/a", "data/b", "photos")
+    dvc(project, "repro", "conf/mine/dvc.yaml")
+    tags = lineage.dvc_tags(project, ["data", "photos"])
+    assert tags.keys() == {"dvc.data/a", "dvc.data/b", "dvc.photos", "dvc.data/mine/file"}
+    assert lineage.dvc_tags(project, ["data/a", "data/c", "photos"]).keys() == {"dvc.data/a", "dvc.photos"}
+    (project / "data/a/file").write_text("changed")
+    assert lineage.dvc_tags(project, ["data/a", "data/b"]) == {"dvc.data/b": tags["dvc.data/b"]}
+
+
+LOCK = Path("conf/mine/dvc.lock")
+WHOLE = "schema: '2.0'\nstages: {copy: {cmd: cp a b, outs: [{path: b, md5: '1'}]}}\n"
+
+
+@pytest.mark.parametrize(
+    "damaged", ["", "- 1\n", "schema: '2.0'\n", WHOLE[:40], f"<<<<<<< HEAD\n{WHOLE}=======\n{WHOLE}>>>>>>> other\n"]
+)
+def test_a_damaged_dvc_lock_is_told_with_the_remedy(tmp_path: Path, damaged: str) -> None:
+    assert lineage.recorded(tmp_path) == {}
+    (tmp_path / LOCK).parent.mkdir(parents=True)
+    (tmp_path / LOCK).write_text(WHOLE)
+    assert lineage.recorded(tmp_path) == {"b": "1"}
+    (tmp_path / LOCK).write_text(damaged)
+    with pytest.raises(UserError, match=r"^conf/mine/dvc\.lock is damaged.*git checkout conf/mine/dvc\.lock\n.*repro"):
+        lineage.recorded(tmp_path)
 
 
 def test_mlflow_shows_who_ran_which_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_the_latest_and_a_folder_need_no_mlflow(tmp_path: Path) -> None:
         ("ar seed 1", r"no folder and no MLflow run 'ar seed 1'\. Did you mean 'ar seed 0'\?"),
         ("twice", r"2 MLflow runs are named 'twice'; name one by its id:\n  [0-9a-f]{32}  twice\n"),
         ("empty", r"\(empty\) has no adapters"),
-        ("shapes@champion", r"'shapes@champion'\. A registered adapter is named models:/shapes@champion\. The newest"),
+        ("shapes@champion", r"(?s)'shapes@champion'\. The newest.* A registered adapter is named models:/NAME@ALIAS"),
         ("abc", r"no folder and no MLflow run 'abc'\. The newest runs with an adapter are:\n  [0-9a-f]{8}  twice\n"),
         ("baseline seed 1", r"no folder and no MLflow run 'baseline seed 1'\. The newest runs with an adapter are:\n"),
     ],

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
+import mlflow
 import pytest
 
 from tests.tracking.conftest import Project
 from tests.tracking.test_sync import STEPS, Results, complete
-from visual_grpo.tracking import registry_client, tracker
+from visual_grpo.tracking import tracker
 
 Undo = Callable[[], object]
 
@@ -48,7 +49,7 @@ def dead(project: Project) -> Undo:
 def test_a_training_logs_on_and_sync_adds_what_is_missing(
     project: Project, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Project], Undo]
 ) -> None:
-    monkeypatch.setattr(registry_client, "WAIT", 5.0)
+    monkeypatch.setattr(tracker, "WAIT", 5.0)
     monkeypatch.setattr(tracker, "PAUSE", 1.0)
     undo = fault(project) if fault is dead else None
     log = project.start(trains=True)
@@ -66,7 +67,7 @@ def test_a_training_logs_on_and_sync_adds_what_is_missing(
     [said] = project.said
     assert "fails: " in said
     assert "make sync" in said
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", project.uri)
+    mlflow.set_tracking_uri(project.uri)
     for _ in range(2):
         results.sync()
         complete(results.in_mlflow())

@@ -22,16 +22,15 @@ from PIL import Image
 from tests.conftest import SIZE, stir
 from tests.evaluation.defaults import parameters
 from tests.policies.sd3 import tiny
-from tests.tracking.conftest import EXPERIMENT, Project
+from tests.tracking.conftest import Project, files_of
 from tests.tracking.toy_adapters import with_facts
 from visual_grpo.components import load_model, make_plan
 from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import image_seed
 from visual_grpo.images import read_size
-from visual_grpo.tracking import registry
-from visual_grpo.tracking.served_image import read
-from visual_grpo.tracking.served_model import ServedModel, _load_pyfunc
+from visual_grpo.tracking.registry import Registry
+from visual_grpo.tracking.served_model import ServedModel, _load_pyfunc, read
 from visual_grpo.types import PromptRecord, TextSample
 
 NAME = "served"
@@ -76,10 +75,11 @@ def trained(folder: Path, base: Path, modules: Sequence[str], config: Parameters
     return with_facts(folder, base, config), model
 
 
-def promoted(project: Project, adapters: Path) -> Path:
-    made = registry.register(project.uri, NAME, adapters, experiment=EXPERIMENT)
-    registry.promote(project.uri, NAME, made.version)
-    return Path(made.location.removeprefix("file://")) / "data/visual_grpo"
+def promoted(adapters: Path) -> Path:
+    registry = Registry(NAME)
+    made = registry.register(adapters)
+    registry.promote(made.version)
+    return files_of(made) / "data/visual_grpo"
 
 
 def loaded_elsewhere(
@@ -109,7 +109,7 @@ def check_images(project: Project, tmp_path: Path, base: Path, modules: Sequence
     """Of a model of images: the pixels are those of the model itself, also without the base model's own folder."""
     own = Path(base).rename(tmp_path / "own base") if base.is_relative_to(tmp_path) else base
     adapters, model = trained(tmp_path / "adapters", own, modules, config)
-    files = promoted(project, adapters)
+    files = promoted(adapters)
     if own != base:
         own.rename(tmp_path / "away")
     prompts = ["a small red circle", "a blue square"]
@@ -162,7 +162,7 @@ def test_answers_to_queries_about_images_are_served(
     )
     make_plan(config, str(tmp_path / "qwen"))
     adapters, model = trained(tmp_path / "adapters", tmp_path / "qwen", ["vl"], config)
-    promoted(project, adapters)
+    promoted(adapters)
     asked = [
         {"prompt": f"part {row}", "image": base64.b64encode(path.read_bytes()).decode()}
         for row, path in enumerate(source_images[:2])
@@ -265,8 +265,7 @@ def test_a_base_model_that_is_gone_or_changed_is_told(project: Project, tmp_path
     tiny.pipeline().save_pretrained(tmp_path / "sd3")
     config = parameters(data={"path": "d", "height": 64, "width": 96}, modules={"dit": None})
     adapters, _ = trained(tmp_path / "adapters", tmp_path / "sd3", ["dit"], config)
-    made = registry.register(project.uri, NAME, adapters, experiment=EXPERIMENT, base_copy_mb=0)
-    files = Path(made.location.removeprefix("file://")) / "data/visual_grpo"
+    files = files_of(Registry(NAME, base_copy_mb=0).register(adapters)) / "data/visual_grpo"
     (tmp_path / "sd3/vae/config.json").write_text("{}")
     with pytest.raises(UserError, match=r"The base model .*sd3 is not the one that the adapters were trained on"):
         _load_pyfunc(str(files))

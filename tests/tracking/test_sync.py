@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 from mlflow import MlflowClient
 from PIL import Image
@@ -220,7 +221,7 @@ def test_the_command_looks_in_data_and_the_folders_in_it_and_says_whether_someth
         ("http://user:secret@127.0.0.1:9", 1, "data/shapes: MLflow (http://127.0.0.1:9) does not answer: "),
         (project.uri, 0, "data/shapes: added to MLflow: ar 5 steps ("),
     ):
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        mlflow.set_tracking_uri(uri)
         monkeypatch.setattr(sys, "argv", ["sync"])
         with pytest.raises(SystemExit) as end:
             sync.main()

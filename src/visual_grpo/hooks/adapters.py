@@ -16,8 +16,8 @@ from visual_grpo.config.promotion import CHAMPION
 from visual_grpo.config.validation import validate
 from visual_grpo.errors import UserError
 from visual_grpo.hooks.parameters import put_parameters
-from visual_grpo.tracking.champions import Champions
 from visual_grpo.tracking.model_ref import find_adapters
+from visual_grpo.tracking.registry import Registry
 from visual_grpo.trained_adapters import LATEST, NONE, parameters_to_judge, read_facts
 
 
@@ -53,11 +53,11 @@ def _from_the_champion(present: Parameters) -> Parameters:
     Raises:
         UserError: there is none, or MLflow does not answer.
     """
-    champions = Champions.of(present)
-    found = champions.champion()
+    registry = Registry.of(present)
+    found = registry.champion()
     if found is None:
         raise UserError(
-            f"train.start is {CHAMPION}, but there is no {champions.name}@{champions.alias} yet: nothing was promoted."
+            f"train.start is {CHAMPION}, but there is no {registry.name}@{registry.alias} yet: nothing was promoted."
             " Start from the base model: train.start=base"
         )
     return present.model_copy(update={"train": present.train.model_copy(update={"start": found.uri})})

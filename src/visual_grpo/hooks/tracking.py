@@ -18,10 +18,9 @@ from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
 from visual_grpo.errors import user_error
 from visual_grpo.tracking import RunToLog, Tracker, lineage
+from visual_grpo.tracking.client import experiment_name, tracking_uri, use_project
 from visual_grpo.tracking.description import in_words, other_name, training_name
 from visual_grpo.tracking.model_ref import find_adapters
-from visual_grpo.tracking.registry_client import tracking_uri, use_project
-from visual_grpo.tracking.sync import experiment_name
 from visual_grpo.trained_adapters import read_facts
 
 if TYPE_CHECKING:

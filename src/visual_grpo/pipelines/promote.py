@@ -23,8 +23,7 @@ from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking.champions import Champions
-from visual_grpo.tracking.versions import Registered
+from visual_grpo.tracking.registry import Registered, Registry
 from visual_grpo.trained_adapters import CODE, COMMIT, FILE, NONE, adapter_digest, modules_of, read_history
 from visual_grpo.types import PromptRecord
 
@@ -48,7 +47,7 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
 
     Nothing is drawn where the candidate is the champion already. The parameters are those of the candidate's training.
     """
-    registry = Champions.of(parameters)
+    registry = Registry.of(parameters)
     candidate, champion = _candidate(parameters), registry.champion()
     digest = adapter_digest(_folder(candidate))
     _check_judge(candidate, parameters)
@@ -79,7 +78,7 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
 
 def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) -> dict[str, Any]:
     """Registers what was judged better as a version and moves the alias to it, last; returns what became of it."""
-    registry = Champions.of(parameters)
+    registry = Registry.of(parameters)
     _check_unchanged(parameters, registry, judgement)
     # First, for it may fail: once the alias has moved, the gate is not repeated.
     registry.keep_report(judgement["candidate"]["run_id"], promotion)
@@ -88,7 +87,7 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
     version = judgement["champion"]["version"] if judgement["already"] else None
     if judgement["promoted"] and not judgement["already"]:
         stages = {"gate.stages": ", ".join(judgement["stages"])}
-        version = registry.register(_folder(_candidate(parameters)), said, stages)
+        version = registry.register(_folder(_candidate(parameters)), said, stages).version
         registry.promote(version)
     # What is noted need not be judged again, so this comes last; also of a champion, where a kill left it undone.
     digest = judgement["candidate"]["digest"]
@@ -122,7 +121,7 @@ def _check_judge(candidate: Side, parameters: Parameters) -> None:
         )
 
 
-def _check_unchanged(parameters: Parameters, registry: Champions, judgement: Mapping[str, Any]) -> None:
+def _check_unchanged(parameters: Parameters, registry: Registry, judgement: Mapping[str, Any]) -> None:
     """Raises UserError where the decision is of another adapter, or against another champion, than there are now."""
     champion = registry.champion()
     now = None if champion is None else champion.digest
@@ -151,7 +150,7 @@ def _earlier_stages(parameters: Parameters, digest: str, draft: Path) -> dict[st
     return stages
 
 
-def _check_number_of_gates(parameters: Parameters, registry: Champions, digest: str) -> None:
+def _check_number_of_gates(parameters: Parameters, registry: Registry, digest: str) -> None:
     """The error of a year is divided among so many gates, and holds for no more of them."""
     limit = parameters.promotion.gates_per_year
     asked = registry.gates_of_a_year(but=(digest, gate_settings(parameters)))
@@ -240,7 +239,7 @@ def _has_another_reward(candidate: Side, changed: Sequence[str]) -> str:
     )
 
 
-def _was_rolled_back(candidate: Side, registry: Champions, version: int, date: str) -> str:
+def _was_rolled_back(candidate: Side, registry: Registry, version: int, date: str) -> str:
     """Somebody had a reason, which the gate does not know."""
     again = Command.now().of_pipeline("promote").adding({"promotion.rolled_back": True})
     return (

@@ -9,8 +9,9 @@ from visual_grpo import console
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.reproduction.repeat import Training, repeat
-from visual_grpo.tracking import lineage_lookup
-from visual_grpo.trained_adapters import START_RUN
+from visual_grpo.tracking.lineage import dvc_hashes
+from visual_grpo.tracking.model_ref import find_adapters, find_start
+from visual_grpo.trained_adapters import START_RUN, read_facts
 
 
 def reproduce_training(parameters: Parameters) -> dict[str, Any]:
@@ -21,12 +22,12 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
             " latest, what the train pipeline left in this output folder"
         )
     latest = Path(parameters.adapters_folder)
-    adapters, facts = lineage_lookup.training(parameters.run, latest)
-    start = None
+    adapters, start = find_adapters(parameters.run, latest), None
+    facts = read_facts(adapters)
     if "start" in facts:
         named = facts["parameters"]["train"]["start"]
-        start = lineage_lookup.start_of(named, facts["start"], latest, facts.get(START_RUN))
-    hashes = lineage_lookup.dvc_hashes(facts)
+        start = find_start(named, facts["start"], latest, facts.get(START_RUN))
+    hashes = dvc_hashes(facts)
     training = Training(project=Path.cwd(), adapters=adapters, facts=facts, hashes=hashes, start=start)
     report = repeat(training, parameters.reproduce, console.note)
     rows = [[row["what"], row["run"], row["here"], row["result"]] for row in report["rows"]]

@@ -41,7 +41,6 @@ from visual_grpo.stopping import Stopped
 from visual_grpo.tracking import Tracker, lineage
 from visual_grpo.tracking.description import training_name
 from visual_grpo.tracking.extra_loggers import Log, open_logs
-from visual_grpo.tracking.lineage_lookup import input_tags
 from visual_grpo.tracking.metrics import tracked
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.tracking.sync import RUN_NAME
@@ -149,7 +148,7 @@ def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path, 
     base = {} if content is None else {"model_content": content}
     now = {"command": lineage.command(), **base, **lineage.git_tags(project), **lineage.version_tags()}
     inputs = [config.data.path, starter_report["model"], *(f"{config.output}/{name}" for name in READ)]
-    now |= computed_with(config) | input_tags(inputs, project)
+    now |= computed_with(config) | lineage.dvc_tags(project, inputs)
     if start is not None:
         now |= start_facts(start)
     if origin is None:

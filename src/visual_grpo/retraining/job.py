@@ -27,9 +27,7 @@ from visual_grpo.records.profile import profile_of, read_profile
 from visual_grpo.retraining.outcome import Code, DataRefusedError, Outcome
 from visual_grpo.retraining.project import Project
 from visual_grpo.retraining.stages import TRAIN, Stages, check_branch, commit
-from visual_grpo.tracking.champions import Champions
-from visual_grpo.tracking.cleaning import delete_runs, delete_versions, mark_run
-from visual_grpo.tracking.versions import Registered
+from visual_grpo.tracking.registry import Registered, Registry
 from visual_grpo.trained_adapters import FACTS, adapter_digest, read_facts
 
 PATIENCE = 600.0
@@ -161,7 +159,7 @@ class Retraining:
             return False
         digest, champion = adapter_digest(folder), self._champion()
         is_champion = champion is not None and champion.digest == digest
-        return self._champions.is_judged(digest, "" if is_champion else gate_settings(self.config))
+        return self._registry.is_judged(digest, "" if is_champion else gate_settings(self.config))
 
     def _tidied(self, outcome: Outcome) -> Outcome:
         """Deletes what is old and commits dvc.lock; where that fails, the decision stands."""
@@ -175,15 +173,13 @@ class Retraining:
         return outcome
 
     def _delete_old(self, run_id: str | None) -> list[str]:
-        settings, uri, model = self.config.retrain, self.project.tracking_uri, self.config.registered_model
-        removed = []
+        settings, removed = self.config.retrain, []
         if run_id is not None:
-            mark_run(uri, run_id, model)
+            self._registry.mark_run(run_id)
         if settings.keep_versions is not None:
-            old = delete_versions(uri, model, self.config.promotion.alias, keep=settings.keep_versions)
-            removed += [f"version {number}" for number in old]
+            removed += [f"version {number}" for number in self._registry.delete_old_versions(settings.keep_versions)]
         if settings.keep_runs is not None:
-            removed += [f"run {run_id}" for run_id in delete_runs(uri, model, keep=settings.keep_runs)]
+            removed += [f"run {run_id}" for run_id in self._registry.delete_old_runs(settings.keep_runs)]
         return removed
 
     def _commit(self) -> str | None:
@@ -200,11 +196,11 @@ class Retraining:
         return found
 
     @property
-    def _champions(self) -> Champions:
-        return Champions.of(self.config, self.project.tracking_uri)
+    def _registry(self) -> Registry:
+        return Registry.of(self.config)
 
     def _champion(self) -> Registered | None:
-        return self._champions.champion()
+        return self._registry.champion()
 
     def _call(self, *words: str) -> None:
         """Runs a command within what is left of ``retrain.hours``."""

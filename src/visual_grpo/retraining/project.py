@@ -26,7 +26,6 @@ from visual_grpo.files import write_atomically
 from visual_grpo.importing import code_digest
 from visual_grpo.option_files import option_files
 from visual_grpo.session import EXPECTED, Session, expected_error
-from visual_grpo.tracking.registry_client import tracking_uri
 from visual_grpo.trained_adapters import CODE, FILE
 
 STAGES, PARAMETERS = Path("dvc.yaml"), "dvc_parameters.json"
@@ -45,7 +44,6 @@ class Project:
     config: Parameters
     environment: str | None
     """None = the default one."""
-    tracking_uri: str
 
     @property
     def option(self) -> str:
@@ -141,7 +139,7 @@ def read_project(folder: Path, environment: str | None) -> Project:
         with Session.create(project_path=folder, env=name) as session:
             context: Any = session.load_context()  # type: ignore[attr-defined]
             config: Parameters = context.catalog.load("parameters")
-            return Project(config, name, tracking_uri())
+            return Project(config, name)
     except ClickException as error:  # There is no such environment.
         raise UserError(error.message) from error
     except EXPECTED as error:

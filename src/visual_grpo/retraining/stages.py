@@ -15,8 +15,7 @@ import yaml
 from visual_grpo.errors import UserError
 from visual_grpo.programs import ProgramError, git, output_of
 from visual_grpo.retraining.outcome import DataRefusedError
-from visual_grpo.tracking.dvc_lock import stages_of
-from visual_grpo.tracking.lineage import dvc_files
+from visual_grpo.tracking.lineage import dvc_files, stages_of
 
 PREPARE, TRAIN = "data_preparation", "train"
 _DVC = (sys.executable, "-m", "dvc")

@@ -8,18 +8,22 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from visual_grpo.command import launched_by
+from visual_grpo.errors import UserError
 from visual_grpo.files import walked
-from visual_grpo.tracking.dvc_lock import stages_of
 
 DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", ":(glob)*.py")
 """What results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
+_DVC = "dvc."
 _DVC_SECONDS = 60
 _KEDRO = ".venv/bin/kedro"
 
@@ -28,9 +32,7 @@ def command() -> str:
     """The command line of this process, as it can be pasted into a terminal in the project's folder."""
     if launcher := launched_by():
         return shlex.join([*launcher, *sys.argv[1:]])
-    if _is_kedro():
-        return shlex.join([_KEDRO, *sys.argv[1:]])
-    return shlex.join(["python", *sys.orig_argv[1:]])
+    return shlex.join([_KEDRO, *sys.argv[1:]] if _is_kedro() else ["python", *sys.orig_argv[1:]])
 
 
 def _is_kedro() -> bool:
@@ -38,27 +40,24 @@ def _is_kedro() -> bool:
     return program.name == "kedro" or program.parent.name == "kedro"
 
 
-def tags(project_path: Path) -> dict[str, str]:
-    """All lineage tags of a run that starts now in ``project_path``."""
-    return {
-        "command": command(),
-        **origin_tags(),
-        **git_tags(project_path),
-        **dvc_tags(project_path),
-        **version_tags(),
-    }
+def tags(project: Path) -> dict[str, str]:
+    """The lineage tags of a run that starts now in ``project``."""
+    return {"command": command(), **origin_tags(), **git_tags(project), **version_tags()}
 
 
 def origin_tags() -> dict[str, str]:
     """What MLflow shows in its columns Created by and Source: the user, and the program without its folders."""
-    source = {
-        "mlflow.source.type": "LOCAL",
-        "mlflow.source.name": _KEDRO if _is_kedro() or launched_by() else Path(sys.argv[0]).name,
-    }
-    try:
-        return {"mlflow.user": getpass.getuser(), **source}
-    except (OSError, KeyError, ImportError):  # As in a container, where nobody has the number of this user.
-        return source
+    program = _KEDRO if _is_kedro() or launched_by() else Path(sys.argv[0]).name
+    found = {"mlflow.source.type": "LOCAL", "mlflow.source.name": program}
+    with suppress(OSError, KeyError, ImportError):  # In a container, the user's number may have no name.
+        found["mlflow.user"] = getpass.getuser()
+    return found
+
+
+def version_tags() -> dict[str, str]:
+    """``version.<library>`` of the libraries that numerical results depend on, and of Python."""
+    versions = {f"version.{name}": metadata.version(name) for name in _LIBRARIES}
+    return versions | {"version.python": platform.python_version()}
 
 
 def resumed(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
@@ -80,68 +79,95 @@ def commands(tags: Mapping[str, str]) -> str:
     return "\n".join(tags[name] for name in ("command", "resumed.command") if name in tags)
 
 
-def git_tags(project_path: Path) -> dict[str, str]:
+def git_tags(project: Path) -> dict[str, str]:
     """``git.commit`` and ``git.state`` (clean or dirty); empty without a git repository."""
-    commit = _output(project_path, "git", "rev-parse", "HEAD")
+    commit = _output(project, "git", "rev-parse", "HEAD")
     if commit is None:
         return {}
-    changes = _output(project_path, "git", "status", "--porcelain", "--", *DECISIVE)
+    changes = _output(project, "git", "status", "--porcelain", "--", *DECISIVE)
     return {"git.commit": commit.strip(), "git.state": "dirty" if changes else "clean"}
 
 
-def changes(project_path: Path) -> str:
-    """What differs from the commit, new files included, as a patch for ``git apply``; empty where clean or no git."""
-    known = _output(project_path, "git", "diff", "--binary", "HEAD", "--", *DECISIVE) or ""
-    new = _output(project_path, "git", "ls-files", "--others", "--exclude-standard", "-z", "--", *DECISIVE) or ""
-    return known + "".join(_as_new(project_path, file) for file in new.split("\0") if file)
+def changes(project: Path) -> str:
+    """The difference to the commit, new files included, as a patch for ``git apply``; empty where clean or no git."""
+    patch = _output(project, "git", "diff", "--binary", "HEAD", "--", *DECISIVE) or ""
+    new = _output(project, "git", "ls-files", "--others", "--exclude-standard", "-z", "--", *DECISIVE) or ""
+    for file in filter(None, new.split("\0")):
+        # git's exit code is 1 where files differ.
+        patch += _output(project, "git", "diff", "--binary", "--no-index", "/dev/null", file, codes=(0, 1)) or ""
+    return patch
 
 
-def dvc_tags(project_path: Path) -> dict[str, str]:
-    """``dvc.<path>`` -> DVC's hash of each tracked file or folder that is on disk as DVC recorded it.
+def dvc_tags(project: Path, inputs: Sequence[str]) -> dict[str, str]:
+    """``dvc.<path>`` -> DVC's hash of what it tracks in ``inputs`` and is on disk as DVC recorded it.
 
-    What has changed since, or is missing, has no tag. Empty where DVC is not used or not installed.
+    Empty where DVC is not used or not installed.
     """
-    known = recorded(project_path)
+    folders = [Path(path) for path in inputs]
+    known = {Path(path): digest for path, digest in recorded(project).items()}
+    known = {path: digest for path, digest in known.items() if {path, *path.parents} & set(folders)}
     if not known:
         return {}
-    status = _output(project_path, sys.executable, "-m", "dvc", "data", "status", "--json", seconds=_DVC_SECONDS)
+    status = _output(project, sys.executable, "-m", "dvc", "data", "status", "--json", seconds=_DVC_SECONDS)
     if status is None:
         return {}
     differing = {Path(path.rstrip("/")) for path in _paths(json.loads(status).get("uncommitted", {}))}
     return {
-        f"dvc.{path}": digest
+        f"{_DVC}{path.as_posix()}": digest
         for path, digest in known.items()
-        if not any(other == Path(path) or Path(path) in other.parents for other in differing)
+        if not any(path in (other, *other.parents) for other in differing)
     }
 
 
-def version_tags() -> dict[str, str]:
-    """``version.<library>`` of the libraries that numerical results depend on, and of Python."""
-    versions = {f"version.{name}": metadata.version(name) for name in _LIBRARIES}
-    return versions | {"version.python": platform.python_version()}
+def dvc_hashes(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Path -> DVC hash of what a training read, by its facts or a version's tags."""
+    return {name.removeprefix(_DVC): str(value) for name, value in facts.items() if name.startswith(_DVC)}
 
 
-def recorded(project_path: Path) -> dict[str, str]:
+def recorded(project: Path) -> dict[str, str]:
     """Path -> hash of all outputs in dvc.lock, also those of environments, and in the ``*.dvc`` files.
 
     Raises:
         UserError: a dvc.lock is damaged.
     """
-    locks = [Path("dvc.lock"), *sorted(lock.relative_to(project_path) for lock in project_path.glob("conf/*/dvc.lock"))]
-    stages = [stage for lock in locks for stage in stages_of(lock, project_path).values()]
+    locks = [Path("dvc.lock"), *sorted(lock.relative_to(project) for lock in project.glob("conf/*/dvc.lock"))]
+    stages = [stage for lock in locks for stage in stages_of(lock, project).values()]
     found = {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", []) if "md5" in out}
-    for file in dvc_files(project_path):
-        for out in _yaml(file).get("outs", []):
+    for file in dvc_files(project):
+        for out in (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("outs", []):
             if "md5" in out:
-                found[(file.parent / out["path"]).relative_to(project_path).as_posix()] = out["md5"]
+                found[(file.parent / out["path"]).relative_to(project).as_posix()] = out["md5"]
     return found
 
 
-def dvc_files(project_path: Path) -> list[Path]:
+def stages_of(lock: Path, project: Path) -> dict[str, Any]:
+    """The stages in a dvc.lock, a path in ``project``; none where there is no such file.
+
+    Raises:
+        UserError: it is damaged, for example by a merge.
+    """
+    file = project / lock
+    if not file.is_file():
+        return {}
+    try:
+        stages: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))["stages"]
+        complete = all(out["path"] for stage in stages.values() for out in stage.get("outs", []))
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError):
+        complete = False
+    if not complete:
+        raise UserError(
+            f"{lock} is damaged, in which DVC keeps the hashes of what its stages read and wrote. Put back the one that"
+            f" git has: git checkout {lock}\nOr let DVC write it again (results in its cache are not made again):"
+            f" rm {lock} && .venv/bin/dvc repro {lock.with_name('dvc.yaml')}"
+        )
+    return stages
+
+
+def dvc_files(project: Path) -> list[Path]:
     """The ``*.dvc`` of what DVC tracks beside its stages, in the project's folder and anywhere in ``data``."""
     # In the outputs' folders others may be at work.
-    inside = (path for path in walked(project_path / "data") if path.suffix == ".dvc")
-    return sorted(file for file in (*project_path.glob("*.dvc"), *inside) if file.is_file())  # DVC's own is a folder.
+    inside = (path for path in walked(project / "data") if path.suffix == ".dvc")
+    return sorted(file for file in (*project.glob("*.dvc"), *inside) if file.is_file())  # DVC's own is a folder.
 
 
 def _paths(tree: Any) -> list[str]:
@@ -150,19 +176,6 @@ def _paths(tree: Any) -> list[str]:
         return [tree]
     parts = tree.values() if isinstance(tree, dict) else tree
     return [path for part in parts for path in _paths(part)]
-
-
-def _as_new(project_path: Path, file: str) -> str:
-    # git's exit code is 1 where files differ.
-    return _output(project_path, "git", "diff", "--binary", "--no-index", "/dev/null", file, codes=(0, 1)) or ""
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    if not path.is_file():
-        return {}
-    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
 
 
 def _output(folder: Path, *arguments: str, codes: tuple[int, ...] = (0,), seconds: float | None = None) -> str | None:

@@ -1,29 +1,24 @@
-"""What a name means: the latest adapters, a folder, those of an MLflow run or of a registered model."""
+"""What the parameter ``adapter`` names: the latest adapters, a folder, those of an MLflow run or a registered model."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from visual_grpo.command import Command, again
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, nearest_hint
-from visual_grpo.tracking.registry_client import Server, local_folder, tracking_uri
+from visual_grpo.tracking.client import mlflow_client, shown, tracking_uri
+from visual_grpo.tracking.registry import SCHEME, named_version, on_this_machine, versions_with
 from visual_grpo.tracking.runs import KEY
 from visual_grpo.tracking.sync import TRAINING_DIGEST
-from visual_grpo.tracking.versions import SCHEME, Registered, downloaded, named_version
-from visual_grpo.trained_adapters import FACTS, LATEST, NONE, read_facts
+from visual_grpo.trained_adapters import FACTS, LATEST, NONE, adapter_digest, read_facts
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-ARTIFACTS = "adapters"
-_VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
-"""As `lineage` is given one, without its scheme."""
 _SHORTEST_ID = 6
 _SHOWN = 5
 
@@ -47,7 +42,7 @@ def find_adapters(named: str, latest: Path) -> Path:
             f" or name of an MLflow run, {SCHEME}NAME@ALIAS or, for generate and compare, {NONE} (the base model)."
         )
     if named.startswith(SCHEME):
-        return _version(named, tracking_uri()).adapters()
+        return _version(named, tracking_uri())
     if (Path(named) / FACTS).is_file():
         return Path(named)
     if Path(named).is_dir():
@@ -87,46 +82,63 @@ def model_of(config: Parameters, adapters: Path | None) -> str:
     return str(model)
 
 
+def find_start(named: str, digest: str, latest: Path, run: str | None = None) -> Path:
+    """The adapters with ``digest`` that a training started from.
+
+    Args:
+        named: its parameter ``train.start``; an alias or ``latest`` may mean other adapters by now, and then those of
+            their MLflow run, or of the registered version that has the digest, are taken.
+        run: id of the MLflow run that made them; None = not known.
+
+    Raises:
+        UserError: they are nowhere.
+    """
+    for name in filter(None, (named, run)):
+        with suppress(UserError):
+            folder = find_adapters(name, latest)
+            if folder.is_dir() and adapter_digest(folder) == digest:
+                return folder.resolve()
+    for version in versions_with(digest):
+        with suppress(UserError):
+            return version.adapters().resolve()
+    raise UserError(
+        f"The adapters that the run started from (train.start={named}, digest {digest[:12]}) are not there any more:"
+        f" {named} has other weights now, and neither their MLflow run nor a registered version has these. Put them"
+        " back where they were, or train again from adapters that stay: a registered version (models:/NAME/3), or an"
+        " MLflow run's id."
+    )
+
+
 @cache
-def _version(named: str, uri: str) -> Registered:
+def _version(named: str, uri: str) -> Path:
     """Looked up once in a command: an alias that is moved meanwhile would mix two adapters."""
-    return named_version(named, uri)
+    return named_version(named).adapters()
 
 
 @cache
 def _of_run(named: str, uri: str) -> Path:
-    """Looked up, and downloaded where the artifacts are remote, once in a command, though several places ask for it."""
-    import mlflow
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        runs: list[Run] = mlflow.search_runs(search_all_experiments=True, output_format="list")
-    except (mlflow.exceptions.MlflowException, SQLAlchemyError, OSError) as error:
-        raise UserError(
-            f"adapter: there is no folder {named!r}, and MLflow ({Server(uri).shown}), which may have a run of"
-            f" this name, does not answer: {error}"
-        ) from error
+    """Looked up once in a command, though several places ask for it."""
+    with mlflow_client() as client:
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        runs = list(client.search_runs(experiments, max_results=50_000))
     found = [run for run in runs if _is_named(run, named)]
     if not found:
-        registered = f" A registered adapter is named models:/{named}." if _VERSION.fullmatch(named) else ""
         raise UserError(
-            f"adapter: there is no folder and no MLflow run {named!r}.{registered}{_those_there_are(named, runs)}"
-            f" All runs are in {Server(uri).shown}; `make ui` lists them."
+            f"adapter: there is no folder and no MLflow run {named!r}.{_those_there_are(named, runs)} All runs are in"
+            f" {shown(uri)}; `make ui` lists them. A registered adapter is named models:/NAME@ALIAS."
         )
     if len(found) > 1:
         ids = "\n".join(f"  {run.info.run_id}  {run.info.run_name}" for run in found[:10])
         raise UserError(f"adapter: {len(found)} MLflow runs are named {named!r}; name one by its id:\n{ids}")
     [run] = found
-    here = local_folder(run.info.artifact_uri)
-    if here is not None and (here / ARTIFACTS / FACTS).is_file():
-        return here / ARTIFACTS
-    try:
-        return downloaded(f"runs:/{run.info.run_id}/{ARTIFACTS}", uri)
-    except (OSError, mlflow.exceptions.MlflowException) as error:
-        raise UserError(
-            f"adapter: the MLflow run {run.info.run_id} ({run.info.run_name}) has no adapters: it did not finish"
-            " training, or its artifacts were deleted."
-        ) from error
+    with suppress(UserError), mlflow_client():
+        folder = on_this_machine(run.info.artifact_uri, "adapters")
+        if (folder / FACTS).is_file():
+            return folder
+    raise UserError(
+        f"adapter: the MLflow run {run.info.run_id} ({run.info.run_name}) has no adapters: it did not finish training,"
+        " or its artifacts were deleted."
+    )
 
 
 def _those_there_are(named: str, runs: list[Run]) -> str:
@@ -143,58 +155,3 @@ def _is_named(run: Run, named: str) -> bool:
     ids = (run.info.run_id, run.data.tags.get(KEY, ""))
     by_id = len(named) >= _SHORTEST_ID and any(known.startswith(named) for known in ids)
     return by_id or run.info.run_name == named
-
-
-def run_of(facts: Mapping[str, Any]) -> Run | None:
-    """The MLflow run of a training; None if it had none, it was deleted, or MLflow is away."""
-    named = facts.get("mlflow_run_id")
-    if not named:
-        return None
-    import mlflow
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        runs: list[Run] = mlflow.search_runs(search_all_experiments=True, output_format="list")
-    except (mlflow.exceptions.MlflowException, SQLAlchemyError, OSError):
-        return None
-    return next((run for run in runs if named in (run.info.run_id, run.data.tags.get(KEY))), None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """Adapters, and who says what of them."""
-
-    title: str
-    adapters: Path
-    facts: Mapping[str, Any]
-    """Their ``training.json``."""
-    version_tags: Mapping[str, str] = field(default_factory=dict)
-    """Of the registered version; empty where none was named."""
-    run_id: str | None = None
-    """The MLflow run of the training, where MLflow has it."""
-    run_tags: Mapping[str, str] = field(default_factory=dict)
-
-
-def find_subject(named: str, latest: Path) -> Subject:
-    """The adapters that ``named`` means: ``NAME@ALIAS``, ``NAME/VERSION``, a run's id or name, a folder, ``latest``.
-
-    Raises:
-        UserError: there is no such thing, or it has no facts.
-    """
-    title, tags = named, {}
-    if named.startswith(SCHEME) or (_VERSION.fullmatch(named) and not Path(named).is_dir()):
-        version = named_version(SCHEME + named.removeprefix(SCHEME), tracking_uri())
-        folder = version.adapters(whatever_they_are=True)  # Which is what is to be found out.
-        adapters, tags, title = folder, dict(version.tags), f"{version.name}/{version.version}"
-    else:
-        adapters = find_adapters(named, latest)
-    facts = read_facts(adapters)
-    run = run_of(facts)
-    return Subject(
-        title=title,
-        adapters=adapters,
-        facts=facts,
-        version_tags=tags,
-        run_id=None if run is None else run.info.run_id,
-        run_tags={} if run is None else run.data.tags,
-    )

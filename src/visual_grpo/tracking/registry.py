@@ -1,192 +1,381 @@
 """MLflow's registry: adapters become versions of a registered model, and an alias points to the champion.
 
-A version is made in an order in which a crash leaves nothing that the next attempt does not find: the model with its
-files, its link to the training's run, and last the version with all of its tags. The alias is moved last of all.
+Each call may be repeated after a crash: files are uploaded before a version names them, and the alias moves last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+import atexit
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from visual_grpo.config import Parameters
 from visual_grpo.config.promotion import CHAMPION
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.model_card import model_card
-from visual_grpo.tracking.registry_client import EXPERIMENT, Server, artifact_location, local_folder
-from visual_grpo.tracking.runs import find_run, is_active
-from visual_grpo.tracking.versions import (
-    ADAPTERS,
-    DIGEST,
-    Registered,
-    find_version,
-    registered,
-    those_there_are,
-    versions_of,
-)
+from visual_grpo.tracking.client import experiment_name, get, local_folder, mlflow_client, shown, tracking_uri
+from visual_grpo.tracking.runs import experiment_id, find_run, is_active
 from visual_grpo.trained_adapters import FACTS, adapter_digest, check_weights, modules_of, read_facts
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Run
+    from mlflow.entities.model_registry import ModelVersion
 
-OVER, DATE = "promotion.over", "promotion.date"
-"""Tags of a version that was promoted: the version that it replaced, or `NOTHING`; and when."""
-ROLLED_BACK = "promotion.rolled_back"
-"""Tag of a version whose promotion was undone: when."""
+SCHEME = "models:/"
+DIGEST = "adapter.digest"
+"""Tag of a version: `trained_adapters.adapter_digest`."""
+ADAPTERS = "data/visual_grpo/adapters"
+"""The adapters among a version's files (`served_model`)."""
+OVER, DATE, ROLLED_BACK = "promotion.over", "promotion.date", "promotion.rolled_back"
+"""Tags of a promoted version: the version that it replaced, or `NOTHING`; when; and when that was undone."""
 NOTHING = "none"
-MODEL = "promoted_adapter"
-"""Name of the versions' models among those that MLflow lists for a run."""
-_LONGEST_TAG, _LONGEST_DESCRIPTION = 5000, 5000
+RETRAINED = "retrained.for"
+"""Tag of a run that the retrain command judged: the registered model."""
+GATE = "gate."
+"""Beginning of the registered model's tags that say which adapters the gate has judged, and when."""
+YEAR = timedelta(days=365)
+_LONGEST_TEXT = 5000
+_URI = re.compile(r"models:/(?P<name>[^/]+?)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+_DECISION = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00) .+")
 
 
-def register(
-    tracking_uri: str,
-    name: str,
-    adapters: Path,
-    *,
-    result: Sequence[str] = (),
-    tags: Mapping[str, str] | None = None,
-    base_copy_mb: float = 200,
-    experiment: str = EXPERIMENT,
-) -> Registered:
-    """Makes adapters a version of the registered model ``name``; the same weights again give the version they have.
+@dataclass(frozen=True)
+class Registered:
+    """A version of a registered model: the adapters of one training."""
 
-    Args:
-        adapters: the folder that a training left. Its ``best`` and ``last`` are left out: one of them is the rest.
-        result: the evaluation in words, for the card and the version's description; () = what the run says.
-        tags: further tags of the version.
-        base_copy_mb: largest base model in a local folder (MB, 10^6 bytes) that is copied into the version.
-        experiment: where MLflow lists the model of a training that has no run there.
+    name: str
+    version: int
+    tags: Mapping[str, str]
 
-    Raises:
-        UserError: the adapters or their base model are damaged or gone, the name is none that MLflow takes, or MLflow
-            does not answer. No version was made then.
-    """
-    server, facts = Server.registry(tracking_uri), read_facts(adapters)
-    if "parameters" not in facts:
-        raise UserError(f"{adapters} is of an older version, which did not store the parameters. Train again.")
-    check_weights(adapters)
-    digest = adapter_digest(adapters)
-    present = _with_digest(server, name, digest)
-    if present is not None:
-        return registered(server, present)
-    run = server.ask(lambda client: _run_of(client, facts, experiment))
-    about = {DIGEST: digest, **_origin(facts, run), **(tags or {})}
-    lines = list(result) or ([] if run is None else [run.data.tags[tag] for tag in ("result",) if tag in run.data.tags])
-    card = model_card(facts, modules_of(adapters), lines)
-    with _global_server(tracking_uri):
-        model_id = _uploaded_model(server, adapters, card, about, run, experiment, base_copy_mb)
-        _link(server, run, model_id)
-        make_registered_model(server, name)
-        made = server.ask(
-            lambda client: client.create_model_version(
-                name,
-                source=f"models:/{model_id}",
-                run_id=None if run is None else run.info.run_id,
-                model_id=model_id,
-                tags={key: value[:_LONGEST_TAG] for key, value in about.items()},
-                description="\n\n".join(lines)[:_LONGEST_DESCRIPTION],
+    @classmethod
+    def of(cls, found: ModelVersion) -> Registered:
+        return cls(found.name, int(found.version), dict(found.tags))
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of the weights; None for a version that something else registered."""
+        return self.tags.get(DIGEST)
+
+    @property
+    def uri(self) -> str:
+        """The name that MLflow's functions and the parameter ``adapter`` take."""
+        return f"{SCHEME}{self.name}/{self.version}"
+
+    def adapters(self, *, check: bool = True) -> Path:
+        """The folder of the adapters on this machine; a temporary copy where MLflow keeps them elsewhere.
+
+        Raises:
+            UserError: the files are gone or, with ``check``, are not those that were registered.
+        """
+        with mlflow_client() as client:
+            folder = on_this_machine(client.get_model_version_download_uri(self.name, str(self.version)), ADAPTERS)
+        if not (folder / FACTS).is_file():
+            raise UserError(
+                f"The files of {self.uri} are gone: {folder} has no {FACTS}. Put them back, or name another version."
+            )
+        if check and self.digest is not None and adapter_digest(folder) != self.digest:
+            raise UserError(
+                f"The weights of {self.uri} in {folder} are not those that were registered (its tag {DIGEST} is"
+                " another): they were changed since. Put the files back, or name another version."
+            )
+        return folder
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A registered model and the alias of its champion. Each method raises UserError where MLflow does not answer."""
+
+    name: str
+    alias: str = CHAMPION
+    base_copy_mb: float = 200.0
+    """Largest base model in a local folder (MB, 10^6 bytes) that is copied into a version."""
+
+    @classmethod
+    def of(cls, config: Parameters) -> Registry:
+        return cls(config.registered_model, config.promotion.alias, config.promotion.base_copy_mb)
+
+    def champion(self) -> Registered | None:
+        """None before the first promotion."""
+        return _find(self.name, alias=self.alias)
+
+    def register(self, adapters: Path, result: Sequence[str] = (), tags: Mapping[str, str] | None = None) -> Registered:
+        """Makes adapters a version; the same weights again give the version that they have.
+
+        Args:
+            adapters: the folder that a training left. Its ``best`` and ``last`` are left out: one of them is the rest.
+            result: the evaluation in words, for the card and the description; () = the result that the run has.
+            tags: further tags of the version.
+
+        Raises:
+            UserError: the adapters or their base model are damaged or gone. No version was made then.
+        """
+        from mlflow.entities import LoggedModelOutput
+
+        from visual_grpo.tracking.served_model import package
+
+        check_weights(adapters)
+        facts, digest = read_facts(adapters), adapter_digest(adapters)
+        known = self._with_digest(digest)
+        if known is not None:
+            return known
+        with mlflow_client() as client, tempfile.TemporaryDirectory() as folder:
+            run = training_run(facts)
+            lines = list(result) or ([run.data.tags["result"]] if run is not None and "result" in run.data.tags else [])
+            about = {DIGEST: digest, **_origin(facts, run), **(tags or {})}
+            about = {tag: text[:_LONGEST_TEXT] for tag, text in about.items()}
+            card = model_card(facts, modules_of(adapters), lines)
+            package(adapters, Path(folder), card=card, about=about, base_copy_mb=self.base_copy_mb)
+            self._make()
+            run_id = None if run is None else run.info.run_id
+            experiment = (
+                experiment_id(client, tracking_uri(), experiment_name()) if run is None else run.info.experiment_id
+            )
+            model = client.create_logged_model(experiment, name=self.name, source_run_id=run_id, model_type="adapter")
+            client.log_model_artifacts(model.model_id, folder)
+            client.finalize_logged_model(model.model_id, "READY")
+            if run_id is not None:
+                client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+            made = client.create_model_version(
+                self.name,
+                source=f"{SCHEME}{model.model_id}",
+                run_id=run_id,
+                model_id=model.model_id,
+                tags=about,
+                description="\n\n".join(lines)[:_LONGEST_TEXT],
                 await_creation_for=0,
             )
+            return Registered.of(made)
+
+    def promote(self, version: int) -> None:
+        """Points the alias to a version, which notes the version that it replaces.
+
+        Raises:
+            UserError: there is no such version.
+        """
+        number, present = str(version), self.champion()
+        if _find(self.name, version=number) is None:
+            raise UserError(
+                f"MLflow ({shown(tracking_uri())}) has no version {version} of {self.name}, so it cannot become"
+                f" {self.alias}."
+            )
+        if present is not None and present.version == version:
+            return
+        with mlflow_client() as client:
+            client.set_model_version_tag(self.name, number, OVER, NOTHING if present is None else str(present.version))
+            client.set_model_version_tag(self.name, number, DATE, _now())
+            client.delete_model_version_tag(self.name, number, ROLLED_BACK)
+            client.set_registered_model_alias(self.name, self.alias, number)
+
+    def rollback(self) -> tuple[int, int]:
+        """Points the alias back to the version that the present one replaced; returns both numbers, from and to.
+
+        Raises:
+            UserError: there is no champion, it replaced none, or that one was deleted.
+        """
+        present = self.champion()
+        if present is None:
+            raise UserError(
+                f"MLflow ({shown(tracking_uri())}) has no {self.name}@{self.alias}, so there is nothing to go back"
+                f" from.{_those_there_are(self.name)} To make a version champion: promote it with"
+                f" promotion.candidate={SCHEME}{self.name}/VERSION."
+            )
+        replaced = present.tags.get(OVER, NOTHING)
+        if not replaced.isdecimal():
+            raise UserError(
+                f"{self.name}@{self.alias} is version {present.version}, which replaced no other (its tag {OVER} is"
+                f" {replaced}): there is nothing to go back to."
+            )
+        if _find(self.name, version=replaced) is None:
+            raise UserError(
+                f"{self.name}@{self.alias} is version {present.version}, which replaced version {replaced}, but that"
+                f" was deleted. Promote another.{_those_there_are(self.name)}"
+            )
+        with mlflow_client() as client:
+            client.set_model_version_tag(self.name, str(present.version), ROLLED_BACK, _now())
+            client.set_registered_model_alias(self.name, self.alias, replaced)
+        return present.version, int(replaced)
+
+    def rolled_back(self, digest: str) -> tuple[int, str] | None:
+        """The version of these weights and when its promotion was undone; None if it was not."""
+        found = self._with_digest(digest)
+        return None if found is None or ROLLED_BACK not in found.tags else (found.version, found.tags[ROLLED_BACK])
+
+    def keep_report(self, run_id: str | None, folder: Path) -> None:
+        """Puts the gate's page and numbers among the artifacts of the candidate's run, if it has one."""
+        files = [file for file in (folder / "evaluation.html", folder / "evaluation.json") if file.is_file()]
+        if run_id is None or not files:
+            return
+        with mlflow_client() as client:
+            run = find_run(client, run_id, experiment_name())
+            if run is not None:
+                for file in files:
+                    client.log_artifact(run.info.run_id, str(file), "promotion")
+
+    def note_gate(self, digest: str, settings: str, *, promoted: bool) -> None:
+        """Notes the decision on the adapter with ``digest``; the same gate again keeps the first date."""
+        self._make()
+        key = _gate(digest, settings)
+        date = self._gates().get(key, datetime.now(UTC)).isoformat(timespec="seconds")
+        decision = f"{date} {'promoted' if promoted else 'not promoted'}"
+        with mlflow_client() as client:
+            client.set_registered_model_tag(self.name, f"{GATE}{key}", decision)
+
+    def is_judged(self, digest: str, settings: str = "") -> bool:
+        """Returns whether the gate has decided on this adapter; with these settings, where they are given."""
+        return any(key.startswith(_gate(digest, settings)) for key in self._gates())
+
+    def gates_of_a_year(self, *, but: tuple[str, str]) -> int:
+        """Counts the gates within the last 365 days, beside that of this digest and settings.
+
+        The error of a year is divided among its gates. The same adapter with the same settings comes to the same
+        decision, and is one gate.
+        """
+        since = datetime.now(UTC) - YEAR
+        return sum(date >= since for key, date in self._gates().items() if key != _gate(*but))
+
+    def delete_old_versions(self, keep: int) -> list[int]:
+        """Deletes all but the newest ``keep`` versions, those with an alias, and that which the champion replaced."""
+        present = self.champion()
+        with mlflow_client() as client:
+            model = get(client.get_registered_model, self.name)
+            if model is None:
+                return []
+            versions = {int(version.version): version for version in _versions(self.name)}
+            needed = {int(version) for version in model.aliases.values()} | set(sorted(versions)[-keep:])
+            if present is not None and (replaced := present.tags.get(OVER, NOTHING)).isdecimal():
+                needed.add(int(replaced))
+            old = sorted(versions.keys() - needed)
+            for number in old:
+                client.delete_model_version(self.name, str(number))
+                logged = get(client.get_logged_model, str(versions[number].source).removeprefix(SCHEME))
+                if logged is not None:
+                    client.delete_logged_model(logged.model_id)
+                    _delete_folder(logged.artifact_location)
+        return old
+
+    def delete_old_runs(self, keep: int) -> list[str]:
+        """Deletes all but the newest ``keep`` runs of retrainings for this model, and those of its versions."""
+        with mlflow_client() as client:
+            needed = {version.run_id for version in _versions(self.name)}
+            experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+            mine, newest_first = f"tags.`{RETRAINED}` = '{self.name}'", ["attributes.start_time DESC"]
+            runs = list(client.search_runs(experiments, mine, order_by=newest_first))[keep:]
+            old = [run for run in runs if run.info.run_id not in needed]
+            for run in old:
+                client.delete_run(run.info.run_id)
+                _delete_folder(run.info.artifact_uri)
+        return [run.info.run_id for run in old]
+
+    def mark_run(self, run_id: str) -> None:
+        """Notes that a run is of a retraining, so that `delete_old_runs` may delete it in time."""
+        with mlflow_client() as client:
+            get(client.set_tag, run_id, RETRAINED, self.name)
+
+    def _with_digest(self, digest: str) -> Registered | None:
+        """The first version with these weights."""
+        same = [Registered.of(found) for found in _versions(self.name) if found.tags.get(DIGEST) == digest]
+        return min(same, key=lambda one: one.version, default=None)
+
+    def _make(self) -> None:
+        about = (
+            "LoRA adapters that Visual GRPO trained; a version is one training. The champion is the version that the"
+            f' alias points to: `mlflow.pyfunc.load_model("{SCHEME}{self.name}@{CHAMPION}")`.'
         )
-    return registered(server, made)
+        with mlflow_client() as client:
+            if get(client.get_registered_model, self.name) is None:
+                client.create_registered_model(self.name, description=about)
+
+    def _gates(self) -> dict[str, datetime]:
+        """Key -> when it was decided; tags in another form, which somebody else has set, are none."""
+        with mlflow_client() as client:
+            model = get(client.get_registered_model, self.name)
+        tags = {} if model is None else model.tags
+        found = {tag.removeprefix(GATE): _DECISION.fullmatch(tags[tag]) for tag in tags if tag.startswith(GATE)}
+        return {key: datetime.fromisoformat(match[1]) for key, match in found.items() if match is not None}
 
 
-def champion(tracking_uri: str, name: str, alias: str = CHAMPION) -> Registered | None:
-    """The version that ``alias`` points to; None without such a model or alias.
+def named_version(uri: str) -> Registered:
+    """The version that ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION`` names.
 
     Raises:
-        UserError: MLflow does not answer, or refuses the name.
+        UserError: another form, or no such version or alias; the message says which there are.
     """
-    return find_version(Server.registry(tracking_uri), name, alias=alias)
-
-
-def promote(tracking_uri: str, name: str, version: int, alias: str = CHAMPION) -> int | None:
-    """Points ``alias`` to a version; returns the one that it replaces, which the version's tag says too.
-
-    Nothing changes where the alias points there already.
-
-    Raises:
-        UserError: there is no such version, or MLflow does not answer. The alias is where it was then.
-    """
-    server = Server.registry(tracking_uri)
-    promoted = find_version(server, name, version=version)
-    if promoted is None:
-        raise UserError(f"MLflow ({server.shown}) has no version {version} of {name}, so it cannot become {alias}.")
-    present = find_version(server, name, alias=alias)
-    if present is not None and present.version == version:
-        return _replaced(present)
-    over = NOTHING if present is None else str(present.version)
-    for tag, value in {OVER: over, DATE: _now()}.items():
-        _set_tag(server, promoted, tag, value)
-    if ROLLED_BACK in promoted.tags:
-        server.ask(lambda client: client.delete_model_version_tag(name, str(version), ROLLED_BACK))
-    _move(server, name, alias, version)
-    return None if present is None else present.version
-
-
-def rollback(tracking_uri: str, name: str, alias: str = CHAMPION) -> tuple[int, int]:
-    """Points ``alias`` back to the version that the present one replaced; returns both numbers, from and to.
-
-    Raises:
-        UserError: there is no such model or alias, the version replaced none, that one was deleted, or MLflow does not
-            answer. The alias is where it was then.
-    """
-    server = Server.registry(tracking_uri)
-    present = find_version(server, name, alias=alias)
-    if present is None:
-        there = those_there_are(server, name)
+    parts = _URI.fullmatch(uri)
+    if parts is None:
         raise UserError(
-            f"MLflow ({server.shown}) has no {name}@{alias}, so there is nothing to go back from.{there} To make a"
-            f" version champion: promote it with promotion.candidate=models:/{name}/VERSION."
+            f"adapter is {uri!r}. Expected {SCHEME}NAME@ALIAS, such as {SCHEME}visual_grpo@champion, or"
+            f" {SCHEME}NAME/VERSION, such as {SCHEME}visual_grpo/3."
         )
-    replaced = _replaced(present)
-    if replaced is None:
-        raise UserError(
-            f"{name}@{alias} is version {present.version}, which replaced no other (its tag {OVER} is"
-            f" {present.tags.get(OVER, 'not set')}): there is nothing to go back to."
-        )
-    if find_version(server, name, version=replaced) is None:
-        left = ", ".join(map(str, sorted(int(version.version) for version in versions_of(server, name))))
-        raise UserError(
-            f"{name}@{alias} is version {present.version}, which replaced version {replaced}, but that was deleted."
-            f" Promote one of those that are left ({left})."
-        )
-    _set_tag(server, present, ROLLED_BACK, _now())
-    _move(server, name, alias, replaced)
-    return present.version, replaced
+    found = _find(parts["name"], alias=parts["alias"], version=parts["version"])
+    if found is None:
+        there = _those_there_are(parts["name"])
+        raise UserError(f"adapter: MLflow ({shown(tracking_uri())}) has no {uri}.{there}")
+    return found
 
 
-def rolled_back(tracking_uri: str, name: str, digest: str) -> tuple[int, str] | None:
-    """The version of these weights and when its promotion was undone; None if it was not."""
-    found = _with_digest(Server.registry(tracking_uri), name, digest)
-    if found is None or ROLLED_BACK not in found.tags:
+def versions_with(digest: str) -> list[Registered]:
+    """The versions of all registered models that have these weights."""
+    with mlflow_client() as client:
+        return [Registered.of(found) for found in client.search_model_versions(f"tags.`{DIGEST}` = '{digest}'")]
+
+
+def training_run(facts: Mapping[str, Any]) -> Run | None:
+    """The MLflow run of a training; None if it had none, or it was deleted."""
+    if facts.get("mlflow_run_id") is None:
         return None
-    return int(found.version), str(found.tags[ROLLED_BACK])
+    with mlflow_client() as client:
+        run = find_run(client, facts["mlflow_run_id"], experiment_name())
+    return run if run is not None and is_active(run) else None
 
 
-def _with_digest(server: Server, name: str, digest: str) -> Any:
-    """MLflow's first version of the model with these weights; None without one."""
-    if server.is_empty or server.get(lambda client: client.get_registered_model(name)) is None:
-        return None
-    same = [version for version in versions_of(server, name) if version.tags.get(DIGEST) == digest]
-    return min(same, key=lambda version: int(version.version), default=None)
+@cache
+def on_this_machine(location: str, path: str) -> Path:
+    """A folder of artifacts; where MLflow keeps them elsewhere, a copy that is removed when the command ends."""
+    import mlflow
+
+    if (here := local_folder(location)) is not None:
+        return here / path
+    copy = tempfile.mkdtemp(prefix="visual_grpo_adapters_")
+    atexit.register(shutil.rmtree, copy, ignore_errors=True)
+    return Path(mlflow.artifacts.download_artifacts(f"{location}/{path}", dst_path=copy))
 
 
-def _run_of(client: MlflowClient, facts: Mapping[str, Any], experiment: str) -> Run | None:
-    """The training's run; None if it had none, or it was deleted."""
-    named = facts.get("mlflow_run_id")
-    found = None if named is None else find_run(client, str(named), experiment)
-    return found if found is not None and is_active(found) else None
+def _find(name: str, *, alias: str | None = None, version: str | None = None) -> Registered | None:
+    with mlflow_client() as client:
+        if version is None:
+            model = get(client.get_registered_model, name)
+            version = None if model is None else model.aliases.get(alias)
+        found = None if version is None else get(client.get_model_version, name, str(version))
+    return None if found is None else Registered.of(found)
+
+
+def _versions(name: str) -> list[ModelVersion]:
+    with mlflow_client() as client:
+        return list(client.search_model_versions(f"name = '{name}'"))
+
+
+def _those_there_are(name: str) -> str:
+    """The versions and aliases of the registered model, or the nearest of the other names."""
+    with mlflow_client() as client:
+        model = get(client.get_registered_model, name)
+        names = [other.name for other in client.search_registered_models()]
+    if model is None:
+        listed = f" Registered models are: {', '.join(names)}." if names else " No model is registered yet."
+        return nearest_hint(name, names) or listed
+    numbers = sorted(int(version.version) for version in _versions(name))
+    aliases = ", ".join(f"{alias} (version {version})" for alias, version in sorted(model.aliases.items()))
+    return f" {name} has the versions {', '.join(map(str, numbers)) or 'none'} and the aliases {aliases or 'none'}."
 
 
 def _origin(facts: Mapping[str, Any], run: Run | None) -> dict[str, str]:
-    """Where the adapters come from: what a version can be traced and made again by."""
-    of_run = {} if run is None else run.data.tags
+    """Tags that say where the adapters come from."""
     found = {
         "training.run": None if run is None else run.info.run_id,
         "dataset.digest": facts["data"],
@@ -195,112 +384,19 @@ def _origin(facts: Mapping[str, Any], run: Run | None) -> dict[str, str]:
         "base.content": facts.get("model_content"),
         "command": facts.get("command"),
         **{tag: value for tag, value in facts.items() if tag.startswith(("git.", "resumed."))},
-        **{tag: value for tag, value in of_run.items() if tag.startswith("dvc.")},
+        **({} if run is None else {tag: value for tag, value in run.data.tags.items() if tag.startswith("dvc.")}),
     }
     return {tag: str(value) for tag, value in found.items() if value is not None}
 
 
-def _uploaded_model(
-    server: Server,
-    adapters: Path,
-    card: str,
-    about: Mapping[str, str],
-    run: Run | None,
-    experiment: str,
-    base_copy_mb: float,
-) -> str:
-    """The id of MLflow's model with the adapters; one that an earlier attempt began is completed."""
-    from visual_grpo.tracking.packaging import package
-
-    place = server.ask(lambda client: _experiment(client, server, run, experiment))
-    begun = server.ask(lambda client: client.search_logged_models([place], f"tags.`{DIGEST}` = '{about[DIGEST]}'"))
-    model = next((model for model in begun if model.name == MODEL), None)
-    if model is not None and str(model.status) == "READY" and _has_files(model.artifact_location):
-        return str(model.model_id)
-    run_id = None if run is None else run.info.run_id
-    with TemporaryDirectory() as folder:
-        # Before MLflow knows of it, for this may refuse the adapters.
-        package(adapters, Path(folder), card=card, about=about, base_copy_mb=base_copy_mb)
-        if model is None:
-            tags = {key: value[:_LONGEST_TAG] for key, value in about.items()}
-            model = server.ask(
-                lambda client: client.create_logged_model(
-                    place, name=MODEL, source_run_id=run_id, tags=tags, model_type="adapter"
-                )
-            )
-        model_id = str(model.model_id)
-        server.transfer(lambda client: client.log_model_artifacts(model_id, folder))
-    server.ask(lambda client: client.finalize_logged_model(model_id, "READY"))
-    return model_id
+def _delete_folder(location: str) -> None:
+    """Deletes files on this machine, which MLflow keeps; those on a server are the server's to delete (`mlflow gc`)."""
+    if (folder := local_folder(location)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _has_files(location: str) -> bool:
-    """Whether a model's files are still there; what a server keeps is taken to be."""
-    folder = local_folder(location)
-    return folder is None or (folder / ADAPTERS / FACTS).is_file()
-
-
-def _experiment(client: MlflowClient, server: Server, run: Run | None, name: str) -> str:
-    """That of the run; without one the experiment ``name``, which is made where it is missing."""
-    if run is not None:
-        return str(run.info.experiment_id)
-    known = client.get_experiment_by_name(name)
-    if known is not None:
-        return str(known.experiment_id)
-    return str(client.create_experiment(name, artifact_location=artifact_location(server.uri)))
-
-
-def _link(server: Server, run: Run | None, model_id: str) -> None:
-    """MLflow shows the model as an output of the run."""
-    from mlflow.entities import LoggedModelOutput
-
-    if run is None:
-        return
-    linked = {output.model_id for output in run.outputs.model_outputs} if run.outputs else set()
-    if model_id not in linked:
-        outputs = [LoggedModelOutput(model_id, step=0)]
-        server.ask(lambda client: client.log_outputs(run.info.run_id, outputs))
-
-
-def make_registered_model(server: Server, name: str) -> None:
-    """Makes it unless it is there."""
-    if server.get(lambda client: client.get_registered_model(name)) is None:
-        about = (
-            "LoRA adapters that Visual GRPO trained; a version is one training. The champion is the version that the"
-            f' alias points to: `mlflow.pyfunc.load_model("models:/{name}@{CHAMPION}")`.'
-        )
-        server.ask(lambda client: client.create_registered_model(name, description=about))
-
-
-@contextmanager
-def _global_server(tracking_uri: str) -> Iterator[None]:
-    """MLflow's SQL store looks a version's model up at the global address, not at that of its client."""
-    import mlflow
-
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(tracking_uri)
-    try:
-        yield
-    finally:
-        mlflow.set_tracking_uri(before)
-
-
-def _replaced(version: Registered) -> int | None:
-    over = version.tags.get(OVER, NOTHING)
-    if over != NOTHING and not over.isdecimal():
-        raise UserError(
-            f"The tag {OVER} of version {version.version} of {version.name} is {over!r}; expected the number of the"
-            f" version that it replaced, or {NOTHING}. Correct it in MLflow."
-        )
-    return None if over == NOTHING else int(over)
-
-
-def _set_tag(server: Server, version: Registered, tag: str, value: str) -> None:
-    server.ask(lambda client: client.set_model_version_tag(version.name, str(version.version), tag, value))
-
-
-def _move(server: Server, name: str, alias: str, version: int) -> None:
-    server.ask(lambda client: client.set_registered_model_alias(name, alias, str(version)))
+def _gate(digest: str, settings: str) -> str:
+    return f"{digest[:32]}.{settings[:8]}"
 
 
 def _now() -> str:

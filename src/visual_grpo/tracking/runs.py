@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visual_grpo.tracking.registry_client import (
+from visual_grpo.tracking.client import (
     ARTIFACTS,
     INVALID,
     MISSING,
@@ -58,17 +58,20 @@ def is_active(run: Run) -> bool:
 
 
 def make_run(client: MlflowClient, uri: str, key: str, experiment: str, name: str, began: int) -> Run:
-    """A new run, which `find_run` finds by its key.
+    """A new run, which `find_run` finds by its key."""
+    place = experiment_id(client, uri, experiment)
+    return client.create_run(place, start_time=began, tags={KEY: key}, run_name=name)
+
+
+def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
+    """The id of an experiment, which is made where there is none.
 
     Raises:
-        OSError: the experiment keeps its artifacts where the project was before it was moved.
+        OSError: it keeps its artifacts where the project was before it was moved.
     """
-    place = artifact_location(uri)
-    known = client.get_experiment_by_name(experiment)
+    place, known = artifact_location(uri), client.get_experiment_by_name(name)
     if known is None:
-        return client.create_run(
-            client.create_experiment(experiment, place), start_time=began, tags={KEY: key}, run_name=name
-        )
+        return str(client.create_experiment(name, place))
     if known.lifecycle_stage == "deleted":
         client.restore_experiment(known.experiment_id)
     there = local_folder(known.artifact_location) if uri.startswith(SQLITE) else None
@@ -76,7 +79,7 @@ def make_run(client: MlflowClient, uri: str, key: str, experiment: str, name: st
         raise OSError(
             f"its artifacts are in {there}, where this project was before it was moved or copied. Move mlflow.db aside"
         )
-    return client.create_run(known.experiment_id, start_time=began, tags={KEY: key}, run_name=name)
+    return str(known.experiment_id)
 
 
 def output_tag(output: Path) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -26,9 +25,9 @@ from visual_grpo.images import read_image
 from visual_grpo.model_card import CARD, model_card
 from visual_grpo.third_party_output import silence_libraries
 from visual_grpo.tracking import lineage
+from visual_grpo.tracking.client import experiment_name, mlflow_client, shown, tracking_uri, use_project
 from visual_grpo.tracking.description import in_words, resumed_name
 from visual_grpo.tracking.metrics import result_metrics, tracked
-from visual_grpo.tracking.registry_client import EXPERIMENT, Server, tracking_uri, use_project
 from visual_grpo.tracking.runs import (
     EVALUATION,
     close_killed,
@@ -59,11 +58,6 @@ TABLE = "evaluation/scores.json"
 _FROM_FACTS = ("command", "git.", "dvc.", "version.", "resumed.")
 """Beginnings of the facts that are tags too."""
 _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
-
-
-def experiment_name() -> str:
-    """The experiment of all runs."""
-    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
 
 
 def sync_output(client: MlflowClient, uri: str, output: Path, open_run: str | None = None) -> list[str]:
@@ -179,19 +173,19 @@ def _modified(file: Path) -> int:
 
 def sync(outputs: list[Path]) -> tuple[list[str], bool]:
     """Syncs each folder that no command is writing to; lines that say what was added, and whether nothing is left."""
-    server, said, whole = Server(tracking_uri()), [], True
+    said: list[str] = []
+    whole, uri = True, tracking_uri()
     for output in outputs:
         try:
             hold(output / ".lock")
-            close = partial(close_killed, experiment=experiment_name(), output=output_tag(output), open_run=None)
-            server.transfer(close)
-            added = server.transfer(partial(sync_output, uri=server.uri, output=output))
-            said += [f"{output}: added to MLflow: {what}" for what in added]
+            with mlflow_client() as client:
+                close_killed(client, experiment_name(), output_tag(output), open_run=None)
+                said += [f"{output}: added to MLflow: {what}" for what in sync_output(client, uri, output)]
         except UserError as error:
             said, whole = [*said, f"{output}: {error}"], False
         finally:
             release()
-    return said or [f"MLflow ({server.shown}) lacks nothing of {', '.join(map(str, outputs)) or 'data'}."], whole
+    return said or [f"MLflow ({shown(uri)}) lacks nothing of {', '.join(map(str, outputs)) or 'data'}."], whole
 
 
 def _outputs(root: Path) -> list[Path]:

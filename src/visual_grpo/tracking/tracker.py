@@ -11,14 +11,14 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from visual_grpo.tracking.client import SQLITE, connect, in_a_line, shown
 from visual_grpo.tracking.description import ended_name, resumed_name
-from visual_grpo.tracking.registry_client import Server, in_a_line
 from visual_grpo.tracking.runs import (
     EVALUATION,
     OUTPUT,
@@ -34,6 +34,7 @@ from visual_grpo.tracking.runs import (
     set_params,
     set_tags,
 )
+from visual_grpo.tracking.sync import sync_output
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -41,13 +42,17 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Scalar = str | int | float | bool | None
+Item = Callable[["MlflowClient", str], Any] | list[Any]
+"""A request about the run with this id, or metrics, of which many go into one request."""
 
+WAIT, WAIT_FOR_TABLES = 10.0, 60.0
+"""Most seconds that the start of a run waits for MLflow, and for a database that must be made first."""
 EVERY = 5.0
 """Seconds between two requests: many steps in one cost little more than one."""
 PAUSE = 60.0
 """Seconds after a failure in which nothing is sent."""
 LAST_CHANCE = 60.0
-"""Most seconds that the end of a run waits for a request that is under way."""
+"""Most seconds that the end of a run waits for what is still to be sent."""
 _RUN_ID = "MLFLOW_RUN_ID"
 """By this variable MLflow's own functions, called by a reward for example, find the run."""
 
@@ -73,7 +78,6 @@ class Tracker:
     _active: Tracker | None = None
 
     def __init__(self, run: RunToLog | None = None, say: Callable[[str], None] = print) -> None:
-        self.run = run
         self.run_id: str | None = None
         """The MLflow run's id; its key, if MLflow was away when the run began; None if MLflow is off."""
         self.run_name = ""
@@ -101,10 +105,10 @@ class Tracker:
         """
         import mlflow
 
+        mlflow.set_tracking_uri(run.tracking_uri)
         tracker = cls(run, say)
         sender = tracker._sender
         assert sender is not None
-        mlflow.set_tracking_uri(run.tracking_uri)
         opened = sender.open()
         tracker.run_id = sender.key if opened is None else opened.info.run_id
         tracker.run_name = run.name if opened is None else opened.info.run_name
@@ -132,17 +136,12 @@ class Tracker:
         """Sets tags; existing tags are replaced."""
         self._put(lambda client, run: set_tags(client, run, mapping))
 
-    def remove_tags(self, names: Iterable[str]) -> None:
-        """Removes those of the tags that the run has."""
-        self._put(lambda client, run: remove_tags(client, run, names))
-
     def params(self, mapping: Mapping[str, Any]) -> None:
         """Logs parameters. MLflow cannot overwrite one: another value of a resumed run is the tag ``resumed.NAME``."""
         self._put(lambda client, run: set_params(client, run, mapping))
 
     def dataset(self, name: str, digest: str, source: str) -> None:
         """Records that the run read the dataset ``name`` from ``source`` (a path or URL)."""
-
         self._put(lambda client, run: log_dataset(client, run, name, digest, source))
 
     def name(self) -> str | None:
@@ -159,7 +158,7 @@ class Tracker:
     def evaluation_begins(self, command: str) -> None:
         """Says that the run, which has ended before, is evaluated now; if that fails, the training is still good."""
         self.evaluates = True
-        self.remove_tags({"evaluate.error", "evaluate.error.node"})
+        self._put(lambda client, run: remove_tags(client, run, {"evaluate.error", "evaluate.error.node"}))
         self.tags({"evaluate.command": command, EVALUATION: "running"})
 
     def finished(self) -> None:
@@ -192,39 +191,36 @@ class Tracker:
             name = ended_name(self.run_name, "stopped" if status == "KILLED" else "failed")
 
         def end(client: MlflowClient, run: str) -> None:
-            from visual_grpo.tracking.sync import sync_output
-
             sync_output(client, sender.run.tracking_uri, sender.run.output, open_run=run)
             if self.evaluates:
                 client.set_tag(run, EVALUATION, status.lower())
-            client.update_run(run, name=name) if name is not None else None
+            if name is not None:
+                client.update_run(run, name=name)
             client.set_terminated(run, "FINISHED" if self.evaluates else status)
 
         sender.close(end)
-
-
-Item = Callable[["MlflowClient", str], Any] | list[Any]
-"""A request, or metrics, of which many go into one request."""
 
 
 class _Sender:
     """Sends items in their order. After a failure it drops them for a while, and says so once."""
 
     def __init__(self, run: RunToLog, say: Callable[[str], None]) -> None:
-        self.run, self.server, self._say = run, Server(run.tracking_uri), say
+        self.run, self._say = run, say
         self.key = run.earlier or uuid.uuid4().hex
         self.existed = False
+        self._client: MlflowClient | None = None
         self._opened: Run | None = None
         self._known_steps: dict[str, set[int]] | None = None
         self._items: SimpleQueue[Item] = SimpleQueue()
         self._answered, self._closing = threading.Event(), threading.Event()
         self._said = False
-        self._paused_until = 0.0
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
 
     def open(self) -> Run | None:
         """Finds or makes the run; None if MLflow does not answer in time, which is no error."""
-        patience = self.server.patience
+        uri = self.run.tracking_uri
+        is_new = uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).is_file()
+        patience = WAIT_FOR_TABLES if is_new else WAIT
         self._thread.start()
         if not self._answered.wait(patience):
             self._fails(f"no answer in {patience:g} s")
@@ -233,55 +229,51 @@ class _Sender:
     def put(self, item: Item) -> None:
         self._items.put(item)
 
-    def close(self, end: Callable[[MlflowClient, str], Any]) -> None:
-        """Sends what is left, and ``end`` last, which is tried even while nothing is sent."""
+    def close(self, last: Callable[[MlflowClient, str], Any]) -> None:
+        """Sends what is left, and ``last`` even if that fails."""
+        self._last = last
         self._closing.set()
         self._thread.join(LAST_CHANCE)
         if self._thread.is_alive():
             self._fails("no answer")
-        elif self._paused_until == 0 or self._answers():
-            self._paused_until = 0
-            self._send([end])
 
-    def _answers(self) -> bool:
-        from visual_grpo.errors import UserError
+    def _work(self) -> None:
+        works, again = self._send([]), time.monotonic() + PAUSE
+        self._answered.set()
+        while not self._closing.wait(EVERY):
+            items = self._waiting()
+            if items and (works or time.monotonic() >= again):
+                works, again = self._send(items), time.monotonic() + PAUSE
+        if works:
+            self._send(self._waiting())
+        self._send([self._last])
 
+    def _waiting(self) -> list[Item]:
+        items: list[Item] = []
         try:
-            self.server.ask(lambda client: client.get_experiment_by_name(self.run.experiment))
-        except UserError:
+            while True:
+                items.append(self._items.get_nowait())
+        except Empty:
+            return items
+
+    def _send(self, items: list[Item]) -> bool:
+        """Returns whether MLflow took all."""
+        try:
+            client = self._client = self._client or connect(self.run.tracking_uri)
+            run = (self._opened or self._open(client)).info.run_id
+            log_metrics(
+                client, run, [one for item in items if isinstance(item, list) for one in item], self._known_steps
+            )
+            for item in items:
+                if not isinstance(item, list):
+                    item(client, run)
+        except Exception as error:
+            self._fails(in_a_line(error))
             return False
         return True
 
-    def _work(self) -> None:
-        self._send([])
-        self._answered.set()
-        closing = False
-        while not closing:
-            closing = self._closing.wait(EVERY)
-            items = []
-            try:
-                while True:
-                    items.append(self._items.get_nowait())
-            except Empty:
-                pass
-            if items and time.monotonic() >= self._paused_until:
-                self._send(items)
-
-    def _send(self, items: list[Item]) -> None:
-        try:
-            run = (self._opened or self._open()).info.run_id
-            metrics = [metric for item in items if isinstance(item, list) for metric in item]
-            log_metrics(self.server.client, run, metrics, self._known_steps)
-            for item in items:
-                if not isinstance(item, list):
-                    item(self.server.client, run)
-        except Exception as error:
-            self._fails(in_a_line(error))
-        else:
-            self._paused_until = 0
-
-    def _open(self) -> Run:
-        client, run = self.server.client, self.run
+    def _open(self, client: MlflowClient) -> Run:
+        run = self.run
         found = find_run(client, self.key, run.experiment)
         if found is not None and is_active(found):
             self.existed, self._known_steps = True, {}
@@ -294,17 +286,14 @@ class _Sender:
         self._answered.set()
         close_killed(client, run.experiment, here, found.info.run_id)
         if not self.existed:
-            from visual_grpo.tracking.sync import sync_output
-
             sync_output(client, run.tracking_uri, run.output, open_run=found.info.run_id)
         return found
 
     def _fails(self, why: str) -> None:
-        self._paused_until = time.monotonic() + PAUSE
         self._answered.set()
         if not self._said:
             self._said = True
             self._say(
-                f"MLflow ({self.server.shown}) fails: {why.rstrip('.')}. The run goes on; what MLflow lacks of its"
-                " results is on disk, and the next command or `make sync` adds it."
+                f"MLflow ({shown(self.run.tracking_uri)}) fails: {why.rstrip('.')}. The run goes on; what MLflow lacks"
+                " of its results is on disk, and the next command or `make sync` adds it."
             )
