@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def project(environment: str | None = None, **changes: Any) -> Project:
     tree = merged(yaml.safe_load(FILE.read_text(encoding="utf-8")), changes)
-    return Project(Parameters.model_validate(with_output_folders(tree, environment)), environment, "")
+    return Project(Parameters.model_validate(with_output_folders(tree, environment)), environment)
 
 
 def stages(about: Project) -> dict[str, Any]:
