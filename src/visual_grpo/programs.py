@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-_LAST_LINES = 12
+from visual_grpo.stopping import held_back
 
 
 class ProgramError(Exception):
@@ -65,52 +65,36 @@ def run(
     patience: float,
     seconds: float = 0,
     environment: Mapping[str, str] | None = None,
-    each: Callable[[str], object] | None = None,
     descriptors: tuple[int, ...] = (),
 ) -> None:
-    """Runs a long program under ``timeout``, which passes a stop on to its whole process group.
+    """Runs a long program, whose output is shown, under ``timeout``, which passes a stop on to its process group.
 
     Args:
         patience: seconds from SIGINT to SIGKILL.
         seconds: its time; 0 = no limit.
-        each: gets every line that it prints; None = they are shown.
         descriptors: open files that it inherits.
 
     Raises:
         ProgramError: it failed.
         OutOfTimeError: its time was over.
     """
-    process = subprocess.Popen(
-        ["timeout", "--signal=INT", f"--kill-after={patience}", str(seconds), *(str(word) for word in words)],
-        cwd=at,
-        env=None if environment is None else dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=None if each is None else subprocess.PIPE,
-        stderr=None if each is None else subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        pass_fds=descriptors,
-    )
-    last: list[str] = []
+    limited = ["timeout", "--signal=INT", f"--kill-after={patience}", str(seconds), *(str(word) for word in words)]
+    process = None
     try:
-        for line in process.stdout or ():
-            last = [*last[1 - _LAST_LINES :], line]
-            if each is not None:
-                each(line)
+        with held_back():
+            process = subprocess.Popen(limited, cwd=at, env=environment, stdin=subprocess.DEVNULL, pass_fds=descriptors)
         code = process.wait()
     except BaseException:  # A Ctrl-C reaches this process only.
-        process.send_signal(signal.SIGINT)
-        process.wait()
-        _kill_group(process.pid)
+        if process is not None:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            _kill_group(process.pid)
         raise
-    finally:
-        if process.stdout is not None:
-            process.stdout.close()
     if seconds and code in (124, 128 + signal.SIGKILL, -signal.SIGKILL):
         _kill_group(process.pid)
         raise OutOfTimeError
     if code:
-        raise ProgramError("".join(last).strip() or f"it ended with exit code {code}")
+        raise ProgramError(f"it ended with exit code {code}")
 
 
 def _kill_group(number: int) -> None:

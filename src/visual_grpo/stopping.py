@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +13,7 @@ from types import FrameType
 from typing import Any
 
 TERMINATING = (signal.SIGTERM, signal.SIGHUP)
-"""Of ``kill`` and batch systems, and of a terminal that is closed."""
-
+"""Sent by ``kill`` and batch systems, and by a terminal that is closed."""
 _ONE_STOP = 5.0
 """Seconds in which the same signal of them means the same."""
 
@@ -27,7 +27,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def signal_of(interrupt: KeyboardInterrupt) -> signal.Signals:
-    """Which signal it was: Python itself raises a plain KeyboardInterrupt at Ctrl-C."""
+    """Returns which signal it was: Python itself raises a plain KeyboardInterrupt at Ctrl-C."""
     return interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT
 
 
@@ -42,40 +42,30 @@ class StopRequest:
 def stop_request(on_ask: Callable[[], None]) -> Iterator[StopRequest]:
     """Keeps the first SIGINT, SIGTERM or SIGHUP, so that what is being done can be finished and saved.
 
-    The handlers are then removed, so that a second signal acts at once; but a batch system and a launcher may both pass
-    on the same one of `TERMINATING`, which is one stop if both come within seconds. Outside the main thread no handler
-    can be installed, and signals act as usual.
+    A second signal acts at once; but a batch system and a launcher may both pass on the same one of `TERMINATING`,
+    which is one stop if both come within seconds.
     """
     request = StopRequest()
-    previous: dict[int, Any] = {}
     asked = time.monotonic()
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if request.by is not None:
             if number != request.by or time.monotonic() - asked > _ONE_STOP:
-                restore()
+                _restore(previous)
                 signal.raise_signal(number)
             return
         request.by, asked = signal.Signals(number), time.monotonic()
         if number not in TERMINATING:
-            restore()
+            _restore(previous)
         _forget_a_closed_terminal(number)
         on_ask()
 
-    def restore() -> None:
-        while previous:
-            signal.signal(*previous.popitem())
-
-    try:
-        for number in (signal.SIGINT, *_heard()):
-            previous[number] = signal.signal(number, ask)
-    except ValueError:  # Not the main thread.
-        pass
+    previous = _handle(ask, signal.SIGINT, *TERMINATING)
     try:
         yield request
     finally:
-        restore()
+        _restore(previous)
 
 
 @contextmanager
@@ -86,21 +76,40 @@ def terminate_as_interrupt() -> Iterator[None]:
         _forget_a_closed_terminal(number)
         raise Stopped(signal.Signals(number))
 
-    try:
-        before = {number: signal.signal(number, interrupt) for number in _heard()}
-    except ValueError:  # Not the main thread.
-        yield
-        return
+    previous = _handle(interrupt, *TERMINATING)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _restore(previous)
 
 
-def _heard() -> list[signal.Signals]:
-    """Those that end the process: ``nohup`` lets it ignore SIGHUP."""
-    return [number for number in TERMINATING if signal.getsignal(number) != signal.SIG_IGN]
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Lets signals act when the block has ended: their handlers may raise anywhere, such as in a half-done start."""
+    arrived: list[int] = []
+    previous = _handle(lambda number, frame: arrived.append(number), signal.SIGINT, *TERMINATING)
+    try:
+        yield
+    finally:
+        _restore(previous)
+        for number in arrived:
+            signal.raise_signal(number)
+
+
+def _handle(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> dict[int, Any]:
+    """Installs a handler, and returns those before; not for SIGTERM and SIGHUP where they are ignored (``nohup``).
+
+    Outside the main thread no handler can be installed, and signals act as usual.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    heard = [n for n in numbers if n not in TERMINATING or signal.getsignal(n) != signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heard}
+
+
+def _restore(previous: dict[int, Any]) -> None:
+    while previous:
+        signal.signal(*previous.popitem())
 
 
 def _forget_a_closed_terminal(number: int) -> None:
