@@ -24,8 +24,6 @@ _OPTIONS = {
 """Kedro's run parameter -> its option."""
 _DEFAULT = "local"
 """The environment of a run that names none."""
-
-
 _launcher: list[str] = []
 _running: list[Command] = []
 _source: list[str | None] = [None]
@@ -33,22 +31,22 @@ _taken: dict[str, Any] = {}
 
 
 def use_source(source: str | None) -> None:
-    """Says where the configuration of this process's commands is; None = in the project."""
+    """Sets where the configuration of this process's commands is; None = in the project."""
     _source[:] = [source]
 
 
 def use_launcher(words: Sequence[str]) -> None:
-    """Says what starts this process's commands in the place of ``kedro``: torchrun, for several machines."""
+    """Sets what starts this process's commands in the place of ``kedro``: torchrun, for several machines."""
     _launcher[:] = words
 
 
 def launched_by() -> list[str]:
-    """The words that `use_launcher` was given; none for ``kedro``."""
+    """Returns the words that `use_launcher` was given; none for ``kedro``."""
     return list(_launcher)
 
 
 def takes_over(parameters: Mapping[str, Any]) -> None:
-    """Says which parameters (dotted names) the command has from the run that it resumes, not from its configuration."""
+    """Sets which parameters (dotted names) the command has from the run that it resumes."""
     _taken.clear()
     _taken.update(parameters)
 
@@ -70,21 +68,16 @@ class Command:
         return _running[-1] if _running else cls(None, (), {})
 
     def begins(self) -> None:
-        """Says that it is the one that is running."""
+        """Makes it the one that is running."""
         _running[:] = [self]
 
     @classmethod
     def of(cls, run_params: Mapping[str, Any]) -> Command:
         """The command of a run, from what Kedro passes to ``before_pipeline_run``."""
-        given = {option: run_params.get(key) or () for key, option in _OPTIONS.items()}
-        options = (f"--{name}={','.join(values)}" for name, values in given.items() if values)
-        environment = run_params.get("env")
-        return cls(
-            None if environment == _DEFAULT else environment,
-            tuple(options),
-            flatten(run_params.get("runtime_params") or {}),
-            _source[-1],
-        )
+        given = {option: run_params.get(key) for key, option in _OPTIONS.items()}
+        options = tuple(f"--{name}={','.join(values)}" for name, values in given.items() if values)
+        environment = None if run_params.get("env") == _DEFAULT else run_params.get("env")
+        return cls(environment, options, flatten(run_params.get("runtime_params") or {}), _source[-1])
 
     def adding(self, parameters: Mapping[str, Any]) -> Command:
         return replace(self, parameters={**self.parameters, **parameters})
@@ -93,7 +86,7 @@ class Command:
         return replace(self, parameters={key: value for key, value in self.parameters.items() if key != name})
 
     def judging(self) -> Command:
-        """With how a resumed run is evaluated."""
+        """Adds how a resumed run is evaluated."""
         return self.adding({name: value for name, value in _taken.items() if name.startswith("evaluation.")})
 
     def of_environment(self, environment: str) -> Command:
@@ -101,14 +94,11 @@ class Command:
 
     def of_pipeline(self, name: str) -> Command:
         """For one pipeline; only a training is resumed."""
-        parameters = {key: value for key, value in self.parameters.items() if key != "resume" or name == "train"}
-        return replace(self, options=(f"--pipeline={name}",), parameters=parameters)
+        command = self if name == "train" else self.without("resume")
+        return replace(command, options=(f"--pipeline={name}",))
 
     def resuming(self, resume: str, folder: Path) -> Command:
-        """The command that goes on with the training of this one, whose checkpoints are in ``folder``.
-
-        The run's own value is used where none is given.
-        """
+        """The command that goes on with the training of this one, whose checkpoints are in ``folder``."""
         return self.of_pipeline("train").adding({"resume": "auto" if resume in ("auto", "never") else str(folder)})
 
     def __str__(self) -> str:
@@ -124,7 +114,7 @@ class Command:
 
 
 def is_stage_of_dvc() -> bool:
-    """Whether DVC runs this command, and goes on with the next one by itself."""
+    """Returns whether DVC runs this command, and goes on with the next one by itself."""
     return "DVC_STAGE" in os.environ
 
 

@@ -18,7 +18,6 @@ LIBRARIES = (
 SOURCES, NUMERICS = "source.digest", "numerics"
 MEANING = {SOURCES: "source files of this project", NUMERICS: "versions of libraries, or kind of processor"}
 
-
 PACKAGE = Path(__file__).parent
 _NO_RESULTS = ("cli", "console", "gpu_check", "lineage", "model_card", "plan", "reproduction", "retraining", "tracking")
 """Top-level modules and packages that show, log or call, and decide nothing that is drawn or learned."""

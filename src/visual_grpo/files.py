@@ -25,10 +25,8 @@ from visual_grpo.errors import UserError
 
 _DRAFT = ".draft-"
 """Between the final name and the process that writes it."""
-
 _READERS = 4
 """Files that are read at once: a disk gives more than one core can digest."""
-
 _drafts: set[Path] = set()
 """Of this process; those still there when it ends are removed."""
 _held: list[SoftFileLock] = []
@@ -95,9 +93,9 @@ def hold(file: Path) -> None:
         lock.acquire(timeout=1, poll_interval=0.2)
     except Timeout:
         raise UserError(
-            f"{file.parent} is in use by another command, process {lock.pid}. Two commands that write into one folder"
-            " would replace each other's results. Wait until that one ends, stop it, or write elsewhere with"
-            f" output=FOLDER. If it ran on another machine and has ended: rm {file}"
+            f"{file.parent} is in use by another command, process {lock.pid}, whose results would be replaced. Wait"
+            " until it ends, stop it, or write elsewhere with output=FOLDER. If it ran on another machine and has"
+            f" ended: rm {file}"
         ) from None
     _held.append(lock)
 
@@ -130,7 +128,7 @@ def new_draft(final: Path) -> Path:
     heal(final)
     for draft in final.parent.glob(f".{glob.escape(final.name)}{_DRAFT}*"):
         process = draft.name.rpartition(_DRAFT)[2]
-        if process.isdecimal() and (int(process) == os.getpid() or not is_running(int(process))):
+        if process.isdecimal() and (int(process) == os.getpid() or not _is_running(int(process))):
             _remove(draft)
     draft = final.with_name(f".{final.name}{_DRAFT}{os.getpid()}")
     _drafts.add(draft)
@@ -195,8 +193,7 @@ def _remove_drafts() -> None:
         _remove(draft)
 
 
-def is_running(process: int) -> bool:
-    """Whether a process of this machine has this id."""
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:

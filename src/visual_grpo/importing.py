@@ -47,24 +47,17 @@ def code_digest(path: str) -> str:
     That is the file of the module, and those that it imports from the same place: the user's own, but neither installed
     packages nor this one. What it reads while it runs is not part of it.
     """
-    files = code_files(path)
-    if not files:
-        return "unknown"
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def code_files(path: str) -> list[Path]:
-    """The files that `code_digest` reads, in the order of their modules' names; none where there is no such module."""
     name = path.partition(":")[0]
     first = _file_of(name)
     if first is None:
-        return []
+        return "unknown"
     files = {name: first}
-    _follow(name, first, _root_of(name, first), files)
-    return [file for _, file in sorted(files.items())]
+    root = first.parents[name.count(".") + (first.name == "__init__.py")]  # The folder on Python's path.
+    _follow(name, first, root, files)
+    digest = hashlib.sha256()
+    for _, file in sorted(files.items()):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _follow(name: str, file: Path, root: Path, found: dict[str, Path]) -> None:
@@ -99,11 +92,6 @@ def _file_of(name: str) -> Path | None:
         return None
     file = Path(spec.origin) if spec is not None and spec.origin is not None else None
     return file if file is not None and file.suffix == ".py" and file.is_file() else None
-
-
-def _root_of(name: str, file: Path) -> Path:
-    """The folder on Python's path in which the module was found."""
-    return file.parents[name.count(".") + (file.name == "__init__.py")]
 
 
 def _module(module_name: str, path: str) -> Any:

@@ -71,8 +71,8 @@ def origin(resume: str, folder: Path) -> Origin | None:
     """
     if resume == NEVER:
         return None
-    named = folder if resume == AUTO else _named(resume)
-    if resume != AUTO and checkpoint.SUMS in {path.name for path in named.iterdir()}:
+    named = _named(resume, folder)
+    if (named / checkpoint.SUMS).is_file():
         return Origin(named, checkpoint.load_facts(named))
     found = readable_facts(named)
     return None if found is None else Origin(*found)
@@ -88,18 +88,31 @@ def find_intact(resume: str, folder: Path, note: Note) -> Path | None:
     """
     if resume == NEVER:
         return None
+    named = _named(resume, folder)
+    if not (named / checkpoint.SUMS).is_file():
+        return newest_intact(named, note)
+    damage = checkpoint.damage(named)
+    if damage is not None:
+        raise checkpoint.DamagedCheckpointError(
+            f"The checkpoint {named} is damaged: {damage}. Name its folder, and the newest intact one is used:"
+            f" resume={named.parent}"
+        )
+    return named
+
+
+def _named(resume: str, folder: Path) -> Path:
+    """The folder that ``resume`` names: a checkpoint, or one with checkpoints in it."""
+    named = Path(resume).expanduser()
     if resume == AUTO:
-        return newest_intact(folder, note)
-    named = _named(resume)
-    if (named / checkpoint.SUMS).is_file():
-        damage = checkpoint.damage(named)
-        if damage is not None:
-            raise checkpoint.DamagedCheckpointError(
-                f"The checkpoint {named} is damaged: {damage}. Name its folder, and the newest intact one is used:"
-                f" resume={named.parent}"
-            )
+        return folder
+    if named.is_dir() and ((named / checkpoint.SUMS).is_file() or checkpoint.checkpoints(named)):
         return named
-    return newest_intact(named, note)
+    what = "has no checkpoint in it" if named.is_dir() else "is no folder"
+    raise UserError(
+        f"resume is {resume!r}, which {what}.{nearest_hint(resume, (AUTO, SAME, NEVER))} Expected auto (the newest"
+        " checkpoint of this output folder), same (that one, if it is of this very training), never, or the folder of a"
+        " checkpoint or of several."
+    )
 
 
 def parameters_of_run(run: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,19 +138,46 @@ def unrepeated(run: Origin, configured: Mapping[str, Any], used: Mapping[str, An
 
 def refuse_changes(path: Path, facts: Mapping[str, Any], config: Parameters) -> None:
     """Raises UserError with each parameter that differs from the checkpoint's and may not."""
-    before = validate(presets.pinned(facts["parameters"])).public()
-    was, now = (_decisive(tree) for tree in (before, config.public()))
-    extended = was.get(STEPS) != now.get(STEPS)
-    if extended and config.grpo.schedule == "constant":
-        _refuse_fewer_steps(path, config.grpo.steps)
+    was, now = _fixed(validate(presets.pinned(facts["parameters"]))), _fixed(config)
+    why, done = "", checkpoint.step_of(path) if was[STEPS] != now[STEPS] else 0
+    if done and config.grpo.schedule == "constant":
+        if now[STEPS] < done:
+            raise UserError(
+                f"{STEPS} is {now[STEPS]}, but the checkpoint {path} has done {done} steps: give at least {done}."
+            )
         was[STEPS] = now[STEPS]
-    why = (
-        f" The steps decide the learning rate of the schedule {config.grpo.schedule!r}, by which the steps so far were"
-        " taken; with grpo.schedule=constant they could change."
-        if extended and STEPS in _differing(was, now)
-        else ""
-    )
-    refuse_differences(path, was, now, why)
+    elif done:
+        why = (
+            f" The steps decide the learning rate of the schedule {config.grpo.schedule!r}, by which the steps so far"
+            " were taken; with grpo.schedule=constant they could change."
+        )
+    if changed := _changes(was, now):
+        raise UserError(
+            f"The checkpoint {path} was made with other values of {', '.join(changed)}: going on would mix two runs."
+            f"{why} Leave out what differs: the parameters of the run are used where --params says nothing else. Or"
+            " start at step 1 without resume."
+        )
+
+
+def _fixed(config: Parameters) -> dict[str, Any]:
+    """The parameters by their dotted names that a resumed run must share with its checkpoint."""
+    tree = config.public()
+    transport = transport_parameters(tree)
+    return {
+        name: value
+        for name, value in flatten(tree).items()
+        # Empty: a section that holds nothing that decides.
+        if value != {} and name not in transport and not any(fnmatchcase(name, pattern) for pattern in MAY_CHANGE)
+    }
+
+
+def refuse_another_origin(path: Path, facts: Mapping[str, Any], identity: Mapping[str, str]) -> None:
+    """Raises UserError with what else the run depends on, and is not what it was: model, data, code of rewards."""
+    if changed := _changes(facts["identity"], identity):
+        raise UserError(
+            f"The checkpoint {path} was made with another {', '.join(changed)}: going on would mix two runs. Put that"
+            " back as it was, or start at step 1 without resume."
+        )
 
 
 def adjusted(run: Origin, config: Parameters) -> list[str]:
@@ -150,60 +190,12 @@ def adjusted(run: Origin, config: Parameters) -> list[str]:
     return [f"{name}: {was.get(name)}, {now.get(name)} after step {step}" for name in differing]
 
 
-def refuse_another_origin(path: Path, facts: Mapping[str, Any], identity: Mapping[str, str]) -> None:
-    """Raises UserError with what else the run depends on, and is not what it was: model, data, code of rewards."""
-    before = facts["identity"]
-    changed = [f"{name} (was {before.get(name)}, is {identity.get(name)})" for name in _differing(before, identity)]
-    if changed:
-        raise UserError(
-            f"The checkpoint {path} was made with another {', '.join(changed)}: going on would mix two runs. Put that"
-            " back as it was, or start at step 1 without resume."
-        )
-
-
-def refuse_differences(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], why: str = "") -> None:
-    """Raises UserError with the names and both values of what differs."""
-    changed = [f"{name} (was {before.get(name)!r}, is {now.get(name)!r})" for name in _differing(before, now)]
-    if changed:
-        raise UserError(
-            f"The checkpoint {path} was made with other values of {', '.join(changed)}: going on would mix two runs."
-            f"{why} Leave out what differs: the parameters of the run are used where --params says nothing else. Or"
-            " start at step 1 without resume."
-        )
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [f"{name} (was {before.get(name)}, is {now.get(name)})" for name in _differing(before, now)]
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-
-
-def _decisive(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters by their dotted names that a resumed run must share with its checkpoint."""
-    transport = transport_parameters(tree)
-    return {
-        name: value
-        for name, value in flatten(tree).items()
-        # Empty: a section that holds nothing that decides.
-        if value != {} and name not in transport and not any(fnmatchcase(name, pattern) for pattern in MAY_CHANGE)
-    }
-
-
-def _refuse_fewer_steps(path: Path, steps: int) -> None:
-    done = checkpoint.step_of(path)
-    if steps < done:
-        raise UserError(f"{STEPS} is {steps}, but the checkpoint {path} has done {done} steps: give at least {done}.")
-
-
-def _named(resume: str) -> Path:
-    """The folder that ``resume`` names: a checkpoint, or one with checkpoints in it."""
-    folder = Path(resume).expanduser()
-    if folder.is_dir() and ((folder / checkpoint.SUMS).is_file() or checkpoint.checkpoints(folder)):
-        return folder
-    what = "has no checkpoint in it" if folder.is_dir() else "is no folder"
-    raise UserError(
-        f"resume is {resume!r}, which {what}.{nearest_hint(resume, (AUTO, SAME, NEVER))} Expected auto (the newest"
-        " checkpoint of this output folder), same (that one, if it is of this very training), never, or the folder of a"
-        " checkpoint or of several."
-    )
 
 
 def mark_finished(folder: Path) -> None:
@@ -225,10 +217,9 @@ def why_another(config: Parameters, identity: Mapping[str, str], computed: Mappi
     newest = next((path for path in there if checkpoint.damage(path) is None), None)
     if newest is None:
         return f"{folder} has {'no intact' if there else 'no'} checkpoint"
-    facts = checkpoint.load_facts(newest)
     if _finished(folder) == newest.name:
         return f"the training of the checkpoints in {folder} is finished"
-    different = list(_differences(facts, config, identity, computed))
+    different = list(_differences(checkpoint.load_facts(newest), config, identity, computed))
     if not different:
         return None
     more = f" and {len(different) - _MOST_NAMED} more" if len(different) > _MOST_NAMED else ""
@@ -246,13 +237,8 @@ def _finished(folder: Path) -> str | None:
 def _differences(
     facts: Mapping[str, Any], config: Parameters, identity: Mapping[str, str], computed: Mapping[str, str]
 ) -> Iterator[str]:
-    was, now = (decisive("train", tree) for tree in (facts["parameters"], config.public()))
-    for name in sorted(was.keys() | now.keys()):
-        if was.get(name) != now.get(name):
-            yield f"{name} (was {was.get(name)!r}, is {now.get(name)!r})"
-    yield from (
-        name for name in sorted({*facts["identity"], *identity}) if facts["identity"].get(name) != identity.get(name)
-    )
+    yield from _changes(decisive("train", facts["parameters"]), decisive("train", config.public()))
+    yield from _differing(facts["identity"], identity)
     lineage = facts.get("lineage", {})
     for name, value in computed.items():
         if lineage.get(name) != value or f"resumed.{name}" in lineage:

@@ -29,14 +29,13 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-
-_SAID_ELSEWHERE = ("mlflow.store.db.utils", "urllib3.connectionpool", "mlflow.utils.environment")
-"""Loggers of failed requests, with tracebacks, of which the exception or tracking's own line tells what matters, and of
-an environment without pip, which only says that a saved model's list of versions has none for pip."""
-
-
-_OF_WHAT_IS_NOT_CALLED = ("bitsandbytes.backends.cpu.ops",)
-"""Loggers that warn of kernels that are missing on some processors and that nothing here calls."""
+_QUIET = (
+    # Failed requests with tracebacks: the exception, or tracking's own line, tells what matters.
+    *("mlflow.store.db.utils", "urllib3.connectionpool"),
+    "mlflow.utils.environment",  # An environment without pip.
+    "bitsandbytes.backends.cpu.ops",  # Kernels that are missing on some processors and that nothing here calls.
+)
+"""Loggers that say nothing a user needs."""
 
 
 def silence_libraries() -> None:
@@ -44,10 +43,8 @@ def silence_libraries() -> None:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     sys.excepthook = _without_traceback_of_ctrl_c
-    for name in _SAID_ELSEWHERE:
+    for name in _QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    for name in _OF_WHAT_IS_NOT_CALLED:
-        logging.getLogger(name).setLevel(logging.ERROR)
     if not sys.warnoptions:
         # Not a warnings filter: mlflow and kedro insert filters that take precedence when they are imported.
         logging.captureWarnings(True)

@@ -82,7 +82,7 @@ def spoil(folder: Path, how: str) -> None:
         (folder / "made_with.json").write_text(how)
 
 
-@pytest.mark.parametrize("how", ["changed", "gone", "added", "", "{}", '{"made": 1, "sums": 2}'])
+@pytest.mark.parametrize("how", ["changed", "gone", "added", "", "{}", '{"made": 1, "content": 2}'])
 def test_a_baseline_that_is_not_whole_is_drawn_again(painted: Project, how: str) -> None:
     assert draw(painted)
     whole = read_scores(painted.folder / "baseline")

@@ -15,7 +15,7 @@ from visual_grpo.decisive_parameters import decisive
 from visual_grpo.distributed import group, launch
 from visual_grpo.distributed.policy import LeadingModel, follow
 from visual_grpo.evaluation import generate
-from visual_grpo.files import file_digest, final_of
+from visual_grpo.files import final_of, tree_digest
 from visual_grpo.importing import code_digest
 from visual_grpo.option_files import option_files
 from visual_grpo.policies.family import Model
@@ -116,7 +116,7 @@ def conditions(config: Parameters, plan: Plan, starter_report: dict[str, Any], r
 
 
 STAMP = "made_with.json"
-"""In the baseline's folder: what it depends on, and the digest of each of its files."""
+"""In the baseline's folder: what it depends on, and the digest of its files."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -139,7 +139,7 @@ def making(config: Parameters, starter_report: Mapping[str, Any], conditions: Ma
 
 def sign(folder: Path, made: Mapping[str, Any]) -> None:
     """Writes into the folder what it was made with, once everything else is in it."""
-    text = json.dumps({"made": made, "sums": _sums(folder)}, indent=1, ensure_ascii=False)
+    text = json.dumps({"made": made, "content": _content(folder)}, indent=1, ensure_ascii=False)
     (folder / STAMP).write_text(text, encoding="utf-8")
 
 
@@ -149,7 +149,7 @@ def why_drawn(folder: Path, made: Mapping[str, Any]) -> str | None:
         return "there is none"
     try:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
-        before, sums = dict(stamp["made"]), dict(stamp["sums"])
+        before, content = dict(stamp["made"]), stamp["content"]
     except (OSError, ValueError, KeyError, TypeError):
         return f"{folder} does not say what it was made with"
     if made["base model"] is None:
@@ -158,7 +158,7 @@ def why_drawn(folder: Path, made: Mapping[str, Any]) -> str | None:
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     if changed:
         return f"other {', '.join(_named(name, before.get(name), now.get(name)) for name in changed)}"
-    return None if sums == _sums(folder) else f"a file in {folder} was changed, added or removed"
+    return None if content == _content(folder) else f"a file in {folder} was changed, added or removed"
 
 
 def _named(name: str, before: Any, now: Any) -> str:
@@ -170,10 +170,9 @@ def _named(name: str, before: Any, now: Any) -> str:
     return f"{shown} ({', '.join(parts)})"
 
 
-def _sums(folder: Path) -> dict[str, str]:
-    """Path within the folder -> sha256 of every file but the stamp."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file != folder / STAMP)
-    return {file.relative_to(folder).as_posix(): file_digest(file) for file in files}
+def _content(folder: Path) -> str:
+    """Returns a digest of every file but the stamp."""
+    return tree_digest(folder, (file for file in folder.rglob("*") if file != folder / STAMP))
 
 
 def _files_of_options(config: Parameters) -> Iterator[tuple[str, str]]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
-from visual_grpo.files import file_digest
 from visual_grpo.pipelines.vote.pictures import keep
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.votes.choices import Pair, append_line
+from visual_grpo.trained_adapters import adapter_digest
 
 if TYPE_CHECKING:
     from visual_grpo.types import PromptRecord
@@ -45,7 +45,7 @@ def drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> lis
     sampler = getattr(parameters.sampling, parameters.vote.sampler)
     what = {
         "model": [model_path, content_digest(model_path)],
-        "adapters": None if adapters is None else _digest(adapters),
+        "adapters": None if adapters is None else adapter_digest(adapters),
         "sampler": sampler.model_dump(mode="json"),
         "size": [parameters.data.height, parameters.data.width],
     }
@@ -125,9 +125,3 @@ def _draw(missing: Sequence[Asked], model: Any, sampler: Any, scorer: Any, batch
                 pairs.append(pair)
             bar.advance(len(batch))
     return pairs
-
-
-def _digest(adapters: Path) -> str:
-    """Of the weights alone: the same adapters in another folder are the same."""
-    files = sorted(adapters.glob("*/*.safetensors"))
-    return hashlib.sha256("".join(file_digest(file) for file in files).encode()).hexdigest()
