@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -38,16 +38,10 @@ EVALUATE = "--pipeline=evaluate"
 PREPARE = "--pipeline=data_preparation --params=data.path=mine"
 
 
-@dataclass(frozen=True)
-class Fault:
-    what: str
-    run: str
-    code: int
-    says: str
-    edit: Callable[[Path], object] = lambda project: None
+Edit = Callable[[Path], object]
 
 
-def flip(pattern: str) -> Callable[[Path], object]:
+def flip(pattern: str) -> Edit:
     """Flips one bit of the largest file that fits."""
 
     def edit(project: Path) -> None:
@@ -59,17 +53,17 @@ def flip(pattern: str) -> Callable[[Path], object]:
     return edit
 
 
-def halve(name: str) -> Callable[[Path], object]:
+def halve(name: str) -> Edit:
     return lambda project: (project / name).write_bytes(
         (project / name).read_bytes()[: (project / name).stat().st_size // 2]
     )
 
 
-def remove(name: str) -> Callable[[Path], object]:
+def remove(name: str) -> Edit:
     return lambda project: shutil.rmtree(project / name) if (project / name).is_dir() else (project / name).unlink()
 
 
-def write(name: str, text: str) -> Callable[[Path], object]:
+def write(name: str, text: str) -> Edit:
     def edit(project: Path) -> None:
         (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text(text, encoding="utf-8")
@@ -82,123 +76,44 @@ def damage_all(project: Path) -> None:
         flip(f"{CHECKPOINTS}/step-00000{name}/state.safetensors")(project)
 
 
-FAULTS = (
-    Fault("One bit of the newest checkpoint is flipped", RESUME, 0, "is damaged", flip(f"{CHECKPOINTS}/step-000002/*")),
-    Fault(
-        "A file of the newest checkpoint is gone",
-        RESUME,
-        0,
-        "facts.json is missing",
-        remove(f"{CHECKPOINTS}/step-000002/facts.json"),
-    ),
-    Fault("Every checkpoint is damaged", RESUME, 1, "No checkpoint in", damage_all),
-    Fault(
-        "`resume` names a folder without a checkpoint",
-        "--pipeline=train --params=resume=data/01_raw",
-        1,
-        "has no checkpoint in it",
-    ),
-    Fault(
-        "A resumed run is given another learning rate",
-        f"{RESUME},grpo.learning_rate=0.1",
-        1,
-        "going on would mix two runs",
-    ),
-    Fault(
-        "One bit of the adapters is flipped",
-        EVALUATE,
-        1,
-        "is not the file that the training left there",
-        flip("data/06_models/adapters/ar/*.safetensors"),
-    ),
-    Fault(
-        "The adapters are gone", EVALUATE, 1, "Inputs of this pipeline are missing", remove("data/06_models/adapters")
-    ),
-    Fault(
-        "`adapter` names no run",
-        f"{EVALUATE} --params=adapter=nosuchrun",
-        1,
-        "there is no folder and no MLflow run 'nosuchrun'",
-    ),
-    Fault("The baseline is gone", TRAIN, 1, "Inputs of this pipeline are missing", remove(BASELINE)),
-    Fault("The baseline's table is half gone", TRAIN, 1, "scores.parquet", halve(f"{BASELINE}/scores.parquet")),
-    Fault("The records' table is half gone", TRAIN, 1, "records.parquet", halve("data/05_model_input/records.parquet")),
-    Fault(
-        "One bit of the base model is flipped",
-        EVALUATE,
-        1,
-        "is not what it was when the starter pipeline ran",
-        flip("data/06_models/base/**/*.safetensors"),
-    ),
-    Fault(
-        "`06_models/starter.json` is half gone",
-        TRAIN,
-        1,
-        "06_models/starter.json",
-        halve("data/06_models/starter.json"),
-    ),
-    Fault(
-        "A reward raises at its first call",
-        TRAIN,
-        1,
-        "reward 'mine' failed on the records",
-        write("trouble.py", "raise KeyError('colour')"),
-    ),
-    Fault(
-        "A reward gives NaN for all samples",
-        TRAIN,
-        1,
-        "without a score there is nothing to train on",
-        write("trouble.py", "scores = [float('nan') for _ in scores]"),
-    ),
-    Fault(
-        "A reward ends the program",
-        TRAIN,
-        1,
-        "reward 'mine' failed on the records",
-        write("trouble.py", "raise SystemExit(0)"),
-    ),
-    Fault(
-        "A reward's file imports what is not there",
-        TRAIN,
-        1,
-        "No module named 'no_such_package'",
-        write("my_rewards.py", "import no_such_package"),
-    ),
-    Fault(
-        "A reward's code is edited after the baseline",
-        TRAIN,
-        1,
-        "the baseline does not pair with this run",
-        write("my_rewards.py", REWARD.replace("255", "256")),
-    ),
-    Fault(
-        "The learning rate is absurd, and the loss becomes NaN",
-        f"{TRAIN},grpo.learning_rate=1e30",
-        1,
-        "The loss became nan at step 1",
-    ),
-    Fault("The folder of data does not exist", PREPARE, 1, "mine"),
-    Fault("The folder of data has nothing in it", PREPARE, 1, "mine", lambda project: (project / "mine").mkdir()),
-    Fault("No file may have more than 300 kB (`ulimit -f`)", TRAIN, 1, "File too large"),
-    Fault(
-        "A parameter is misspelt",
-        "--pipeline=train --params=grpo.stepz=3",
-        1,
-        "there is no such parameter. Did you mean 'grpo.steps'?",
-    ),
-    Fault("A number is a word", "--pipeline=train --params=grpo.steps=many", 1, "should be a valid integer"),
-    Fault(
-        "`conf/local/parameters.yml` is no YAML",
-        TRAIN,
-        1,
-        "Invalid YAML",
-        write("conf/local/parameters.yml", "grpo: [1\n"),
-    ),
-    Fault("An environment does not exist", "--env=glm_imag", 1, "There is no environment 'glm_imag'"),
-    Fault("A pipeline does not exist", "--pipeline=trian", 1, "There is no pipeline 'trian'. Did you mean 'train'?"),
-    Fault("The GPU does not exist", f"{TRAIN},model.device=cuda:99", 1, "model.device is 'cuda:99'"),
-)
+FAULTS: dict[str, tuple[str, Edit | None]] = {
+    "One bit of the newest checkpoint is flipped": (RESUME, flip(f"{CHECKPOINTS}/step-000002/*")),
+    "A file of the newest checkpoint is gone": (RESUME, remove(f"{CHECKPOINTS}/step-000002/facts.json")),
+    "Every checkpoint is damaged": (RESUME, damage_all),
+    "`resume` names a folder without a checkpoint": ("--pipeline=train --params=resume=data/01_raw", None),
+    "A resumed run is given another learning rate": (f"{RESUME},grpo.learning_rate=0.1", None),
+    "One bit of the adapters is flipped": (EVALUATE, flip("data/06_models/adapters/ar/*.safetensors")),
+    "The adapters are gone": (EVALUATE, remove("data/06_models/adapters")),
+    "`adapter` names no run": (f"{EVALUATE} --params=adapter=nosuchrun", None),
+    "The baseline is gone": (TRAIN, remove(BASELINE)),
+    "The baseline's table is half gone": (TRAIN, halve(f"{BASELINE}/scores.parquet")),
+    "The records' table is half gone": (TRAIN, halve("data/05_model_input/records.parquet")),
+    "One bit of the base model is flipped": (EVALUATE, flip("data/06_models/base/**/*.safetensors")),
+    "`06_models/starter.json` is half gone": (TRAIN, halve("data/06_models/starter.json")),
+    "A reward raises at its first call": (TRAIN, write("trouble.py", "raise KeyError('colour')")),
+    "A reward gives NaN for all samples": (TRAIN, write("trouble.py", "scores = [float('nan') for _ in scores]")),
+    "A reward ends the program": (TRAIN, write("trouble.py", "raise SystemExit(0)")),
+    "A reward's file imports what is not there": (TRAIN, write("my_rewards.py", "import no_such_package")),
+    "A reward's code is edited after the baseline": (TRAIN, write("my_rewards.py", REWARD.replace("255", "256"))),
+    "The learning rate is absurd, and the loss becomes NaN": (f"{TRAIN},grpo.learning_rate=1e30", None),
+    "The folder of data does not exist": (PREPARE, None),
+    "The folder of data has nothing in it": (PREPARE, lambda project: (project / "mine").mkdir()),
+    "No file may have more than 300 kB (`ulimit -f`)": (TRAIN, None),
+    "A parameter is misspelt": ("--pipeline=train --params=grpo.stepz=3", None),
+    "A number is a word": ("--pipeline=train --params=grpo.steps=many", None),
+    "`conf/local/parameters.yml` is no YAML": (TRAIN, write("conf/local/parameters.yml", "grpo: [1\n")),
+    "An environment does not exist": ("--env=glm_imag", None),
+    "A pipeline does not exist": ("--pipeline=trian", None),
+    "The GPU does not exist": (f"{TRAIN},model.device=cuda:99", None),
+}
+"""A row of the page -> the options of ``kedro run``, and what is done to the project before."""
+PAGE = {
+    what: (int(code), says)
+    for what, code, says in re.findall(
+        r"^\| (.+) \| (\d) \| `(.+)` \|$", (ROOT / "docs/faults.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+}
+"""Row -> exit code and what the message has."""
 
 
 @pytest.fixture(scope="module")
@@ -218,20 +133,20 @@ def contents(project: Path) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
-def test_a_fault_ends_as_the_page_says_and_loses_nothing(fault: Fault, finished: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_ends_as_the_page_says_and_loses_nothing(fault: str, finished: Path, tmp_path: Path) -> None:
     project = shutil.copytree(finished, tmp_path / "project", symlinks=True)
-    fault.edit(project)
+    (options, edit), (code, says) = FAULTS[fault], PAGE[fault]
+    if edit is not None:
+        edit(project)
     before = contents(project)
-    done = paste(f"{'ulimit -f 300; ' if 'ulimit' in fault.what else ''}.venv/bin/kedro run {fault.run}", project)
-    assert done.returncode == fault.code, done.stdout + done.stderr
-    assert fault.says in done.stdout + done.stderr
+    done = paste(f"{'ulimit -f 300; ' if 'ulimit' in fault else ''}.venv/bin/kedro run {options}", project)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert says in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    if fault.code:
+    if code:
         assert contents(project) >= before
 
 
 def test_the_page_has_every_fault() -> None:
-    page = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
-    for fault in FAULTS:
-        assert f"| {fault.what} | {fault.code} | `{fault.says}` |" in page
+    assert list(FAULTS) == list(PAGE)

@@ -21,9 +21,8 @@ from visual_grpo.retraining.outcome import Code
 
 @pytest.mark.parametrize("code", sorted(Code))
 def test_cron_logs_everything_and_mails_the_end_of_it_after_a_failure(tmp_path: Path, code: int) -> None:
-    project = StandIn.make(tmp_path / "a project")
+    project = StandIn.make(tmp_path / "a project", code)
     (project.folder / "data").mkdir()
-    project.ends_with(code)
     text = (SCHEDULES / "crontab").read_text(encoding="utf-8").replace(PATH, str(project.folder))
     *settings, line = (line for line in text.splitlines() if line and not line.startswith("#"))
     schedule, command = re.fullmatch(r"(17 3 \* \* 0)  (.*)", line).groups()  # type: ignore[union-attr]

@@ -61,10 +61,15 @@ def save_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     flush(folder)
-    for old in checkpoints(folder)[keep:]:
+    remove_old(written, keep)
+    return written
+
+
+def remove_old(written: Path, keep: int) -> None:
+    """Keeps the ``keep`` newest in the folder of ``written``, and that one."""
+    for old in checkpoints(written.parent)[keep:]:
         if old != written:
             shutil.rmtree(old)
-    return written
 
 
 def path_of(folder: Path, step: int) -> Path:
