@@ -78,26 +78,19 @@ def test_other_errors_are_none(error: Exception) -> None:
     assert not is_out_of_memory(error)
 
 
-def test_a_damaged_table_is_named(tmp_path: Path) -> None:
+def test_a_damaged_table_and_a_damaged_file_that_kedro_loads_are_named(tmp_path: Path) -> None:
     file = tmp_path / "scores.parquet"
     pd.DataFrame({"a": range(100)}).to_parquet(file)
     whole = file.read_bytes()
     for content in (whole[: len(whole) // 2], b"", whole[:-8] + b"\xff" * 4 + whole[-4:]):
         file.write_bytes(content)
-        fault = machine_fault(raised(lambda: pd.read_parquet(file)))
-        assert fault is not None
-        assert fault.startswith("A table is damaged: ")
-        fault = machine_fault(raised(RecordsDataset(filepath=str(file)).load))
-        assert fault is not None
+        assert str(machine_fault(raised(lambda: pd.read_parquet(file)))).startswith("A table is damaged: ")
+        fault = str(machine_fault(raised(RecordsDataset(filepath=str(file)).load)))
         assert fault.startswith(f"{file} cannot be read: ")
         assert "data_preparation" in fault
-
-
-def test_a_damaged_file_that_kedro_loads_is_named(tmp_path: Path) -> None:
     (tmp_path / "starter.json").write_text('{"model": ')
     fault = machine_fault(raised(JSONDataset(filepath=str(tmp_path / "starter.json")).load))
-    assert fault is not None
-    assert fault.startswith(f"{tmp_path / 'starter.json'} cannot be read: Expecting value")
+    assert str(fault).startswith(f"{tmp_path / 'starter.json'} cannot be read: Expecting value")
 
 
 @pytest.mark.parametrize(
@@ -128,16 +121,9 @@ def test_what_to_lower_depends_on_where_it_happened(changes, phase, expected) ->
         assert tried == expected
 
 
-def test_an_error_knows_its_phase() -> None:
-    def fail() -> None:
-        with Clock().phase("reward"):
-            raise ValueError("no answer")
-
-    assert phase_of(raised(fail)) == "reward"
-    assert phase_of(ValueError("elsewhere")) is None
-
-
-def test_an_error_of_a_kernel_has_its_phase_and_hides_no_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_knows_its_phase_also_one_of_a_kernel_which_hides_no_earlier_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A GPU tells what went wrong in a kernel when it is waited for."""
 
     def wait(device: str) -> None:
@@ -145,15 +131,19 @@ def test_an_error_of_a_kernel_has_its_phase_and_hides_no_earlier_one(monkeypatch
 
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
 
-    def a_phase(error: Exception | None) -> None:
-        with Clock("cuda").phase("update"):
+    def a_phase(device: str, error: Exception | None = None) -> None:
+        with Clock(device).phase("update"):
             if error is not None:
                 raise error
 
-    of_a_kernel = raised(lambda: a_phase(None))
-    assert (str(of_a_kernel), phase_of(of_a_kernel)) == ("a kernel failed", "update")
-    first = raised(lambda: a_phase(ValueError("first")))
-    assert (str(first), phase_of(first)) == ("first", "update")
+    for device, error, said in (
+        ("cpu", ValueError("no answer"), "no answer"),
+        ("cuda", None, "a kernel failed"),
+        ("cuda", ValueError("first"), "first"),
+    ):
+        found = raised(lambda device=device, error=error: a_phase(device, error))
+        assert (str(found), phase_of(found)) == (said, "update")
+    assert phase_of(ValueError("elsewhere")) is None
 
 
 def without_memory() -> None:

@@ -1,4 +1,4 @@
-"""The names of registered model and alias, as parameters give them."""
+"""The names of registered model and alias, and the limits of the gate, as parameters give them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from visual_grpo.config import PromotionConfig
 )
 def test_each_output_folder_has_a_registered_model(output: str, name: str) -> None:
     assert PromotionConfig().name(output) == name
+    assert PromotionConfig(model="shapes").name(output) == "shapes"
 
 
-def test_a_name_that_is_given_counts_for_every_folder() -> None:
-    assert PromotionConfig(model="shapes").name("data/text") == "shapes"
-
-
-@pytest.mark.parametrize("wrong", [{"model": "a/b"}, {"model": "a:b"}, {"model": " "}, {"alias": "a b"}])
-def test_what_mlflow_could_not_store_is_refused(wrong: dict[str, str]) -> None:
-    with pytest.raises(ValidationError, match="expected"):
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        *(({"model": name}, "expected") for name in ("a/b", "a:b", " ")),
+        ({"alias": "a b"}, "expected"),
+        *(({"alias": name}, "neither latest") for name in ("latest", "Latest", "v1", "V12")),
+        *(({name: value}, name) for name, value in {"error": 0.5, "gates_per_year": 0, "margin": float("nan")}.items()),
+    ],
+)
+def test_what_mlflow_could_not_store_or_reserves_and_an_impossible_rule_are_refused(
+    wrong: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
         PromotionConfig.model_validate(wrong)
-
-
-@pytest.mark.parametrize("alias", ["latest", "Latest", "v1", "V12"])
-def test_what_mlflow_reserves_is_no_alias(alias: str) -> None:
-    with pytest.raises(ValidationError, match="neither latest"):
-        PromotionConfig(alias=alias)

@@ -122,12 +122,16 @@ def test_the_sealed_prompts_are_drawn_only_where_the_held_out_ones_hold(gate: Ga
     assert len(gate.drawn) == 3
 
 
-def test_the_same_candidate_again_changes_nothing_and_draws_nothing(gate: Gate) -> None:
-    first = gate.train("first", 0.1)
-    gate.ask(first)
+def test_the_same_candidate_again_changes_nothing_draws_nothing_and_keeps_the_report(gate: Gate) -> None:
+    first, reporting = gate.train("first", 0.1), gate.folder / "08_reporting"
+    made = gate.ask(first)
     before = gate.client.get_registered_model(NAME).tags
+    reporting.mkdir()
+    shutil.copytree(made["report"], reporting / "promotion")
+    (reporting / "judgement.json").write_text(json.dumps({k: made[k] for k in ("candidate", "stages")}))
     again = gate.ask(first)
-    assert (again["already"], again["version"], gate.drawn) == (True, 1, [])
+    assert (again["already"], again["version"], again["stages"], gate.drawn) == (True, 1, made["stages"], [])
+    assert (again["report"] / "evaluation.html").read_text() == (made["report"] / "evaluation.html").read_text()
     assert gate.client.get_registered_model(NAME).tags == before
     assert len(gate.client.search_model_versions(f"name = '{NAME}'")) == 1
 
@@ -145,18 +149,6 @@ def test_a_champion_whose_gate_a_kill_left_unnoted_is_noted_by_the_next_call(gat
     ]
     gate.ask(first, margin=0.01)
     assert gate.client.get_registered_model(NAME).tags == after, "other settings of the present champion are no gate"
-
-
-def test_a_repeated_promotion_keeps_the_report_of_the_first(gate: Gate) -> None:
-    first = gate.train("first", 0.1)
-    reporting = gate.folder / "08_reporting"
-    before = gate.ask(first)
-    reporting.mkdir()
-    shutil.copytree(before["report"], reporting / "promotion")
-    (reporting / "judgement.json").write_text(json.dumps({k: before[k] for k in ("candidate", "stages")}))
-    again = gate.ask(first)
-    assert again["stages"] == before["stages"]
-    assert (again["report"] / "evaluation.html").read_text() == (before["report"] / "evaluation.html").read_text()
 
 
 def test_a_report_that_cannot_be_kept_leaves_the_promotion_to_be_repeated(
@@ -309,8 +301,5 @@ def test_subgroups_and_limits_are_those_of_the_parameters(gate: Gate) -> None:
     assert not refused["promoted"]
     with pytest.raises(UserError, match="none of the judged records has 'colour' in its metadata"):
         gate.ask(gate.train("second", 0.1), subgroups={"colour": 0.0})
-
-
-def test_the_base_model_cannot_be_the_candidate(gate: Gate) -> None:
     with pytest.raises(UserError, match="is none, the base model: name an adapter"):
         gate.ask("none")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.evaluation.defaults import parameters
 from visual_grpo.errors import UserError
@@ -80,11 +81,7 @@ def test_what_is_there_is_used_and_nothing_has_to_run(project: Path) -> None:
         "digest": "m",
         "content": content_digest(code / "06_models/base"),
     }
-
-
-def test_removing_the_worktree_leaves_the_data(project: Path) -> None:
-    Inputs(project).bring()
-    (project.parent / "code/data/06_models/base/model.safetensors").write_bytes(b"changed")
+    (code / "06_models/base/model.safetensors").write_bytes(b"changed")
     shutil.rmtree(project.parent / "code")
     assert (project / "data/05_model_input/images/1.png").read_bytes() == b"picture"
     assert (project / "data/06_models/base/model.safetensors").read_bytes() == b"weights"
@@ -164,8 +161,6 @@ def test_data_that_were_replaced_come_from_dvc_and_its_remote(project: Path) -> 
 
 
 def _md5(file: Path) -> str:
-    import yaml
-
     return str(yaml.safe_load(file.read_text())["outs"][0]["md5"])
 
 
@@ -178,24 +173,18 @@ def with_words(project: Path) -> Inputs:
     return found
 
 
-@pytest.mark.parametrize("committed", [None, "another"])
+@pytest.mark.parametrize("committed", [None, "another", "a"])
 def test_a_file_that_a_reward_reads_is_brought_where_the_commit_has_another(
     project: Path, committed: str | None
 ) -> None:
-    wanted = with_words(project)
+    wanted, file = with_words(project), project.parent / "code/words.txt"
     if committed is not None:
-        (project.parent / "code/words.txt").write_text(committed)
+        file.write_text(committed)
+    if committed == "a":
+        (project / "words.txt").write_text("b")
     wanted.bring()
-    assert (project.parent / "code/words.txt").read_text() == "a"
-    assert (project / "words.txt").read_text() == "a"
-
-
-def test_the_commits_own_file_stays_though_the_present_one_is_another(project: Path) -> None:
-    wanted = with_words(project)
-    (project.parent / "code/words.txt").write_text("a")
-    (project / "words.txt").write_text("b")
-    wanted.bring()
-    assert not (project.parent / "code/words.txt").is_symlink()
+    assert file.read_text() == "a"
+    assert file.is_symlink() == (committed != "a")
 
 
 @pytest.mark.parametrize("present", ["b", None])
