@@ -57,9 +57,7 @@ class RetrainConfig(Strict):
         None, description="a branch on which dvc.lock is committed after a training; null = it is not committed"
     )
     notify: str | None = Field(
-        None,
-        description="who is told how it ended: an address (http:// or https://) that gets the summary as JSON, or a"
-        " shell command that gets it as its input; null = nobody",
+        None, description="a shell command that gets the summary of how it ended as its input, JSON; null = none"
     )
     notify_when: Literal["always", "work", "failure"] = Field(
         "work",

@@ -189,7 +189,7 @@ def _reduced(image: Tensor) -> Tensor:
     return torch.nn.functional.interpolate(pixels, size=size, mode="area")[0]
 
 
-_SIDE = 1600
+_SHOWN_SIDE = 1600
 
 
 def picture_of(step: int) -> str:
@@ -215,6 +215,6 @@ def shown_alarms(training: Mapping[str, Any], adapters: Path | None) -> list[dic
     found = []
     for alarm in training.get("alarms", []):
         file = None if adapters is None else adapters / picture_of(alarm["step"])
-        shown = data_uri(file, _SIDE) if file is not None and file.is_file() else None
+        shown = data_uri(file, _SHOWN_SIDE) if file is not None and file.is_file() else None
         found.append({**alarm, "picture": shown})
     return found

@@ -13,8 +13,8 @@ from typing import Any
 from visual_grpo.config import RetrainConfig
 from visual_grpo.programs import ProgramError, output_of
 
-SECONDS, ATTEMPTS = 30.0, 3
-"""Limits of a notification."""
+SECONDS = 60.0
+"""Time of a notification."""
 
 
 class Code(IntEnum):
@@ -70,12 +70,10 @@ class Outcome:
 
 
 def notify(settings: RetrainConfig, summary: Mapping[str, Any], project: Path) -> str | None:
-    """Sends the summary to ``retrain.notify`` if it is due; returns what went wrong, or None."""
+    """Gives the summary to ``retrain.notify`` if it is due; returns what went wrong, or None."""
     if settings.notify is None or not is_due(settings, summary):
         return None
     text = json.dumps(summary, ensure_ascii=False)
-    if settings.notify.lower().startswith(("http://", "https://")):
-        return _post(settings.notify, text)
     try:
         output_of("/bin/sh", "-c", settings.notify, at=project, given=text, seconds=SECONDS)
     except ProgramError as error:
@@ -89,22 +87,3 @@ def is_due(settings: RetrainConfig, summary: Mapping[str, Any]) -> bool:
     if settings.notify_when == "failure":
         return failed
     return failed or settings.notify_when == "always" or summary["reason"] is not None
-
-
-def _post(address: str, text: str) -> str | None:
-    import requests
-
-    problem = None
-    for _ in range(ATTEMPTS):
-        try:
-            headers = {"Content-Type": "application/json"}
-            answer = requests.post(address, data=text.encode(), headers=headers, timeout=SECONDS)
-        except requests.RequestException as error:
-            problem = type(error).__name__  # Its text has the address, which may hold a token.
-            continue
-        if answer.ok:
-            return None
-        problem = f"it answered {answer.status_code}"
-        if answer.status_code < 500:
-            break
-    return f"The address of retrain.notify was not told how it ended: {problem}"
