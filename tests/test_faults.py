@@ -89,8 +89,8 @@ def test_a_damaged_table_and_a_damaged_file_that_kedro_loads_are_named(tmp_path:
         assert fault.startswith(f"{file} cannot be read: ")
         assert "data_preparation" in fault
     (tmp_path / "starter.json").write_text('{"model": ')
-    fault = machine_fault(raised(JSONDataset(filepath=str(tmp_path / "starter.json")).load))
-    assert str(fault).startswith(f"{tmp_path / 'starter.json'} cannot be read: Expecting value")
+    fault = str(machine_fault(raised(JSONDataset(filepath=str(tmp_path / "starter.json")).load)))
+    assert fault.startswith(f"{tmp_path / 'starter.json'} cannot be read: Expecting value")
 
 
 @pytest.mark.parametrize(
