@@ -33,9 +33,14 @@ def drawn(folder: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]
 def reported(tmp_path: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]] = SPLITS, **facts: Any) -> Path:
     """The folder of a report; ``facts`` are further entries of the evaluation."""
     before, after = drawn(tmp_path / "baseline", 0.0, splits), drawn(tmp_path / "trained", gain, splits)
+    return written(tmp_path, before, after, **facts)
+
+
+def written(tmp_path: Path, before: pd.DataFrame, after: pd.DataFrame, **facts: Any) -> Path:
+    """The folder of a report on ``baseline`` and ``trained`` in ``tmp_path``, whose scores are given."""
     entries = compare(before, after, bootstrap_samples=100, seed=0)
     controls = compare_controls(before, after, bootstrap_samples=100, seed=0)
-    (tmp_path / "report").mkdir()
     evaluation = {"headline": headline(entries, controls), "rewards": entries, "controls": controls} | facts
+    (tmp_path / "report").mkdir()
     write_report(tmp_path / "report", evaluation, tmp_path / "baseline", tmp_path / "trained", HISTORY)
     return tmp_path / "report"

@@ -13,7 +13,7 @@ from PIL import Image
 from scipy import stats
 
 from visual_grpo.config import AlarmConfig
-from visual_grpo.evaluation.alarm import DISTANCE, UNSCORED, Look, Signal, Watch
+from visual_grpo.evaluation.alarm import DISTANCE, UNSCORED, Look, Signal, Watch, _reduced
 from visual_grpo.types import PromptRecord, TextSample
 
 COUNT = 24
@@ -150,3 +150,7 @@ def test_a_guard_at_its_limit_raises_a_false_alarm_no_more_often_than_promised(t
         )
     # Of the two signals, only the guard can exceed its limit here: half of the error, but for the looks' overlap.
     assert 0.06 < alarms / runs < 0.13
+
+
+def test_pictures_are_compared_at_a_small_size() -> None:
+    assert _reduced(torch.zeros(3, 256, 48, dtype=torch.uint8)).shape == (3, 64, 48)

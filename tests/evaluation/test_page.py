@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -10,14 +12,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 
 from tests.evaluation.defaults import FILE, parameters
 from tests.evaluation.painter import records
-from tests.evaluation.reports import reported
-from visual_grpo.evaluation import curves, page
+from tests.evaluation.reports import drawn, reported, written
+from visual_grpo.evaluation import page
 from visual_grpo.evaluation.page import configuration
 
 HOSTILE = (
@@ -67,9 +68,6 @@ def test_a_prompt_is_never_part_of_the_markup(tmp_path: Path) -> None:
 
 
 def test_nothing_runs_but_the_pages_own_script(tmp_path: Path) -> None:
-    import base64
-    import hashlib
-
     text = read(reported(tmp_path, 0.2))
     own = re.search(r"<script>(.*)</script>", text, re.DOTALL)
     assert own is not None
@@ -105,30 +103,19 @@ def test_the_list_of_pairs_is_bounded_and_says_so(tmp_path: Path, monkeypatch: p
     shown = [(pair["split"], pair["sampler"]) for pair in data(few)]
     assert shown == [("held_out", "stock")] * 8 + [("held_out", "rollout")] * 2
     assert "10 of 24 pairs are embedded" in few
-    (tmp_path / "small").mkdir()
-    monkeypatch.setattr(page, "MOST_BYTES", 5000)
-    pairs = data(read(reported(tmp_path / "small", 0.2)))
-    assert 0 < sum(len(pair["baseline"]) + len(pair["trained"]) for pair in pairs) <= 5000
 
 
 def test_unscored_samples_have_pictures_of_their_own(tmp_path: Path) -> None:
-    from visual_grpo.evaluation.generate import read_scores
-
-    reported(tmp_path, 0.2)
-    blank = read_scores(tmp_path / "trained")
+    before = drawn(tmp_path / "baseline", 0.0)
+    blank = drawn(tmp_path / "trained", 0.2)
     blank.loc[blank["split"] == "held_out", ["total", "reward/brightness"]] = float("nan")
     blank.to_parquet(tmp_path / "trained" / "scores.parquet", index=False)
-    from tests.evaluation.reports import HISTORY
-    from visual_grpo.evaluation.compare import compare
-    from visual_grpo.evaluation.report import write_report
-
-    entries = compare(read_scores(tmp_path / "baseline"), blank, bootstrap_samples=100, seed=0)
-    write_report(tmp_path / "report", {"rewards": entries}, tmp_path / "baseline", tmp_path / "trained", HISTORY)
-    text = read(tmp_path / "report")
+    folder = written(tmp_path, before, blank)
+    text = read(folder)
     assert "16 of 24 pairs, over all samplers and splits, have a side that could not be scored." in text
     assert "Could not be scored: base 0, trained 8 of 8 each; the shares differ." in text
     assert "trained could not be scored" in text
-    assert (tmp_path / "report" / "unscored.png").is_file()
+    assert (folder / "unscored.png").is_file()
 
 
 def test_parameters_that_differ_from_the_base_come_first(tmp_path: Path) -> None:
@@ -148,49 +135,11 @@ def test_parameters_that_differ_from_the_base_come_first(tmp_path: Path) -> None
         assert len(found["all"]) > 50
 
 
-def test_the_configuration_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configuration_is_on_the_page(tmp_path: Path) -> None:
     base = parameters().model_dump(mode="json")
     text = unescape(read(reported(tmp_path, 0.2, parameters=base | {"grpo": base["grpo"] | {"loss": "dapo"}})))
     assert "<tr><th>grpo.loss</th><td>dapo</td><td>grpo</td></tr>" in text
     assert "<tr><th>modules.dit.rewards.palette</th><td>1.0</td></tr>" in text
-
-
-def test_curves_are_where_the_numbers_say() -> None:
-    history = pd.DataFrame(
-        {"step": [1, 2, 3, 4, 5], "reward/total": [1.0, 2.0, 3.0, 4.0, 5.0], "eval/total": [None, 3.0, None, None, 5.0],
-         "ar/kl": [0.0, 0.1, 0.2, 0.3, 0.4], "dit/kl": [0.0] * 5, "ar/update_1/clip_fraction": [9.0] * 5,
-         "entropy": [2.0] * 5, "update_1/entropy": [3.0] * 5, "reward/unscored_share": [0.0] * 5}
-    )  # fmt: skip
-    reward, kl, entropy = curves.charts(history, base=1.0)
-    raw, smooth, judged = reward.series
-    assert [series.name for series in (raw, smooth, judged)] == ["", "training samples (smoothed)", "eval prompts"]
-    assert raw.points == smooth.points
-    # Step 0 (the base) and step 5 are at the ends; the base is as low as the first step's reward.
-    assert [x for x, _ in judged.points] == [curves.LEFT, curves.LEFT + 284 * 2 / 5, curves.WIDTH - curves.RIGHT]
-    assert judged.points[0][1] == raw.points[0][1] > judged.points[1][1] > judged.points[2][1]
-    assert [series.name for series in kl.series] == ["ar", "dit"]
-    assert [series.name for series in entropy.series] == ["all"]
-    bad = history.assign(**{"reward/unscored_share": [0, 0, 0.5, 0, 0]})
-    assert [chart.title for chart in curves.charts(bad, None)][-1] == "Unscored share"
-
-
-def test_the_first_point_is_what_trainings_evaluation_would_have_measured() -> None:
-    from visual_grpo.evaluation.generate import distinct_prompts
-
-    eval_prompts = records("eval", 6)
-    rows = [
-        {"sampler": sampler, "split": split, "id": record.id, "index": index, "total": worth}
-        for record, worth in zip(eval_prompts, (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), strict=True)
-        for sampler, split, index in (("stock", "eval", 0),)
-    ]
-    rows += [{**row, "index": 1, "total": 1000.0} for row in rows]
-    rows += [{**row, "sampler": "rollout", "total": 1000.0} for row in rows[:6]]
-    frame = pd.DataFrame(rows)
-    worths = dict(zip(frame["id"][:6], frame["total"][:6], strict=True))
-    chosen = [worths[record.id] for record in distinct_prompts(eval_prompts, 3)]
-    assert curves.base_value(frame, 3) == sum(chosen) / 3
-    assert curves.base_value(frame, None) == 63 / 6
-    assert curves.base_value(frame[frame["sampler"] == "rollout"], 3) is None
 
 
 def test_intervals_of_a_reward_and_its_parts_share_a_scale_with_zero() -> None:

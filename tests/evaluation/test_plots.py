@@ -1,10 +1,16 @@
+"""The plots show the numbers that they are given."""
+
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from visual_grpo.evaluation.plots import differences, reward_curve
+from tests.evaluation.painter import records
+from visual_grpo.evaluation.generate import distinct_prompts
+from visual_grpo.evaluation.plots import Curves, base_value, differences, training_curves
 
 
 def entry(name: str, difference: float | None, split: str = "held_out", sampler: str = "stock") -> dict[str, Any]:
@@ -24,23 +30,51 @@ def test_each_reward_has_its_panel_and_each_split_its_column() -> None:
 
 
 def test_points_and_intervals_are_where_the_numbers_say() -> None:
-    (panel,) = differences([entry("total", 0.3), entry("total", -0.2, sampler="rollout")]).axes
+    entries = [entry("total", 0.3), entry("total", -0.2, sampler="rollout"), entry("total", None, sampler="sde")]
+    (panel,) = differences(entries).axes
     drawn: list[Any] = list(panel.containers)
-    bars = [container.lines[2][0].get_segments()[0][:, 0].tolist() for container in drawn]
-    assert [list(container.lines[0].get_xdata()) for container in drawn] == [[0.3], [-0.2]]
+    bars = [container.lines[2][0].get_segments()[0][:, 0].tolist() for container in drawn[:2]]
+    assert [list(container.lines[0].get_xdata()) for container in drawn] == [[0.3], [-0.2], []]
     assert bars == [pytest.approx([0.2, 0.5]), pytest.approx([-0.3, 0.0])]
 
 
-def test_an_undefined_difference_leaves_its_row_empty() -> None:
-    (panel,) = differences([entry("total", None)]).axes
-    drawn: list[Any] = list(panel.containers)
-    assert len(drawn[0].lines[0].get_xdata()) == 0
+def lines(curves: Curves) -> dict[str, list[list[float]]]:
+    """Label -> points of a figure's lines; "" = without a label."""
+    (axis,) = curves.figure.axes
+    return {
+        "" if str(line.get_label()).startswith("_") else str(line.get_label()): np.asarray(line.get_xydata()).tolist()
+        for line in axis.lines
+    }
 
 
-def test_reward_curve_shows_steps_and_evaluations() -> None:
-    history = pd.DataFrame({"step": [1, 2, 3], "reward/total": [0.1, 0.2, 0.3], "eval/total": [None, 0.5, None]})
-    (axis,) = reward_curve(history).axes
-    curves = [np.asarray(line.get_xydata()).tolist() for line in axis.lines]
-    assert curves[0] == [[1, 0.1], [2, 0.2], [3, 0.3]]
-    assert curves[2] == [[2, 0.5]]
-    assert len(reward_curve(history[["step", "reward/total"]]).axes[0].lines) == 2
+def test_training_curves_are_of_the_reward_and_of_each_metric_that_is_there() -> None:
+    history = pd.DataFrame(
+        {"step": [1, 2, 3], "reward/total": [0.1, 0.2, 0.3], "eval/total": [None, 0.5, None], "ar/kl": [0.0, 0.1, 0.2],
+         "dit/kl": [0.0, np.inf, 1.0], "ar/update_1/clip_fraction": [9.0] * 3, "entropy": [2.0] * 3,
+         "update_1/entropy": [3.0] * 3, "reward/unscored_share": [0.0] * 3}
+    )  # fmt: skip
+    reward, kl, entropy = training_curves(history, base=0.05)
+    steps = [[1, 0.1], [2, 0.2], [3, 0.3]]
+    assert lines(reward) == {"": steps, "training samples (smoothed)": steps, "eval prompts": [[0, 0.05], [2, 0.5]]}
+    assert lines(kl) == {"ar": [[1, 0.0], [2, 0.1], [3, 0.2]], "dit": [[1, 0.0], [3, 1.0]]}
+    assert lines(entropy) == {"all": [[1, 2], [2, 2], [3, 2]]}
+    assert reward.data_uri == training_curves(history, base=0.05)[0].data_uri
+    bad = history.assign(**{"reward/unscored_share": [0, 0.5, 0]})[["step", "reward/total", "reward/unscored_share"]]
+    reward, unscored = training_curves(bad, None)
+    assert "eval prompts" not in lines(reward)
+    assert unscored.title == "Unscored share"
+
+
+def test_the_first_point_is_what_trainings_evaluation_would_have_measured() -> None:
+    prompts = records("eval", 6)
+    worths = {record.id: 2.0**number for number, record in enumerate(prompts)}
+    rows = [
+        {"sampler": sampler, "split": "eval", "id": name, "index": index, "total": worth + 1000 * (index or other)}
+        for name, worth in worths.items()
+        for index in (0, 1)
+        for other, sampler in enumerate(("stock", "rollout"))
+    ]
+    frame = pd.DataFrame(rows)
+    assert base_value(frame, 3) == sum(worths[record.id] for record in distinct_prompts(prompts, 3)) / 3
+    assert base_value(frame, None) == 63 / 6
+    assert base_value(frame[frame["sampler"] == "rollout"], 3) is None

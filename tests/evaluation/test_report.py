@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,9 +12,12 @@ from PIL import Image
 
 from tests.evaluation.painter import records
 from tests.evaluation.reports import reported
-from visual_grpo.evaluation.examples import choose
-from visual_grpo.evaluation.pictures import WIDTH
+from tests.evaluation.test_pictures import where
+from visual_grpo.evaluation.pictures import BETTER, WIDTH, WORSE
+from visual_grpo.evaluation.report import choose, pair_sheet
 from visual_grpo.images import read_image
+
+NAN = float("nan")
 
 
 class Images(HTMLParser):
@@ -33,8 +37,9 @@ def test_the_page_is_self_contained(tmp_path: Path) -> None:
     parser.feed(page)
     pictures = {path.name for path in folder.glob("*.png")}
     assert pictures == {"samples.png", "differences.png", "gains.png", "training.png"}
-    assert len(parser.sources) == 2 * (4 + 4)  # Both sides of four held-out prompts: samples, gains.
-    assert all(source.startswith("data:image/webp;base64,") for source in parser.sources)
+    kinds = [source.partition(";base64,")[0] for source in parser.sources]
+    # Both sides of four held-out prompts (samples, gains), and the curve of the reward.
+    assert Counter(kinds) == {"data:image/webp": 2 * (4 + 4), "data:image/svg+xml": 1}
     assert "http" not in page.replace("http-equiv", "")
     total = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["rewards"][0]
     assert total["difference"] == pytest.approx(0.2, abs=0.01)
@@ -79,8 +84,7 @@ def test_losses_are_those_of_all_samplers_and_of_the_shown_split() -> None:
 
 
 def test_what_could_not_be_scored_is_shown_the_trained_models_first() -> None:
-    nan = float("nan")
-    rows = pairs([nan, 1.0, 1.0, 1.0], [1.0, nan, 1.0, nan], id=["a", "b", "c", "d"])
+    rows = pairs([NAN, 1.0, 1.0, 1.0], [1.0, NAN, 1.0, NAN], id=["a", "b", "c", "d"])
     chosen = choose(rows, "held_out", "stock")
     assert chosen["unscored"]["id"].tolist() == ["b", "d", "a"]
     assert chosen["samples"]["id"].tolist() == ["a", "b", "c", "d"], "a sample is not left out for its result"
@@ -88,11 +92,36 @@ def test_what_could_not_be_scored_is_shown_the_trained_models_first() -> None:
     assert chosen["losses"].empty
 
 
-def test_an_edit_is_shown_with_its_source(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    Image.new("RGB", (32, 32), "red").save(tmp_path / "images" / "source.png")
-    edits = [replace(r, source_images=(tmp_path / "images" / "source.png",)) for r in records("held_out", 3)]
-    reported(tmp_path, gain=0.2, splits={"held_out": edits})
+def test_an_edit_is_shown_with_its_sources_above(tmp_path: Path) -> None:
+    for colour in ("red", "lime"):
+        Image.new("RGB", (32, 32), colour).save(tmp_path / f"{colour}.png")
+    plain, one, two = records("held_out", 3)
+    edits = [
+        plain,
+        replace(one, source_images=(tmp_path / "red.png",)),
+        replace(two, source_images=(tmp_path / "red.png", tmp_path / "lime.png")),
+    ]
+    folder = reported(tmp_path, gain=0.2, splits={"held_out": edits})
     for name in ("samples", "gains"):
-        shown = np.asarray(read_image(tmp_path / "report" / f"{name}.png"))
-        assert (shown == (255, 0, 0)).all(-1).sum() == 3 * WIDTH * WIDTH
+        shown = read_image(folder / f"{name}.png")
+        red, lime = (where(shown, colour) for colour in ("red", "lime"))
+        columns = np.flatnonzero(red.any(0))
+        assert columns.min() > shown.width // 3, "the first pair has no source"
+        assert red[:, columns.min()].sum() == WIDTH
+        assert np.flatnonzero(lime.any(0)).min() > columns.max(), "two sources are side by side"
+        assert np.flatnonzero(red.any(1)).max() < shown.height // 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "colour"), [(0.2, 0.9, BETTER), (0.9, 0.2, WORSE), (0.004, 0.001, None), (NAN, 1.0, None)]
+)
+def test_the_sheet_has_the_baseline_above_and_colours_gains_and_losses(
+    tmp_path: Path, before: float, after: float, colour: str | None
+) -> None:
+    for name in ("blue", "orange"):
+        Image.new("RGB", (64, 64), name).save(tmp_path / f"{name}.png")
+    columns = {"id": ["a"], "prompt": ["a prompt"], "file_baseline": ["blue.png"], "file_trained": ["orange.png"]}
+    shown = pair_sheet(pairs([before], [after], **columns), tmp_path, tmp_path)
+    assert [c for c in (BETTER, WORSE) if where(shown, c).any()] == ([] if colour is None else [colour])
+    blue, orange = (np.flatnonzero(where(shown, name).any(1)) for name in ("blue", "orange"))
+    assert blue.max() < orange.min()

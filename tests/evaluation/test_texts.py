@@ -9,10 +9,10 @@ import pytest
 
 from tests.evaluation.answerer import Answerer, Overlap, records
 from tests.evaluation.painter import ROLLOUT, STOCK
+from tests.evaluation.reports import written
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.compare import compare, join
 from visual_grpo.evaluation.generate import draw_and_score, plan_images, read_scores
-from visual_grpo.evaluation.report import write_report
 from visual_grpo.images import read_image
 from visual_grpo.rewards.combine import RewardSet
 
@@ -71,12 +71,7 @@ def test_a_ratio_in_only_one_of_the_tables_is_refused(answers: tuple[pd.DataFram
 
 
 def test_the_report_of_answers(answers: tuple[pd.DataFrame, pd.DataFrame], tmp_path: Path) -> None:
-    entries = compare(*answers, bootstrap_samples=200, seed=0)
-    (tmp_path / "report").mkdir()
-    history = pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]})
-    evaluation = {"rewards": entries}
-    write_report(tmp_path / "report", evaluation, tmp_path / "baseline", tmp_path / "trained", history)
-    assert "overlap/ciou" in (tmp_path / "report" / "evaluation.html").read_text(encoding="utf-8")
-    assert json.loads((tmp_path / "report" / "evaluation.json").read_text(encoding="utf-8")) == evaluation
-    shown = np.asarray(read_image(tmp_path / "report" / "samples.png"))
-    assert (shown == (255, 0, 0)).all(-1).any()
+    folder = written(tmp_path, *answers)
+    assert "overlap/ciou" in (folder / "evaluation.html").read_text(encoding="utf-8")
+    assert json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["rewards"]
+    assert (np.asarray(read_image(folder / "samples.png")) == (255, 0, 0)).all(-1).any()

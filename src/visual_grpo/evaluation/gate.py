@@ -20,8 +20,7 @@ import pandas as pd
 from visual_grpo.config import GateRule
 from visual_grpo.errors import UserError, counted, nearest_hint
 from visual_grpo.evaluation.compare import STOCK, Sides, independent, join
-from visual_grpo.evaluation.doubts import FEW_NOTE
-from visual_grpo.evaluation.headline import decimals
+from visual_grpo.evaluation.headline import FEW_NOTE, decimals
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.power import POWER, detectable_gain
 from visual_grpo.records.split import FEW_PROMPTS

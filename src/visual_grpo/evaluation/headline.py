@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from visual_grpo.evaluation.doubts import FEW_NOTE, Entry, doubts, excludes_zero, fallen
 from visual_grpo.evaluation.paired import CONFIDENCE
 from visual_grpo.records.split import FEW_PROMPTS
 
@@ -20,34 +19,47 @@ TASK_MEASURES = {
     "negative_points/gIoU": "gIoU",
 }
 """Scores that say in the task's own terms how many samples are right, and what they are called."""
+GUARDS = ("edge_density", "colour_entropy")
+"""Scores that fall where a policy wins its reward with ever emptier pictures; guards where they are not optimised."""
+MOST_FALL = 0.25
+"""Share of the base's mean by which a guard may fall before a gain is doubted."""
 NAMES = ("the base model", "the trained model")
 EVAL_NOTE = "Eval prompts choose the best adapter and may occur in training too: their scores are rather too good."
+FEW_NOTE = f"Fewer than {FEW_PROMPTS} independent prompts are too few to rely on the interval."
 _MOST_DECIMALS, _NO_SIZE = 6, 5e-7
-_NUMBERS = ("baseline", "trained", "difference", "ci_low", "ci_high")
+_NUMBERS = {
+    "baseline": "baseline_mean",
+    "trained": "trained_mean",
+    "difference": "difference",
+    "ci_low": "ci_low",
+    "ci_high": "ci_high",
+}
+
+Entry = Mapping[str, Any]
+"""What `compare.compare` says of one score, split and sampler."""
 
 
 def headline(
     entries: Sequence[Entry],
     controls: Sequence[Entry] = (),
     *,
-    score: str = "total",
     names: tuple[str, str] = NAMES,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The verdict on ``score``, for held-out prompts and the stock sampler if there are any.
+    """The verdict on the total, for held-out prompts and the stock sampler if there are any.
 
     ``entries`` come from `compare.compare`, ``controls`` from `compare.compare_controls`. ``verdict`` is ``better`` or
-    ``worse`` if the interval excludes 0 and there are no ``doubts`` (`doubts.doubts`), else ``not shown``. ``fallen``
-    are the guards that fell. ``names`` are of the two sides, for the sentence, and ``notes`` sentences to be read with
-    it. The control is that with the highest mean of the base model; chosen on the same samples, it is rather too good
-    than too bad. ``task`` and ``control`` are None if there is none.
+    ``worse`` if the interval excludes 0 and there are no `doubts`, else ``not shown``. ``fallen`` are the guards that
+    fell. ``names`` are of the two sides, for the sentence, and ``notes`` sentences to be read with it. The control is
+    that with the highest mean of the base model; chosen on the same samples, it is optimistically biased. ``task`` and
+    ``control`` are None if there is none.
     """
     split, sampler = main_view(entries)
     rows = {entry["name"]: entry for entry in entries if (entry["split"], entry["sampler"]) == (split, sampler)}
-    entry = rows[score]
+    entry, beside = rows["total"], list(rows.values())
     measure = next((name for name in TASK_MEASURES if name in rows), None)
     found = {
-        "score": score,
+        "score": "total",
         "names": list(names),
         "notes": list(notes),
         "split": split,
@@ -56,20 +68,51 @@ def headline(
         "confidence": CONFIDENCE,
         **{key: entry[key] for key in ("prompts", "units", "images")},
         "unscored": _unscored(entry),
-        "control": _best_control(controls, score),
-        "task": None if measure is None else {"name": TASK_MEASURES[measure], "score": measure} | _task(rows[measure]),
-        "doubts": doubts(entry, rows.values()),
-        "fallen": [{"name": guard["name"]} | _numbers(guard) for guard in fallen(rows.values())],
-        "verdict": verdict(entry, rows.values()),
+        "control": _best_control(controls),
+        "task": None if measure is None else _task(rows[measure]),
+        "doubts": doubts(entry, beside),
+        "fallen": [{"name": guard["name"]} | _numbers(guard) for guard in fallen_guards(beside)],
+        "verdict": verdict(entry, beside),
     }
-    return found | {"sentence": _sentence(found, names)}
+    return found | {"sentence": _sentence(found)}
 
 
 def verdict(entry: Entry, beside: Iterable[Entry] = ()) -> str:
     """``better``, ``worse`` or ``not shown``; ``beside`` are the other scores of the same samples."""
-    if not excludes_zero(entry) or doubts(entry, beside):
+    if not _excludes_zero(entry) or doubts(entry, beside):
         return "not shown"
     return "better" if entry["ci_low"] > 0 else "worse"
+
+
+def doubts(entry: Entry, beside: Iterable[Entry] = ()) -> list[str]:
+    """Reasons to doubt the difference of ``entry`` although its interval excludes 0.
+
+    Args:
+        beside: the other scores of the same samples, of which guards are looked at.
+    """
+    if not _excludes_zero(entry):
+        return []
+    found = [FEW_NOTE[:1].lower() + FEW_NOTE[1:-1]] if entry["units"] < FEW_PROMPTS else []
+    if entry["ci_low"] <= 0:
+        return found
+    if entry["unscored_differs"] and entry["unscored_trained"] > entry["unscored_baseline"]:
+        found.append(
+            f"{entry['unscored_trained']} of its {entry['samples']} samples could not be scored (base:"
+            f" {entry['unscored_baseline']}), and the means are of the rest"
+        )
+    return found + [
+        f"its pictures are emptier, {guard['name']} fell from {guard['baseline_mean']:.3g} to"
+        f" {guard['trained_mean']:.3g}"
+        for guard in fallen_guards(beside)
+        # A few pictures have most of the edges, so that the interval alone is wide.
+        if guard["difference"] < -MOST_FALL * guard["baseline_mean"]
+    ]
+
+
+def fallen_guards(beside: Iterable[Entry]) -> list[Entry]:
+    """The scores that guard, are not optimised themselves, and whose interval lies below 0."""
+    guards = [entry for entry in beside if entry["name"] in GUARDS and not entry["optimised"]]
+    return [guard for guard in guards if guard["ci_high"] is not None and guard["ci_high"] < 0]
 
 
 def main_view(entries: Sequence[Entry]) -> tuple[str, str]:
@@ -80,58 +123,32 @@ def main_view(entries: Sequence[Entry]) -> tuple[str, str]:
 
 def result(found: Mapping[str, Any]) -> dict[str, Any]:
     """Only the numbers of a headline, nested: what is compared between runs. What is undefined is left out."""
-    unscored = {side: found["unscored"][side] for side in ("baseline", "trained")}
     blocks = {found["score"]: found, "task": found["task"], "control": found["control"]}
     numbers = {
-        name: {key: block[key] for key in _NUMBERS if block.get(key) is not None}
-        for name, block in blocks.items()
-        if block
+        name: {key: block[key] for key in _NUMBERS if block[key] is not None} for name, block in blocks.items() if block
     }
+    unscored = {side: found["unscored"][side] for side in ("baseline", "trained")}
     return numbers | {"unscored": unscored, "prompts": found["prompts"], "images": found["images"]}
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """The headline in words: its sentence, then the task's measure, the control, guards that fell and what was
     unscored, if any."""
-    return [
-        found["sentence"],
-        *found["notes"],
-        *([task_line(found["task"], found["names"])] if found["task"] else []),
-        *([control_line(found["control"])] if found["control"] else []),
-        *(guard_line(guard, found["names"]) for guard in found["fallen"]),
-        *([unscored_line(found["unscored"])] if _any_unscored(found["unscored"]) else []),
-        *([FEW_NOTE] if found["units"] < FEW_PROMPTS and not found["doubts"] else []),
-        *([EVAL_NOTE] if found["split"] == "eval" else []),
-    ]
-
-
-def task_line(task: Mapping[str, Any], names: Sequence[str] = NAMES) -> str:
-    """The task's own measure of both sides."""
-    if task["difference"] is None:
-        return f"{task['name']}: no pair of samples could be judged."
-    return f"{_both(task, names)}."
-
-
-def control_line(control: Mapping[str, Any]) -> str:
-    """How the trained model compares with the base model's best control."""
-    settings = control["sampler"].removeprefix("stock ")
-    if control["difference"] is None:
-        return f"Control: the base model with {settings} has no sample that could be scored."
-    return (
-        f"Control: without training, {settings} gives the base model {control['baseline']:z.3f}"
-        f" (the best of {control['of']}); the trained model against that: {change(control)}."
-    )
-
-
-def guard_line(guard: Mapping[str, Any], names: Sequence[str] = NAMES) -> str:
-    """Both sides of a guard, which is not optimised, and fell."""
-    return f"Not optimised, and lower: {_both(guard, names)}. Look at the pictures."
-
-
-def unscored_line(unscored: Mapping[str, Any]) -> str:
-    """How many samples of each side could not be scored, and whether that differs."""
-    counts = f"Could not be scored: base {unscored['baseline']}, trained {unscored['trained']} of {unscored['of']} each"
-    return f"{counts}; the shares differ." if unscored["differs"] else f"{counts}."
+    names, unscored = found["names"], found["unscored"]
+    said = [found["sentence"], *found["notes"]]
+    if found["task"]:
+        task = found["task"]
+        undefined = f"{task['name']}: no pair of samples could be judged."
+        said.append(undefined if task["difference"] is None else f"{_both(task, names)}.")
+    if found["control"]:
+        said.append(_control_line(found["control"]))
+    said += [f"Not optimised, and lower: {_both(guard, names)}. Look at the pictures." for guard in found["fallen"]]
+    if unscored["baseline"] or unscored["trained"]:
+        counts = f"base {unscored['baseline']}, trained {unscored['trained']} of {unscored['of']} each"
+        said.append(f"Could not be scored: {counts}{'; the shares differ' * unscored['differs']}.")
+    if found["units"] < FEW_PROMPTS and not found["doubts"]:
+        said.append(FEW_NOTE)
+    return said + [EVAL_NOTE] * (found["split"] == "eval")
 
 
 def change(block: Mapping[str, Any]) -> str:
@@ -143,8 +160,7 @@ def change(block: Mapping[str, Any]) -> str:
 
 def decimals(block: Mapping[str, Any]) -> int:
     """How many a score's numbers are shown with: 3, and more where one of them would be shown as 0 without being it."""
-    keys = ("baseline", "trained", "baseline_mean", "trained_mean", "difference", "ci_low", "ci_high")
-    sizes = [abs(block[key]) for key in keys if block.get(key)]
+    sizes = [abs(block[key]) for key in {*_NUMBERS, *_NUMBERS.values()} if block.get(key)]
     return max([3] + [min(-math.floor(math.log10(size)), _MOST_DECIMALS) for size in sizes if size > _NO_SIZE])
 
 
@@ -154,19 +170,17 @@ def extent(entry: Entry) -> str:
     return prompts if entry["units"] == entry["prompts"] else f"{prompts} in {entry['units']} groups"
 
 
-def _both(block: Mapping[str, Any], names: Sequence[str]) -> str:
-    digits = decimals(block)
-    means = f"{block['baseline']:z.{digits}f} of {names[0]}, {block['trained']:z.{digits}f} of {names[1]}"
-    return f"{block['name']}: {means}, {change(block)}"
+def _excludes_zero(entry: Entry) -> bool:
+    return entry["ci_low"] is not None and not entry["ci_low"] <= 0 <= entry["ci_high"]
 
 
 def _numbers(entry: Entry) -> dict[str, float | None]:
-    keys = ("baseline_mean", "trained_mean", "difference", "ci_low", "ci_high")
-    return {name: entry[key] for name, key in zip(_NUMBERS, keys, strict=True)}
+    return {name: entry[key] for name, key in _NUMBERS.items()}
 
 
 def _task(entry: Entry) -> dict[str, Any]:
-    return _numbers(entry) | {"unscored": _unscored(entry), "verdict": verdict(entry)}
+    named = {"name": TASK_MEASURES[entry["name"]], "score": entry["name"]}
+    return named | _numbers(entry) | {"unscored": _unscored(entry), "verdict": verdict(entry)}
 
 
 def _unscored(entry: Entry) -> dict[str, Any]:
@@ -178,16 +192,33 @@ def _unscored(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _best_control(controls: Sequence[Entry], score: str) -> dict[str, Any] | None:
-    entries = [entry for entry in controls if entry["name"] == score]
+def _best_control(controls: Sequence[Entry]) -> dict[str, Any] | None:
+    entries = [entry for entry in controls if entry["name"] == "total"]
     if not entries:
         return None
-    best = max(entries, key=lambda e: float("-inf") if e["baseline_mean"] is None else e["baseline_mean"])
+    best = max(entries, key=lambda e: -math.inf if e["baseline_mean"] is None else e["baseline_mean"])
     return {"sampler": best["sampler"], "of": len(entries)} | _numbers(best)
 
 
-def _sentence(found: Mapping[str, Any], names: tuple[str, str]) -> str:
-    base, trained = names
+def _both(block: Mapping[str, Any], names: Sequence[str]) -> str:
+    digits = decimals(block)
+    means = f"{block['baseline']:z.{digits}f} of {names[0]}, {block['trained']:z.{digits}f} of {names[1]}"
+    return f"{block['name']}: {means}, {change(block)}"
+
+
+def _control_line(control: Mapping[str, Any]) -> str:
+    """How the trained model compares with the base model's best control."""
+    settings = control["sampler"].removeprefix("stock ")
+    if control["difference"] is None:
+        return f"Control: the base model with {settings} has no sample that could be scored."
+    return (
+        f"Control: without training, {settings} gives the base model {control['baseline']:z.3f}"
+        f" (the best of {control['of']}); the trained model against that: {change(control)}."
+    )
+
+
+def _sentence(found: Mapping[str, Any]) -> str:
+    base, trained = found["names"]
     where = f"On {extent(found)} ({found['images']} pairs)"
     if found["difference"] is None:
         return f"No pair of samples could be scored, so nothing is shown about {trained}."
@@ -213,7 +244,3 @@ def _as_cheaply(found: Mapping[str, Any]) -> str:
     reached = "more" if control["ci_high"] < 0 else "as much"
     settings = control["sampler"].removeprefix("stock ")
     return f" But {settings} alone gives the base model {reached}: {control['baseline']:z.3f}, without any training."
-
-
-def _any_unscored(unscored: Mapping[str, Any]) -> bool:
-    return bool(unscored["baseline"] or unscored["trained"])

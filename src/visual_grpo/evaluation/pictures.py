@@ -1,18 +1,20 @@
-"""Draws samples in grids with captions, and pairs of baseline and trained samples with their rewards."""
+"""Draws samples in grids with captions, in a font that can show them."""
 
 from __future__ import annotations
 
 import base64
 import io
+import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from PIL import Image, ImageDraw
+from matplotlib import font_manager, get_data_path
+from matplotlib.ft2font import FT2Font
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from visual_grpo.evaluation.fonts import Printable, is_readable, printable
 from visual_grpo.images import read_image, to_pil
 from visual_grpo.types import Judge, PromptRecord, Sample
 
@@ -20,27 +22,19 @@ WIDTH = 224
 """Width in pixels of every image in a picture."""
 GAP = 14
 LEADING = 5
-TEXT_SIZE = 19
+TEXT_SIZE, LINE_HEIGHT = 19, 25
 MAX_LINES = 4
 PAPER = "white"
 INK = "#1f2328"
 MUTED = "#656d76"
 BETTER = "#1a7f37"
 WORSE = "#cf222e"
+DEFAULT_FONT = Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+"""Included in matplotlib: Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean."""
+MISSING = "□"
+"""In the place of a character that no font has."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """Samples of the same prompt and seed before and after training."""
-
-    prompt: str
-    baseline: Image.Image | Tensor
-    trained: Image.Image | Tensor
-    baseline_reward: float
-    trained_reward: float
-    """NaN = could not be scored."""
-    source: Image.Image | Tensor | None = None
-    """The image that both were made from, unless their pictures already show it."""
+log = logging.getLogger(__name__)
 
 
 def of_sample(record: PromptRecord, sample: Sample, judge: Judge) -> Image.Image:
@@ -49,20 +43,8 @@ def of_sample(record: PromptRecord, sample: Sample, judge: Judge) -> Image.Image
     painted = judge.picture(record, sample)
     if painted is not None:
         return to_pil(painted)
-    above = [[_shown(read_image(path))] for path in record.source_images[:1]]
-    return _table([*above, [_text(sample.text, most=3 * MAX_LINES)]])
-
-
-def beside(images: Sequence[Image.Image | Tensor]) -> Image.Image:
-    """A single Pillow image unchanged, otherwise the images in a row."""
-    if len(images) == 1 and isinstance(images[0], Image.Image):
-        return images[0]
-    return _table([[_shown(image) for image in images]])
-
-
-def caption(prompt: str, record: str, where: str = "report") -> str:
-    """A prompt; where no font can show it, its record (an id, a file) and where the prompt can be read."""
-    return prompt if is_readable(prompt) else f"{record}\nprompt: see {where}"
+    above = [[scaled(read_image(path))] for path in record.source_images[:1]]
+    return table([*above, [text(sample.text, most=3 * MAX_LINES)]])
 
 
 def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], columns: int = 8) -> Image.Image:
@@ -75,101 +57,88 @@ def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], column
             "a grid needs at least one image, a caption for each and at least one column,"
             f" got {len(images)} images, {len(captions)} captions, {columns} columns"
         )
-    return _framed(
-        [_grid_band(images[i : i + columns], captions[i : i + columns]) for i in _row_starts(images, columns)]
-    )
+    cells = [(scaled(image), text(caption)) for image, caption in zip(images, captions, strict=True)]
+    bands = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    return framed([table([[image for image, _ in band], [caption for _, caption in band]]) for band in bands])
 
 
-def pairs(pairs: Sequence[Pair], columns: int = 6) -> Image.Image:
-    """Each pair as a column: the prompt, the source image if there is one, and baseline and trained sample with their
-    rewards."""
-    if not pairs or columns < 1:
-        raise ValueError(f"expected at least one pair and one column, got {len(pairs)} and {columns}")
-    return _framed([_pairs_band(pairs[i : i + columns]) for i in _row_starts(pairs, columns)])
+def caption(prompt: str, record: str, where: str = "report") -> str:
+    """A prompt; where no font has half of its characters, its record (an id, a file) and where the prompt can be read.
+
+    Says once which fonts to install.
+    """
+    characters = "".join(prompt.split())
+    font = _font_for(frozenset(characters))
+    if 2 * sum(c not in _glyphs(font) for c in characters) <= len(characters):
+        return prompt
+    _say_what_to_install()
+    return f"{record}\nprompt: see {where}"
 
 
-def _grid_band(images: Sequence[Image.Image | Tensor], captions: Sequence[str]) -> Image.Image:
-    return _table([[_shown(image) for image in images], [_text(caption) for caption in captions]])
+def table(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
+    """Pictures in rows and columns, each column as wide and each row as high as its largest."""
+    widths = [max(cell.width for cell in column) for column in zip(*rows, strict=True)]
+    heights = [max(cell.height for cell in row) for row in rows]
+    canvas = Image.new("RGB", (sum(widths) + GAP * (len(widths) - 1), sum(heights) + LEADING * len(rows)), PAPER)
+    top = 0
+    for row, height in zip(rows, heights, strict=True):
+        left = 0
+        for cell, width in zip(row, widths, strict=True):
+            canvas.paste(cell, (left, top))
+            left += width + GAP
+        top += height + LEADING
+    return canvas
 
 
-def _pairs_band(pairs: Sequence[Pair]) -> Image.Image:
-    before = [_shown(pair.baseline) for pair in pairs]
-    after = [_shown(pair.trained) for pair in pairs]
-    blank = _text("", width=1)
-    return _table(
-        [
-            [blank, *(_text(pair.prompt) for pair in pairs)],
-            *_source_row(pairs),
-            [_sideways("baseline", before[0].height), *before],
-            [blank, *(_text(_worth(pair.baseline_reward), MUTED) for pair in pairs)],
-            [_sideways("trained", after[0].height), *after],
-            [blank, *(_text(_gain(pair), _colour(pair)) for pair in pairs)],
-        ]
-    )
+def framed(bands: Sequence[Image.Image]) -> Image.Image:
+    """Stacks bands vertically on a white background with a margin."""
+    width = max(band.width for band in bands) + 2 * GAP
+    canvas = Image.new("RGB", (width, sum(band.height + GAP for band in bands) + GAP), PAPER)
+    top = GAP
+    for band in bands:
+        canvas.paste(band, (GAP, top))
+        top += band.height + GAP
+    return canvas
 
 
-def _source_row(pairs: Sequence[Pair]) -> list[list[Image.Image]]:
-    """The row of source images; no row if no pair has one."""
-    sources = [None if pair.source is None else _shown(pair.source) for pair in pairs]
-    height = max((source.height for source in sources if source is not None), default=0)
-    if not height:
-        return []
-    return [[_sideways("source", height), *(source or _text("") for source in sources)]]
-
-
-def _gain(pair: Pair) -> str:
-    change = pair.trained_reward - pair.baseline_reward
-    return _worth(pair.trained_reward) + ("" if math.isnan(change) else f" ({change:+z.2f})")
-
-
-def _worth(reward: float) -> str:
-    return "could not be scored" if math.isnan(reward) else f"reward {reward:z.2f}"
-
-
-def _colour(pair: Pair) -> str:
-    change = pair.trained_reward - pair.baseline_reward
-    if math.isnan(change) or round(change, 2) == 0:  # As it is shown.
-        return MUTED
-    return BETTER if change > 0 else WORSE
-
-
-def _shown(image: Image.Image | Tensor) -> Image.Image:
+def scaled(image: Image.Image | Tensor) -> Image.Image:
+    """The image at the width of a cell."""
     picture = image.convert("RGB") if isinstance(image, Image.Image) else to_pil(image)
     height = max(1, round(picture.height * WIDTH / picture.width))
     return picture.resize((WIDTH, height), Image.Resampling.LANCZOS)
 
 
-def _text(text: str, colour: str = INK, width: int = WIDTH, most: int = MAX_LINES) -> Image.Image:
+def text(shown: str, colour: str = INK, width: int = WIDTH, most: int = MAX_LINES) -> Image.Image:
     """Text as a picture ``width`` pixels wide and as high as its lines."""
-    lines = [(line, shown.font) for shown in map(_printable, text.split("\n")) for line in wrap(shown, width, most)]
-    step = round(TEXT_SIZE * 1.3)
-    canvas = Image.new("RGB", (width, step * len(lines)), PAPER)
+    paragraphs = [printable(line, TEXT_SIZE) for line in shown.split("\n")]
+    lines = [(line, font) for paragraph, font in paragraphs for line in wrap(paragraph, font, width, most)]
+    canvas = Image.new("RGB", (width, LINE_HEIGHT * len(lines)), PAPER)
     brush = ImageDraw.Draw(canvas)
     for row, (line, font) in enumerate(lines):
-        brush.text((0, row * step), line, fill=colour, font=font)
+        brush.text((0, row * LINE_HEIGHT), line, fill=colour, font=font)
     return canvas
 
 
-def _sideways(text: str, height: int) -> Image.Image:
-    """One line of text rotated to read upwards, centred along ``height``."""
-    shown = _printable(text)
-    length = math.ceil(shown.font.getlength(text))
-    line = Image.new("RGB", (height, round(TEXT_SIZE * 1.3)), PAPER)
-    ImageDraw.Draw(line).text(((height - length) // 2, 0), text, fill=MUTED, font=shown.font)
+def sideways(word: str, height: int) -> Image.Image:
+    """A word rotated to read upwards, centred along ``height``."""
+    _, font = printable(word, TEXT_SIZE)
+    line = Image.new("RGB", (height, LINE_HEIGHT), PAPER)
+    left = (height - math.ceil(font.getlength(word))) // 2
+    ImageDraw.Draw(line).text((left, 0), word, fill=MUTED, font=font)
     return line.transpose(Image.Transpose.ROTATE_90)
 
 
-def wrap(shown: Printable, width: int, most: int = MAX_LINES) -> list[str]:
+def wrap(line: str, font: ImageFont.FreeTypeFont, width: int, most: int = MAX_LINES) -> list[str]:
     """Breaks text into lines of at most ``width`` pixels, between words or, within a long word, between characters.
 
     At most ``most`` lines; the last one ends in an ellipsis if text was cut.
     """
 
-    def fits(line: str) -> bool:
-        return shown.font.getlength(line) <= width
+    def fits(part: str) -> bool:
+        return font.getlength(part) <= width
 
     lines = [""]
-    for word in shown.text.split(" "):
+    for word in line.split(" "):
         joined = f"{lines[-1]} {word}".lstrip()
         if fits(joined):
             lines[-1] = joined
@@ -191,48 +160,44 @@ def wrap(shown: Printable, width: int, most: int = MAX_LINES) -> list[str]:
     return [*lines[: most - 1], last + "…"]
 
 
-def _table(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
-    """Pictures in rows and columns, each column as wide and each row as high as its largest."""
-    widths = [max(cell.width for cell in column) for column in zip(*rows, strict=True)]
-    heights = [max(cell.height for cell in row) for row in rows]
-    canvas = Image.new("RGB", (sum(widths) + GAP * (len(widths) - 1), sum(heights) + LEADING * len(rows)), PAPER)
-    top = 0
-    for row, height in zip(rows, heights, strict=True):
-        left = 0
-        for cell, width in zip(row, widths, strict=True):
-            canvas.paste(cell, (left, top))
-            left += width + GAP
-        top += height + LEADING
-    return canvas
-
-
-def _framed(bands: Sequence[Image.Image]) -> Image.Image:
-    """Stacks bands vertically on a white background with a margin."""
-    width = max(band.width for band in bands) + 2 * GAP
-    canvas = Image.new("RGB", (width, sum(band.height + GAP for band in bands) + GAP), PAPER)
-    top = GAP
-    for band in bands:
-        canvas.paste(band, (GAP, top))
-        top += band.height + GAP
-    return canvas
-
-
-def _printable(text: str) -> Printable:
-    return printable(text, TEXT_SIZE)
-
-
-def _row_starts(items: Sequence[object], columns: int) -> range:
-    return range(0, len(items), columns)
+def printable(line: str, size: int) -> tuple[str, ImageFont.FreeTypeFont]:
+    """``line`` and a font of ``size`` pixels for it; characters that the font lacks become `MISSING`."""
+    line = " ".join(line.split())
+    path = _font_for(frozenset(line))
+    return "".join(c if c in _glyphs(path) else MISSING for c in line), ImageFont.truetype(path, size)
 
 
 def data_uri(path: Path, side: int, quality: int = 80) -> str:
     """The image as WebP of at most ``side`` pixels a side; raises UserError if it cannot be read."""
-    return pil_data_uri(read_image(path), side, quality)
-
-
-def pil_data_uri(image: Image.Image, side: int, quality: int = 80) -> str:
-    small = image.convert("RGB")
+    small = read_image(path).convert("RGB")
     small.thumbnail((side, side))
     file = io.BytesIO()
     small.save(file, "WEBP", quality=quality, method=4)
     return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@lru_cache(maxsize=1)
+def _say_what_to_install() -> None:
+    log.warning(
+        "No font of this machine can show some of the prompts: pictures name the record instead. Install a font with"
+        " these characters, for Chinese, Japanese and Korean for example: apt install fonts-noto-cjk"
+    )
+
+
+@lru_cache(maxsize=256)
+def _font_for(characters: frozenset[str]) -> Path:
+    """The default font or the first system font, by name, that has all ``characters``, else the most of them."""
+    if characters <= _glyphs(DEFAULT_FONT):
+        return DEFAULT_FONT
+    system = sorted(map(Path, font_manager.findSystemFonts()), key=lambda path: path.name)
+    return max([DEFAULT_FONT, *system], key=lambda path: len(characters & _glyphs(path)))
+
+
+@lru_cache(maxsize=512)
+def _glyphs(path: Path) -> frozenset[str]:
+    """The characters that a font can draw; none if it cannot be opened or scaled (bitmap emoji fonts)."""
+    try:
+        ImageFont.truetype(path, 16)
+        return frozenset(map(chr, FT2Font(str(path)).get_charmap()))
+    except (OSError, RuntimeError):
+        return frozenset()

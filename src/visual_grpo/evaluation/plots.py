@@ -1,17 +1,82 @@
-"""Plots of the evaluation and of training. They need no display."""
+"""Plots of the evaluation and of the training history. They need no display."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import matplotlib as mpl
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from visual_grpo.evaluation.compare import STOCK
 
 COLOURS = {"stock": "#0969da", "rollout": "#bc4c00", "sde": "#1a7f37"}
 OFFSET = 0.14
 """Half the distance between the samplers' marks on one row."""
+UNSCORED = "reward/unscored_share"
+METRICS = {
+    "kl": ("KL to the base model", "How far the policy has moved. A steady rise is normal, a jump is not."),
+    "entropy": ("Entropy", "How varied the samples are, in nats a token. A fall towards 0 means that they collapse."),
+    "clip_fraction": (
+        "Clip share",
+        "Share of decisions whose ratio left the clip range. Far above 0.2 the steps are too large.",
+    ),
+    UNSCORED: ("Unscored share", "Share of training samples that could not be scored."),
+}
+"""Column of the history, alone or after a module's name -> title and how to read it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    title: str
+    caption: str
+    figure: Figure
+
+    @property
+    def data_uri(self) -> str:
+        """The figure as an SVG image; the same bytes for the same figure."""
+        file = io.BytesIO()
+        with mpl.rc_context({"svg.hashsalt": "curves", "svg.fonttype": "none"}):
+            self.figure.savefig(file, format="svg", metadata={"Date": None})
+        return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
+    """The reward and whichever of `METRICS` the history has; ``base`` is the base model's evaluation (step 0)."""
+    caption = "Mean total. Training samples are drawn as in training; eval prompts at the stock sampler, step 0 = base."
+    found = [Curves(title="Reward", caption=caption, figure=_reward(history, base))]
+    for metric, (title, caption) in METRICS.items():
+        columns = {"all": metric} if metric in history else _by_module(history, metric)
+        if not columns or (metric == UNSCORED and not history[list(columns.values())].gt(0).to_numpy().any()):
+            continue
+        figure, axis = _chart()
+        for name, column in columns.items():
+            axis.plot(*_points(history, column), label=name)
+        if len(columns) > 1:
+            axis.legend(frameon=False)
+        found.append(Curves(title=title, caption=caption, figure=figure))
+    return found
+
+
+def base_value(baseline: pd.DataFrame, prompts: int | None) -> float | None:
+    """What the evaluation in training would have measured before the first step: the mean total of the first sample of
+    each of ``prompts`` eval prompts at the stock sampler; None without such samples.
+
+    ``baseline`` has the columns of ``scores.parquet``; ``prompts`` None = all of them.
+    """
+    rows = baseline[(baseline["sampler"] == STOCK) & (baseline["split"] == "eval") & (baseline["index"] == 0)]
+    order = rows["id"].map(lambda name: hashlib.sha256(name.encode()).digest()).sort_values().index[:prompts]
+    value = rows.loc[order, "total"].mean()
+    return None if math.isnan(value) else float(value)
 
 
 def differences(entries: Sequence[Mapping[str, Any]]) -> Figure:
@@ -20,18 +85,14 @@ def differences(entries: Sequence[Mapping[str, Any]]) -> Figure:
     ``entries`` come from `compare.compare`. Each reward has its own panel because units differ.
     """
     splits = list(dict.fromkeys(entry["split"] for entry in entries))
-    families = _families(entries)
-    rows = [len(names) for names in families]
+    rewards: dict[str, list[str]] = {}
+    for name in dict.fromkeys(entry["name"] for entry in entries):
+        rewards.setdefault(name.split("/")[0], []).append(name)
+    rows = [len(names) for names in rewards.values()]
     figure = Figure(figsize=(4.6 * len(splits) + 1.2, 0.42 * sum(rows) + 0.5 * len(rows) + 0.9), layout="constrained")
-    axes = figure.subplots(
-        len(families),
-        len(splits),
-        squeeze=False,
-        sharex="row",
-        sharey="row",
-        height_ratios=[n + 0.8 for n in rows],
-    )
-    for panels, names in zip(axes, families, strict=True):
+    heights = [n + 0.8 for n in rows]
+    axes = figure.subplots(len(rows), len(splits), squeeze=False, sharex="row", sharey="row", height_ratios=heights)
+    for panels, names in zip(axes, rewards.values(), strict=True):
         for axis, split in zip(panels, splits, strict=True):
             _forest(axis, [e for e in entries if e["split"] == split and e["name"] in names], names)
     for axis, split in zip(axes[0], splits, strict=True):
@@ -42,41 +103,42 @@ def differences(entries: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def reward_curve(history: pd.DataFrame) -> Figure:
-    """Mean reward of each training step (``reward/total``) and of the intermediate evaluations (``eval/total``)."""
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
-    axis = figure.subplots()
-    reward = history["reward/total"]
-    axis.plot(history["step"], reward, color=COLOURS["rollout"], alpha=0.3, linewidth=1)
+def _reward(history: pd.DataFrame, base: float | None) -> Figure:
+    """The mean reward of each step and, where there are any, the evaluations in training."""
+    figure, axis = _chart()
+    steps, reward = _points(history, "reward/total")
     smooth = reward.rolling(max(1, len(reward) // 15), min_periods=1, center=True).mean()
-    axis.plot(
-        history["step"],
-        smooth,
-        color=COLOURS["rollout"],
-        label="training prompts, rollout sampler (smoothed)",
-    )
-    if "eval/total" in history:
-        judged = history.dropna(subset=["eval/total"])
-        axis.plot(
-            judged["step"],
-            judged["eval/total"],
-            "o-",
-            color=COLOURS["stock"],
-            label="eval prompts, stock sampler",
-        )
-    axis.set(xlabel="step", ylabel="mean reward")
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.plot(steps, reward, color=COLOURS["rollout"], alpha=0.3, linewidth=1)
+    axis.plot(steps, smooth, color=COLOURS["rollout"], label="training samples (smoothed)")
+    steps, judged = _points(history, "eval/total") if "eval/total" in history else ([], [])
+    if base is not None and 0 not in list(steps):
+        steps, judged = [0, *steps], [base, *judged]
+    if len(steps):
+        axis.plot(steps, judged, "o-", color=COLOURS["stock"], label="eval prompts")
     axis.legend(frameon=False)
     return figure
 
 
-def _families(entries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Groups score names by reward, in the order of the entries."""
-    families: dict[str, list[str]] = {}
-    for name in dict.fromkeys(entry["name"] for entry in entries):
-        families.setdefault(name.split("/")[0], []).append(name)
-    return list(families.values())
+def _chart() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(5.6, 3.1), layout="constrained")
+    axis = figure.subplots()
+    axis.set_xlabel("step")
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    return figure, axis
+
+
+def _by_module(history: pd.DataFrame, metric: str) -> dict[str, str]:
+    """Module -> the column of its ``metric``."""
+    columns = {name: name.partition("/") for name in history.columns}
+    return {module: name for name, (module, _, rest) in columns.items() if rest == metric}
+
+
+def _points(history: pd.DataFrame, column: str) -> tuple[Any, Any]:
+    """Steps and values where there are finite ones."""
+    rows = history[np.isfinite(history[column].astype(float))]
+    return rows["step"], rows[column]
 
 
 def _forest(axis: Axes, entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -84,13 +146,12 @@ def _forest(axis: Axes, entries: Sequence[Mapping[str, Any]], names: Sequence[st
     for number, sampler in enumerate(samplers):
         shift = OFFSET * (2 * number - len(samplers) + 1)
         measured = [e for e in entries if e["sampler"] == sampler and e["ci_low"] is not None]
+        below = [e["difference"] - e["ci_low"] for e in measured]
+        above = [e["ci_high"] - e["difference"] for e in measured]
         axis.errorbar(
             [e["difference"] for e in measured],
             [names.index(e["name"]) + shift for e in measured],
-            xerr=[
-                [e["difference"] - e["ci_low"] for e in measured],
-                [e["ci_high"] - e["difference"] for e in measured],
-            ],
+            xerr=[below, above],
             fmt="o",
             markersize=5,
             capsize=3,

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from PIL import Image
 
+from visual_grpo.config import flatten
 from visual_grpo.evaluation import pictures, plots
 from visual_grpo.evaluation.alarm import shown_alarms
-from visual_grpo.evaluation.examples import SHOWN, all_pairs, choose, load
+from visual_grpo.evaluation.compare import join, retotalled
+from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.evaluation.headline import main_view
 from visual_grpo.evaluation.page import render
+from visual_grpo.images import read_image
+
+SHOWN = 6
+"""Maximum number of pairs in a picture."""
 
 
 def write_report(
@@ -26,20 +35,100 @@ def write_report(
 ) -> None:
     """Writes ``evaluation.html`` (self-contained), pictures as PNG, and ``evaluation.json``.
 
-    ``evaluation`` has ``rewards`` (of `compare.compare`) and optionally ``headline``, ``controls``, ``training``,
+    ``evaluation`` has ``rewards`` (of `compare.compare`), ``headline`` and optionally ``controls``, ``training``,
     ``parameters``, ``conditions``, ``adapter`` and ``seed``. ``baseline`` and ``trained`` are folders written by
     ``generate.draw_and_score``; ``history`` has one row per training step; ``adapters`` is the folder that the training
     left, with the pictures of its alarms.
     """
+    curves = plots.training_curves(history, _base_value(evaluation, baseline, trained))
+    curves[0].figure.savefig(folder / "training.png", dpi=150)
     plots.differences(evaluation["rewards"]).savefig(folder / "differences.png", dpi=150)
-    plots.reward_curve(history).savefig(folder / "training.png", dpi=150)
-    split, sampler = main_view(evaluation["rewards"])
     pairs = all_pairs(baseline, trained)
-    for name, chosen in choose(pairs, split, sampler).items():
-        if len(chosen):
-            pictures.pairs(load(chosen, baseline, trained), columns=SHOWN).save(folder / f"{name}.png")
+    chosen = choose(pairs, *main_view(evaluation["rewards"]))
+    for name, rows in chosen.items():
+        if len(rows):
+            pair_sheet(rows, baseline, trained).save(folder / f"{name}.png")
     text = json.dumps(evaluation, indent=2, ensure_ascii=False)
     (folder / "evaluation.json").write_text(text, encoding="utf-8")
     alarms = shown_alarms(evaluation.get("training", {}), adapters)
-    page = render(evaluation, baseline, trained, pairs, history, alarms)
+    page = render(evaluation, baseline, trained, pairs, chosen, curves, alarms)
     (folder / "evaluation.html").write_text(page, encoding="utf-8")
+
+
+def all_pairs(baseline: Path, trained: Path) -> pd.DataFrame:
+    """The rows of `compare.join` with their ``difference`` of totals; NaN where a side could not be scored."""
+    rows = join(read_scores(baseline), read_scores(trained))
+    rows = rows.assign(difference=rows["total_trained"] - rows["total_baseline"])
+    return rows.sort_values(["split", "sampler", "id", "index"], ignore_index=True)
+
+
+def choose(rows: pd.DataFrame, split: str, sampler: str, shown: int = SHOWN) -> dict[str, pd.DataFrame]:
+    """Pairs of one split to show, at most one per prompt.
+
+    ``samples``: of ``sampler``, evenly spaced over the prompts, independent of the result. Of all samplers, so that
+    none hides in another: ``gains`` and ``losses``, the largest increases and decreases of the total, and ``unscored``,
+    where a side could not be scored, the trained side first.
+    """
+    rows = rows[rows["split"] == split]
+    first = rows[rows["sampler"] == sampler].drop_duplicates("id")
+    spaced = np.unique(np.linspace(0, len(first) - 1, min(shown, len(first))).round().astype(int))
+    ranked = rows.sort_values("difference", kind="stable")
+    unscored = rows[rows["difference"].isna()]
+    unscored = unscored.loc[unscored["total_trained"].notna().sort_values(kind="stable").index]
+    return {
+        "samples": first.iloc[spaced],
+        "gains": ranked[ranked["difference"] > 0][::-1].drop_duplicates("id")[:shown],
+        "losses": ranked[ranked["difference"] < 0].drop_duplicates("id")[:shown],
+        "unscored": unscored.drop_duplicates("id")[:shown],
+    }
+
+
+def pair_sheet(pairs: pd.DataFrame, baseline: Path, trained: Path) -> Image.Image:
+    """Each pair as a column: the prompt, the source image if a pair has one, and both samples with their rewards."""
+    rows = pairs.to_dict("records")
+    several = pairs["sampler"].nunique() > 1
+    captions = [pictures.caption(row["prompt"], row["id"]) for row in rows]
+    if several:
+        captions = [f"{caption}\n({row['sampler']})" for caption, row in zip(captions, rows, strict=True)]
+    before = [pictures.scaled(read_image(baseline / row["file_baseline"])) for row in rows]
+    after = [pictures.scaled(read_image(trained / row["file_trained"])) for row in rows]
+    blank = pictures.text("", width=1)
+    lines = [
+        [blank, *map(pictures.text, captions)],
+        *_source_row(rows, baseline),
+        [pictures.sideways("baseline", before[0].height), *before],
+        [blank, *(pictures.text(_worth(row["total_baseline"]), pictures.MUTED) for row in rows)],
+        [pictures.sideways("trained", after[0].height), *after],
+        [blank, *(_gain(row["total_trained"], row["difference"]) for row in rows)],
+    ]
+    return pictures.framed([pictures.table(lines)])
+
+
+def _base_value(evaluation: Mapping[str, Any], baseline: Path, trained: Path) -> float | None:
+    """What training's own evaluation would have measured of the base model."""
+    parameters = flatten(evaluation.get("parameters") or evaluation.get("training", {}).get("parameters") or {})
+    scores = retotalled(read_scores(baseline), read_scores(trained).attrs["weights"])
+    return plots.base_value(scores, parameters.get("evaluation.prompts"))
+
+
+def _source_row(rows: Sequence[Mapping[Hashable, Any]], baseline: Path) -> list[list[Image.Image]]:
+    """The row of source images, those of a pair side by side; no row if no pair has one."""
+    cells = []
+    for row in rows:
+        paths = row.get("source")  # An array, or None.
+        images = [pictures.scaled(read_image(baseline / path)) for path in (() if paths is None else paths)]
+        cells.append(pictures.scaled(pictures.table([images])) if images else None)
+    height = max((cell.height for cell in cells if cell is not None), default=0)
+    return [[pictures.sideways("source", height), *(cell or pictures.text("") for cell in cells)]] if height else []
+
+
+def _worth(reward: float) -> str:
+    return "could not be scored" if math.isnan(reward) else f"reward {reward:z.2f}"
+
+
+def _gain(reward: float, change: float) -> Image.Image:
+    if math.isnan(change):
+        return pictures.text(_worth(reward), pictures.MUTED)
+    shown = round(change, 2)
+    colour = pictures.BETTER if shown > 0 else pictures.WORSE if shown < 0 else pictures.MUTED
+    return pictures.text(f"{_worth(reward)} ({change:+z.2f})", colour)

@@ -24,9 +24,9 @@ LISTED = "metadata.jsonl"
 def blind_pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
     """Samples of held-out prompts with the same seed, the base model's first: one of each prompt, then the next."""
     from visual_grpo.evaluation.compare import STOCK
-    from visual_grpo.evaluation.examples import all_pairs
     from visual_grpo.evaluation.generate import SCORES, read_scores
     from visual_grpo.evaluation.pairing import check_facts
+    from visual_grpo.evaluation.report import all_pairs
     from visual_grpo.images import read_image
 
     folders = [Path(parameters.output) / "07_model_output" / name for name in ("baseline", "trained")]
