@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from rich.console import Console
@@ -67,15 +68,6 @@ def test_a_line_of_another_part_of_the_program_does_not_run_into_the_bar(monkeyp
     assert [line.split("\x1b[2K")[-1] for line in lines] == ["MLflow is back"]
 
 
-def test_repeated_steps_restart_the_estimate():
-    clock, (target, lines) = Clock(), plain()
-    with console.progress("train", 10, console=target, clock=clock, every=15) as bar:
-        for seconds, steps in ((0, 1), (10, 4), (0, -5), (20, 1)):
-            clock.now += seconds
-            bar.advance(steps)
-    assert lines()[0] == "train 1/10  0:03:00 left"
-
-
 def test_fields_stay_until_they_are_replaced():
     clock, (target, lines) = Clock(), plain()
     with console.progress("x", 2, console=target, clock=clock, every=0) as bar:
@@ -86,14 +78,9 @@ def test_fields_stay_until_they_are_replaced():
 
 def test_the_last_line_is_printed_when_the_loop_breaks():
     target, lines = plain()
-
-    def broken_loop() -> None:
-        with console.progress("x", 9, console=target) as bar:
-            bar.advance(2)
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        broken_loop()
+    with suppress(RuntimeError), console.progress("x", 9, console=target) as bar:
+        bar.advance(2)
+        raise RuntimeError
     assert lines()[-1].startswith("x 2/9")
 
 

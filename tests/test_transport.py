@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.defaults import parameters
+from tests.evaluation.defaults import conditions_of, parameters
 from tests.evaluation.painter import brightness
 from tests.pipelines.painted import Project
 from visual_grpo import resuming
 from visual_grpo.decisive_parameters import NOT_READ, decisive
 from visual_grpo.errors import UserError
-from visual_grpo.evaluation.generate import conditions
 from visual_grpo.importing import load_attribute
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.rewards.catalogue import BUILT_IN, transport_of
@@ -97,8 +96,7 @@ def test_code_that_is_gone_declares_nothing_and_a_wrong_declaration_is_told() ->
 
 def test_results_pair_whatever_the_patience() -> None:
     def judged(options: dict[str, Any]) -> Any:
-        config = parameters(**rewards_of(options))
-        return conditions(config, {}, model="m", dataset="d", transport={"judge": Patient.transport})["rewards"]
+        return conditions_of(parameters(**rewards_of(options)))["rewards"]
 
     assert judged({"timeout": 3.0}) == judged({"timeout": 9.0}) == judged({})
     assert judged({"gain": 2.0}) != judged({})

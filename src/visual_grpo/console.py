@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -37,23 +36,45 @@ _SPEED_WINDOW = 180.0
 """Seconds over which the speed is averaged, because evaluations and checkpoints interrupt the steps."""
 
 
-class Bar(Protocol):
+class Bar:
     """A running progress display."""
+
+    def __init__(self, display: Progress, description: str, total: int, completed: int, every: float) -> None:
+        self._display, self._every = display, every
+        self._task = display.tasks[display.add_task(description, total=total, completed=completed, shown="")]
+        self._fields: dict[str, Value] = {}
+        self._shown = ""
+        self._printed_at, self._printed_done = display.get_time(), -1.0
 
     def advance(self, n: int = 1, **fields: Value) -> None:
         """Counts ``n`` more steps as done; ``fields`` are shown beside the bar until they are replaced."""
-        ...
+        self._fields |= fields
+        self._shown = " ".join(f"{name}={format_value(value)}" for name, value in self._fields.items())
+        self._display.update(self._task.id, advance=n, shown=escape(visible(self._shown)))
+        if self._display.get_time() - self._printed_at >= self._every:
+            self.print()
 
     def complete(self) -> None:
         """Counts all steps as done, where their number was only an estimate."""
-        ...
+        self._display.update(self._task.id, completed=self._task.total)
 
     def note(self, text: str) -> None:
         """Prints a line above the bar."""
-        ...
+        _print_line(self._display.console, text)
+
+    def print(self) -> None:
+        """Prints the state as a line, unless a terminal shows it or it was printed already."""
+        task = self._task
+        if self._display.live.is_started or self._printed_done == task.completed:
+            return
+        self._printed_at, self._printed_done = self._display.get_time(), task.completed
+        left = None if task.finished else task.time_remaining
+        seconds, word = (task.elapsed or 0.0, "elapsed") if left is None else (left, "left")
+        count, spent = f"{task.completed:.0f}/{task.total:.0f}", timedelta(seconds=round(seconds))
+        self.note("  ".join(filter(None, [f"{task.description} {count}", self._shown, f"{spent} {word}"])))
 
 
-_shown: list[_RichBar] = []
+_shown: list[Bar] = []
 """Bars on a terminal: a line that is printed past them would be glued to the last one."""
 
 
@@ -73,21 +94,20 @@ def progress(
         completed: steps that an earlier run has done (when resuming).
         every: minimum seconds between two lines if stdout is not a terminal.
     """
-    console = console or _console()
-    if console.is_terminal:
-        with _rich_progress(console) as display:
-            shown = _RichBar(display, display.add_task(description, total=total, completed=completed, shown=""))
-            _shown.append(shown)
-            try:
-                yield shown
-            finally:
-                _shown.remove(shown)
-    else:
-        bar = _PlainBar(console, description, total, completed, every, clock)
+    display = _display(console or _console(), clock)
+    bar = Bar(display, description, total, completed, every)
+    if not display.console.is_terminal:
         try:
             yield bar
         finally:
-            bar.close()
+            bar.print()
+        return
+    with display:
+        _shown.append(bar)
+        try:
+            yield bar
+        finally:
+            _shown.remove(bar)
 
 
 def heading(text: str) -> None:
@@ -112,14 +132,17 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | No
         ValueError: a row does not have one cell per column.
     """
     grid = Table(title=_text(title), title_justify="left", title_style="bold")
-    for index, column in enumerate(columns):
-        numeric = all(isinstance(row[index], int | float) or row[index] is None for row in rows if index < len(row))
-        # The names, of usual length, are never broken: the headings beside them can be.
-        least = min(_LONGEST_NAME, max((len(format_value(row[0])) for row in rows), default=0)) if index == 0 else None
-        grid.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=least)
     for row in rows:
         if len(row) != len(columns):
             raise ValueError(f"table {title!r}: {len(columns)} columns, but a row of {len(row)}: {row!r}")
+    for index, column in enumerate(columns):
+        cells = [row[index] for row in rows]
+        numeric = all(isinstance(cell, int | float | None) for cell in cells)
+        # The names, of usual length, are never broken: the headings beside them can be.
+        longest = max((len(format_value(cell)) for cell in cells), default=0)
+        least = min(_LONGEST_NAME, longest) if index == 0 else None
+        grid.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=least)
+    for row in rows:
         grid.add_row(*(_text(format_value(cell)) for cell in row))
     _console().print(grid)
 
@@ -141,79 +164,6 @@ def format_value(value: Value | None) -> str:
     return f"{value:z.3g}" if isinstance(value, float) else str(value)
 
 
-class _RichBar:
-    def __init__(self, display: Progress, task: object) -> None:
-        self._display = display
-        self._task = task
-        self._fields: dict[str, Value] = {}
-
-    def advance(self, n: int = 1, **fields: Value) -> None:
-        self._fields |= fields
-        self._display.update(self._task, advance=n, shown=escape(visible(_join(self._fields))))  # type: ignore[arg-type]
-
-    def complete(self) -> None:
-        [total] = (task.total for task in self._display.tasks if task.id == self._task)
-        self._display.update(self._task, completed=total)  # type: ignore[arg-type]
-
-    def note(self, text: str) -> None:
-        _print_line(self._display.console, text)
-
-
-class _PlainBar:
-    def __init__(
-        self,
-        console: Console,
-        description: str,
-        total: int,
-        completed: int,
-        every: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._console = console
-        self._description = description
-        self._total = total
-        self._done = completed
-        self._every = every
-        self._clock = clock
-        self._began = self._printed_at = clock()
-        self._first: tuple[float, int] | None = None
-        self._printed_done = -1
-        self._fields: dict[str, Value] = {}
-
-    def advance(self, n: int = 1, **fields: Value) -> None:
-        self._done += n
-        self._fields |= fields
-        # The time before the first step (loading, checks), or before repeated steps, must not count towards the speed.
-        if self._first is None or n < 0:
-            self._first = self._clock(), self._done
-        if self._clock() - self._printed_at >= self._every:
-            self._print()
-
-    def complete(self) -> None:
-        self._done = self._total
-
-    def note(self, text: str) -> None:
-        _print_line(self._console, text)
-
-    def close(self) -> None:
-        if self._printed_done != self._done:
-            self._print()
-
-    def _print(self) -> None:
-        self._printed_at, self._printed_done = self._clock(), self._done
-        parts = [f"{self._description} {self._done}/{self._total}", _join(self._fields), self._time()]
-        self.note("  ".join(part for part in parts if part))
-
-    def _time(self) -> str:
-        left = self._total - self._done
-        began, start = self._first or (self._began, self._done)
-        steps = self._done - start
-        # An estimate from the first steps would be far off.
-        if left <= 0 or steps < self._total / 50:
-            return f"{_duration(self._clock() - self._began)} elapsed"
-        return f"{_duration((self._clock() - began) / steps * left)} left"
-
-
 def _console() -> Console:
     """A console on the current stdout; wide if it is not a terminal, so that lines do not wrap at 80."""
     console = Console(highlight=False)
@@ -222,7 +172,7 @@ def _console() -> Console:
     return console
 
 
-def _rich_progress(console: Console) -> Progress:
+def _display(console: Console, clock: Callable[[], float]) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -233,16 +183,9 @@ def _rich_progress(console: Console) -> Progress:
         TextColumn("left"),
         TimeRemainingColumn(elapsed_when_finished=False),
         console=console,
+        get_time=clock,
         speed_estimate_period=_SPEED_WINDOW,
     )
-
-
-def _join(fields: Mapping[str, Value]) -> str:
-    return " ".join(f"{name}={format_value(value)}" for name, value in fields.items())
-
-
-def _duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
 
 
 def _print_line(console: Console, text: str) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
+from visual_grpo.components import make_plan
 from visual_grpo.config import Parameters
+from visual_grpo.pipelines import baseline
 
 FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 
@@ -17,6 +21,15 @@ def parameters(**changes: Any) -> Parameters:
     """The default parameters with changed leaves, as in ``parameters(grpo={"steps": 2})``."""
     tree = yaml.safe_load(FILE.read_text(encoding="utf-8")) | {"seed": 0}
     return Parameters.model_validate(_merged(tree, changes))
+
+
+def conditions_of(config: Parameters, commits: Mapping[str, Any] | None = None, **report: Any) -> dict[str, Any]:
+    """The conditions of a baseline of these parameters; ``report`` are entries of the starter's report, ``commits``
+    those of the hub's files that rewards read."""
+    starter = {"digest": "model", "content": None} | report
+    records: Any = SimpleNamespace(digest="data")
+    with patch.object(baseline, "reward_commits", return_value=commits or {}):
+        return baseline.conditions(config, make_plan(config), starter, records)
 
 
 def _merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

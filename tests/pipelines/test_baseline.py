@@ -1,7 +1,12 @@
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
 import pandas as pd
 import pytest
 from kedro.io import DatasetError
 
+from tests.evaluation.defaults import conditions_of, parameters
 from tests.pipelines.painted import SMALL, Project
 from visual_grpo import components
 from visual_grpo.errors import UserError
@@ -60,3 +65,67 @@ def test_progress_reaches_the_number_of_images(
 ) -> None:
     painted.run(create_pipeline("baseline"))
     assert "baseline 48/48  reward=0." in capsys.readouterr().out
+
+
+LANGUAGE: dict[str, Any] = {
+    "data": {"task": "segmentation"},
+    "starter": {"world": "scenes"},
+    "modules": {"dit": None},
+    "evaluation": {"controls": []},
+    "sampling": {name: {"steps": None, "guidance_scale": None} for name in ("rollout", "stock")},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "pairs"),
+    [
+        ({"grpo": {"learning_rate": 1.0}}, True),
+        ({"seed": 5}, True),
+        ({"evaluation": {"batch_size": 3}}, True),
+        ({"model": {"device": "cpu"}}, True),
+        # One baseline serves every module: totals are computed again, and all three samplers are always judged.
+        ({"policy": {"train": "ar"}}, True),
+        ({"rewards": {"shapes": {"weight": 2.0}}}, True),
+        ({"modules": {"dit": {"rewards": {"palette": 2.0}}}}, True),
+        ({"evaluation": {"seed": 5}}, False),
+        ({"evaluation": {"controls": []}}, False),
+        ({"evaluation": {"images_per_prompt": 2}}, False),
+        ({"data": {"height": 64}}, False),
+        ({"sampling": {"stock": {"steps": 3}}}, False),
+        ({"rewards": {"shapes": {"options": {"strict": True}}}}, False),
+        ({"rewards": {"shapes": {"clip": [0.0, 0.5]}}}, False),
+        ({"rewards": {"shapes": {"only_where": {"palette": 0.5}}}}, False),
+        ({"policy": {"flow": {"noise": 0.5}}}, False),
+        ({"model": {"dtype": "bfloat16"}}, False),
+        ({"model": {"base_weights": "4bit"}}, False),
+        ({"model": {"device": "cuda:1"}}, False),
+    ],
+)
+def test_conditions_contain_exactly_what_images_and_scores_depend_on(changes: dict[str, Any], pairs: bool) -> None:
+    assert (conditions_of(parameters(**changes)) == conditions_of(parameters())) is pairs
+
+
+def test_conditions_contain_the_models_options_and_files() -> None:
+    base = conditions_of(parameters(**LANGUAGE))
+    assert conditions_of(parameters(**LANGUAGE, model={"options": {"max_tokens": 5}})) != base
+    assert conditions_of(parameters(**LANGUAGE, policy={"flow": {"noise": 0.5}})) == base
+    assert conditions_of(parameters(**LANGUAGE), content="a") != base
+
+
+def test_conditions_contain_a_rewards_files_code_and_weights_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    code, file = tmp_path / "an_edited_reward.py", tmp_path / "head.json"
+    config = parameters(
+        rewards={"mine": {"function": "an_edited_reward:score", "options": {"head": str(file)}}, "clip_score": {}}
+    )
+    found = []
+    for value, content, commit in ((1.0, "1", "a"), (5.0, "1", "a"), (5.0, "2", "a"), (5.0, "2", "b")):
+        code.write_text(f"def score(prompts, images): return [{value}] * len(images)")
+        file.write_text(content)
+        made = [conditions_of(config, {"clip_score": {"model": commit * 40}})["rewards"] for _ in range(2)]
+        assert made[0] == made[1]
+        assert "code" not in made[0]["palette"]
+        found.append(made[0])
+    assert all(before != after for before, after in pairwise(found))

@@ -91,7 +91,7 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
 def test_a_baseline_with_other_controls_is_refused(painted: Project) -> None:
     painted.run(create_pipeline("baseline"))
     painted.train()
-    with pytest.raises(UserError, match=r"controls\.stock top_p=0\.5: not in the baseline"):
+    with pytest.raises(UserError, match=r"controls\.stock top_p=0\.5: not set in the baseline, set now"):
         painted.run(create_pipeline("evaluate"), evaluation=SMALL | {"controls": [{"top_p": 0.5}]})
 
 

@@ -1,14 +1,21 @@
-"""The reward_report pipeline with a painter in the place of a model."""
+"""The reward_report pipeline with a painter in the place of a model, and what a set of rewards is like, by hand."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
 from tests.pipelines.painted import SMALL, Project
+from visual_grpo.config import GRPOConfig
 from visual_grpo.errors import UserError
 from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipelines.reward_report import Scored, correlations, findings, measured, rows_of, within_groups
+from visual_grpo.types import PromptRecord, Scores, weighted_total
 
 REPORT = {"prompts": 2, "samples": 3}
 
@@ -53,3 +60,118 @@ def test_the_same_seed_gives_the_same_samples(painted: Project) -> None:
 def test_one_training_prompt_is_too_few(painted: Project) -> None:
     with pytest.raises(UserError, match="at least two training prompts"):
         painted.run(PIPELINE, reward_report=REPORT)
+
+
+NAN = math.nan
+RECORDS = [PromptRecord(id=i, prompt=f"prompt {i}") for i in ("a", "a", "a", "b", "b", "b")]
+CONFIG = GRPOConfig(steps=1, prompts_per_step=4, group_size=8, learning_rate=0.1)
+
+
+def scored(again: dict[str, list[float]] | None = None, **rewards: tuple[float, list[float]]) -> Scored:
+    """Of two groups of three samples; each reward with its weight and scores."""
+    weights = {name: weight for name, (weight, _) in rewards.items()}
+
+    def scores(changed: dict[str, list[float]]) -> Scores:
+        values = {name: torch.tensor(changed.get(name, own)) for name, (_, own) in rewards.items()}
+        return Scores(total=weighted_total(values, weights), rewards=values, parts={}, weights=weights)
+
+    return Scored(
+        records=RECORDS,
+        samples=[None] * 6,
+        scores=scores({}),
+        again=scores(again or {}),
+        seconds={name: 3.0 * (i + 1) for i, name in enumerate(rewards)},
+    )
+
+
+def row(found: Scored, name: str) -> dict[Any, Any]:
+    table = measured(found, CONFIG)
+    return dict(next(own for own in table.to_dict("records") if own["reward"] == name))
+
+
+def test_scale_and_noise_are_those_within_and_between_groups() -> None:
+    found = row(scored(x=(2.0, [1.0, 2.0, 3.0, 7.0, 7.0, NAN])), "x")
+    assert (found["weight"], found["mean"], found["lowest"], found["highest"]) == (2.0, 4.0, 1.0, 7.0)
+    assert found["between seeds"] == pytest.approx((1 + 0) / 2), "the mean of the groups' deviations"
+    assert found["between prompts"] == pytest.approx((7 - 2) / 2**0.5)
+    assert found["equal groups"] == 0.5
+    assert found["unscored"] == pytest.approx(1 / 6)
+    assert found["s for 16"] == pytest.approx(3.0 * 16 / 6)
+    assert found["repeat"] == 0
+
+
+def test_the_total_has_all_seconds_and_no_weight() -> None:
+    total = row(scored(x=(1.0, [1.0, 2.0, 3.0, 0.0, 0.0, 0.0]), y=(1.0, [0.0] * 6)), "total")
+    assert math.isnan(total["weight"])
+    assert total["s for 16"] == pytest.approx((3 + 6) * 16 / 6)
+
+
+def test_a_reward_that_judges_otherwise_the_second_time_is_told() -> None:
+    found = scored({"x": [1.0, 2.0, 3.5, 0.0, NAN, 0.0]}, x=(1.0, [1.0, 2.0, 3.0, 0.0, 1.0, 0.0]))
+    assert row(found, "x")["repeat"] == 0.5
+    assert "x: scored twice, the same sample differs by up to 0.5." in told(found)
+
+
+def test_correlations_are_those_of_differences_within_groups() -> None:
+    """Between the groups the two agree perfectly."""
+    found = scored(x=(1.0, [0.0, 1.0, 2.0, 100.0, 101.0, 102.0]), y=(1.0, [2.0, 1.0, 0.0, 102.0, 101.0, 100.0]))
+    assert correlations(found).loc["x", "y"] == pytest.approx(-1)
+    assert within_groups(torch.tensor([0.0, 1.0, NAN, 5.0, 5.0, 8.0]), 3)[:2].tolist() == [-0.5, 0.5]
+
+
+def told(found: Scored) -> list[str]:
+    return findings(measured(found, CONFIG), correlations(found), CONFIG)
+
+
+def test_findings_name_what_teaches_nothing() -> None:
+    found = scored(
+        flat=(1.0, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]),
+        loud=(1.0, [0.0, 50.0, 100.0, 0.0, 100.0, 50.0]),
+        echo=(0.01, [0.0, 5.0, 10.0, 0.0, 10.0, 5.1]),
+        guard=(0.0, [1.0, 1.0, 1.0, 1.0, NAN, 1.0]),
+    )
+    assert told(found) == [
+        "flat: in 100% of the groups all samples score the same, which teaches nothing.",
+        "echo: drowned by the other rewards (0% of the advantages); raise its weight, or set grpo.combine=gdpo.",
+        "guard: 17% of the samples could not be scored.",
+        "loud and echo say the same of the samples of a prompt: one of them is enough.",
+        "Scoring takes about 1.6e+02 s of a training step with 32 samples on this machine.",
+    ]
+
+
+def test_rewards_that_work_against_each_other_are_told() -> None:
+    found = scored(up=(1.0, [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]), down=(0.5, [0.0, -1.0, -2.0, 0.0, -1.0, -2.0]))
+    assert told(found)[:2] == [
+        "down: the other rewards work against it (-100% of the advantages).",
+        "up and down say the opposite of the samples of a prompt: one of them is enough.",
+    ]
+
+
+def test_a_share_that_is_hardly_below_nothing_is_drowned_rather_than_worked_against() -> None:
+    loud = [0.0, 50.0, 100.0, 0.0, 100.0, 50.0]
+    found = scored(loud=(1.0, loud), faint=(0.01, [1.0, 0.0, 0.5, 1.0, 0.5, 0.0]))
+    assert (
+        "faint: drowned by the other rewards (0% of the advantages); raise its weight, or set grpo.combine=gdpo."
+        in told(found)
+    )
+
+
+def test_what_is_set_already_is_not_advised() -> None:
+    found = scored(loud=(1.0, [0.0, 50.0, 100.0] * 2), faint=(0.001, [1.0, 0.0, 0.5] * 2))
+    config = CONFIG.model_copy(update={"combine": "gdpo"})
+    said = findings(measured(found, config), correlations(found), config)
+    assert "faint: drowned by the other rewards (0% of the advantages); raise its weight." in said
+
+
+def test_what_is_unscored_throughout_is_not_called_the_same() -> None:
+    found = scored(gone=(1.0, [NAN] * 6), loud=(1.0, [0.0, 50.0, 100.0] * 2))
+    assert [line for line in told(found) if line.startswith("gone")] == [
+        "gone: 100% of the samples could not be scored."
+    ]
+
+
+def test_every_sample_is_a_row() -> None:
+    rows = rows_of(scored(x=(1.0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])))
+    assert list(rows.columns) == ["id", "prompt", "index", "total", "x"]
+    assert rows["index"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert rows["x"].tolist() == [1, 2, 3, 4, 5, 6]

@@ -15,7 +15,7 @@ import pytest
 from tests.evaluation.test_browser import BROWSER, SETTINGS
 from tests.evaluation.test_page import HOSTILE
 from tests.pipelines.voting import ballot
-from visual_grpo.pipelines.vote.server import served
+from visual_grpo.pipelines.vote import server
 from visual_grpo.rewards.votes.choices import read_choices
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debian: apt-get install chromium)")
@@ -61,15 +61,16 @@ def browse(url: str, profile: Path) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
 
 
-def test_pictures_are_chosen_with_keys_at_the_width_of_a_phone(tmp_path: Path) -> None:
+def test_pictures_are_chosen_with_keys_at_the_width_of_a_phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = ballot(tmp_path, 8)
     running.pairs = {
         name: replace(pair, prompt=(HOSTILE * 8)[number]) for number, (name, pair) in enumerate(running.pairs.items())
     }
-    with served(running, "ann") as server:
-        # Without the page's own policy the probe may run, and text alone must keep prompts from running.
-        server.page, server.policy = server.page.replace(b"</body>", f"{PROBE}</body>".encode()), ""
-        document, console = browse(server.url, tmp_path / "profile")
+    page, _ = server.load_page()
+    # Without the page's own policy the probe may run, and text alone must keep prompts from running.
+    monkeypatch.setattr(server, "load_page", lambda: (page.replace("</body>", f"{PROBE}</body>"), ""))
+    with server.served(running, "ann") as url:
+        document, console = browse(url, tmp_path / "profile")
     assert console == []
     found = re.search(r'data-probe="([^"]*)"', document)
     assert found is not None
@@ -89,8 +90,8 @@ def test_pictures_are_chosen_with_keys_at_the_width_of_a_phone(tmp_path: Path) -
 
 
 def test_the_page_as_it_is_obeys_its_policy(tmp_path: Path) -> None:
-    with served(ballot(tmp_path), "ann") as server:
-        document, console = browse(server.url, tmp_path / "profile")
+    with server.served(ballot(tmp_path), "ann") as url:
+        document, console = browse(url, tmp_path / "profile")
     assert console == []
     assert '<span id="count" aria-live="polite">0 of 4</span>' in document
     assert re.search(r'<img alt="the left picture" src="picture/\d+\.png">', document)

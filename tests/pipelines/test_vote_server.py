@@ -11,30 +11,33 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from tests.pipelines.voting import Browser, ballot
 from visual_grpo.errors import UserError
-from visual_grpo.pipelines.vote.server import Server, served
+from visual_grpo.pipelines.vote.ballot import Ballot
+from visual_grpo.pipelines.vote.server import served
 from visual_grpo.rewards.votes.choices import read_choices
 
 JSON = {"Content-Type": "application/json"}
+CHOICE = b'{"voter": "ann", "pair": "pair0", "choice": "left"}'
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with served(ballot(tmp_path), "ann") as running:
-        yield running
+def votes(tmp_path: Path) -> Ballot:
+    return ballot(tmp_path, 12)
 
 
 @pytest.fixture
-def browser(server: Server) -> Browser:
-    return Browser(server.url)
+def browser(votes: Ballot) -> Iterator[Browser]:
+    with served(votes, "ann") as url:
+        yield Browser(url)
 
 
-def stored(server: Server) -> list[tuple[str, str, str]]:
-    return [(own.voter, own.of.pair, own.choice) for own in read_choices(server.ballot.file).standing]
+def stored(votes: Ballot) -> list[tuple[str, str, str]]:
+    return [(own.voter, own.of.pair, own.choice) for own in read_choices(votes.file).standing]
 
 
 def test_the_page_needs_nothing_else_and_lets_only_its_own_script_run(browser: Browser) -> None:
@@ -52,16 +55,11 @@ def test_the_page_needs_nothing_else_and_lets_only_its_own_script_run(browser: B
     assert response.headers["Cache-Control"] == "no-store"
 
 
-def test_a_choice_is_stored_at_once_with_the_picture_that_was_meant(tmp_path: Path) -> None:
-    with served(ballot(tmp_path, 12), "ann") as server:
-        _choose_and_look(server, Browser(server.url))
-
-
-def _choose_and_look(server: Server, browser: Browser) -> None:
+def test_a_choice_is_stored_at_once_with_the_picture_that_was_meant(votes: Ballot, browser: Browser) -> None:
     sides = set()
     for said in ("left", "right", "tie", *["left"] * 4, *["right"] * 4):
         state = browser.get("state")
-        own = server.ballot.pairs[state["pair"]]
+        own = votes.pairs[state["pair"]]
         assert {state["left"], state["right"]} == {Path(own.first).name, Path(own.second).name}
         first_is_left = state["left"] == Path(own.first).name
         after = browser.post("choice", voter="ann", pair=state["pair"], choice=said)
@@ -69,13 +67,13 @@ def _choose_and_look(server: Server, browser: Browser) -> None:
         meant = {"tie": "tie", "left": "first", "right": "second"}[said]
         if said != "tie" and not first_is_left:
             meant = "second" if meant == "first" else "first"
-        assert stored(server)[-1] == ("ann", own.pair, meant)
+        assert stored(votes)[-1] == ("ann", own.pair, meant)
         sides.add((said, first_is_left))
     assert after["judged"] == 11
     assert sides >= {(said, side) for said in ("left", "right") for side in (True, False)}
 
 
-def test_pictures_are_those_of_the_pairs_and_no_other_file(server: Server, browser: Browser, tmp_path: Path) -> None:
+def test_pictures_are_those_of_the_pairs_and_no_other_file(browser: Browser, tmp_path: Path) -> None:
     state = browser.get("state")
     response, content = browser.send("GET", f"picture/{state['left']}")
     assert response.headers["Content-Type"] == "image/png"
@@ -86,7 +84,7 @@ def test_pictures_are_those_of_the_pairs_and_no_other_file(server: Server, brows
         assert browser.send("GET", path)[0].status == 404
 
 
-def test_a_second_click_on_a_pair_is_refused_and_stored_once(server: Server, browser: Browser) -> None:
+def test_a_second_click_on_a_pair_is_refused_and_stored_once(votes: Ballot, browser: Browser) -> None:
     pair = browser.get("state")["pair"]
 
     def click(said: str) -> int:
@@ -96,50 +94,42 @@ def test_a_second_click_on_a_pair_is_refused_and_stored_once(server: Server, bro
     with ThreadPoolExecutor(6) as pool:
         statuses = list(pool.map(click, ["left", "right"] * 3))
     assert sorted(statuses) == [200, 409, 409, 409, 409, 409]
-    assert len(server.ballot.file.read_text().splitlines()) == 1
+    assert len(votes.file.read_text().splitlines()) == 1
 
 
-def test_without_the_secret_path_nothing_is_shown_or_stored(server: Server, browser: Browser) -> None:
-    body = b'{"voter": "ann", "pair": "pair0", "choice": "left"}'
-    for base in ("/", "/wrong/", f"/{server.token}", f"/{server.token[:-1]}/"):
-        assert browser.send("GET", f"{base}state")[0].status == 403
-        assert browser.send("POST", f"{base}choice", body, JSON)[0].status == 403
+def test_without_the_secret_path_nothing_is_shown_or_stored(votes: Ballot, browser: Browser) -> None:
+    for base in ("/", "/wrong/", f"{browser.base[:-2]}/"):
+        assert browser.send("GET", f"{base}state")[0].status == 404
+        assert browser.send("POST", f"{base}choice", CHOICE, JSON)[0].status == 404
     elsewhere = {"Host": "evil.example", **JSON}
-    assert browser.send("GET", "state", headers=elsewhere)[0].status == 403
-    assert browser.send("POST", "choice", body, elsewhere)[0].status == 403
-    assert not server.ballot.file.exists()
+    assert browser.send("GET", "state", headers=elsewhere)[0].status == 400
+    assert browser.send("POST", "choice", CHOICE, elsewhere)[0].status == 400
+    assert not votes.file.exists()
 
 
 @pytest.mark.parametrize(
-    ("body", "headers", "status"),
+    ("body", "status"),
     [
-        (b"{", JSON, 400),
-        (b"[]", JSON, 400),
-        (b"\xff", JSON, 400),
-        (b"[" * 9000, JSON, 400),
-        (b"{}", JSON, 400),
-        (b'{"voter": 1, "pair": "pair0", "choice": "left"}', JSON, 400),
-        (b'{"voter": "ann", "pair": "pair0"}', JSON, 400),
-        (b'{"voter": "ann", "pair": "pair0", "choice": "left"}', {"Content-Type": "text/plain"}, 415),
-        (b'{"voter": "ann", "pair": "pair0", "choice": "best"}', JSON, 409),
-        (b'{"voter": "ann", "pair": "pair9", "choice": "left"}', JSON, 409),
-        (b'{"voter": "", "pair": "pair0", "choice": "left"}', JSON, 409),
-        (b'{"voter": "a\\u001b[2J", "pair": "pair0", "choice": "left"}', JSON, 409),
-        (b'{"voter": "' + b"a" * 61 + b'", "pair": "pair0", "choice": "left"}', JSON, 409),
-        (b"", {**JSON, "Content-Length": "-1"}, 400),
-        (b"", {**JSON, "Content-Length": "99999999999"}, 400),
-        (b"", {**JSON, "Content-Length": "x"}, 400),
+        (b"{", 422),
+        (b"[]", 422),
+        (b"{}", 422),
+        (b'{"voter": 1, "pair": "pair0", "choice": "left"}', 422),
+        (CHOICE.replace(b"left", b"best"), 409),
+        (CHOICE.replace(b"pair0", b"pair99"), 409),
+        (CHOICE.replace(b"ann", b""), 409),
+        (CHOICE.replace(b"ann", b"a\\u001b[2J"), 409),
+        (CHOICE.replace(b"ann", b"a" * 61), 409),
     ],
 )
 def test_a_malformed_choice_is_refused_and_the_page_goes_on(
-    server: Server, browser: Browser, body: bytes, headers: dict[str, str], status: int
+    votes: Ballot, browser: Browser, body: bytes, status: int
 ) -> None:
-    assert browser.send("POST", "choice", body, headers)[0].status == status
-    assert not server.ballot.file.exists()
+    assert browser.send("POST", "choice", body, JSON)[0].status == status
+    assert not votes.file.exists()
     assert browser.get("state")["judged"] == 0
 
 
-def test_the_latest_choice_can_be_taken_back_until_none_is_left(server: Server, browser: Browser) -> None:
+def test_the_latest_choice_can_be_taken_back_until_none_is_left(votes: Ballot, browser: Browser) -> None:
     seen = []
     for _ in range(2):
         seen.append(browser.get("state")["pair"])
@@ -147,8 +137,8 @@ def test_the_latest_choice_can_be_taken_back_until_none_is_left(server: Server, 
     assert browser.post("undo", voter="ann")["pair"] == seen[1]
     assert browser.post("undo", voter="ann")["pair"] == seen[0]
     assert browser.post("undo", 409, voter="ann")["error"] == "there is nothing to take back"
-    assert stored(server) == []
-    assert len(server.ballot.file.read_text().splitlines()) == 4
+    assert stored(votes) == []
+    assert len(votes.file.read_text().splitlines()) == 4
 
 
 def test_who_goes_on_later_sees_the_same_order_and_sides(tmp_path: Path) -> None:
@@ -163,7 +153,7 @@ def test_who_goes_on_later_sees_the_same_order_and_sides(tmp_path: Path) -> None
             states.append(running.state("ann"))
             running.choose("ann", states[-1]["pair"], "skip")
         shown.append(states)
-        assert ballot(folder, 8).pending("ann") == 0
+        assert ballot(folder, 8).pending("ann") == []
     assert shown[0] == shown[1]
     sides = [state["left"] == Path(f"{2 * int(state['pair'][4:])}.png").name for state in shown[0]]
     assert 0 < sum(sides) < 8
@@ -172,25 +162,24 @@ def test_who_goes_on_later_sees_the_same_order_and_sides(tmp_path: Path) -> None
     assert [other.state("ann")] != shown[0][:1] or other.state("bo") != shown[0][0]
 
 
-def test_several_voters_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_several_voters_at_once_lose_nothing(votes: Ballot, browser: Browser) -> None:
     names = ["ann", "bo", "Zoë", "dee"]
 
-    def vote(name: str) -> None:
-        own = Browser(running.url)
-        for _ in range(10):
-            state = own.post("undo", voter=name) if _ == 5 else None
-            state = state or own.post("choice", voter=name, pair=state_of(name)["pair"], choice="tie")
-
     def state_of(name: str) -> Any:
-        from urllib.parse import quote
+        return browser.get(f"state?voter={quote(name)}")
 
-        return Browser(running.url).get(f"state?voter={quote(name)}")
+    def vote(name: str) -> None:
+        for turn in range(10):
+            if turn == 5:
+                browser.post("undo", voter=name)
+            else:
+                browser.post("choice", voter=name, pair=state_of(name)["pair"], choice="tie")
 
-    with served(ballot(tmp_path, 12), "ann") as running, ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool:
         list(pool.map(vote, names))
-        assert not running.ballot.finished.is_set()
-        assert {name: state_of(name)["judged"] for name in names} == dict.fromkeys(names, 8)
-    found = read_choices(tmp_path / "choices.jsonl")
+    assert not votes.finished.is_set()
+    assert {name: state_of(name)["judged"] for name in names} == dict.fromkeys(names, 8)
+    found = read_choices(votes.file)
     assert not found.damaged
     assert len(found.standing) == 32
 
@@ -205,19 +194,19 @@ def test_it_is_over_when_everybody_who_chose_has_judged_all(tmp_path: Path) -> N
     assert running.finished.is_set()
 
 
-def test_the_button_finishes_and_the_server_leaves_no_thread(tmp_path: Path) -> None:
+def test_the_button_finishes_and_the_server_leaves_no_thread(votes: Ballot) -> None:
     before = threading.active_count()
-    with served(ballot(tmp_path), "ann") as running:
-        browser = Browser(running.url)
+    with served(votes, "ann") as url:
+        browser = Browser(url)
         assert browser.post("finish") == {"finished": True}
-        assert running.ballot.finished.is_set()
+        assert votes.finished.is_set()
     assert threading.active_count() <= before
     with pytest.raises(ConnectionError):
         browser.send("GET", "")
 
 
 def test_what_cannot_be_stored_is_said_and_asked_again(
-    server: Server, browser: Browser, monkeypatch: pytest.MonkeyPatch
+    votes: Ballot, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = browser.get("state")["pair"]
     with monkeypatch.context() as patch:
@@ -228,13 +217,13 @@ def test_what_cannot_be_stored_is_said_and_asked_again(
         patch.setattr(os, "fsync", full)
         error = browser.post("choice", 507, voter="ann", pair=pair, choice="left")["error"]
     assert error == "the choice was not stored: No space left on device"
-    assert stored(server) == []
+    assert stored(votes) == []
     assert browser.get("state")["pair"] == pair
     browser.post("choice", voter="ann", pair=pair, choice="left")
-    assert len(stored(server)) == 1
+    assert len(stored(votes)) == 1
 
 
-def test_a_port_that_is_taken_is_named(server: Server, tmp_path: Path) -> None:
-    taken = served(ballot(tmp_path / "other"), "ann", server.server_port)
-    with pytest.raises(UserError, match=rf"vote\.port {server.server_port} cannot be used"), taken:
+def test_a_port_that_is_taken_is_named(votes: Ballot, browser: Browser) -> None:
+    taken = served(votes, "ann", browser.port or 0)
+    with pytest.raises(UserError, match=rf"vote\.port {browser.port} cannot be used"), taken:
         pass

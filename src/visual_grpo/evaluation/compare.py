@@ -22,11 +22,11 @@ NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
 
 @dataclass(frozen=True)
 class Sides:
-    """What messages call the two tables, and what to do if they do not pair; None = to draw the baseline again."""
+    """What messages call the two tables, and what to do if they do not pair; "" = to draw the baseline again."""
 
     baseline: str = "baseline"
     trained: str = "trained results"
-    remedy: str | None = None
+    remedy: str = ""
 
 
 SIDES = Sides()
@@ -123,46 +123,40 @@ def score_columns(scores: pd.DataFrame) -> dict[str, str]:
 
     A ratio is represented by the column of its numerators.
     """
-    names = {
-        column: column.removeprefix("reward/").removeprefix("part/").removeprefix(NUMERATOR)
-        for column in scores.columns
-        if column == "total" or column.startswith(("reward/", "part/", NUMERATOR))
-    }
+    kinds = ("reward/", "part/", NUMERATOR)
+    shown = [column for column in scores.columns if column == "total" or column.startswith(kinds)]
+    names = {column: column.removeprefix("reward/").removeprefix("part/").removeprefix(NUMERATOR) for column in shown}
     rewards = list(names.values())
     return dict(sorted(names.items(), key=lambda item: rewards.index(item[1].split("/")[0])))
 
 
 def _entries(pairs: pd.DataFrame, trained: pd.DataFrame, samples: int, seed: int) -> list[dict[str, Any]]:
     weights, relative = trained.attrs["weights"], rankings(trained)
-    groups = [(key, rows, independent(rows)) for key, rows in pairs.groupby(["sampler", "split"], sort=False)]
     return [
-        {"name": name, "split": split, "sampler": sampler, "optimised": _optimised(name, weights)}
+        {"name": name, "split": split, "sampler": sampler, "optimised": name == "total" or bool(weights.get(name))}
         | ({"ranking": True} if name in relative else {})
-        | _measure(rows, column, clusters, samples, seed)
-        for (sampler, split), rows, clusters in groups
+        | _measure(rows, column, samples, seed)
+        for (sampler, split), rows in pairs.groupby(["sampler", "split"], sort=False)
         for column, name in score_columns(trained).items()
     ]
 
 
-def _measure(rows: pd.DataFrame, column: str, clusters: list[str], samples: int, seed: int) -> dict[str, Any]:
-    before, after = f"{column}_baseline", f"{column}_trained"
+def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[str, Any]:
+    before, after, clusters = rows[f"{column}_baseline"], rows[f"{column}_trained"], independent(rows)
     if column.startswith(NUMERATOR):
-        first, second = ((rows[side], rows[side.replace(NUMERATOR, DENOMINATOR, 1)]) for side in (before, after))
+        below = DENOMINATOR + column.removeprefix(NUMERATOR)
+        first, second = (before, rows[f"{below}_baseline"]), (after, rows[f"{below}_trained"])
         measured = paired_ratio_bootstrap(first, second, clusters, samples, seed)
     else:
-        measured = paired_difference(rows[before], rows[after], clusters)
-    prompts = rows["id"][rows[[before, after]].notna().all(axis=1)].nunique()
-    # JSON has no NaN.
-    numbers = {key: None if math.isnan(value) else value for key, value in asdict(measured).items()}
-    return {"prompts": prompts} | numbers | _unscored(rows[before].isna(), rows[after].isna(), clusters)
-
-
-def _unscored(before: pd.Series, after: pd.Series, clusters: list[str]) -> dict[str, Any]:
-    shares = paired_difference(before, after, clusters)
+        measured = paired_difference(before, after, clusters)
+    shares = paired_difference(before.isna(), after.isna(), clusters)
     return {
-        "samples": len(before),
-        "unscored_baseline": int(before.sum()),
-        "unscored_trained": int(after.sum()),
+        "prompts": rows["id"][before.notna() & after.notna()].nunique(),
+        # JSON has no NaN.
+        **{key: None if math.isnan(value) else value for key, value in asdict(measured).items()},
+        "samples": len(rows),
+        "unscored_baseline": int(before.isna().sum()),
+        "unscored_trained": int(after.isna().sum()),
         "unscored_differs": shares.ci_low > 0 or shares.ci_high < 0,
     }
 
@@ -174,10 +168,6 @@ def independent(rows: pd.DataFrame) -> list[str]:
     return list(rows["id"].groupby(units).transform("min"))
 
 
-def _optimised(name: str, weights: Mapping[str, float]) -> bool:
-    return name == "total" or weights.get(name, 0.0) != 0
-
-
 def _check_same(what: str, before: set[Any], after: set[Any], sides: Sides) -> None:
     if before != after:
         only = [
@@ -186,4 +176,4 @@ def _check_same(what: str, before: set[Any], after: set[Any], sides: Sides) -> N
             if extra
         ]
         differ = f"{sides.baseline} and {sides.trained} differ in their {what}: {'; '.join(only)}"
-        raise UserError(f"{differ}. {draw_again() if sides.remedy is None else sides.remedy}")
+        raise UserError(f"{differ}. {sides.remedy or draw_again()}")

@@ -1,128 +1,72 @@
-"""Generates samples at fixed seeds and scores them; saves each image as scored, or a picture of each text sample."""
+"""Draws samples at fixed seeds and scores them; saves each image as scored, or a picture of each text sample."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 
-from visual_grpo.config import Parameters, SamplerConfig
+from visual_grpo.config import SamplerConfig
 from visual_grpo.errors import UserError
-from visual_grpo.hardware.device import device_kind
+from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.images import described, is_image
-from visual_grpo.importing import code_digest
-from visual_grpo.option_files import option_files
 from visual_grpo.types import Judge, PromptRecord, Sample, SampleGenerator, Scores, TextSample, begin_scoring
 
 SCORES = "scores.parquet"
 SPLITS = ("held_out", "eval")
 
 
-class Advance(Protocol):
-    """Called after every batch with the number of samples done (``console.progress(...).advance``)."""
-
-    def __call__(self, n: int = 1, **fields: float) -> object: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One sample to generate."""
 
-    split: str
     record: PromptRecord
-    index: int
-    """Which sample of this prompt: 0, 1, ..."""
     seed: int
+    index: int = 0
+    """Which sample of this prompt: 0, 1, ..."""
+    split: str = ""
 
 
 Drawn = tuple[Sequence[Request], Sequence[Sample]]
 """Requests with the sample of each."""
 
 
-def conditions(
-    config: Parameters,
-    samplers: Mapping[str, SamplerConfig],
-    *,
-    model: str,
-    dataset: str,
-    content: str | None = None,
-    controls: Mapping[str, SamplerConfig] = MappingProxyType({}),
-    commits: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-    transport: Mapping[str, Collection[str]] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Everything but the adapter that samples and scores depend on: equal for two results that pair.
-
-    ``model``, its files' ``content`` (None if they are not here) and ``dataset`` are digests; ``controls`` are the
-    samplers of the base model alone; ``commits`` are those of the hub's files that rewards read, by reward and option;
-    ``transport`` are the options of each reward that decide no score.
-    """
-    tree = config.public()
-    device = device_kind(config.model.device)
-    return {
-        "seed": config.evaluation.seed,
-        "model": {"digest": model, "content": content, "dtype": config.model.dtype}
-        # As it was before devices and bases were told apart: results of a CPU, and of full weights, still pair.
-        | ({} if device == "cpu" else {"device": device})
-        | ({} if config.model.base_weights == "full" else {"base_weights": config.model.base_weights}),
-        "dataset": dataset,
-        "data": {side: tree["data"][side] for side in ("height", "width")},
-        "sampling": {name: sampler.model_dump(mode="json") for name, sampler in samplers.items()},
-        "controls": {name: sampler.model_dump(mode="json") for name, sampler in controls.items()},
-        **({"flow": tree["policy"]["flow"]} if any(sampler.stochastic for sampler in samplers.values()) else {}),
-        **({"options": tree["model"]["options"]} if config.model.options else {}),
-        # Without their weights: a total can be computed again from the scores.
-        "rewards": {
-            name: _judge(reward, config.output, commits.get(name, {}), transport.get(name, ()))
-            for name, reward in tree["rewards"].items()
-        },
-        "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
-    }
+def image_seed(seed: int, record_id: str, index: int) -> int:
+    """A seed in [0, 2**63) for image ``index`` of a record: the same on every machine and Python version."""
+    key = f"{seed}\0{index}\0{record_id}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
 
-def _judge(
-    reward: Mapping[str, Any], output: str, commits: Mapping[str, str], transport: Collection[str]
-) -> dict[str, Any]:
-    """What a reward's scores depend on, with the files in its options; of the user's own function also its code."""
-    options = {name: value for name, value in reward["options"].items() if name not in transport}
-    found = {"function": reward["function"], "options": options}
-    # As it was before these parameters existed, where they are not used: earlier results still pair.
-    if any(end is not None for end in reward["clip"]):
-        found["clip"] = list(reward["clip"])
-    if reward["only_where"]:
-        found["only_where"] = reward["only_where"]
-    files = option_files(options, output)
-    found |= {"files": files} if files else {}
-    found |= {"commits": dict(commits)} if commits else {}
-    return found if reward["function"] is None else found | {"code": code_digest(reward["function"])}
-
-
-def plan_images(
-    splits: Mapping[str, Iterable[PromptRecord]],
-    *,
-    seed: int,
-    images_per_prompt: int,
-    max_prompts: int | None,
-) -> list[Request]:
-    """The samples to generate with each sampler: ``images_per_prompt`` of each distinct prompt of each split."""
+def requests(records: Iterable[PromptRecord], samples: int, seed: int, split: str = "") -> list[Request]:
+    """So many samples of each record, those of a record as neighbours."""
     return [
-        Request(split=split, record=record, index=index, seed=image_seed(seed, record.id, index))
-        for split, records in splits.items()
-        for record in distinct_prompts(records, max_prompts)
-        for index in range(images_per_prompt)
+        Request(record=record, seed=image_seed(seed, record.id, index), index=index, split=split)
+        for record in records
+        for index in range(samples)
     ]
 
 
-def held_out(requests: Iterable[Request]) -> list[Request]:
+def plan_images(
+    splits: Mapping[str, Iterable[PromptRecord]], *, seed: int, images_per_prompt: int, max_prompts: int | None
+) -> list[Request]:
+    """The samples to generate with each sampler: ``images_per_prompt`` of each distinct prompt of each split."""
+    return [
+        request
+        for split, records in splits.items()
+        for request in requests(distinct_prompts(records, max_prompts), images_per_prompt, seed, split)
+    ]
+
+
+def held_out(asked: Iterable[Request]) -> list[Request]:
     """Those on held-out prompts, which are all that a control draws."""
-    return [request for request in requests if request.split == "held_out"]
+    return [request for request in asked if request.split == "held_out"]
 
 
 def distinct_prompts(records: Iterable[PromptRecord], limit: int | None) -> list[PromptRecord]:
@@ -140,17 +84,37 @@ def distinct_prompts(records: Iterable[PromptRecord], limit: int | None) -> list
     return sorted(chosen, key=lambda record: record.id)
 
 
+def draw(policy: SampleGenerator, asked: Sequence[Request], sampler: SamplerConfig, batch_size: int) -> Iterator[Drawn]:
+    """Draws the samples in batches.
+
+    Raises:
+        ValueError, TypeError: not one uint8 [3, height, width] tensor or one `TextSample` per request.
+    """
+    for start in range(0, len(asked), batch_size):
+        batch = asked[start : start + batch_size]
+        samples = policy.generate([r.record for r in batch], [r.seed for r in batch], sampler)
+        if len(samples) != len(batch):
+            raise ValueError(f"the policy was asked for {len(batch)} samples and returned {len(samples)}")
+        for request, sample in zip(batch, samples, strict=True):
+            if not isinstance(sample, TextSample) and not is_image(sample):
+                raise TypeError(
+                    f"record {request.record.id!r}: expected a uint8 tensor [3, height, width] or a TextSample,"
+                    f" got {described(sample)}"
+                )
+        yield batch, samples
+
+
 def draw_and_score(
     policy: SampleGenerator,
     scorer: Judge,
-    requests: Sequence[Request],
+    asked: Sequence[Request],
     samplers: Mapping[str, SamplerConfig],
     folder: Path,
     *,
     batch_size: int,
     facts: Mapping[str, Any],
     controls: Mapping[str, SamplerConfig] = MappingProxyType({}),
-    advance: Advance | None = None,
+    advance: Callable[..., object] | None = None,
 ) -> pd.DataFrame:
     """Writes ``<sampler>/<id>_<index>.png`` and ``scores.parquet`` into ``folder``; returns the scores.
 
@@ -159,36 +123,61 @@ def draw_and_score(
     Optional columns: ``answer``, the text of a text sample, and ``source``, the images that were edited, relative to
     ``folder`` (the picture of a text sample already shows its image). ``facts`` (the conditions that samples depend on)
     and the rewards' weights are stored in ``DataFrame.attrs``, which Parquet preserves. Samplers share the seeds.
-    ``controls`` are further samplers that draw the held-out requests only.
+    ``controls`` are further samplers that draw the held-out requests only. ``advance`` is called after every batch with
+    the number of samples and their mean reward so far (``console.progress(...).advance``).
     """
-    if not requests:
+    if not asked:
         raise UserError(
             "no eval and no held-out prompts to generate samples for: raise data.eval_share or data.held_out_share"
         )
-    sheet = _Sheet(scorer, folder, advance)
+    frames: list[pd.DataFrame] = []
+    summed, scored = 0.0, 0
     for sampler, settings in {**samplers, **controls}.items():
         (folder / sampler).mkdir(parents=True, exist_ok=True)
-        asked = held_out(requests) if sampler in controls else requests
-        drawn = _drawn(policy, asked, batch_size, settings)
-        for batch in _whole_groups(drawn) if scorer.needs_whole_groups else drawn:
-            # The batch before is judged by then, as far as another process does it.
-            sheet.finish()
-            sheet.begin(sampler, *batch)
-        sheet.finish()
-    table = _without_unused(pd.concat(sheet.frames, ignore_index=True))
-    table.attrs = {"facts": dict(facts), "weights": sheet.weights}
+        drawn = draw(policy, held_out(asked) if sampler in controls else asked, settings, batch_size)
+        for batch, samples, scores in _scored(scorer, _whole_groups(drawn) if scorer.needs_whole_groups else drawn):
+            if not frames:
+                _check_any_scored(scores)
+            frames.append(_rows(sampler, batch, samples, scores, folder))
+            for file, request, sample in zip(frames[-1]["file"], batch, samples, strict=True):
+                picture = of_sample(request.record, sample, scorer)
+                picture.save(folder / file, compress_level=1)  # A third of the time, a third more bytes.
+            summed += float(scores.total.nansum())
+            scored += int((~scores.total.isnan()).sum())
+            if advance is not None:
+                advance(len(batch), reward=summed / scored)
+    table = pd.concat(frames, ignore_index=True)
+    table = table.drop(columns=[column for column in ("answer", "source") if table[column].isna().all()])
+    table.attrs = {"facts": dict(facts), "weights": dict(scores.weights)}
     table.to_parquet(folder / SCORES, index=False)
     return table
 
 
-def _drawn(
-    policy: SampleGenerator, requests: Sequence[Request], batch_size: int, settings: SamplerConfig
-) -> Iterator[Drawn]:
-    for batch in _batches(requests, batch_size):
-        records = [request.record for request in batch]
-        samples = policy.generate(records, [request.seed for request in batch], settings)
-        check_samples(samples, records)
-        yield batch, samples
+def read_scores(folder: Path) -> pd.DataFrame:
+    """The scores that ``draw_and_score`` wrote into ``folder``, with their ``attrs``."""
+    return pd.read_parquet(folder / SCORES)
+
+
+def file_stem(record_id: str) -> str:
+    """A file name for an id: the id if it is safe, else a cleaned version with a hash that makes it unique.
+
+    Upper case is unsafe because some file systems ignore case.
+    """
+    stem = re.sub(r"[^\w.-]", "_", record_id)[:60]
+    if stem == record_id == record_id.lower():
+        return stem
+    return f"{stem}-{hashlib.sha256(record_id.encode()).hexdigest()[:8]}"
+
+
+def _scored(scorer: Judge, drawn: Iterable[Drawn]) -> Iterator[tuple[Sequence[Request], Sequence[Sample], Scores]]:
+    """Batches with their scores; each is scored while the next is drawn, as far as another process does it."""
+    begun: tuple[Sequence[Request], Sequence[Sample], Callable[[], Scores]] | None = None
+    for batch, samples in drawn:
+        if begun is not None:
+            yield begun[0], begun[1], begun[2]()
+        begun = batch, samples, begin_scoring(scorer, [request.record for request in batch], samples)
+    if begun is not None:
+        yield begun[0], begun[1], begun[2]()
 
 
 def _whole_groups(drawn: Iterable[Drawn]) -> Iterator[Drawn]:
@@ -204,122 +193,40 @@ def _whole_groups(drawn: Iterable[Drawn]) -> Iterator[Drawn]:
     yield [request for request, _ in held], [sample for _, sample in held]
 
 
-@dataclass
-class _Sheet:
-    """Rows and pictures of the samples, batch by batch; one batch may still be with the rewards."""
-
-    scorer: Judge
-    folder: Path
-    advance: Advance | None
-    frames: list[pd.DataFrame] = field(default_factory=list)
-    weights: dict[str, float] = field(default_factory=dict)
-    summed: float = 0.0
-    scored: int = 0
-    begun: tuple[str, Drawn, Callable[[], Scores]] | None = None
-
-    def begin(self, sampler: str, batch: Sequence[Request], samples: Sequence[Sample]) -> None:
-        records = [request.record for request in batch]
-        self.begun = sampler, (batch, samples), begin_scoring(self.scorer, records, samples)
-
-    def finish(self) -> None:
-        """Writes the batch that was begun, if there is one."""
-        if self.begun is None:
-            return
-        from visual_grpo.evaluation.pictures import of_sample
-
-        sampler, (batch, samples), result = self.begun
-        self.begun = None
-        scores = result()
-        if not self.frames and bool(scores.total.isnan().all()):
-            unscored = [name for name, values in scores.rewards.items() if values.isnan().all()]
-            raise UserError(
-                f"none of the first {len(batch)} samples could be scored, so that nothing could be compared;"
-                f" unscored were: {', '.join(unscored)}"
-            )
-        self.weights = dict(scores.weights)
-        self.frames.append(_rows(sampler, batch, samples, scores, self.folder))
-        for file, request, sample in zip(self.frames[-1]["file"], batch, samples, strict=True):
-            picture = of_sample(request.record, sample, self.scorer)
-            picture.save(self.folder / file, compress_level=1)  # A third of the time, a third more bytes.
-        self.summed += float(scores.total.nansum())
-        self.scored += int((~scores.total.isnan()).sum())
-        if self.advance is not None:
-            self.advance(len(batch), reward=self.summed / self.scored)
-
-
-def check_samples(samples: Sequence[Sample], records: Sequence[PromptRecord]) -> None:
-    """Raises an error unless there is one uint8 [3, height, width] tensor or one ``TextSample`` per record."""
-    if len(samples) != len(records):
-        raise ValueError(f"the policy was asked for {len(records)} samples and returned {len(samples)}")
-    for sample, record in zip(samples, records, strict=True):
-        if not isinstance(sample, TextSample) and not is_image(sample):
-            raise TypeError(
-                f"record {record.id!r}: expected a uint8 tensor [3, height, width] or a TextSample,"
-                f" got {described(sample)}"
-            )
-
-
-def file_stem(record_id: str) -> str:
-    """A file name for an id: the id if it is safe, else a cleaned version with a hash that makes it unique.
-
-    Upper case is unsafe because some file systems ignore case.
-    """
-    stem = re.sub(r"[^\w.-]", "_", record_id)[:60]
-    if stem == record_id == record_id.lower():
-        return stem
-    return f"{stem}-{hashlib.sha256(record_id.encode()).hexdigest()[:8]}"
-
-
-def read_scores(folder: Path) -> pd.DataFrame:
-    """The scores that ``draw_and_score`` wrote into ``folder``, with their ``attrs``."""
-    return pd.read_parquet(folder / SCORES)
+def _check_any_scored(scores: Scores) -> None:
+    if scores.total.isnan().all():
+        unscored = [name for name, values in scores.rewards.items() if values.isnan().all()]
+        raise UserError(
+            f"none of the first {len(scores.total)} samples could be scored, so that nothing could be compared;"
+            f" unscored were: {', '.join(unscored)}"
+        )
 
 
 def _rows(
     sampler: str, batch: Sequence[Request], samples: Sequence[Sample], scores: Scores, folder: Path
 ) -> pd.DataFrame:
-    frame = pd.DataFrame(
-        [
+    rows = []
+    for request, sample in zip(batch, samples, strict=True):
+        record, is_text = request.record, isinstance(sample, TextSample)
+        # Relative paths stay valid if scores and prepared images are moved together.
+        sources = [os.path.relpath(path, folder) for path in record.source_images]
+        rows.append(
             {
                 "sampler": sampler,
                 "split": request.split,
-                "id": request.record.id,
-                "prompt": request.record.prompt,
-                "unit": request.record.held_with or request.record.id,
+                "id": record.id,
+                "prompt": record.prompt,
+                "unit": record.held_with or record.id,
                 "index": request.index,
                 "seed": request.seed,
-                "file": f"{sampler}/{file_stem(request.record.id)}_{request.index}.png",
-                **_beside_the_picture(request.record, sample, folder),
+                "file": f"{sampler}/{file_stem(record.id)}_{request.index}.png",
+                "answer": sample.text if is_text else None,
+                "source": None if is_text else sources or None,
             }
-            for request, sample in zip(batch, samples, strict=True)
-        ]
-    )
+        )
     columns = {"total": scores.total}
     columns |= {f"reward/{name}": values for name, values in scores.rewards.items()}
     columns |= {f"part/{name}": values for name, values in scores.parts.items()}
     columns |= {f"numerator/{name}": above for name, (above, _) in scores.ratios.items()}
     columns |= {f"denominator/{name}": below for name, (_, below) in scores.ratios.items()}
-    return frame.assign(**{name: values.cpu().numpy() for name, values in columns.items()})
-
-
-def _beside_the_picture(record: PromptRecord, sample: Sample, folder: Path) -> dict[str, str | list[str] | None]:
-    if isinstance(sample, TextSample):
-        return {"answer": sample.text, "source": None}
-    # Relative paths stay valid if scores and prepared images are moved together.
-    return {"answer": None, "source": [os.path.relpath(path, folder) for path in record.source_images] or None}
-
-
-def _without_unused(table: pd.DataFrame) -> pd.DataFrame:
-    return table.drop(columns=[column for column in ("answer", "source") if table[column].isna().all()])
-
-
-def _batches(requests: Sequence[Request], size: int) -> Iterator[list[Request]]:
-    remaining = iter(requests)
-    while batch := list(itertools.islice(remaining, size)):
-        yield batch
-
-
-def image_seed(seed: int, record_id: str, index: int) -> int:
-    """A seed in [0, 2**63) for image ``index`` of a record: the same on every machine and Python version."""
-    key = f"{seed}\0{index}\0{record_id}".encode()
-    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
+    return pd.DataFrame(rows).assign(**{name: values.cpu().numpy() for name, values in columns.items()})

@@ -54,8 +54,8 @@ def draw_again(adapter: str | None = None) -> str:
 
 def asked_for(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     """The baseline's samples of the prompts and seeds that ``trained`` has, where it was asked for fewer."""
-    extents = [scores.attrs.get("facts", {}).get("evaluation") for scores in (baseline, trained)]
-    if extents[0] == extents[1]:
+    before, after = (scores.attrs.get("facts", {}).get("evaluation") for scores in (baseline, trained))
+    if before == after:
         return baseline
     drawn = pd.MultiIndex.from_frame(trained[["split", "id", "index"]])
     return baseline[pd.MultiIndex.from_frame(baseline[["split", "id", "index"]]).isin(drawn)]
@@ -64,12 +64,12 @@ def asked_for(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
 def _as_asked(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked of the baseline, without what it has beyond the present question."""
     found = dict(baseline)
-    if isinstance(found.get("controls"), Mapping) and "controls" in present:
+    if "controls" in found and "controls" in present:
         found["controls"] = {name: s for name, s in found["controls"].items() if name in present["controls"]}
-    extent, now = found.get("evaluation"), present.get("evaluation")
-    if isinstance(extent, Mapping) and now is not None:
-        fewer = {key: now[key] for key in _EXTENT if _includes(extent.get(key), now[key])}
-        found["evaluation"] = {**extent, **fewer}
+    if "evaluation" in found and "evaluation" in present:
+        drawn, asked = found["evaluation"], present["evaluation"]
+        fewer = {key: asked[key] for key in _EXTENT if _includes(drawn[key], asked[key])}
+        found["evaluation"] = {**drawn, **fewer}
     return found
 
 
@@ -80,20 +80,13 @@ def _includes(drawn: int | None, asked: int | None) -> bool:
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> Iterator[str]:
     for key in dict.fromkeys([*before, *now]):
-        name = f"{section}{key}"
-        if key not in now:
-            was = before[key]
-            yield f"{name}: " + (
-                "only in the baseline" if _is_section(was) else f"{was!r} in the baseline, not set now"
-            )
-        elif key not in before:
-            value = now[key]
-            yield f"{name}: not " + ("in the baseline" if _is_section(value) else f"set in the baseline, {value!r} now")
-        elif _is_section(before[key]) and _is_section(now[key]):
-            yield from _differences(before[key], now[key], f"{name}.")
-        elif before[key] != now[key]:
-            yield f"{name}: {before[key]!r} in the baseline, {now[key]!r} now"
+        if isinstance(before.get(key), Mapping) and isinstance(now.get(key), Mapping):
+            yield from _differences(before[key], now[key], f"{section}{key}.")
+        elif key not in before or key not in now or before[key] != now[key]:
+            yield f"{section}{key}: {_shown(key, before)} in the baseline, {_shown(key, now)} now"
 
 
-def _is_section(value: Any) -> bool:
-    return isinstance(value, Mapping)
+def _shown(key: str, facts: Mapping[str, Any]) -> str:
+    if key not in facts:
+        return "not set"
+    return "set" if isinstance(facts[key], Mapping) else repr(facts[key])

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from visual_grpo import components, console
 from visual_grpo.computed_with import MEANING, computed_with
-from visual_grpo.config import Parameters
+from visual_grpo.config import Parameters, flatten
 from visual_grpo.decisive_parameters import decisive
 from visual_grpo.distributed import group, launch
 from visual_grpo.distributed.policy import LeadingModel, follow
 from visual_grpo.evaluation import generate
 from visual_grpo.files import final_of, tree_digest
+from visual_grpo.hardware.device import device_kind
 from visual_grpo.importing import code_digest
 from visual_grpo.option_files import option_files
 from visual_grpo.policies.family import Model
 from visual_grpo.policies.family_settings import Plan
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
+
+STAMP = "made_with.json"
+"""In the baseline's folder: what it depends on, and the digest of its other files."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def draw_baseline(
@@ -33,16 +38,17 @@ def draw_baseline(
     """
     components.check_unchanged(starter_report)
     plan = components.make_plan(parameters, starter_report["model"])
-    made = making(parameters, starter_report, conditions(parameters, plan, starter_report, records))
+    made = _made_with(parameters, starter_report, conditions(parameters, plan, starter_report, records))
     present = final_of(baseline_draft)
-    why = "evaluation.redraw is true" if parameters.evaluation.redraw else why_drawn(present, made)
+    why = "evaluation.redraw is true" if parameters.evaluation.redraw else _why_drawn(present, made)
     if why is None:
         console.note(f"Kept the baseline in {present}: nothing that it depends on has changed (evaluation.redraw)")
         return present
     if present.is_dir():
         console.note(f"The baseline is drawn again: {why}")
     draw_samples(baseline_draft, parameters, starter_report, records, adapters=None, title="baseline")
-    sign(baseline_draft, made)
+    stamp = {"made": made, "digest": _digest(baseline_draft)}
+    (baseline_draft / STAMP).write_text(json.dumps(stamp, indent=1, ensure_ascii=False), encoding="utf-8")
     return baseline_draft
 
 
@@ -101,82 +107,86 @@ def _load(config: Parameters, model: str, adapters: Path | None) -> Model:
     return group.together(lambda: components.build_model(config, model, adapters))
 
 
-def conditions(config: Parameters, plan: Plan, starter_report: dict[str, Any], records: RecordTable) -> dict[str, Any]:
-    """Everything but the adapter that the samples and scores of a run depend on."""
-    return generate.conditions(
-        config,
-        plan.samplers,
-        model=starter_report["digest"],
-        content=starter_report["content"],
-        dataset=records.digest,
-        controls=plan.controls,
-        commits=reward_commits(config.rewards),
-        transport={name: transport_of(name, reward.function) for name, reward in config.rewards.items()},
-    )
+def conditions(
+    config: Parameters, plan: Plan, starter_report: Mapping[str, Any], records: RecordTable
+) -> dict[str, Any]:
+    """Everything but the adapter that samples and scores depend on: equal for two results that pair.
 
-
-STAMP = "made_with.json"
-"""In the baseline's folder: what it depends on, and the digest of its files."""
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-def making(config: Parameters, starter_report: Mapping[str, Any], conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a baseline depends on, as JSON.
-
-    Beside the conditions under which two results pair, that is what changes rounding, weights of rewards, code, and
-    files that the options of rewards name.
+    The weights of the rewards are not among it: a total can be computed again from the scores.
     """
-    known = starter_report["content"] is not None or _COMMIT.fullmatch(config.model.revision or "") is not None
+    tree = config.public()
+    samplers = {"sampling": plan.samplers, "controls": plan.controls}
+    commits = reward_commits(config.rewards)
     return {
-        "base model": "known" if known else None,
-        "conditions": dict(conditions),
-        "parameters": decisive("baseline", config.public()),
-        "family": code_digest(config.model.family) if ":" in config.model.family else None,
-        "files": dict(_files_of_options(config)),
-        **computed_with(config),
+        "seed": config.evaluation.seed,
+        "model": {
+            "digest": starter_report["digest"],
+            "content": starter_report["content"],
+            "dtype": config.model.dtype,
+            "device": device_kind(config.model.device),
+            "base_weights": config.model.base_weights,
+        },
+        "dataset": records.digest,
+        "data": {side: tree["data"][side] for side in ("height", "width")},
+        **{kind: {name: s.model_dump(mode="json") for name, s in found.items()} for kind, found in samplers.items()},
+        "flow": tree["policy"]["flow"] if any(sampler.stochastic for sampler in plan.samplers.values()) else None,
+        "options": tree["model"]["options"],
+        "rewards": {
+            name: _judge(name, reward, config.output) | {"commits": commits.get(name, {})}
+            for name, reward in tree["rewards"].items()
+        },
+        "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
     }
 
 
-def sign(folder: Path, made: Mapping[str, Any]) -> None:
-    """Writes into the folder what it was made with, once everything else is in it."""
-    text = json.dumps({"made": made, "content": _content(folder)}, indent=1, ensure_ascii=False)
-    (folder / STAMP).write_text(text, encoding="utf-8")
+def _judge(name: str, reward: Mapping[str, Any], output: str) -> dict[str, Any]:
+    """What a reward's scores depend on, with the files in its options; of the user's own function also its code."""
+    function = reward["function"]
+    transport = transport_of(name, function)
+    options = {option: value for option, value in reward["options"].items() if option not in transport}
+    return {
+        "function": function,
+        "options": options,
+        "clip": list(reward["clip"]),
+        "only_where": reward["only_where"],
+        "files": option_files(options, output),
+        **({} if function is None else {"code": code_digest(function)}),
+    }
 
 
-def why_drawn(folder: Path, made: Mapping[str, Any]) -> str | None:
-    """Why the baseline in ``folder`` is not kept; None where it is what would be drawn, file by file."""
+def _made_with(config: Parameters, starter_report: Mapping[str, Any], conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a baseline depends on, as JSON: beside the conditions under which two results pair, what changes
+    rounding, weights of rewards, and code."""
+    known = starter_report["content"] is not None or _COMMIT.fullmatch(config.model.revision or "") is not None
+    made = {
+        "base model": "known" if known else None,
+        "conditions": conditions,
+        "parameters": decisive("baseline", config.public()),
+        "family": code_digest(config.model.family) if ":" in config.model.family else None,
+        **computed_with(config),
+    }
+    written: dict[str, Any] = json.loads(json.dumps(made))
+    return written
+
+
+def _why_drawn(folder: Path, made: Mapping[str, Any]) -> str | None:
+    """Why the baseline in ``folder`` is not kept; None where it is what would be drawn, byte for byte."""
     if not folder.is_dir():
         return "there is none"
     try:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
-        before, content = dict(stamp["made"]), stamp["content"]
-    except (OSError, ValueError, KeyError, TypeError):
+        before, digest = flatten(stamp["made"]), stamp["digest"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{folder} does not say what it was made with"
     if made["base model"] is None:
         return "model.path is on the hub and model.revision names no commit, so that its files may be others now"
-    now = json.loads(json.dumps(made))  # As they were written.
+    now = flatten(made)
     changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     if changed:
-        return f"other {', '.join(_named(name, before.get(name), now.get(name)) for name in changed)}"
-    return None if content == _content(folder) else f"a file in {folder} was changed, added or removed"
+        return f"other {', '.join(MEANING.get(name, name) for name in changed)}"
+    return None if digest == _digest(folder) else f"a file in {folder} was changed, added or removed"
 
 
-def _named(name: str, before: Any, now: Any) -> str:
-    """What changed, with the parts of it that did."""
-    shown = MEANING.get(name, name)
-    if not isinstance(before, dict) or not isinstance(now, dict):
-        return shown
-    parts = sorted(part for part in {*before, *now} if before.get(part) != now.get(part))
-    return f"{shown} ({', '.join(parts)})"
-
-
-def _content(folder: Path) -> str:
-    """Returns a digest of every file but the stamp."""
-    return tree_digest(folder, (file for file in folder.rglob("*") if file != folder / STAMP))
-
-
-def _files_of_options(config: Parameters) -> Iterator[tuple[str, str]]:
-    """Reward and option -> digest of each file and folder that an option of a reward names."""
-    for name, reward in config.rewards.items():
-        for option, digest in option_files(reward.options, config.output).items():
-            yield f"{name}: {option}", digest
+def _digest(folder: Path) -> str:
+    """The digest of every file but the stamp."""
+    return tree_digest(folder, [file for file in folder.rglob("*") if file.is_file() and file != folder / STAMP])

@@ -11,10 +11,8 @@ import pandas as pd
 
 from visual_grpo import components, console
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.config.presets import pinned
 from visual_grpo.errors import UserError, counted
 from visual_grpo.evaluation import compare, generate, report
-from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.headline import headline, lines
 from visual_grpo.importing import code_digests
 from visual_grpo.records.seen import SeenPrompts
@@ -31,56 +29,43 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
     if first.folder is None and second.folder is None:
         raise UserError("compare: first and second are both none, the base model; name an adapter")
     settings = parameters.evaluation
-    shared = distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
+    shared = generate.distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
     before, after = comparison_draft / "first", comparison_draft / "second"
     scorer = shared_scorer(parameters, second.facts or first.facts, shared)
-    draw(parameters, first, first.facts or second.facts, shared, scorer, before)
-    draw(parameters, second, second.facts or first.facts, shared, scorer, after)
+    scores = {
+        folder: draw(parameters, side, side.facts or other.facts, shared, scorer, folder)
+        for folder, side, other in ((before, first, second), (after, second, first))
+    }
     entries = compare.compare(
-        _scores(before), _scores(after), bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
+        scores[before], scores[after], bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
     )
+    codes = code_digests({name: reward.function for name, reward in parameters.rewards.items()})
+    notes = [f"{side.name}: {n}" for side in (first, second) for n in judged_by_other_code(side.facts, codes)]
+    found = headline(entries, names=(first.name, second.name), notes=notes)
     evaluation = {
-        "headline": headline(entries, names=(first.name, second.name), notes=_notes(parameters, (first, second))),
+        "headline": found,
         "adapter": f"{second.name} against {first.name}",
         "training": second.facts or first.facts,
         "differences": differences(first, second),
-        "conditions": _scores(after).attrs["facts"],
+        "conditions": scores[after].attrs["facts"],
         "rewards": entries,
         "controls": [],
     }
-    report.write_report(comparison_draft, evaluation, before, after, _history(second if second.folder else first))
-    _show_differences(evaluation["differences"])
-    for line in lines(evaluation["headline"]):
+    history = read_history(second.folder or first.folder or Path())
+    report.write_report(comparison_draft, evaluation, before, after, history)
+    if evaluation["differences"]:
+        rows = [[name, *map(_short, values)] for name, values in evaluation["differences"].items()]
+        console.table("What differs between the trainings", ["", "first", "second"], rows)
+    for line in lines(found):
         console.note(line)
     return comparison_draft
 
 
-def _notes(parameters: Parameters, sides: Sequence[Side]) -> list[str]:
-    """Where a side was trained with other code of the rewards than judges it."""
-    codes = code_digests({name: reward.function for name, reward in parameters.rewards.items()})
-    return [f"{side.name}: {note}" for side in sides for note in judged_by_other_code(side.facts, codes)]
-
-
-def _scores(folder: Path) -> pd.DataFrame:
-    return generate.read_scores(folder)
-
-
-def _history(side: Side) -> pd.DataFrame:
-    return read_history(side.folder or Path())
-
-
-def _show_differences(found: dict[str, list[Any]]) -> None:
-    if found:
-        rows = [[name, *map(_short, values)] for name, values in found.items()]
-        console.table("What differs between the trainings", ["", "first", "second"], rows)
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-SAMPLER = "stock"
+_UNCOMPARED = (
+    *("output", "resume", "adapter", "run", "model.device"),
+    *("evaluation.", "tracking.", "generate.", "score.", "compare.", "promotion.", "reproduce.", "starter."),
+)
+"""Beginnings of the names of parameters that change nothing in a training."""
 
 
 @dataclass(frozen=True)
@@ -152,32 +137,54 @@ def draw(
     folder: Path,
     *,
     split: str = "held_out",
-) -> None:
+) -> pd.DataFrame:
     """The side's samples and scores on the records, each of a distinct prompt.
 
     ``facts`` name the base model and the trained modules.
     """
     config = _of_side(parameters, facts)
-    settings = parameters.evaluation
-    requests = generate.plan_images(
-        {split: records},
-        seed=settings.seed,
-        images_per_prompt=settings.images_per_prompt,
-        max_prompts=None,
-    )
-    samplers = {SAMPLER: parameters.sampling.stock}
+    settings, stock = parameters.evaluation, parameters.sampling.stock
+    asked = generate.requests(records, settings.images_per_prompt, settings.seed, split)
     model = components.build_model(config, facts["model"], side.folder)
-    with console.progress(folder.name.replace("_", " "), len(requests)) as bar:
-        generate.draw_and_score(
+    with console.progress(folder.name.replace("_", " "), len(asked)) as bar:
+        return generate.draw_and_score(
             model,
             scorer,
-            requests,
-            samplers,
+            asked,
+            {compare.STOCK: stock},
             folder,
             batch_size=settings.batch_size,
-            facts={"model": facts["model_digest"], "sampler": parameters.sampling.stock.model_dump(mode="json")},
+            facts={"model": facts["model_digest"], "sampler": stock.model_dump(mode="json")},
             advance=bar.advance,
         )
+
+
+def differences(first: Side, second: Side) -> dict[str, list[Any]]:
+    """What differs between two trainings: parameter, ``data``, ``code`` or ``base model`` -> [first's, second's].
+
+    Empty where one side is the base model.
+    """
+    if first.folder is None or second.folder is None:
+        return {}
+    before, after = (flatten(side.facts["parameters"]) for side in (first, second))
+    trained = {*modules_of(first.folder), *modules_of(second.folder)}
+    found = {
+        name: [before.get(name), after.get(name)]
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and not name.startswith(_UNCOMPARED) and _is_of(name, trained)
+    }
+    names = {"data": "data", "model_digest": "base model", "git.commit": "code", "git.state": "code's state"}
+    return found | {
+        shown: [first.facts.get(key), second.facts.get(key)]
+        for key, shown in names.items()
+        if first.facts.get(key) != second.facts.get(key)
+    }
+
+
+def _is_of(name: str, modules: set[str]) -> bool:
+    """Leaves out the settings of a module that nobody trained."""
+    section, _, rest = name.partition(".")
+    return section != "modules" or rest.partition(".")[0] in modules
 
 
 def _of_side(parameters: Parameters, facts: dict[str, Any]) -> Parameters:
@@ -192,72 +199,6 @@ def _of_side(parameters: Parameters, facts: dict[str, Any]) -> Parameters:
     )
 
 
-_UNCOMPARED = (
-    "output",
-    "resume",
-    "adapter",
-    "evaluation.",
-    "tracking.",
-    "generate.",
-    "score.",
-    "compare.",
-    "promotion.",
-    "run",
-    "reproduce.",
-    "model.device",
-    "starter.",
-)
-
-
-def differences(first: Side, second: Side) -> dict[str, list[Any]]:
-    """What differs between two trainings: parameter, ``data``, ``code`` or ``base model`` -> [first's, second's].
-
-    A parameter that a module can have differently is what it was in the training of the modules, such as
-    ``grpo.learning_rate: [0.0007, "0.0007 (ar), 0.0006 (dit)"]``. Empty where one side is the base model.
-    """
-    if not first.facts or not second.facts:
-        return {}
-    settings = [_settings(side) for side in (first, second)]
-    found = {
-        name: [side.get(name) for side in settings]
-        for name in sorted(settings[0].keys() | settings[1].keys())
-        if not name.startswith(_UNCOMPARED) and settings[0].get(name) != settings[1].get(name)
-    }
-    names = {"data": "data", "model_digest": "base model", "git.commit": "code", "git.state": "code's state"}
-    return found | {
-        shown: [first.facts.get(key), second.facts.get(key)]
-        for key, shown in names.items()
-        if first.facts.get(key) != second.facts.get(key)
-    }
-
-
-def _settings(side: Side) -> dict[str, Any]:
-    """The parameters of a training by their dotted names, as its modules had them."""
-    tree = side.facts.get("parameters")
-    if tree is None or side.folder is None:
-        return {}
-    config = Parameters.model_validate(pinned(tree))
-    of_modules = {module: flatten(_of_module(config, module)) for module in modules_of(side.folder)}
-    names = [name for settings in of_modules.values() for name in settings]
-    shared = {name: value for name, value in flatten(tree).items() if not name.startswith("modules.")}
-    return shared | {name: _together({m: settings[name] for m, settings in of_modules.items()}) for name in names}
-
-
-def _of_module(config: Parameters, module: str) -> dict[str, Any]:
-    """What `Parameters.modules` can have differently."""
-    return {
-        "grpo": config.grpo_of(module).model_dump(mode="json"),
-        "policy": {"lora": config.lora_of(module).model_dump(mode="json")},
-        "rewards": {name: {"weight": weight} for name, weight in config.weights([module]).items()},
-    }
-
-
-def _together(values: dict[str, Any]) -> Any:
-    """One value for all modules, or each module's."""
-    [first, *others] = values.values()
-    if all(other == first for other in others):
-        return first
-    return ", ".join(
-        f"{value:g} ({module})" if isinstance(value, float) else f"{value} ({module})"
-        for module, value in values.items()
-    )
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

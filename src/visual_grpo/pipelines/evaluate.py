@@ -48,9 +48,9 @@ def compare_with_baseline(
     """The evaluation (paired differences of every score, the headline, what they were measured on), and only the
     headline's numbers."""
     before, after = generate.read_scores(baseline), generate.read_scores(trained)
-    intervals: dict[str, int] = {"bootstrap_samples": settings.bootstrap_samples, "seed": settings.seed}
-    entries = compare.compare(before, after, **intervals)
-    controls = compare.compare_controls(before, after, **intervals)
+    samples, seed = settings.bootstrap_samples, settings.seed
+    entries = compare.compare(before, after, bootstrap_samples=samples, seed=seed)
+    controls = compare.compare_controls(before, after, bootstrap_samples=samples, seed=seed)
     facts = after.attrs["facts"]
     codes = {name: reward["code"] for name, reward in facts["rewards"].items() if "code" in reward}
     training = read_facts(adapters)
@@ -104,14 +104,10 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def _mark(entry: dict[str, Any]) -> str:
-    return "* (a ranking, not in the total)" if "ranking" in entry else "*" * entry["optimised"]
-
-
 def _cells(entry: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    task = found["task"]
-    name = task["name"] if task and entry["name"] == task["score"] else entry["name"] + _mark(entry)
-    unscored = [entry["unscored_baseline"], entry["unscored_trained"]]
+    task, unscored = found["task"], [entry["unscored_baseline"], entry["unscored_trained"]]
+    mark = "* (a ranking, not in the total)" if "ranking" in entry else "*" * entry["optimised"]
+    name = task["name"] if task and entry["name"] == task["score"] else entry["name"] + mark
     counts = f"{unscored[0]} / {unscored[1]}" if any(unscored) else ""
     if entry["difference"] is None:
         return [name, "", "", "", counts]

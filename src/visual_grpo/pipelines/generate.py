@@ -10,7 +10,7 @@ from pathlib import Path
 from visual_grpo import components, console
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
-from visual_grpo.evaluation.generate import check_samples, image_seed
+from visual_grpo.evaluation.generate import Request, draw, requests
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.records.preparation import prepared_beside
 from visual_grpo.tracking.model_ref import adapters_of, model_of
@@ -30,18 +30,11 @@ def draw_prompts(parameters: Parameters, generated_draft: Path) -> Path:
         scorer = components.build_scorer(parameters, components.make_plan(parameters, model_path).modules)
         model = components.build_model(parameters, model_path, adapters)
         sampler = getattr(parameters.sampling, settings.sampler)
-        asked = [
-            (record, image_seed(settings.seed, record.id, i)) for record in records for i in range(settings.samples)
-        ]
-        drawn: list[tuple[PromptRecord, int, Sample]] = []
-        size = parameters.evaluation.batch_size
+        asked = requests(records, settings.samples, settings.seed)
+        drawn: list[tuple[Request, Sample]] = []
         with console.progress("Drawing", len(asked)) as bar:
-            for start in range(0, len(asked), size):
-                batch = asked[start : start + size]
-                chosen = [record for record, _ in batch]
-                samples = model.generate(chosen, [seed for _, seed in batch], sampler)
-                check_samples(samples, chosen)
-                drawn += [(record, seed, sample) for (record, seed), sample in zip(batch, samples, strict=True)]
+            for batch, samples in draw(model, asked, sampler, parameters.evaluation.batch_size):
+                drawn += zip(batch, samples, strict=True)
                 bar.advance(len(batch))
         _write(generated_draft, drawn, scorer, settings.samples)
     with_what = "without an adapter" if adapters is None else f"with the adapter {parameters.adapter}"
@@ -66,15 +59,15 @@ def _prompts(parameters: Parameters) -> Iterator[Sequence[PromptRecord]]:
         yield records
 
 
-def _write(folder: Path, drawn: Sequence[tuple[PromptRecord, int, Sample]], judge: Judge, each: int) -> None:
+def _write(folder: Path, drawn: Sequence[tuple[Request, Sample]], judge: Judge, each: int) -> None:
     digits = len(str(len(drawn)))
     rows, pictures = [], []
-    for number, (record, seed, sample) in enumerate(drawn, start=1):
+    for number, (request, sample) in enumerate(drawn, start=1):
         file = f"{number:0{digits}d}.png"
-        pictures.append(of_sample(record, sample, judge))
+        pictures.append(of_sample(request.record, sample, judge))
         pictures[-1].save(folder / file)
         answer = {"answer": sample.text} if isinstance(sample, TextSample) else {}
-        rows.append({"file_name": file, "text": record.prompt, "seed": seed, **answer})
+        rows.append({"file_name": file, "text": request.record.prompt, "seed": request.seed, **answer})
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / LISTED).write_text(lines, encoding="utf-8")
     captions = [caption(str(row["text"]), str(row["file_name"]), LISTED) for row in rows]

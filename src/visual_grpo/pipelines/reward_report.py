@@ -1,56 +1,37 @@
-"""The node that draws groups of samples, scores them twice, and says what the rewards are like."""
+"""Draws groups of samples and says what the rewards are like: scale, noise between seeds, agreement, cost; before money
+is spent."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from visual_grpo.config import Parameters
+import pandas as pd
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from visual_grpo import components, console
+from visual_grpo.config import GRPOConfig, Parameters
 from visual_grpo.errors import UserError, counted
+from visual_grpo.evaluation.generate import distinct_prompts, draw, requests
+from visual_grpo.evaluation.pictures import caption, grid, of_sample
+from visual_grpo.grpo.losses import variance_shares, zero_variance_groups
 from visual_grpo.records.table import RecordTable
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.types import PromptRecord, Sample, Scores
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from visual_grpo.evaluation.reward_report import Scored
-    from visual_grpo.policies.family_settings import Plan
-    from visual_grpo.rewards.combine import RewardSet
-    from visual_grpo.types import PromptRecord, Sample
-
+TOTAL = "total"
+DROWNED, EQUAL, SAME, UNSCORED = 0.05, 0.5, 0.95, 0.05
+"""From where on a finding is told: a share of the advantages, of groups, a correlation, a share of samples."""
+PER = 16
+"""Samples that the seconds are of."""
 _BESIDE = 4
 """Samples of each reward in the picture, of the best and of the worst."""
-
-
-def report_rewards(
-    parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, reward_report_draft: Path
-) -> Path:
-    """The folder with tables of the rewards and of the samples, and a picture of what each reward likes."""
-    from visual_grpo import components, console
-    from visual_grpo.evaluation.reward_report import correlations, findings, measured, rows_of
-
-    components.check_unchanged(starter_report)
-    plan = components.make_plan(parameters, starter_report["model"])
-    scorer = components.build_scorer(parameters, plan.modules)
-    prompts = _prompts(parameters, records)
-    scorer.check_records(prompts)
-    asked, samples = _draw(parameters, starter_report["model"], plan, prompts)
-    found = _score(scorer, asked, samples)
-    table, related = measured(found, parameters.grpo), correlations(found)
-    table.to_csv(reward_report_draft / "rewards.csv", index=False)
-    related.to_csv(reward_report_draft / "correlations.csv")
-    rows_of(found).to_csv(reward_report_draft / "samples.csv", index=False)
-    _sheet(found, scorer).save(reward_report_draft / "sheet.png")
-    drawn = f"{counted(len(samples), 'sample')} of {counted(len(prompts), 'training prompt')}"
-    console.table(f"{drawn}, {parameters.reward_report.sampler} sampler", list(_COLUMNS), _cells(table))
-    if len(related) > 1:
-        console.table("Correlation within groups", ["", *related], _correlation_cells(related))
-    for sentence in findings(table, related, parameters.grpo):
-        console.note(sentence)
-    return reward_report_draft
-
-
 _COLUMNS = {
     "reward": "{}",
     "weight": "{:g}",
@@ -64,44 +45,66 @@ _COLUMNS = {
 }
 
 
-def _prompts(parameters: Parameters, records: RecordTable) -> list[PromptRecord]:
-    from visual_grpo.evaluation.generate import distinct_prompts
-
-    found = distinct_prompts(records.split("train"), parameters.reward_report.prompts)
-    if len(found) < 2:
+def report_rewards(
+    parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, reward_report_draft: Path
+) -> Path:
+    """The folder with tables of the rewards and of the samples, and a picture of what each reward likes."""
+    components.check_unchanged(starter_report)
+    plan = components.make_plan(parameters, starter_report["model"])
+    scorer = components.build_scorer(parameters, plan.modules)
+    settings = parameters.reward_report
+    prompts = distinct_prompts(records.split("train"), settings.prompts)
+    if len(prompts) < 2:
         raise UserError(
             "reward_report needs at least two training prompts; lower data.eval_share or data.held_out_share"
         )
-    return found
-
-
-def _draw(
-    parameters: Parameters, model_path: str, plan: Plan, prompts: Sequence[PromptRecord]
-) -> tuple[list[PromptRecord], list[Sample]]:
-    """Group by group; each sample depends on its prompt, its number and ``evaluation.seed``."""
-    from visual_grpo import components, console
-    from visual_grpo.evaluation.generate import check_samples, image_seed
-
-    settings, size = parameters.reward_report, parameters.evaluation.batch_size
-    model = components.build_model(parameters, model_path)
-    asked = [record for record in prompts for _ in range(settings.samples)]
-    seeds = [image_seed(parameters.evaluation.seed, r.id, i % settings.samples) for i, r in enumerate(asked)]
+    scorer.check_records(prompts)
+    model = components.build_model(parameters, starter_report["model"])
+    asked = requests(prompts, settings.samples, parameters.evaluation.seed)
     samples: list[Sample] = []
     with console.progress("Drawing", len(asked)) as bar:
-        for start in range(0, len(asked), size):
-            chosen = asked[start : start + size]
-            drawn = model.generate(chosen, seeds[start : start + size], plan.samplers[settings.sampler])
-            check_samples(drawn, chosen)
+        sampler = plan.samplers[settings.sampler]
+        for batch, drawn in draw(model, asked, sampler, parameters.evaluation.batch_size):
             samples += drawn
-            bar.advance(len(drawn))
-    return asked, samples
+            bar.advance(len(batch))
+    found = score_twice(scorer, [request.record for request in asked], samples)
+    table, related = measured(found, parameters.grpo), correlations(found)
+    table.to_csv(reward_report_draft / "rewards.csv", index=False)
+    related.to_csv(reward_report_draft / "correlations.csv")
+    rows_of(found).to_csv(reward_report_draft / "samples.csv", index=False)
+    _sheet(found, scorer).save(reward_report_draft / "sheet.png")
+    title = f"{counted(len(samples), 'sample')} of {counted(len(prompts), 'training prompt')}"
+    cells = [[_cell(row[name], form) for name, form in _COLUMNS.items()] for row in table.to_dict("records")]
+    console.table(f"{title}, {settings.sampler} sampler", list(_COLUMNS), cells)
+    if len(related) > 1:
+        rows = [[name, *(_cell(value, "{:z.2f}") for value in row)] for name, *row in related.itertuples()]
+        console.table("Correlation within groups", ["", *related], rows)
+    for sentence in findings(table, related, parameters.grpo):
+        console.note(sentence)
+    return reward_report_draft
 
 
-def _score(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scored:
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Groups of samples, and what the rewards say of them."""
+
+    records: Sequence[PromptRecord]
+    """[B], the samples of a prompt as neighbours, equally many of each."""
+    samples: Sequence[Sample]
+    scores: Scores
+    again: Scores
+    """The same samples, scored a second time."""
+    seconds: Mapping[str, float]
+    """Of each reward, for all samples."""
+
+    @property
+    def size(self) -> int:
+        """Samples of a prompt."""
+        return len(self.records) // len({record.id for record in self.records})
+
+
+def score_twice(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scored:
     """Every reward by itself, and then all again, to see whether they say the same."""
-    from visual_grpo import console
-    from visual_grpo.evaluation.reward_report import Scored
-
     outputs, seconds = {}, {}
     with console.progress("Scoring", 2 * len(scorer.functions)) as bar:
         for name, function in scorer.functions.items():
@@ -114,31 +117,126 @@ def _score(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Sequence[S
     return Scored(records=asked, samples=samples, scores=scorer.combined(outputs), again=again, seconds=seconds)
 
 
-def _cells(table: Any) -> list[list[Any]]:
-    return [
-        [None if row[column] != row[column] else form.format(row[column]) for column, form in _COLUMNS.items()]
-        for row in table.to_dict("records")
-    ]
+def measured(found: Scored, config: GRPOConfig) -> pd.DataFrame:
+    """A row for each reward, and one for the total.
+
+    Columns: reward, weight, mean, lowest, highest; ``between seeds``, the standard deviation within a group, averaged
+    (what a training learns from); ``between prompts``, that of the groups' means; ``share of the advantages``
+    (`variance_shares`); ``equal groups``, the share of groups whose scores do not differ; ``unscored``, a share of the
+    samples; ``s for 16``, seconds; ``repeat``, the largest difference between two scorings of the same sample.
+    """
+    weights = found.scores.weights
+    gdpo = config.combine == "gdpo"
+    shares = variance_shares(
+        found.scores.rewards, weights, found.size, normalise=gdpo, epsilon=config.advantage_epsilon
+    )
+    again = {**found.again.rewards, TOTAL: found.again.total}
+    rows = []
+    for name, values in {**found.scores.rewards, TOTAL: found.scores.total}.items():
+        groups = values.double().view(-1, found.size)
+        scored = values[~values.isnan()].double()
+        repeat = (values - again[name]).abs().double()
+        rows.append(
+            {
+                "reward": name,
+                "weight": weights.get(name, math.nan),
+                "mean": _of(scored, torch.mean),
+                "lowest": _of(scored, torch.min),
+                "highest": _of(scored, torch.max),
+                "between seeds": float(torch.tensor([_deviation(group) for group in groups]).double().nanmean()),
+                "between prompts": _deviation(groups.nanmean(1)),
+                "share of the advantages": shares.get(name, math.nan),
+                "equal groups": float(zero_variance_groups(values, found.size).float().mean()),
+                "unscored": float(values.isnan().float().mean()),
+                "s for 16": found.seconds.get(name, sum(found.seconds.values())) * PER / len(values),
+                "repeat": _of(repeat[~repeat.isnan()], torch.max),
+            }
+        )
+    return pd.DataFrame(rows)
 
 
-def _correlation_cells(related: Any) -> list[list[Any]]:
-    return [
-        [name, *(None if value != value else f"{value:z.2f}" for value in row)]
-        for name, row in zip(related.index, related.to_numpy(), strict=True)
-    ]
+def correlations(found: Scored) -> pd.DataFrame:
+    """Pearson's correlation of the rewards' differences from their group's mean, [rewards, rewards]; NaN = no variance.
+
+    Between prompts rewards agree because some prompts are easy; a training learns from differences within groups.
+    """
+    away = {name: within_groups(values, found.size).numpy() for name, values in found.scores.rewards.items()}
+    return pd.DataFrame(away).corr()
+
+
+def within_groups(values: Tensor, size: int) -> Tensor:
+    """[B] differences from the mean of the scored samples of the same group of ``size``; NaN = unscored."""
+    groups = values.double().view(-1, size)
+    return (groups - groups.nanmean(1, keepdim=True)).reshape(-1)
+
+
+def rows_of(found: Scored) -> pd.DataFrame:
+    """A row for each sample: id, prompt, index within its group, total, each reward and its parts."""
+    rows = pd.DataFrame(
+        {
+            "id": [record.id for record in found.records],
+            "prompt": [record.prompt for record in found.records],
+            "index": [row % found.size for row in range(len(found.records))],
+        }
+    )
+    values = {TOTAL: found.scores.total, **found.scores.rewards, **found.scores.parts}
+    return rows.assign(**{name: tensor.numpy() for name, tensor in values.items()})
+
+
+def findings(table: pd.DataFrame, related: pd.DataFrame, config: GRPOConfig) -> list[str]:
+    """What should be thought about before a training, in sentences."""
+    rows = {row["reward"]: row for row in table.to_dict("records")}
+    told = [sentence for row in rows.values() for sentence in _of_a_reward(row, config.combine)]
+    weighted = [name for name, row in rows.items() if row["weight"] and not math.isnan(row["weight"])]
+    for i, first in enumerate(weighted):
+        for second in weighted[i + 1 :]:
+            if abs(related.loc[first, second]) > SAME:
+                how = "the same" if related.loc[first, second] > 0 else "the opposite"
+                told.append(f"{first} and {second} say {how} of the samples of a prompt: one of them is enough.")
+    samples = config.prompts_per_step * config.group_size
+    seconds = rows[TOTAL]["s for 16"] * samples / PER
+    return [*told, f"Scoring takes about {seconds:.2g} s of a training step with {samples} samples on this machine."]
+
+
+def _of_a_reward(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
+    name, share = row["reward"], row["share of the advantages"]
+    counts = name == TOTAL or (not math.isnan(row["weight"]) and row["weight"] != 0)
+    if counts and row["equal groups"] >= EQUAL and row["unscored"] < 1:
+        yield f"{name}: in {row['equal groups']:.0%} of the groups all samples score the same, which teaches nothing."
+    if row["unscored"] > UNSCORED:
+        yield f"{name}: {row['unscored']:.0%} of the samples could not be scored."
+    if share <= -DROWNED:
+        yield f"{name}: the other rewards work against it ({share:.0%} of the advantages)."
+    elif share < DROWNED and row["between seeds"] > 0:  # No weight makes equal scores differ.
+        advice = "raise its weight" + (", or set grpo.combine=gdpo" if combine != "gdpo" else "")
+        yield f"{name}: drowned by the other rewards ({max(share, 0.0):.0%} of the advantages); {advice}."
+    if name != TOTAL and row["repeat"] > 0:
+        yield f"{name}: scored twice, the same sample differs by up to {row['repeat']:.2g}."
 
 
 def _sheet(found: Scored, scorer: RewardSet) -> Image:
     """A row for each reward: the samples that are furthest above, and below, the mean of their group."""
-    from visual_grpo.evaluation.pictures import caption, grid, of_sample
-    from visual_grpo.evaluation.reward_report import within_groups
-
     pictures, captions = [], []
     for name, values in found.scores.rewards.items():
-        away = within_groups(values, found.records).nan_to_num(0.0)
+        away = within_groups(values, found.size).nan_to_num(0.0)
         order = away.argsort(descending=True, stable=True).tolist()
         for row in [*order[:_BESIDE], *order[-_BESIDE:]]:
-            pictures.append(of_sample(found.records[row], found.samples[row], scorer))
-            text = caption(found.records[row].prompt, found.records[row].id)
+            record = found.records[row]
+            pictures.append(of_sample(record, found.samples[row], scorer))
+            text = caption(record.prompt, record.id)
             captions.append(f"{name} {float(values[row]):z.3g} ({float(away[row]):+.2g})\n{text}")
     return grid(pictures, captions, columns=2 * _BESIDE)
+
+
+def _cell(value: Any, form: str) -> str | None:
+    return None if pd.isna(value) else form.format(value)
+
+
+def _of(values: Tensor, measure: Callable[[Tensor], Tensor]) -> float:
+    return float(measure(values)) if len(values) else math.nan
+
+
+def _deviation(values: Tensor) -> float:
+    """Of the numbers among them; NaN of fewer than two."""
+    scored = values[~values.isnan()]
+    return float(scored.std()) if len(scored) > 1 else math.nan

@@ -1,20 +1,24 @@
-"""The node that scores a folder of pictures."""
+"""Scores a folder of pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+from PIL.Image import Image
+
+from visual_grpo import console
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from visual_grpo.records.table import RecordTable
-    from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.evaluation.pictures import caption, grid
+from visual_grpo.images import read_image, to_tensor
+from visual_grpo.records.preparation import prepared_beside
+from visual_grpo.records.table import RecordTable
+from visual_grpo.rewards.catalogue import build_reward_set
+from visual_grpo.rewards.combine import RewardSet
 
 TABLE = "scores.csv"
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100
@@ -23,17 +27,12 @@ _BATCH = 32
 
 def score_folder(parameters: Parameters, scores_draft: Path) -> Path:
     """The folder with a table of every picture's scores and a sheet of the pictures, best first."""
-    from visual_grpo import console
-    from visual_grpo.records.preparation import prepared_beside
-    from visual_grpo.rewards.catalogue import build_reward_set
-
     if parameters.score.path is None:
         raise UserError(
             "score needs a folder of pictures with prompts (a .txt file beside each, or a metadata.jsonl with file_name"
             " and text):\n  --params=score.path=FOLDER"
         )
-    modules = list(parameters.modules) or [""]
-    scorer = build_reward_set(parameters.rewards, parameters.weights(modules))
+    scorer = build_reward_set(parameters.rewards, parameters.weights(list(parameters.modules) or [""]))
     scorer.check_machine()
     with prepared_beside(parameters.score.path, parameters.data, console.note, "score.path") as records:
         without = [record.id for record in records if record.target_image is None]
@@ -59,30 +58,19 @@ def summary(table: pd.DataFrame, weights: Mapping[str, float]) -> list[list[Any]
     The share is that of the total's variance which a reward contributes, its weighted covariance with the total: a
     reward with a small one is drowned by the others, whatever its weight.
     """
-    variance = _covariance(table, "total")
+    covariances = table[[*weights, "total"]].cov()["total"].fillna(0.0)
     rows: list[list[Any]] = []
     for name, weight in [*weights.items(), ("total", None)]:
-        share = f"{weight * _covariance(table, name) / variance:.0%}" if weight is not None and variance else None
+        variance = covariances["total"]
+        share = f"{weight * covariances[name] / variance:.0%}" if weight is not None and variance else None
         scores = table[name]
         cells = [f"{value:z.3g}" for value in (scores.mean(), scores.std(ddof=0), scores.min(), scores.max())]
         rows.append([name, weight, *cells, share, int(scores.isna().sum()) or None])
     return rows
 
 
-def _covariance(table: pd.DataFrame, name: str) -> float:
-    """Of a score with the total, over the pictures that have both."""
-    both = table[[name, "total"]].dropna() if name != "total" else table[["total", "total"]].dropna()
-    first, total = (both.iloc[:, column].to_numpy(dtype=float) for column in (0, 1))
-    return float(((first - first.mean()) * (total - total.mean())).mean()) if len(both) else 0.0
-
-
 def _score(records: RecordTable, scorer: RewardSet) -> pd.DataFrame:
     """A row per picture: file, prompt, total, each reward and its parts."""
-    import pandas as pd
-
-    from visual_grpo import console
-    from visual_grpo.images import read_image, to_tensor
-
     # The picture is what is judged, so it cannot be what it is compared with.
     judged = [replace(record, target_image=None) for record in records]
     try:
@@ -96,8 +84,7 @@ def _score(records: RecordTable, scorer: RewardSet) -> pd.DataFrame:
     with console.progress("Scoring", len(judged)) as bar:
         for start in range(0, len(judged), _BATCH):
             chosen = judged[start : start + _BATCH]
-            files = [records[start + i].target_image for i in range(len(chosen))]
-            scores = scorer(chosen, [to_tensor(read_image(file)) for file in files if file is not None])
+            scores = scorer(chosen, [to_tensor(_picture(records, start + i)) for i in range(len(chosen))])
             columns = {
                 "file": [record.target_file for record in chosen],
                 "id": [record.id for record in chosen],
@@ -109,12 +96,13 @@ def _score(records: RecordTable, scorer: RewardSet) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _sheet(records: RecordTable, table: pd.DataFrame) -> Any:
-    from visual_grpo.evaluation.pictures import caption, grid
-    from visual_grpo.images import read_image
+def _picture(records: RecordTable, row: int) -> Image:
+    return read_image(str(records[row].target_image))
 
+
+def _sheet(records: RecordTable, table: pd.DataFrame) -> Image:
     best = table.sort_values("total", ascending=False, na_position="last").head(_SHEET_MOST)
-    pictures = [read_image(str(records[int(row)].target_image)) for row in best.index]
+    pictures = [_picture(records, int(row)) for row in best.index]
     captions = [
         f"{caption(row['prompt'], row['file'] or row['id'], TABLE)}\ntotal {row['total']:z.3f}"
         for row in best.to_dict("records")

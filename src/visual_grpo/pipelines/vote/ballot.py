@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.rewards.votes.choices import (
-    ANSWERS,
     FIRST,
     SECOND,
     SKIP,
@@ -22,9 +21,6 @@ from visual_grpo.rewards.votes.choices import (
     undo_line,
 )
 
-LEFT, RIGHT = "left", "right"
-SAID = (LEFT, RIGHT, TIE, SKIP)
-"""What the page sends."""
 LONGEST_NAME = 60
 
 
@@ -33,7 +29,7 @@ class RefusedError(Exception):
 
 
 class Ballot:
-    """The pairs, and what was said of them; of any number of threads.
+    """The pairs, and what was said of them.
 
     Order and sides are random, and fixed by ``seed``, the voter and the pair: who goes on later sees the same.
     """
@@ -42,7 +38,7 @@ class Ballot:
         self.file, self.seed = file, seed
         self.pairs = {pair.pair: pair for pair in pairs}
         self.finished = threading.Event()
-        self._lock = threading.Lock()
+        """Set when everybody who chose has judged all, or somebody ends the vote."""
         self._here: set[str] = set()
         self._standing: dict[str, dict[str, Choice]] = {}
         """By voter and pair, in the order in which they were said."""
@@ -52,71 +48,9 @@ class Ballot:
 
     def state(self, voter: str) -> dict[str, Any]:
         """What the page shows to ``voter``: the next pair, if there is one, with its sides; and how far they are."""
-        with self._lock:
-            return self._state(voter)
-
-    def choose(self, voter: str, pair: str, said: str) -> dict[str, Any]:
-        """Stores a choice; the state after it.
-
-        Raises:
-            RefusedError: the voter has judged the pair already (a second click), or there is no such pair or choice.
-            OSError: it could not be stored.
-        """
-        _check_name(voter)
-        if said not in SAID:
-            raise RefusedError(f"choice must be one of {', '.join(SAID)}")
-        if pair not in self.pairs:
-            raise RefusedError("there is no such pair")
-        with self._lock:
-            own = self._standing.setdefault(voter, {})
-            if pair in own:
-                raise RefusedError("this pair is judged already")
-            left = self._left(voter, pair)
-            meant = {LEFT: left, RIGHT: FIRST if left == SECOND else SECOND}.get(said, said)
-            assert meant in ANSWERS
-            choice = Choice(of=self.pairs[pair], voter=voter, choice=meant, shown_left=left, at=_now())
-            append_line(self.file, choice.line())
-            own[pair] = choice
-            self._here.add(voter)
-            if not any(self._pending(name) for name in self._here):
-                self.finished.set()
-            return self._state(voter)
-
-    def undo(self, voter: str) -> dict[str, Any]:
-        """Takes the voter's latest choice back; the state after it.
-
-        Raises:
-            RefusedError: there is none.
-            OSError: it could not be stored.
-        """
-        _check_name(voter)
-        with self._lock:
-            own = self._standing.get(voter)
-            if not own:
-                raise RefusedError("there is nothing to take back")
-            pair = next(reversed(own))
-            append_line(self.file, undo_line(voter, pair, _now()))
-            del own[pair]
-            self._here.add(voter)
-            return self._state(voter)
-
-    def pending(self, voter: str) -> int:
-        """How many pairs ``voter`` has still to judge."""
-        with self._lock:
-            return len(self._pending(voter))
-
-    def standing(self) -> list[Choice]:
-        """All choices on these pairs, of every voter."""
-        with self._lock:
-            return [choice for own in self._standing.values() for choice in own.values()]
-
-    def pictures(self) -> set[str]:
-        """Those that may be shown."""
-        return {name for pair in self.pairs.values() for name in (pair.first, pair.second, *pair.sources)}
-
-    def _state(self, voter: str) -> dict[str, Any]:
-        pending, own = self._pending(voter), self._standing.get(voter, {})
-        shown = {"voter": voter, "judged": len(own), "total": len(self.pairs), "pair": None}
+        pending = self.pending(voter)
+        judged = len(self.pairs) - len(pending)
+        shown = {"voter": voter, "judged": judged, "total": len(self.pairs), "pair": None}
         if not pending:
             return shown
         pair = self.pairs[min(pending, key=lambda name: self._hash("order", voter, name))]
@@ -129,19 +63,65 @@ class Ballot:
             "right": Path(sides[1]).name,
         }
 
-    def _pending(self, voter: str) -> list[str]:
+    def choose(self, voter: str, pair: str, said: str) -> dict[str, Any]:
+        """Stores a choice (``left``, ``right``, ``tie`` or ``skip``); the state after it.
+
+        Raises:
+            RefusedError: the voter has judged the pair already (a second click), or there is no such pair or choice.
+            OSError: it could not be stored.
+        """
+        if not voter or len(voter) > LONGEST_NAME or not voter.isprintable() or voter != voter.strip():
+            raise RefusedError(f"a name has 1 to {LONGEST_NAME} characters that can be printed")
+        if pair not in self.pairs:
+            raise RefusedError("there is no such pair")
+        own = self._standing.setdefault(voter, {})
+        if pair in own:
+            raise RefusedError("this pair is judged already")
+        left = self._left(voter, pair)
+        meant = {"left": left, "right": FIRST if left == SECOND else SECOND, TIE: TIE, SKIP: SKIP}
+        if said not in meant:
+            raise RefusedError(f"choice must be one of {', '.join(meant)}")
+        choice = Choice(of=self.pairs[pair], voter=voter, choice=meant[said], shown_left=left, at=_now())
+        append_line(self.file, choice.line())
+        own[pair] = choice
+        self._here.add(voter)
+        if not any(self.pending(name) for name in self._here):
+            self.finished.set()
+        return self.state(voter)
+
+    def undo(self, voter: str) -> dict[str, Any]:
+        """Takes the voter's latest choice back; the state after it.
+
+        Raises:
+            RefusedError: there is none.
+            OSError: it could not be stored.
+        """
+        own = self._standing.get(voter)
+        if not own:
+            raise RefusedError("there is nothing to take back")
+        pair = next(reversed(own))
+        append_line(self.file, undo_line(voter, pair, _now()))
+        del own[pair]
+        return self.state(voter)
+
+    def pending(self, voter: str) -> list[str]:
+        """The pairs that ``voter`` has still to judge."""
         return [pair for pair in self.pairs if pair not in self._standing.get(voter, {})]
+
+    def standing(self) -> list[Choice]:
+        """All choices on these pairs, of every voter."""
+        return [choice for own in self._standing.values() for choice in own.values()]
+
+    def pictures(self) -> dict[str, Path]:
+        """Those that may be shown, by name."""
+        names = [name for pair in self.pairs.values() for name in (pair.first, pair.second, *pair.sources)]
+        return {Path(name).name: self.file.parent / name for name in names}
 
     def _left(self, voter: str, pair: str) -> str:
         return FIRST if self._hash("side", voter, pair)[0] % 2 else SECOND
 
     def _hash(self, *of: str) -> bytes:
         return hashlib.sha256("\0".join([str(self.seed), *of]).encode()).digest()
-
-
-def _check_name(voter: str) -> None:
-    if not voter or len(voter) > LONGEST_NAME or not voter.isprintable() or voter != voter.strip():
-        raise RefusedError(f"a name has 1 to {LONGEST_NAME} characters that can be printed")
 
 
 def _now() -> str:

@@ -1,4 +1,4 @@
-"""The node that lets people choose, and says what their choices come to."""
+"""Lets people choose between pictures, and says what their choices come to."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
+from visual_grpo import console
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, counted
+from visual_grpo.evaluation.blind import preference
 from visual_grpo.files import final_of
+from visual_grpo.pipelines.vote.ballot import Ballot
+from visual_grpo.pipelines.vote.pairs import find_pairs
+from visual_grpo.pipelines.vote.server import served
 from visual_grpo.records.table import RecordTable
-
-if TYPE_CHECKING:
-    from visual_grpo.pipelines.vote.ballot import Ballot
-    from visual_grpo.rewards.votes.choices import Choice, Pair
+from visual_grpo.rewards.votes.choices import AB, Choice, read_choices
+from visual_grpo.rewards.votes.features import PIXELS
+from visual_grpo.rewards.votes.head import family_scores
+from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
+from visual_grpo.stopping import stop_request
 
 CHOICES = "01_raw/votes/choices.jsonl"
 """In the folder ``output``, where ``vote.choices`` names no file."""
+_COLUMNS = ["voter", "choice", "pair", "source", "prompt", "record", "family", "first", "second", "at"]
 _TICK = 0.3
 """Seconds between two looks at whether it has ended."""
 
 
 def collect_votes(parameters: Parameters, records: RecordTable, votes_draft: Path) -> Path:
     """The folder with what the choices come to; each choice is in the file ``vote.choices`` as soon as it is made."""
-    from visual_grpo import console
-    from visual_grpo.pipelines.vote.ballot import Ballot
-    from visual_grpo.rewards.votes.choices import AB, read_choices
-
     file = Path(parameters.vote.choices or Path(parameters.output) / CHOICES)
     if final_of(votes_draft).resolve() in file.resolve().parents:
         raise UserError(
@@ -42,36 +45,22 @@ def collect_votes(parameters: Parameters, records: RecordTable, votes_draft: Pat
         )
     for line in read_choices(file).damaged:
         console.note(f"{file}: a line cannot be read and is ignored: {line}")
-    ballot = Ballot(_pairs(parameters, records, file), file, parameters.vote.seed)
+    ballot = Ballot(find_pairs(parameters, records, file), file, parameters.vote.seed)
     _vote(parameters, ballot)
     if parameters.vote.source == AB:
         _report_blind(ballot.standing(), votes_draft)
     else:
         _report_head(file)
-    _tables(file, votes_draft)
+    standing = read_choices(file).standing
+    _table(standing).to_csv(votes_draft / "choices.csv", index=False)
+    family_scores(standing).to_csv(votes_draft / "scores.csv", index=False)
     return votes_draft
-
-
-def _pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
-    from visual_grpo.pipelines.vote.drawing import DRAW, drawn_pairs
-    from visual_grpo.pipelines.vote.existing import blind_pairs, folder_pairs
-    from visual_grpo.rewards.votes.choices import AB
-
-    if parameters.vote.source == DRAW:
-        return drawn_pairs(parameters, records, file)
-    if parameters.vote.source == AB:
-        return blind_pairs(parameters, records, file)
-    return folder_pairs(parameters, file)
 
 
 def _vote(parameters: Parameters, ballot: Ballot) -> None:
     """Until all is judged, the page's button or Ctrl-C."""
-    from visual_grpo import console
-    from visual_grpo.pipelines.vote.server import served
-    from visual_grpo.stopping import stop_request
-
     settings = parameters.vote
-    left = ballot.pending(settings.voter)
+    left = len(ballot.pending(settings.voter))
     if not left:
         console.note(
             f"{settings.voter} has judged all {counted(len(ballot.pairs), 'pair')}. For more: vote.pairs; for somebody"
@@ -79,14 +68,14 @@ def _vote(parameters: Parameters, ballot: Ballot) -> None:
         )
         return
     with (
-        served(ballot, settings.voter, settings.port) as server,
+        served(ballot, settings.voter, settings.port) as url,
         stop_request(lambda: console.note("Stopping; every choice is stored.")) as stop,
     ):
         console.note(f"{counted(left, 'pair')} to judge by {settings.voter}. Open this page on this machine:")
-        console.note(server.url)
+        console.note(url)
         console.note("Keys: 1 left, 2 right, 0 equal, s skip, u undo. The button finish or Ctrl-C ends it.")
         if settings.open_browser and _has_screen():
-            webbrowser.open(server.url)
+            webbrowser.open(url)
         while stop.by is None and not ballot.finished.wait(_TICK):
             pass
 
@@ -100,20 +89,16 @@ def _has_screen() -> bool:
 
 def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
     """Says, and writes, what share prefers the trained model."""
-    from visual_grpo import console
-    from visual_grpo.evaluation.blind import preference
-
-    decided = [choice for choice in choices if choice.preference is not None]
-    if not decided:
+    judged = [choice for choice in choices if choice.preference is not None]
+    if not judged:
         console.note("Nothing was judged yet.")
         return
-    chosen = [1 - (choice.preference or 0.0) for choice in decided]  # The base model's picture is the first.
-    found = preference(chosen, [choice.of.unit for choice in decided])
-    voters = Counter(choice.voter for choice in decided)
+    chosen = [1 - (choice.preference or 0.0) for choice in judged]  # The base model's picture is the first.
+    found = preference(chosen, [choice.of.unit for choice in judged])
+    voters = Counter(choice.voter for choice in judged)
     entry = asdict(found) | {"verdict": found.verdict, "voters": dict(voters)}
     (folder / "ab.json").write_text(json.dumps(entry, indent=2), encoding="utf-8")
-    table = pd.DataFrame([_row(choice) | {"trained": value} for choice, value in zip(decided, chosen, strict=True)])
-    table.to_csv(folder / "ab.csv", index=False)
+    _table(judged).assign(trained=chosen).to_csv(folder / "ab.csv", index=False)
     console.note(
         f"Blind: the trained model's picture is preferred in {found.share:.0%} of {counted(found.choices, 'choice')} by"
         f" {counted(len(voters), 'voter')} on {counted(found.prompts, 'held-out prompt')}, 95% interval"
@@ -123,11 +108,6 @@ def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
 
 def _report_head(file: Path) -> None:
     """Fits a head, if there are enough choices, and says how to train with it."""
-    from visual_grpo import console
-    from visual_grpo.rewards.votes.choices import read_choices
-    from visual_grpo.rewards.votes.features import PIXELS
-    from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
-
     there = decided(read_choices(file).standing)
     if there < LEAST:
         console.note(f"{counted(there, 'decided choice')} for a reward so far; it needs {LEAST}.")
@@ -136,28 +116,6 @@ def _report_head(file: Path) -> None:
     console.note(f"Train with it: --params=reward=null,rewards.votes.options.head={file.with_name(FILE)}")
 
 
-def _tables(file: Path, folder: Path) -> None:
-    """All choices, and the scores of pictures within their families."""
-    from visual_grpo.rewards.votes.choices import read_choices
-    from visual_grpo.rewards.votes.head import family_scores
-
-    standing = read_choices(file).standing
-    columns = ["voter", "choice", "pair", "source", "prompt", "record", "family", "first", "second", "at"]
-    pd.DataFrame([_row(choice) for choice in standing], columns=columns).to_csv(folder / "choices.csv", index=False)
-    family_scores(standing).to_csv(folder / "scores.csv", index=False)
-
-
-def _row(choice: Choice) -> dict[str, Any]:
-    of = choice.of
-    return {
-        "voter": choice.voter,
-        "choice": choice.choice,
-        "pair": of.pair,
-        "source": of.source,
-        "prompt": of.prompt,
-        "record": of.record,
-        "family": of.family,
-        "first": of.first,
-        "second": of.second,
-        "at": choice.at,
-    }
+def _table(choices: Sequence[Choice]) -> pd.DataFrame:
+    rows: list[dict[str, Any]] = [choice.line() for choice in choices]
+    return pd.DataFrame(rows, columns=_COLUMNS)

@@ -1,0 +1,224 @@
+"""The pairs to judge: drawn now, of a baseline and its trained model, or of a folder that ``generate`` wrote.
+
+Their pictures are kept beside the file of choices for as long as these are used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+
+from visual_grpo import components, console
+from visual_grpo.command import again
+from visual_grpo.config import Parameters
+from visual_grpo.errors import UserError
+from visual_grpo.evaluation.compare import STOCK
+from visual_grpo.evaluation.generate import SCORES, Request, distinct_prompts, draw, image_seed, read_scores
+from visual_grpo.evaluation.pairing import check_facts
+from visual_grpo.evaluation.pictures import of_sample
+from visual_grpo.evaluation.report import all_pairs
+from visual_grpo.files import file_digest, write_atomically
+from visual_grpo.images import read_image
+from visual_grpo.records.table import RecordTable
+from visual_grpo.rewards.votes.choices import AB, Pair, append_line
+from visual_grpo.saved_model import content_digest
+from visual_grpo.tracking.model_ref import adapters_of, model_of
+from visual_grpo.types import PromptRecord
+
+DRAW = "draw"
+DRAWN = "pairs.jsonl"
+"""Beside the choices: the pairs that have been drawn, so that none is drawn twice."""
+LISTED = "metadata.jsonl"
+"""What ``generate`` writes beside its pictures."""
+
+
+def find_pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
+    """As many pairs as ``vote`` asks for, one of each prompt before the second of any; ``file`` is that of choices."""
+    if parameters.vote.source == DRAW:
+        return _drawn_pairs(parameters, records, file)
+    if parameters.vote.source == AB:
+        return _blind_pairs(parameters, records, file)
+    return _folder_pairs(parameters, file)
+
+
+def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
+    """Two samples of one training prompt each; only those that were not drawn before are drawn."""
+    named = parameters.model_copy(update={"adapter": parameters.vote.adapter})
+    adapters = adapters_of(named)
+    model_path = model_of(named, adapters)
+    sampler = getattr(parameters.sampling, parameters.vote.sampler)
+    what = {
+        "model": [model_path, content_digest(model_path)],
+        "adapters": None if adapters is None else _digest(adapters),
+        "sampler": sampler.model_dump(mode="json"),
+        "size": [parameters.data.height, parameters.data.width],
+    }
+    asked, there = _asked(parameters, records, what), _drawn_before(file)
+    missing = {pair: both for pair, both in asked.items() if pair not in there}
+    if missing:
+        scorer = components.build_scorer(parameters, components.make_plan(parameters, model_path).modules)
+        model = components.build_model(parameters, model_path, adapters)
+        requests, names = list(itertools.chain(*missing.values())), iter(missing)
+        size = 2 * max(1, parameters.evaluation.batch_size // 2)
+        with console.progress("Drawing pairs", len(missing)) as bar:
+            for batch, samples in draw(model, requests, sampler, size):
+                pictures = [keep(of_sample(r.record, s, scorer), file) for r, s in zip(batch, samples, strict=True)]
+                for row in range(0, len(batch), 2):
+                    record = batch[row].record
+                    pair = Pair(
+                        pair=next(names),
+                        source=DRAW,
+                        prompt=record.prompt,
+                        record=record.id,
+                        family=_family(record),
+                        unit=record.held_with or record.id,
+                        first=pictures[row],
+                        second=pictures[row + 1],
+                        sources=tuple(keep(read_image(path), file) for path in record.source_images),
+                    )
+                    append_line(file.with_name(DRAWN), asdict(pair))
+                    there[pair.pair] = pair
+                bar.advance(len(batch) // 2)
+    return [there[pair] for pair in asked]
+
+
+def _asked(parameters: Parameters, records: RecordTable, what: Mapping[str, Any]) -> dict[str, tuple[Request, Request]]:
+    """Id of each pair -> its two samples."""
+    seed = parameters.vote.seed
+    prompts = distinct_prompts(records.split("train"), None)
+    if not prompts:
+        raise UserError("vote needs training prompts to draw; lower data.eval_share or data.held_out_share")
+    prompts.sort(key=lambda record: hashlib.sha256(f"{seed}\0{record.id}".encode()).digest())
+    asked = {}
+    for number in range(parameters.vote.pairs):
+        record, turn = prompts[number % len(prompts)], number // len(prompts)
+        first, second = (image_seed(seed, record.id, 2 * turn + side) for side in (0, 1))
+        key = json.dumps(
+            {**what, "record": record.id, "prompt": record.prompt, "seeds": [first, second]}, sort_keys=True
+        )
+        asked[_hash(key)] = Request(record=record, seed=first), Request(record=record, seed=second)
+    return asked
+
+
+def _drawn_before(file: Path) -> dict[str, Pair]:
+    """Those whose pictures are still there; a damaged line is as one that is not there."""
+    found: dict[str, Pair] = {}
+    listed = file.with_name(DRAWN)
+    for line in listed.read_bytes().splitlines() if listed.is_file() else ():
+        try:
+            pair = Pair.of_line(json.loads(line))
+        except (ValueError, TypeError, KeyError):
+            continue
+        if all((file.parent / name).is_file() for name in (pair.first, pair.second, *pair.sources)):
+            found[pair.pair] = pair
+    return found
+
+
+def _blind_pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
+    """Samples of held-out prompts with the same seed, the base model's first."""
+    folders = [Path(parameters.output) / "07_model_output" / name for name in ("baseline", "trained")]
+    for folder, maker in zip(folders, ("baseline", "evaluate"), strict=True):
+        if not (folder / SCORES).is_file():
+            raise UserError(f"vote.source=ab compares {folders[0]} with {folders[1]}. Make {folder}: {again(maker)}")
+    check_facts(*(read_scores(folder).attrs["facts"] for folder in folders))
+    table = all_pairs(*folders)
+    rows: list[Any] = table[(table["split"] == "held_out") & (table["sampler"] == STOCK)].to_dict("records")
+    if not rows:
+        raise UserError("vote.source=ab: there are no samples of held-out prompts; raise data.held_out_share")
+    families = {record.id: _family(record) for record in records.split("held_out")}
+    rows.sort(key=lambda row: (row["index"], _hash(parameters.vote.seed, row["id"])))
+    pairs = []
+    for row in rows[: parameters.vote.pairs]:
+        first, second = (keep(read_image(folder / row[f"file_{folder.name}"]), file) for folder in folders)
+        sources = row.get("source")  # An array, or None.
+        pairs.append(
+            Pair(
+                pair=_hash(AB, row["id"], row["index"], first, second),
+                source=AB,
+                prompt=row["prompt"],
+                record=row["id"],
+                family=families.get(row["id"], row["prompt"]),
+                unit=row["unit"],
+                first=first,
+                second=second,
+                sources=() if sources is None else tuple(keep(read_image(folders[0] / p), file) for p in sources),
+            )
+        )
+    return pairs
+
+
+def _folder_pairs(parameters: Parameters, file: Path) -> list[Pair]:
+    """Pictures of one prompt, two by two: the first with the second, the third with the fourth, and so on."""
+    folder = Path(parameters.vote.source)
+    prompts: dict[str, list[str]] = {}
+    for name, prompt in _listed(folder):
+        prompts.setdefault(prompt, []).append(name)
+    couples = [[(prompt, *two) for two in zip(n[::2], n[1::2], strict=False)] for prompt, n in prompts.items()]
+    found = [couple for turn in itertools.zip_longest(*couples) for couple in turn if couple is not None]
+    if not found:
+        raise UserError(f"vote.source: {folder} has no prompt with two pictures; draw more of each: generate.samples=2")
+    pairs = []
+    for prompt, *names in found[: parameters.vote.pairs]:
+        first, second = (keep(read_image(folder / name), file) for name in names)
+        pairs.append(
+            Pair(
+                pair=_hash("folder", prompt, first, second),
+                source=parameters.vote.source,
+                prompt=prompt,
+                record=_hash(prompt),
+                family=prompt,
+                unit=prompt,
+                first=first,
+                second=second,
+            )
+        )
+    return pairs
+
+
+def _listed(folder: Path) -> list[tuple[str, str]]:
+    """(file, prompt) of each picture."""
+    listed = folder / LISTED
+    try:
+        lines = [json.loads(line) for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [(str(line["file_name"]), str(line["text"])) for line in lines]
+    except FileNotFoundError:
+        raise UserError(
+            f"vote.source must be draw, ab, or a folder that generate wrote; {listed} does not exist. Make one:"
+            f" {again('generate')}"
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"vote.source: {listed} cannot be read ({error!r})") from error
+
+
+def keep(picture: Image, beside: Path) -> str:
+    """Writes a PNG beside the file of choices and returns its path relative to that; a picture is kept once."""
+    file = io.BytesIO()
+    picture.convert("RGB").save(file, "PNG")
+    content = file.getvalue()
+    # Named by its pixels' file, so that the name says nothing of who drew it.
+    name = f"pictures/{hashlib.sha256(content).hexdigest()[:24]}.png"
+    if not (beside.parent / name).is_file():
+        write_atomically(beside.parent / name, content)
+    return name
+
+
+def _digest(adapters: Path) -> str:
+    """The digest of the weights alone: the same adapters in another folder are the same."""
+    files = sorted(adapters.glob("*/*.safetensors"))
+    return hashlib.sha256("".join(file_digest(file) for file in files).encode()).hexdigest()
+
+
+def _family(record: PromptRecord) -> str:
+    return str(record.metadata.get("family") or record.prompt)
+
+
+def _hash(*of: object) -> str:
+    return hashlib.sha256("\0".join(map(str, of)).encode()).hexdigest()[:16]
