@@ -68,20 +68,13 @@ def test_a_line_of_another_part_of_the_program_does_not_run_into_the_bar(monkeyp
     assert [line.split("\x1b[2K")[-1] for line in lines] == ["MLflow is back"]
 
 
-def test_fields_stay_until_they_are_replaced():
+def test_fields_stay_until_they_are_replaced_and_the_last_line_is_printed_when_the_loop_breaks():
     clock, (target, lines) = Clock(), plain()
-    with console.progress("x", 2, console=target, clock=clock, every=0) as bar:
+    with suppress(RuntimeError), console.progress("x", 9, console=target, clock=clock) as bar:
         bar.advance(eval=0.5, reward=1)
         bar.advance(reward=2)
-    assert "eval=0.5 reward=2" in lines()[-1]
-
-
-def test_the_last_line_is_printed_when_the_loop_breaks():
-    target, lines = plain()
-    with suppress(RuntimeError), console.progress("x", 9, console=target) as bar:
-        bar.advance(2)
         raise RuntimeError
-    assert lines()[-1].startswith("x 2/9")
+    assert lines() == ["x 2/9  eval=0.5 reward=2  0:00:00 elapsed"]
 
 
 def test_a_terminal_shows_the_fields_and_notes_as_they_are():
@@ -103,6 +96,9 @@ def test_a_table_sets_numbers_right_and_keeps_brackets(capsys):
     assert "a[0]" in out
     assert "│  1.23 │" in out
     assert "│    12 │" in out
+    assert [console.format_value(value) for value in (-0.0, -0.0004, 0.25)] == ["0", "-0.0004", "0.25"]
+    with pytest.raises(ValueError, match="2 columns, but a row of 1"):
+        console.table("T", ["a", "b"], [["x"]])
 
 
 def test_a_name_is_not_broken_where_headings_can_be(capsys):
@@ -116,10 +112,6 @@ def test_a_name_is_not_broken_where_headings_can_be(capsys):
 
 
 MARKUP = ("[bold]", "\\\\[red]", "[/]", "a[0]", "[link=x]y")
-
-
-def test_a_zero_has_no_sign() -> None:
-    assert [console.format_value(value) for value in (-0.0, -0.0004, 0.25)] == ["0", "-0.0004", "0.25"]
 
 
 def test_text_is_never_markup(capsys):
@@ -149,11 +141,6 @@ def test_a_terminal_obeys_nothing_that_data_say(capsys, text):
         assert not set(line) & set("\x1b\x9b\r\x07\u202e\udcff")
     first = text[:1].encode("unicode_escape").decode()
     assert out.count(f"{first}") == 5
-
-
-def test_a_row_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="2 columns, but a row of 1"):
-        console.table("T", ["a", "b"], [["x"]])
 
 
 def test_a_summary_keeps_long_paths_whole_enough_to_read(capsys):

@@ -230,12 +230,30 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**result, "printed": done.stdout + done.stderr, "data": project / "data"}
 
 
-def test_missing_data_names_the_command_that_makes_it_and_opens_no_run(runs):
-    kind, message, code = runs["missing"]["end"]
-    assert (kind, code) == ("ClickException", 1)
-    assert "report.json" in message
-    assert message.splitlines()[-1].endswith("kedro run --env=base --pipeline=make")
-    assert runs["missing"]["runs"] == 0
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("missing", ["report.json", "kedro run --env=base --pipeline=make"]),
+        ("env", ["no environment 'sd3_smal'", "Did you mean 'sd3_small'? There are: base, "]),
+        ("reward", ["no built-in reward 'sim'. Did you mean 'ssim'?"]),
+        ("device", ["model.device is 'cuda:99'"]),
+        ("secret", ["name that: api_key: $NAME"]),
+        ("model", ["model.path is no/such/folder, which holds neither model_index.json nor config.json"]),
+        (
+            "plain",
+            [
+                "No reward fits all 20 records in plain",
+                "run --env=base --pipelines=own --params=data.path=plain,reward=text",
+            ],
+        ),
+    ],
+)
+def test_what_can_be_known_before_is_told_before_anything_runs(runs, name, said):
+    kind, message, code = runs[name]["end"]
+    assert (kind, code, runs[name]["runs"]) == ("ClickException", 1, 0)
+    assert [text for text in said if text not in message] == []
+    assert "1 of 1: images" not in runs["printed"]
+    assert "planted-in" not in runs["printed"]
     assert not runs["missing"]["database"]  # Looking for runs in this test creates it.
 
 
@@ -246,39 +264,6 @@ def test_no_memory_ends_with_the_parameters_that_need_less(runs):
     assert "Less memory: policy.rollout_batch=32" in message
     assert "evaluation.batch_size=32" in message
     assert "kedro run --env=base --pipelines=greedy --params=policy.rollout_batch=32," in message
-
-
-def test_an_unknown_environment_names_the_nearest_and_those_that_there_are(runs):
-    kind, message, code = runs["env"]["end"]
-    assert (kind, code) == ("ClickException", 1)
-    assert "no environment 'sd3_smal'" in message
-    assert "Did you mean 'sd3_small'? There are: base, " in message
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("reward", "no built-in reward 'sim'. Did you mean 'ssim'?"),
-        ("device", "model.device is 'cuda:99'"),
-        ("secret", "name that: api_key: $NAME"),
-        ("model", "model.path is no/such/folder, which holds neither model_index.json nor config.json"),
-    ],
-)
-def test_what_images_need_is_checked_before_anything_runs(runs, name, said):
-    kind, message, code = runs[name]["end"]
-    assert (kind, code) == ("ClickException", 1)
-    assert said in message
-    assert runs[name]["runs"] == 0
-    assert "1 of 1: images" not in runs["printed"]
-    assert "planted-in" not in runs["printed"]
-
-
-def test_data_that_no_reward_fits_leaves_nothing_behind(runs):
-    kind, message, code = runs["plain"]["end"]
-    assert (kind, code) == ("ClickException", 1)
-    assert "No reward fits all 20 records in plain" in message
-    assert "run --env=base --pipelines=own --params=data.path=plain,reward=text" in message
-    assert runs["plain"]["runs"] == 0
 
 
 def test_nodes_and_mlflow_get_the_rewards_that_the_records_decide(runs):
@@ -310,20 +295,6 @@ def test_a_run_has_flat_parameters_and_its_lineage(runs):
     assert {"version.torch", "version.python", "version.peft"} <= set(made["tags"])
 
 
-@pytest.mark.parametrize(
-    ("name", "status", "end"),
-    [
-        ("interrupt", "KILLED", ["Exit", "", 130]),
-        ("terminate", "KILLED", ["Exit", "", 143]),
-        ("crash", "FAILED", ["RuntimeError", "", None]),
-        ("mistake", "FAILED", ["ClickException", "the file is empty", 1]),
-    ],
-)
-def test_a_run_that_did_not_end_well_says_so(runs, name, status, end):
-    assert runs[name]["status"] == status
-    assert runs[name]["end"] == end
-
-
 def test_nodes_get_typed_parameters(runs):
     report = json.loads((runs["data"] / "report.json").read_text())
     assert report["kinds"] == ["Parameters", "GRPOConfig", "RewardConfig"]
@@ -331,18 +302,23 @@ def test_nodes_get_typed_parameters(runs):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "status", "end", "error"),
     [
-        ("half", "the model cannot be loaded"),
-        ("crash", "RuntimeError: a bug"),
-        ("mistake", "the file is empty"),
-        ("interrupt", None),
+        ("interrupt", "KILLED", ["Exit", "", 130], (None, None)),
+        ("terminate", "KILLED", ["Exit", "", 143], (None, None)),
+        ("crash", "FAILED", ["RuntimeError", "", None], ("RuntimeError: a bug", "crash")),
+        ("mistake", "FAILED", ["ClickException", "the file is empty", 1], ("the file is empty", "mistake")),
+        (
+            "half",
+            "FAILED",
+            ["ClickException", "the model cannot be loaded", 1],
+            ("the model cannot be loaded", "node_half"),
+        ),
     ],
 )
-def test_the_run_in_mlflow_says_why_and_where_it_failed(runs, name, said):
-    node = None if said is None else f"node_{name}" if name == "half" else name
-    assert runs[name]["tags"].get("error") == said
-    assert runs[name]["tags"].get("error.node") == node
+def test_a_run_that_did_not_end_well_says_so_why_and_where(runs, name, status, end, error):
+    assert (runs[name]["status"], runs[name]["end"]) == (status, end)
+    assert (runs[name]["tags"].get("error"), runs[name]["tags"].get("error.node")) == error
 
 
 def test_a_training_that_fails_before_its_first_step_is_named_so(runs):
@@ -354,7 +330,6 @@ def test_a_training_that_fails_before_its_first_step_is_named_so(runs):
 
 def test_a_node_that_fails_is_named_and_leaves_its_old_folder(runs):
     assert runs["fill"]["end"] == "done"
-    assert runs["half"]["end"] == ["ClickException", "the model cannot be loaded", 1]
     assert "== 1 of 1: node_half" in runs["printed"]
     assert {path.name for path in runs["data"].glob("*folder*")} == {"folder"}
     assert (runs["data"] / "folder/file").read_text() == "whole"
@@ -418,15 +393,10 @@ def test_an_extended_run_is_named_by_its_steps_and_keeps_the_command_and_the_cod
     assert "- 90 steps of" in tags["mlflow.note.content"]
 
 
-def test_resuming_from_a_run_that_is_gone_starts_another(runs):
-    assert runs["gone"]["end"] == "done"
-    assert runs["gone"]["runs"] == runs["aside"]["runs"] + 1
-
-
-def test_only_a_training_goes_on_in_a_trainings_run(runs):
+def test_another_run_is_started_where_that_is_gone_or_is_no_training(runs):
     """A baseline would end a half-done training as FINISHED."""
-    assert runs["aside"]["end"] == "done"
-    assert runs["aside"]["runs"] == runs["elsewhere"]["runs"] + 1
+    assert (runs["gone"]["end"], runs["aside"]["end"]) == ("done", "done")
+    assert runs["gone"]["runs"] == runs["aside"]["runs"] + 1 == runs["elsewhere"]["runs"] + 2
 
 
 def test_a_run_goes_on_when_mlflow_is_away_from_its_start_to_its_end(runs):

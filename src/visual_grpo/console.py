@@ -41,7 +41,8 @@ class Bar:
 
     def __init__(self, display: Progress, description: str, total: int, completed: int, every: float) -> None:
         self._display, self._every = display, every
-        self._task = display.tasks[display.add_task(description, total=total, completed=completed, shown="")]
+        task = display.add_task(description, total=total, completed=completed, shown="")
+        self._task = display.tasks[task]
         self._fields: dict[str, Value] = {}
         self._shown = ""
         self._printed_at, self._printed_done = display.get_time(), -1.0

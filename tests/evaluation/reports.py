@@ -41,6 +41,6 @@ def written(tmp_path: Path, before: pd.DataFrame, after: pd.DataFrame, **facts: 
     entries = compare(before, after, bootstrap_samples=100, seed=0)
     controls = compare_controls(before, after, bootstrap_samples=100, seed=0)
     evaluation = {"headline": headline(entries, controls), "rewards": entries, "controls": controls} | facts
-    (tmp_path / "report").mkdir()
+    (tmp_path / "report").mkdir(parents=True)
     write_report(tmp_path / "report", evaluation, tmp_path / "baseline", tmp_path / "trained", HISTORY)
     return tmp_path / "report"

@@ -16,7 +16,7 @@ import pytest
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import records
 from tests.evaluation.reports import reported
-from tests.evaluation.test_page import HOSTILE
+from tests.evaluation.test_report import HOSTILE
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debian: apt-get install chromium)")

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -7,26 +8,17 @@ import pytest
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.compare import compare, compare_controls, join
 
+SETTINGS = {"bootstrap_samples": 200, "seed": 0}
 COLUMNS = ["sampler", "split", "id", "prompt", "index", "seed", "file"]
 
 
 def scores(total: Sequence[float] | np.ndarray, sampler: str = "stock", split: str = "eval") -> pd.DataFrame:
     """Two images of each prompt; the reward is the total, its part ten times that, the guard constant."""
-    frame = pd.DataFrame(
-        [
-            (
-                sampler,
-                split,
-                f"p{i // 2}",
-                f"prompt {i // 2}",
-                i % 2,
-                100 + i,
-                f"{sampler}/p{i // 2}_{i % 2}.png",
-            )
-            for i in range(len(total))
-        ],
-        columns=COLUMNS,
-    )
+    rows = [
+        (sampler, split, f"p{i // 2}", f"prompt {i // 2}", i % 2, 100 + i, f"{sampler}/p{i // 2}_{i % 2}.png")
+        for i in range(len(total))
+    ]
+    frame = pd.DataFrame(rows, columns=COLUMNS)
     frame["total"] = frame["reward/a"] = np.asarray(total, dtype=float)
     frame["reward/guard"] = 1.0
     frame["part/a/fine"] = np.asarray(total) * 10
@@ -34,8 +26,12 @@ def scores(total: Sequence[float] | np.ndarray, sampler: str = "stock", split: s
     return frame
 
 
+def measured(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
+    return compare(before, after, **SETTINGS)
+
+
 def test_entries_by_hand() -> None:
-    entries = compare(scores([0, 1, 2, 3]), scores([1, 1, 3, 2]), bootstrap_samples=200, seed=0)
+    entries = measured(scores([0, 1, 2, 3]), scores([1, 1, 3, 2]))
     assert [entry["name"] for entry in entries] == ["total", "a", "a/fine", "guard"]
     assert [entry["optimised"] for entry in entries] == [True, True, False, False]
     total, _, fine, guard = entries
@@ -55,7 +51,7 @@ def test_a_reward_that_ranks_the_samples_of_a_prompt_is_marked_and_not_in_the_to
         frame["reward/rank"] = np.asarray(ranks, dtype=float)
         frame["total"] += 5 * frame["reward/rank"]
         frame.attrs["weights"]["rank"] = 5.0
-    entries = {entry["name"]: entry for entry in compare(before, after, bootstrap_samples=200, seed=0)}
+    entries = {entry["name"]: entry for entry in measured(before, after)}
     assert [name for name, entry in entries.items() if "ranking" in entry] == ["rank"]
     total, own = entries["total"], entries["a"]
     assert (total["baseline_mean"], total["difference"], total["win_rate"]) == (1.5, 0.25, own["win_rate"])
@@ -63,13 +59,11 @@ def test_a_reward_that_ranks_the_samples_of_a_prompt_is_marked_and_not_in_the_to
 
 def test_records_held_out_together_are_one_unit() -> None:
     before, after = scores([0, 1, 2, 3, 4, 5]), scores([1, 2, 2, 5, 4, 4])
-    apart = compare(before, after, bootstrap_samples=2000, seed=0)[0]
-    assert apart == compare(*(f.assign(unit=f["prompt"]) for f in (before, after)), bootstrap_samples=2000, seed=0)[0]
+    apart = measured(before, after)[0]
+    assert apart == measured(*(f.assign(unit=f["prompt"]) for f in (before, after)))[0]
     # p1 and p2 are queries about the same image, whichever of its names sorts first.
     units = {"p0": "z", "p1": "y", "p2": "y"}
-    together = compare(
-        *(frame.assign(unit=frame["id"].map(units)) for frame in (before, after)), bootstrap_samples=2000, seed=0
-    )[0]
+    together = measured(*(frame.assign(unit=frame["id"].map(units)) for frame in (before, after)))[0]
     assert [(entry["prompts"], entry["units"]) for entry in (apart, together)] == [(3, 3), (3, 2)]
     # Means of the three prompts: 1, 1, -0.5; together the last two are one unit, of mean 0.25.
     assert (apart["difference"], together["difference"]) == (0.5, 0.625)
@@ -82,20 +76,17 @@ def test_totals_of_both_sides_have_the_weights_of_the_trained_module() -> None:
     before["reward/guard"], after["reward/guard"] = 0.25, [0.5, np.nan, 0.5, 0.5]
     after.attrs = {"weights": {"a": 2.0, "guard": 4.0}}
     after["total"] = 2 * after["reward/a"] + 4 * after["reward/guard"]
-    total = compare(before, after, bootstrap_samples=200, seed=0)[0]
+    total = measured(before, after)[0]
     # Without the pair whose guard is unscored: (1), (5, 7) before, (4), (8, 6) after.
     assert (total["images"], total["unscored"]) == (3, 1)
     assert total["difference"] == pytest.approx((3 + (3 - 1) / 2) / 2)
 
 
 def test_rows_are_paired_by_key_not_by_position() -> None:
-    after = scores([1, 1, 3, 2])
+    before, after = scores([0, 1, 2, 3]), scores([1, 1, 3, 2])
     shuffled = after.iloc[[2, 0, 3, 1]].reset_index(drop=True)
     shuffled.attrs = after.attrs
-    before = scores([0, 1, 2, 3])
-    assert compare(before, shuffled, bootstrap_samples=200, seed=0) == compare(
-        before, after, bootstrap_samples=200, seed=0
-    )
+    assert measured(before, shuffled) == measured(before, after)
 
 
 def test_splits_and_samplers_are_measured_separately() -> None:
@@ -104,38 +95,33 @@ def test_splits_and_samplers_are_measured_separately() -> None:
         frame.attrs = scores(low).attrs
         return frame
 
-    entries = compare(both([0, 0], [0, 0]), both([1, 1], [5, 5]), bootstrap_samples=200, seed=0)
+    entries = measured(both([0, 0], [0, 0]), both([1, 1], [5, 5]))
     totals = {(e["split"], e["sampler"]): e["difference"] for e in entries if e["name"] == "total"}
     assert totals == {("eval", "stock"): 1, ("held_out", "rollout"): 5}
 
 
 def test_undefined_values_are_null_in_json() -> None:
     nan = float("nan")
-    unscored = compare(scores([nan, nan]), scores([1, 1]), bootstrap_samples=200, seed=0)[0]
-    assert unscored["difference"] is None
-    assert unscored["win_rate"] is None
-    assert unscored["unscored"] == 2
-    one_prompt = compare(scores([0, 0]), scores([1, 1]), bootstrap_samples=200, seed=0)[0]
-    assert one_prompt["difference"] == 1
-    assert one_prompt["ci_low"] is None
+    unscored = measured(scores([nan, nan]), scores([1, 1]))[0]
+    assert (unscored["difference"], unscored["win_rate"], unscored["unscored"]) == (None, None, 2)
+    one_prompt = measured(scores([0, 0]), scores([1, 1]))[0]
+    assert (one_prompt["difference"], one_prompt["ci_low"]) == (1, None)
 
 
 def test_unscored_samples_are_counted_on_each_side_and_a_difference_is_found() -> None:
     total = np.ones(40)
-    blank = total.copy()
+    blank, one = total.copy(), total.copy()
     blank[::4] = np.nan  # One image of every second prompt.
-    found = compare(scores(total), scores(blank), bootstrap_samples=200, seed=0)[0]
-    assert (found["samples"], found["unscored_baseline"], found["unscored_trained"]) == (40, 0, 10)
-    assert found["unscored"] == 10
-    assert found["unscored_differs"] is True
-    fewer = compare(scores(blank), scores(total), bootstrap_samples=200, seed=0)[0]
-    assert (fewer["unscored_baseline"], fewer["unscored_trained"], fewer["unscored_differs"]) == (10, 0, True)
-    same = compare(scores(blank), scores(blank), bootstrap_samples=200, seed=0)[0]
-    assert (same["unscored_baseline"], same["unscored_trained"], same["unscored_differs"]) == (10, 10, False)
-    one = total.copy()
     one[3] = np.nan
-    few = compare(scores(total), scores(one), bootstrap_samples=200, seed=0)[0]
-    assert (few["unscored_trained"], few["unscored_differs"]) == (1, False)
+    for before, after, counts in (
+        (total, blank, (0, 10, True)),
+        (blank, total, (10, 0, True)),
+        (blank, blank, (10, 10, False)),
+        (total, one, (0, 1, False)),
+    ):
+        found = measured(scores(before), scores(after))[0]
+        assert (found["unscored_baseline"], found["unscored_trained"], found["unscored_differs"]) == counts
+        assert (found["samples"], found["unscored"]) == (40, max(counts[:2]))
 
 
 def with_controls(**controls: list[float]) -> pd.DataFrame:
@@ -150,11 +136,11 @@ def with_controls(**controls: list[float]) -> pd.DataFrame:
 def test_controls_are_the_bases_alone_and_compared_with_the_trained_stock_samples() -> None:
     base = with_controls(low=[0, 0, 0, 0], high=[2, 2, 3, 3])
     after = scores([1, 2, 4, 4], split="held_out")
-    assert {entry["sampler"] for entry in compare(base, after, bootstrap_samples=200, seed=0)} == {"stock"}
-    entries = compare_controls(base, after, bootstrap_samples=200, seed=0)
+    assert {entry["sampler"] for entry in measured(base, after)} == {"stock"}
+    entries = compare_controls(base, after, **SETTINGS)
     totals = {e["sampler"]: (e["split"], e["baseline_mean"], e["difference"]) for e in entries if e["name"] == "total"}
     assert totals == {"low": ("held_out", 0, 2.75), "high": ("held_out", 2.5, 0.25)}
-    assert compare_controls(after, after, bootstrap_samples=200, seed=0) == []
+    assert compare_controls(after, after, **SETTINGS) == []
 
 
 @pytest.mark.parametrize(

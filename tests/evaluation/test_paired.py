@@ -23,30 +23,25 @@ def test_means_interval_and_win_rate_by_hand() -> None:
     assert found.win_rate == (1 + 0.5 + 0 + 1) / 4
 
 
-def test_ties_count_half_and_a_constant_difference_has_no_width() -> None:
-    found = paired_difference([1, 2, 3], [1, 2, 3], ["a", "b", "c"])
-    assert (found.difference, found.ci_low, found.ci_high, found.win_rate) == (0, 0, 0, 0.5)
-
-
-def test_a_pair_counts_only_if_both_images_are_scored() -> None:
-    found = paired_difference([1, NAN, 5, 2], [2, 9, NAN, 2], ["a", "b", "c", "d"])
-    assert (found.units, found.images, found.unscored) == (2, 2, 2)
-    assert (found.baseline_mean, found.trained_mean, found.difference) == (1.5, 2.0, 0.5)
-
-
-def test_nothing_scored_is_undefined_not_zero() -> None:
-    found = paired_difference([NAN, 1], [1, NAN], ["a", "b"])
-    assert (found.images, found.unscored) == (0, 2)
-    assert math.isnan(found.difference)
-    assert math.isnan(found.win_rate)
-    assert math.isnan(found.ci_low)
-
-
-def test_a_single_prompt_gives_no_interval() -> None:
-    found = paired_difference([1, 2, 3], [2, 4, 4], ["a", "a", "a"])
-    assert found.difference == pytest.approx(4 / 3)
-    assert math.isnan(found.ci_low)
-    assert math.isnan(found.ci_high)
+@pytest.mark.parametrize(
+    ("before", "after", "prompts", "counts", "means", "interval"),
+    [
+        ([1, 2, 3], [1, 2, 3], "abc", (3, 3, 0), (2, 2, 0, 0.5), (0, 0)),
+        # A pair counts only if both are scored; without any, nothing is defined.
+        ([1, NAN, 5, 2], [2, 9, NAN, 2], "abcd", (2, 2, 2), (1.5, 2, 0.5, 0.75), None),
+        ([NAN, 1], [1, NAN], "ab", (0, 0, 2), (NAN, NAN, NAN, NAN), (NAN, NAN)),
+        # A single prompt gives no interval; each counts the same, however many of its images were scored.
+        ([1, 2, 3], [2, 4, 4], "aaa", (1, 3, 0), (2, 10 / 3, 4 / 3, 1), (NAN, NAN)),
+        ([0, 0, 0, 0], [0, 0, 0, 1], "aaab", (2, 4, 0), (0, 0.5, 0.5, 0.625), None),
+    ],
+)
+def test_a_prompt_counts_once_and_an_unscored_pair_not_at_all(before, after, prompts, counts, means, interval) -> None:
+    found = paired_difference(before, after, list(prompts))
+    assert (found.units, found.images, found.unscored) == counts
+    measured = (found.baseline_mean, found.trained_mean, found.difference, found.win_rate)
+    assert measured == pytest.approx(means, nan_ok=True)
+    if interval is not None:
+        assert (found.ci_low, found.ci_high) == pytest.approx(interval, nan_ok=True)
 
 
 def test_the_interval_is_that_of_a_t_test_on_prompt_means_whatever_the_order_of_images() -> None:
@@ -88,11 +83,6 @@ def test_copies_of_an_image_add_no_evidence() -> None:
     assert asdict(copies) == pytest.approx(asdict(single) | {"images": 400})
 
 
-def test_every_prompt_counts_the_same_however_many_of_its_images_were_scored() -> None:
-    found = paired_difference([0, 0, 0, 0], [0, 0, 0, 1], ["a", "a", "a", "b"])
-    assert (found.trained_mean, found.difference) == (0.5, 0.5)
-
-
 def test_one_sided_error_on_data_with_a_known_difference() -> None:
     """34 prompts as in the demo, an interval of level 95% errs on each side in about 2.5%."""
     rng = np.random.default_rng(3)
@@ -104,11 +94,6 @@ def test_one_sided_error_on_data_with_a_known_difference() -> None:
         above, below = above + (found.ci_low > 0.5), below + (found.ci_high < 0.5)
     assert 0.012 <= above / 1000 <= 0.04
     assert 0.012 <= below / 1000 <= 0.04
-
-
-def test_lengths_must_agree() -> None:
-    with pytest.raises(ValueError, match=r"\(2,\), \(3,\) and 3"):
-        paired_difference([1, 2], [1, 2, 3], ["a", "b", "c"])
 
 
 def test_a_ratio_is_the_sum_of_numerators_over_the_sum_of_denominators() -> None:
@@ -179,6 +164,8 @@ def test_a_pair_without_a_defined_ratio_is_left_out_of_the_win_rate() -> None:
     assert math.isnan(nothing.win_rate)
 
 
-def test_columns_of_a_ratio_must_agree() -> None:
+def test_lengths_must_agree() -> None:
+    with pytest.raises(ValueError, match=r"\(2,\), \(3,\) and 3"):
+        paired_difference([1, 2], [1, 2, 3], ["a", "b", "c"])
     with pytest.raises(ValueError, match=r"4 columns of 1 numbers.*\[4, 2\]"):
         paired_ratio_bootstrap(([1, 1], [1, 1]), ([1, 1], [1, 1]), ["a"], samples=200, seed=0)

@@ -1,6 +1,14 @@
+"""The report: what it says and shows, that it is bounded, and that prompts stay text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
 import json
+import re
 from collections import Counter
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -8,88 +16,153 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from PIL import Image
 
+from tests.evaluation.defaults import FILE, parameters
 from tests.evaluation.painter import records
-from tests.evaluation.reports import reported
+from tests.evaluation.reports import drawn, reported, written
 from tests.evaluation.test_pictures import where
+from visual_grpo.evaluation import page
 from visual_grpo.evaluation.pictures import BETTER, WIDTH, WORSE
 from visual_grpo.evaluation.report import choose, pair_sheet
 from visual_grpo.images import read_image
 
 NAN = float("nan")
+HOSTILE = (
+    '<script>document.title = "executed"</script>',
+    '"><img src="x" onerror="document.title = \'executed\'">',
+    "</script><script>document.title = 'executed'</script>",
+    "{{ 7 * 191 }} {% raw %}",
+)
+RUN = "0123456789abcdef0123456789abcdef"
 
 
-class Images(HTMLParser):
-    def __init__(self) -> None:
+class Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.sources: list[str] = []
+        self.scripts: list[dict[str, str | None]] = []
+        self.images: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "script":
+            self.scripts.append(dict(attrs))
         if tag == "img":
-            self.sources.append(dict(attrs)["src"] or "")
+            self.images.append(dict(attrs)["src"] or "")
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
 
 
-def test_the_page_is_self_contained(tmp_path: Path) -> None:
-    folder = reported(tmp_path, gain=0.2)
-    page = (folder / "evaluation.html").read_text(encoding="utf-8")
-    parser = Images()
-    parser.feed(page)
-    pictures = {path.name for path in folder.glob("*.png")}
-    assert pictures == {"samples.png", "differences.png", "gains.png", "training.png"}
-    kinds = [source.partition(";base64,")[0] for source in parser.sources]
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a gain of 0.2 on four held-out prompts, which are hostile, and two eval prompts."""
+    prompts = [replace(record, prompt=text) for record, text in zip(records("held_out", 4), HOSTILE, strict=True)]
+    training = {"mlflow_run_id": RUN, "command": "kedro run", "seed": 3, "versions": {}, HOSTILE[1]: "x"}
+    base = parameters().model_dump(mode="json")
+    return reported(
+        tmp_path_factory.mktemp("report"),
+        0.2,
+        {"held_out": prompts, "eval": records("eval", 2)},
+        training=training,
+        adapter=HOSTILE[2],
+        parameters=base | {"grpo": base["grpo"] | {"loss": "dapo"}},
+    )
+
+
+def read(folder: Path) -> str:
+    return (folder / "evaluation.html").read_text(encoding="utf-8")
+
+
+def data(text: str) -> list[dict[str, Any]]:
+    """The embedded pairs."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    pairs: list[dict[str, Any]] = json.loads(found.group(1))
+    return pairs
+
+
+def test_the_page_is_self_contained(report: Path) -> None:
+    text = read(report)
+    assert {path.name for path in report.glob("*.png")} == {
+        "samples.png",
+        "differences.png",
+        "gains.png",
+        "training.png",
+    }
+    kinds = [source.partition(";base64,")[0] for source in Tags(text).images]
     # Both sides of four held-out prompts (samples, gains), and the curve of the reward.
     assert Counter(kinds) == {"data:image/webp": 2 * (4 + 4), "data:image/svg+xml": 1}
-    assert "http" not in page.replace("http-equiv", "")
-    total = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["rewards"][0]
+    assert "http" not in text.replace("http-equiv", "")
+    total = json.loads((report / "evaluation.json").read_text(encoding="utf-8"))["rewards"][0]
     assert total["difference"] == pytest.approx(0.2, abs=0.01)
-    assert f"{total['difference']:+.3f}" in page
+    assert f"{total['difference']:+.3f}" in text
 
 
-def test_losses_are_shown_if_there_are_any(tmp_path: Path) -> None:
-    folder = reported(tmp_path, gain=-0.1)
+def test_a_prompt_is_never_part_of_the_markup(report: Path) -> None:
+    text = read(report)
+    tags = Tags(text)
+    assert tags.scripts == [{"type": "application/json", "id": "data"}, {}]
+    assert tags.handlers == []
+    assert "1337" not in re.sub(r'"data:image/[^"]*"', "", text)
+    assert not any(hostile in text for hostile in HOSTILE[:3])
+    assert all(hostile in unescape(text) for hostile in HOSTILE)
+    assert {pair["prompt"] for pair in data(text) if pair["split"] == "held_out"} == set(HOSTILE)
+
+
+def test_nothing_runs_but_the_pages_own_script(report: Path) -> None:
+    text = read(report)
+    own = re.search(r"<script>(.*)</script>", text, re.DOTALL)
+    assert own is not None
+    digest = base64.b64encode(hashlib.sha256(own.group(1).encode()).digest()).decode()
+    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in text
+
+
+def test_the_verdict_where_it_comes_from_and_the_configuration_are_said(report: Path) -> None:
+    text = unescape(read(report))
+    assert "On 4 held-out prompts (8 pairs) it is not shown that the trained model is better: fewer than 10" in text
+    assert "<title>The trained model against the base model: doubtful</title>" in text
+    assert "Control: without training, steps=20 gives the base model" in text
+    assert f'<dt>MLflow run</dt><dd title="{RUN}">0123456789ab…</dd>' in text
+    assert '<dt>command</dt><dd title="kedro run">kedro run</dd>' in text
+    assert "<dt>versions" not in text
+    assert text.count("Eval prompts choose the best adapter and may occur in training too") == 3
+    assert "<tr><th>grpo.loss</th><td>dapo</td><td>grpo</td></tr>" in text
+    assert "<tr><th>modules.dit.rewards.palette</th><td>1.0</td></tr>" in text
+
+
+def test_losses_are_shown_if_there_are_any_and_no_number_is_minus_zero(tmp_path: Path) -> None:
+    folder = reported(tmp_path / "loss", gain=-0.1)
     assert (folder / "losses.png").exists()
     assert not (folder / "gains.png").exists()
+    text = read(reported(tmp_path / "none", -1e-9))
+    assert "-0.000" not in "".join(re.findall(r"<td.*?</td>", text))
+    assert "+0.000 <span" in text
 
 
-def pairs(total_baseline: list[float], total_trained: list[float], **columns: list[Any]) -> pd.DataFrame:
-    count = len(total_baseline)
-    rows = {"split": ["held_out"] * count, "sampler": ["stock"] * count, "index": [0] * count} | columns
-    frame = pd.DataFrame(rows | {"total_baseline": total_baseline, "total_trained": total_trained})
-    return frame.assign(difference=frame["total_trained"] - frame["total_baseline"])
+def test_the_list_of_pairs_is_bounded_and_says_so(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = read(report)
+    assert len(data(everything)) == 24
+    assert "24 of 24 pairs are embedded" in everything
+    monkeypatch.setattr(page, "MOST_PAIRS", 10)
+    few = read(reported(tmp_path, 0.2))
+    shown = [(pair["split"], pair["sampler"]) for pair in data(few)]
+    assert shown == [("held_out", "stock")] * 8 + [("held_out", "rollout")] * 2
+    assert "10 of 24 pairs are embedded" in few
 
 
-def test_samples_ignore_the_result_gains_and_losses_follow_it() -> None:
-    rows = pairs(
-        [0.0] * 6, [0.1, 0.9, -0.3, 0.0, 0.4, -0.8], id=["a", "a", "b", "c", "d", "e"], index=[0, 1, 0, 0, 0, 0]
-    )
-    chosen = choose(rows, "held_out", "stock", shown=3)
-    assert chosen["samples"]["id"].tolist() == ["a", "c", "e"]
-    assert chosen["gains"][["id", "index"]].values.tolist() == [["a", 1], ["d", 0]]
-    assert chosen["losses"]["id"].tolist() == ["e", "b"]
-    assert chosen["unscored"].empty
-
-
-def test_losses_are_those_of_all_samplers_and_of_the_shown_split() -> None:
-    rows = pairs(
-        [1.0] * 4,
-        [1.5, 0.4, 0.1, 0.0],
-        id=["a", "b", "a", "c"],
-        sampler=["stock", "stock", "sde", "stock"],
-        split=["held_out", "held_out", "held_out", "eval"],
-    )
-    chosen = choose(rows, "held_out", "stock")
-    assert chosen["losses"][["id", "sampler"]].values.tolist() == [["a", "sde"], ["b", "stock"]]
-    assert chosen["samples"]["id"].tolist() == ["a", "b"]
-
-
-def test_what_could_not_be_scored_is_shown_the_trained_models_first() -> None:
-    rows = pairs([NAN, 1.0, 1.0, 1.0], [1.0, NAN, 1.0, NAN], id=["a", "b", "c", "d"])
-    chosen = choose(rows, "held_out", "stock")
-    assert chosen["unscored"]["id"].tolist() == ["b", "d", "a"]
-    assert chosen["samples"]["id"].tolist() == ["a", "b", "c", "d"], "a sample is not left out for its result"
-    assert chosen["gains"].empty
-    assert chosen["losses"].empty
+def test_unscored_samples_have_pictures_of_their_own(tmp_path: Path) -> None:
+    before, blank = drawn(tmp_path / "baseline", 0.0), drawn(tmp_path / "trained", 0.2)
+    blank.loc[blank["split"] == "held_out", ["total", "reward/brightness"]] = NAN
+    blank.to_parquet(tmp_path / "trained" / "scores.parquet", index=False)
+    folder = written(tmp_path, before, blank)
+    text = read(folder)
+    assert "16 of 24 pairs, over all samplers and splits, have a side that could not be scored." in text
+    assert "Could not be scored: base 0, trained 8 of 8 each; the shares differ." in text
+    assert "trained could not be scored" in text
+    assert (folder / "unscored.png").is_file()
 
 
 def test_an_edit_is_shown_with_its_sources_above(tmp_path: Path) -> None:
@@ -112,6 +185,13 @@ def test_an_edit_is_shown_with_its_sources_above(tmp_path: Path) -> None:
     assert np.flatnonzero(red.any(1)).max() < shown.height // 2
 
 
+def pairs(total_baseline: list[float], total_trained: list[float], **columns: list[Any]) -> pd.DataFrame:
+    count = len(total_baseline)
+    rows = {"split": ["held_out"] * count, "sampler": ["stock"] * count, "index": [0] * count} | columns
+    frame = pd.DataFrame(rows | {"total_baseline": total_baseline, "total_trained": total_trained})
+    return frame.assign(difference=frame["total_trained"] - frame["total_baseline"])
+
+
 @pytest.mark.parametrize(
     ("before", "after", "colour"), [(0.2, 0.9, BETTER), (0.9, 0.2, WORSE), (0.004, 0.001, None), (NAN, 1.0, None)]
 )
@@ -125,3 +205,53 @@ def test_the_sheet_has_the_baseline_above_and_colours_gains_and_losses(
     assert [c for c in (BETTER, WORSE) if where(shown, c).any()] == ([] if colour is None else [colour])
     blue, orange = (np.flatnonzero(where(shown, name).any(1)) for name in ("blue", "orange"))
     assert blue.max() < orange.min()
+
+
+def test_samples_ignore_the_result_gains_and_losses_follow_it() -> None:
+    after = [0.1, 0.9, -0.3, 0.0, 0.4, -0.8]
+    rows = pairs([0.0] * 6, after, id=["a", "a", "b", "c", "d", "e"], index=[0, 1, 0, 0, 0, 0])
+    chosen = choose(rows, "held_out", "stock", shown=3)
+    assert chosen["samples"]["id"].tolist() == ["a", "c", "e"]
+    assert chosen["gains"][["id", "index"]].values.tolist() == [["a", 1], ["d", 0]]
+    assert chosen["losses"]["id"].tolist() == ["e", "b"]
+    assert chosen["unscored"].empty
+
+
+def test_losses_are_those_of_all_samplers_and_of_the_shown_split() -> None:
+    samplers, splits = ["stock", "stock", "sde", "stock"], ["held_out"] * 3 + ["eval"]
+    rows = pairs([1.0] * 4, [1.5, 0.4, 0.1, 0.0], id=["a", "b", "a", "c"], sampler=samplers, split=splits)
+    chosen = choose(rows, "held_out", "stock")
+    assert chosen["losses"][["id", "sampler"]].values.tolist() == [["a", "sde"], ["b", "stock"]]
+    assert chosen["samples"]["id"].tolist() == ["a", "b"]
+
+
+def test_what_could_not_be_scored_is_shown_the_trained_models_first() -> None:
+    chosen = choose(pairs([NAN, 1.0, 1.0, 1.0], [1.0, NAN, 1.0, NAN], id=["a", "b", "c", "d"]), "held_out", "stock")
+    assert chosen["unscored"]["id"].tolist() == ["b", "d", "a"]
+    assert chosen["samples"]["id"].tolist() == ["a", "b", "c", "d"], "a sample is not left out for its result"
+    assert chosen["gains"].empty
+    assert chosen["losses"].empty
+
+
+def test_parameters_that_differ_from_the_base_come_first(tmp_path: Path) -> None:
+    base = parameters().model_dump(mode="json")
+    found = page.configuration(base | {"seed": 3, "resume": "auto", "grpo": base["grpo"] | {"loss": "dapo"}}, FILE)
+    assert found["changed"] == [("grpo.loss", "dapo", "grpo"), ("seed", 3, 0)]
+    assert ("grpo.steps", 80, 80) in found["all"]
+    removed = page.configuration({**base, "rewards": {"shapes": base["rewards"]["shapes"]}}, FILE)["changed"]
+    assert ("rewards.palette.weight", None, 0.0) in removed
+    assert page.configuration({name: s for name, s in base.items() if name != "retrain"}, FILE)["changed"] == []
+    tree = yaml.safe_load(FILE.read_text(encoding="utf-8")) | {"sead": 1}
+    (tmp_path / "broken.yml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    for unusable in (tmp_path / "broken.yml", tmp_path / "none.yml"):
+        found = page.configuration(base, unusable)
+        assert (found["changed"], len(found["all"]) > 50) == ([], True)
+
+
+def test_intervals_of_a_reward_and_its_parts_share_a_scale_with_zero() -> None:
+    def entry(name: str, low: float, high: float) -> dict[str, Any]:
+        return {"name": name, "ci_low": low, "ci_high": high, "difference": (low + high) / 2}
+
+    rows = [entry("a", 0.5, 1.0), entry("a/part", -1.0, 0.0), entry("b", 10.0, 20.0)]
+    scale = page._scaled(rows[0], rows)["scale"]
+    assert scale == {"zero": 50.0, "low": 73.0, "high": 96.0, "at": 84.5}

@@ -126,6 +126,6 @@ def test_conditions_contain_a_rewards_files_code_and_weights_on_the_hub(
         file.write_text(content)
         made = [conditions_of(config, {"clip_score": {"model": commit * 40}})["rewards"] for _ in range(2)]
         assert made[0] == made[1]
-        assert "code" not in made[0]["palette"]
+        assert "code" not in made[0]["clip_score"]
         found.append(made[0])
     assert all(before != after for before, after in pairwise(found))

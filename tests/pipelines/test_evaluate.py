@@ -1,6 +1,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kedro.io import DatasetError
@@ -88,28 +89,37 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
     assert headline["control"] is not None
 
 
-def test_a_baseline_with_other_controls_is_refused(painted: Project) -> None:
+@pytest.mark.parametrize(
+    ("trained", "changes", "said"),
+    [
+        ({}, {"evaluation": SMALL | {"controls": [{"top_p": 0.5}]}}, r"controls\.stock top_p=0\.5: not set in the bas"),
+        (
+            {},
+            {"sampling": {"stock": {"steps": 3}}},
+            r"(?s)sampling\.stock\.steps: 10 in the baseline, 3 now.*=baseline",
+        ),
+        ({"digest": "another digest"}, {}, r"another base model.*--pipeline=train"),
+        ({"data": "other data"}, {}, r"trained on other data .*--pipeline=compare"),
+    ],
+)
+def test_what_does_not_pair_is_refused_before_anything_is_drawn(
+    painted: Project, trained: dict[str, str], changes: dict[str, Any], said: str
+) -> None:
     painted.run(create_pipeline("baseline"))
-    painted.train()
-    with pytest.raises(UserError, match=r"controls\.stock top_p=0\.5: not set in the baseline, set now"):
-        painted.run(create_pipeline("evaluate"), evaluation=SMALL | {"controls": [{"top_p": 0.5}]})
-
-
-def test_a_baseline_made_otherwise_is_refused_before_anything_is_drawn(painted: Project) -> None:
-    painted.run(create_pipeline("baseline"))
-    painted.train()
-    with pytest.raises(UserError, match=r"(?s)sampling\.stock\.steps: 10 in the baseline, 3 now\n.*=baseline"):
-        painted.run(create_pipeline("evaluate"), sampling={"stock": {"steps": 3}})
+    painted.train(**trained)
+    with pytest.raises(UserError, match=said):
+        painted.run(create_pipeline("evaluate"), **changes)
     assert len(painted.policies) == 1
     assert not (painted.folder / "trained").exists()
 
 
-def test_an_adapter_of_another_base_model_is_refused(painted: Project) -> None:
+def test_an_adapter_without_its_history_is_refused_before_anything_is_drawn(painted: Project) -> None:
     painted.run(create_pipeline("baseline"))
-    painted.train("another digest")
-    with pytest.raises(UserError, match=r"another base model.*--pipeline=train"):
+    painted.train()
+    (painted.folder / "adapters" / "training.csv").unlink()
+    with pytest.raises(UserError, match=r"has no training\.csv"):
         painted.run(create_pipeline("evaluate"))
-    assert not (painted.folder / "trained").exists()
+    assert len(painted.policies) == 1
 
 
 @pytest.mark.parametrize(("missing", "maker"), [("baseline", "baseline"), ("adapters", "train")])
@@ -130,23 +140,6 @@ def test_unscored_samples_are_in_the_table_and_in_the_last_line(
     assert "│ 0 / 34" in shown
     assert "not shown that the trained model is better: 34 of its 204 samples could not be scored" in shown
     assert shown.rstrip().endswith("Could not be scored: base 0, trained 34 of 204 each; the shares differ.")
-
-
-def test_an_adapter_of_other_data_is_not_judged_as_if_they_were_its_own(painted: Project) -> None:
-    painted.run(create_pipeline("baseline"))
-    painted.train(data="other data")
-    with pytest.raises(UserError, match=r"trained on other data .*--pipeline=compare"):
-        painted.run(create_pipeline("evaluate"))
-    assert not (painted.folder / "trained").exists()
-
-
-def test_an_adapter_without_its_history_is_refused_before_anything_is_drawn(painted: Project) -> None:
-    painted.run(create_pipeline("baseline"))
-    painted.train()
-    (painted.folder / "adapters" / "training.csv").unlink()
-    with pytest.raises(UserError, match=r"has no training\.csv"):
-        painted.run(create_pipeline("evaluate"))
-    assert len(painted.policies) == 1
 
 
 def test_a_baseline_that_nothing_could_score_is_refused(painted: Project) -> None:

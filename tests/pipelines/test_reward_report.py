@@ -116,7 +116,7 @@ def test_correlations_are_those_of_differences_within_groups() -> None:
     """Between the groups the two agree perfectly."""
     found = scored(x=(1.0, [0.0, 1.0, 2.0, 100.0, 101.0, 102.0]), y=(1.0, [2.0, 1.0, 0.0, 102.0, 101.0, 100.0]))
     assert correlations(found).loc["x", "y"] == pytest.approx(-1)
-    assert within_groups(torch.tensor([0.0, 1.0, NAN, 5.0, 5.0, 8.0]), 3)[:2].tolist() == [-0.5, 0.5]
+    assert within_groups(scored(x=(1.0, [0.0, 1.0, NAN, 5.0, 5.0, 8.0])))["x"].tolist()[:2] == [-0.5, 0.5]
 
 
 def told(found: Scored) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.evaluation.test_browser import BROWSER, SETTINGS
-from tests.evaluation.test_page import HOSTILE
+from tests.evaluation.test_report import HOSTILE
 from tests.pipelines.voting import ballot
 from visual_grpo.pipelines.vote import server
 from visual_grpo.rewards.votes.choices import read_choices

@@ -8,9 +8,11 @@ level alpha lies above 0 where the statistic exceeds the quantile 1 - alpha of S
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 POWER = 0.9
 """Share of the cases in which a gain is detected, unless asked otherwise."""
+_MOST_UNITS = 10_000_000
 
 
 def detectable_gain(sd: float, units: int, alpha: float, power: float = POWER) -> float:
@@ -27,16 +29,8 @@ def units_needed(gain: float, sd: float, alpha: float, power: float = POWER) -> 
     """The fewest units with which a true ``gain`` > 0 is detected with probability ``power``; at least two."""
     if not (gain > 0 and math.isfinite(sd)):
         raise ValueError(f"expected a gain above 0 and a finite standard deviation, got {gain} and {sd}")
-    few, enough = 1, 2
-    while detectable_gain(sd, enough, alpha, power) > gain:
-        few, enough = enough, 2 * enough
-    while enough - few > 1:
-        middle = (few + enough) // 2
-        if detectable_gain(sd, middle, alpha, power) > gain:
-            few = middle
-        else:
-            enough = middle
-    return enough
+    units = range(2, _MOST_UNITS)
+    return units[bisect_left(units, -gain, key=lambda n: -detectable_gain(sd, n, alpha, power))]
 
 
 def _noncentrality(units: int, alpha: float, power: float) -> float:

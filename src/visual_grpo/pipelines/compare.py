@@ -166,7 +166,8 @@ def differences(first: Side, second: Side) -> dict[str, list[Any]]:
     """
     if first.folder is None or second.folder is None:
         return {}
-    before, after = (flatten(side.facts["parameters"]) for side in (first, second))
+    trees = [flatten(side.facts["parameters"]) for side in (first, second)]
+    before, after = ({name: value for name, value in tree.items() if value != {}} for tree in trees)
     trained = {*modules_of(first.folder), *modules_of(second.folder)}
     found = {
         name: [before.get(name), after.get(name)]

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from PIL.Image import Image
-from torch import Tensor
 
 from visual_grpo import components, console
 from visual_grpo.config import GRPOConfig, Parameters
@@ -98,9 +96,19 @@ class Scored:
     """Of each reward, for all samples."""
 
     @property
+    def ids(self) -> list[str]:
+        return [record.id for record in self.records]
+
+    @property
     def size(self) -> int:
         """Samples of a prompt."""
-        return len(self.records) // len({record.id for record in self.records})
+        return len(self.records) // len(set(self.ids))
+
+    @staticmethod
+    def values(scores: Scores) -> pd.DataFrame:
+        """[B, rewards and the total] float64."""
+        judged = {**scores.rewards, TOTAL: scores.total}
+        return pd.DataFrame({name: values.double().numpy() for name, values in judged.items()})
 
 
 def score_twice(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scored:
@@ -125,34 +133,31 @@ def measured(found: Scored, config: GRPOConfig) -> pd.DataFrame:
     (`variance_shares`); ``equal groups``, the share of groups whose scores do not differ; ``unscored``, a share of the
     samples; ``s for 16``, seconds; ``repeat``, the largest difference between two scorings of the same sample.
     """
-    weights = found.scores.weights
-    gdpo = config.combine == "gdpo"
+    scores, gdpo = found.scores, config.combine == "gdpo"
     shares = variance_shares(
-        found.scores.rewards, weights, found.size, normalise=gdpo, epsilon=config.advantage_epsilon
+        scores.rewards, scores.weights, found.size, normalise=gdpo, epsilon=config.advantage_epsilon
     )
-    again = {**found.again.rewards, TOTAL: found.again.total}
-    rows = []
-    for name, values in {**found.scores.rewards, TOTAL: found.scores.total}.items():
-        groups = values.double().view(-1, found.size)
-        scored = values[~values.isnan()].double()
-        repeat = (values - again[name]).abs().double()
-        rows.append(
-            {
-                "reward": name,
-                "weight": weights.get(name, math.nan),
-                "mean": _of(scored, torch.mean),
-                "lowest": _of(scored, torch.min),
-                "highest": _of(scored, torch.max),
-                "between seeds": float(torch.tensor([_deviation(group) for group in groups]).double().nanmean()),
-                "between prompts": _deviation(groups.nanmean(1)),
-                "share of the advantages": shares.get(name, math.nan),
-                "equal groups": float(zero_variance_groups(values, found.size).float().mean()),
-                "unscored": float(values.isnan().float().mean()),
-                "s for 16": found.seconds.get(name, sum(found.seconds.values())) * PER / len(values),
-                "repeat": _of(repeat[~repeat.isnan()], torch.max),
-            }
-        )
-    return pd.DataFrame(rows)
+    equal = {
+        name: float(zero_variance_groups(own, found.size).float().mean())
+        for name, own in {**scores.rewards, TOTAL: scores.total}.items()
+    }
+    values = found.values(scores)
+    groups = values.groupby(found.ids, sort=False)
+    seconds = pd.Series({**found.seconds, TOTAL: sum(found.seconds.values())})
+    columns = {
+        "weight": pd.Series(scores.weights),
+        "mean": values.mean(),
+        "lowest": values.min(),
+        "highest": values.max(),
+        "between seeds": groups.std().mean(),
+        "between prompts": groups.mean().std(),
+        "share of the advantages": pd.Series(shares, dtype=float),
+        "equal groups": pd.Series(equal),
+        "unscored": values.isna().mean(),
+        "s for 16": seconds * PER / len(values),
+        "repeat": (values - found.values(found.again)).abs().max(),
+    }
+    return pd.DataFrame(columns, index=list(values)).rename_axis("reward").reset_index()
 
 
 def correlations(found: Scored) -> pd.DataFrame:
@@ -160,21 +165,20 @@ def correlations(found: Scored) -> pd.DataFrame:
 
     Between prompts rewards agree because some prompts are easy; a training learns from differences within groups.
     """
-    away = {name: within_groups(values, found.size).numpy() for name, values in found.scores.rewards.items()}
-    return pd.DataFrame(away).corr()
+    return within_groups(found).corr()
 
 
-def within_groups(values: Tensor, size: int) -> Tensor:
-    """[B] differences from the mean of the scored samples of the same group of ``size``; NaN = unscored."""
-    groups = values.double().view(-1, size)
-    return (groups - groups.nanmean(1, keepdim=True)).reshape(-1)
+def within_groups(found: Scored) -> pd.DataFrame:
+    """[B, rewards] differences from the mean of the scored samples of the same group; NaN = unscored."""
+    values = found.values(found.scores).drop(columns=TOTAL)
+    return values - values.groupby(found.ids, sort=False).transform("mean")
 
 
 def rows_of(found: Scored) -> pd.DataFrame:
     """A row for each sample: id, prompt, index within its group, total, each reward and its parts."""
     rows = pd.DataFrame(
         {
-            "id": [record.id for record in found.records],
+            "id": found.ids,
             "prompt": [record.prompt for record in found.records],
             "index": [row % found.size for row in range(len(found.records))],
         }
@@ -217,26 +221,15 @@ def _of_a_reward(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
 def _sheet(found: Scored, scorer: RewardSet) -> Image:
     """A row for each reward: the samples that are furthest above, and below, the mean of their group."""
     pictures, captions = [], []
-    for name, values in found.scores.rewards.items():
-        away = within_groups(values, found.size).nan_to_num(0.0)
-        order = away.argsort(descending=True, stable=True).tolist()
+    for name, away in within_groups(found).fillna(0.0).items():
+        order = away.sort_values(ascending=False, kind="stable").index
         for row in [*order[:_BESIDE], *order[-_BESIDE:]]:
             record = found.records[row]
             pictures.append(of_sample(record, found.samples[row], scorer))
             text = caption(record.prompt, record.id)
-            captions.append(f"{name} {float(values[row]):z.3g} ({float(away[row]):+.2g})\n{text}")
+            captions.append(f"{name} {float(found.scores.rewards[str(name)][row]):z.3g} ({away[row]:+.2g})\n{text}")
     return grid(pictures, captions, columns=2 * _BESIDE)
 
 
 def _cell(value: Any, form: str) -> str | None:
     return None if pd.isna(value) else form.format(value)
-
-
-def _of(values: Tensor, measure: Callable[[Tensor], Tensor]) -> float:
-    return float(measure(values)) if len(values) else math.nan
-
-
-def _deviation(values: Tensor) -> float:
-    """Of the numbers among them; NaN of fewer than two."""
-    scored = values[~values.isnan()]
-    return float(scored.std()) if len(scored) > 1 else math.nan
