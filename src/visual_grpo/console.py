@@ -194,5 +194,5 @@ def _print_line(console: Console, text: str) -> None:
 
 
 def _text(text: str) -> Text:
-    """As it is: no markup, and nothing that a terminal would obey."""
+    """The text as it is: no markup, and nothing that a terminal would obey."""
     return Text(visible(text))

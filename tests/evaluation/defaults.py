@@ -12,6 +12,7 @@ import yaml
 
 from visual_grpo.components import make_plan
 from visual_grpo.config import Parameters
+from visual_grpo.config.schema import merged
 from visual_grpo.pipelines import baseline
 
 FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
@@ -20,7 +21,7 @@ FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 def parameters(**changes: Any) -> Parameters:
     """The default parameters with changed leaves, as in ``parameters(grpo={"steps": 2})``."""
     tree = yaml.safe_load(FILE.read_text(encoding="utf-8")) | {"seed": 0}
-    return Parameters.model_validate(_merged(tree, changes))
+    return Parameters.model_validate(merged(tree, changes))
 
 
 def conditions_of(config: Parameters, commits: Mapping[str, Any] | None = None, **report: Any) -> dict[str, Any]:
@@ -30,11 +31,3 @@ def conditions_of(config: Parameters, commits: Mapping[str, Any] | None = None, 
     records: Any = SimpleNamespace(digest="data")
     with patch.object(baseline, "reward_commits", return_value=commits or {}):
         return baseline.conditions(config, make_plan(config), starter, records)
-
-
-def _merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(tree)
-    for key, value in changes.items():
-        nested = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if nested else value
-    return merged

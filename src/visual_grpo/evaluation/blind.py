@@ -29,11 +29,11 @@ class Preference:
     ci_low: float
     ci_high: float
     interval: str
-    """How it was computed."""
+    """The method, in words."""
     prompts: int
     """Units that are held out together."""
     choices: int
-    """With ties, without skipped ones."""
+    """Ties count, skipped pairs do not."""
     ties: int
 
     @property

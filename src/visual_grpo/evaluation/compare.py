@@ -22,7 +22,7 @@ NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
 
 @dataclass(frozen=True)
 class Sides:
-    """What messages call the two tables, and what to do if they do not pair; "" = to draw the baseline again."""
+    """Names of the two tables in messages, and the remedy if they do not pair; "" = draw the baseline again."""
 
     baseline: str = "baseline"
     trained: str = "trained results"

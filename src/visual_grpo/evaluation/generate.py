@@ -30,7 +30,7 @@ class Request:
     record: PromptRecord
     seed: int
     index: int = 0
-    """Which sample of this prompt: 0, 1, ..."""
+    """Number of the sample among those of its prompt: 0, 1, ..."""
     split: str = ""
 
 
@@ -45,7 +45,7 @@ def image_seed(seed: int, record_id: str, index: int) -> int:
 
 
 def requests(records: Iterable[PromptRecord], samples: int, seed: int, split: str = "") -> list[Request]:
-    """So many samples of each record, those of a record as neighbours."""
+    """Asks for ``samples`` samples of each record, those of a record as neighbours."""
     return [
         Request(record=record, seed=image_seed(seed, record.id, index), index=index, split=split)
         for record in records
@@ -65,7 +65,7 @@ def plan_images(
 
 
 def held_out(asked: Iterable[Request]) -> list[Request]:
-    """Those on held-out prompts, which are all that a control draws."""
+    """Selects the requests of held-out prompts, the only ones that a control draws."""
     return [request for request in asked if request.split == "held_out"]
 
 

@@ -36,7 +36,7 @@ _NUMBERS = {
 }
 
 Entry = Mapping[str, Any]
-"""What `compare.compare` says of one score, split and sampler."""
+"""Result of `compare.compare` for one score, split and sampler."""
 
 
 def headline(
@@ -159,7 +159,7 @@ def change(block: Mapping[str, Any]) -> str:
 
 
 def decimals(block: Mapping[str, Any]) -> int:
-    """How many a score's numbers are shown with: 3, and more where one of them would be shown as 0 without being it."""
+    """Decimals of a score's numbers: 3, and more where one of them would be shown as 0 without being it."""
     sizes = [abs(block[key]) for key in {*_NUMBERS, *_NUMBERS.values()} if block.get(key)]
     return max([3] + [min(-math.floor(math.log10(size)), _MOST_DECIMALS) for size in sizes if size > _NO_SIZE])
 
@@ -207,7 +207,7 @@ def _both(block: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _control_line(control: Mapping[str, Any]) -> str:
-    """How the trained model compares with the base model's best control."""
+    """Compares the trained model with the base model's best control."""
     settings = control["sampler"].removeprefix("stock ")
     if control["difference"] is None:
         return f"Control: the base model with {settings} has no sample that could be scored."

@@ -49,7 +49,7 @@ _LINEAGE = {
     "adapter": "chosen adapter",
     "samples": "training samples",
 }
-"""What is known of a training (``training.json``), first things first, and what the page calls it."""
+"""Facts of a training (``training.json``) in the order of the page, and their names there."""
 _LONG = 120
 """Characters of a value in the lineage; anything longer has its place elsewhere."""
 _RUNS_OWN = ("output", "resume")
@@ -128,7 +128,7 @@ def configuration(parameters: Mapping[str, Any], base: Path = BASE) -> dict[str,
 
 
 def _base_parameters(path: Path) -> dict[str, Any]:
-    """Those of a file, with the schema's defaults; none where there is no such file or it is no whole configuration."""
+    """Reads a file's parameters, with the schema's defaults; empty without a usable file."""
     try:
         return flatten(validate(yaml.safe_load(path.read_text(encoding="utf-8"))).model_dump(mode="json"))
     except (OSError, UserError, yaml.YAMLError, TypeError):
@@ -141,7 +141,7 @@ def _source(name: str) -> str:
 
 
 def _verdict(found: Mapping[str, Any], gate: Mapping[str, Any]) -> str:
-    """In a word or two; where a promotion was decided on, its decision."""
+    """Says the verdict in a word or two; after a promotion's gate, its decision."""
     if gate:
         return "promoted" if all(stage["promoted"] for stage in gate.values()) else "not promoted"
     if found["doubts"]:
@@ -212,7 +212,7 @@ def _guards(entries: Sequence[Entry], found: Mapping[str, Any]) -> list[Entry]:
 
 
 def _headlines_first(pairs: pd.DataFrame, found: Mapping[str, Any]) -> pd.DataFrame:
-    """At most `MOST_PAIRS` pairs, the headline's split and sampler first."""
+    """Selects at most `MOST_PAIRS` pairs, the headline's split and sampler first."""
     first = (pairs["split"] == found["split"]).astype(int) * 2 + (pairs["sampler"] == found["sampler"])
     return pairs.loc[first.sort_values(ascending=False, kind="stable").index[:MOST_PAIRS]]
 

@@ -1,4 +1,4 @@
-"""Whether results may be compared: they pair only if nothing but the adapter differs between them."""
+"""Checks that results may be compared: they pair only if nothing but the adapter differs between them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def asked_for(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
 
 
 def _as_asked(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked of the baseline, without what it has beyond the present question."""
+    """The baseline's conditions without what it has beyond the present question."""
     found = dict(baseline)
     if "controls" in found and "controls" in present:
         found["controls"] = {name: s for name, s in found["controls"].items() if name in present["controls"]}

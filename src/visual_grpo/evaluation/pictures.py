@@ -32,7 +32,7 @@ WORSE = "#cf222e"
 DEFAULT_FONT = Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
 """Included in matplotlib: Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean."""
 MISSING = "□"
-"""In the place of a character that no font has."""
+"""Replaces a character that no font has."""
 
 log = logging.getLogger(__name__)
 

@@ -68,7 +68,7 @@ def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
 
 
 def base_value(baseline: pd.DataFrame, prompts: int | None) -> float | None:
-    """What the evaluation in training would have measured before the first step: the mean total of the first sample of
+    """Mean total that the evaluation in training would have measured before the first step: of the first sample of
     each of ``prompts`` eval prompts at the stock sampler; None without such samples.
 
     ``baseline`` has the columns of ``scores.parquet``; ``prompts`` None = all of them.

@@ -1,4 +1,4 @@
-"""How large a gain a t-bound can detect, and how many prompts a gain needs.
+"""The gain that a t-bound can detect, and the number of prompts that a gain needs.
 
 With n independent differences of standard deviation sd and a true gain g, the t-statistic has the noncentral t
 distribution of n - 1 degrees of freedom with noncentrality g sqrt(n) / sd (exact for normal differences). The bound of
@@ -34,7 +34,7 @@ def units_needed(gain: float, sd: float, alpha: float, power: float = POWER) -> 
 
 
 def _noncentrality(units: int, alpha: float, power: float) -> float:
-    """How many standard errors the true gain must be."""
+    """The true gain in standard errors."""
     from scipy.optimize import brentq
     from scipy.stats import nct, t  # Half a second, which `kedro --help` should not pay.
 

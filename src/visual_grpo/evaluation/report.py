@@ -105,7 +105,7 @@ def pair_sheet(pairs: pd.DataFrame, baseline: Path, trained: Path) -> Image.Imag
 
 
 def _base_value(evaluation: Mapping[str, Any], baseline: Path, trained: Path) -> float | None:
-    """What training's own evaluation would have measured of the base model."""
+    """The base model's value in training's own evaluation."""
     parameters = flatten(evaluation.get("parameters") or evaluation.get("training", {}).get("parameters") or {})
     scores = retotalled(read_scores(baseline), read_scores(trained).attrs["weights"])
     return plots.base_value(scores, parameters.get("evaluation.prompts"))

@@ -25,7 +25,7 @@ from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
 
 STAMP = "made_with.json"
-"""In the baseline's folder: what it depends on, and the digest of its other files."""
+"""File in the baseline's folder: what it depends on, and the digest of its other files."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -99,7 +99,7 @@ def draw_samples(
 
 
 def draw_on_rank(config: Parameters, model: str, adapters: Path | None) -> None:
-    """What every rank but the first does while a baseline or an evaluation is drawn."""
+    """Follows the first rank while it draws a baseline or an evaluation."""
     follow(_load(config, model, adapters))
 
 
@@ -140,7 +140,7 @@ def conditions(
 
 
 def _judge(name: str, reward: Mapping[str, Any], output: str) -> dict[str, Any]:
-    """What a reward's scores depend on, with the files in its options; of the user's own function also its code."""
+    """Everything that a reward's scores depend on, with the files in its options and the code of a user's function."""
     function = reward["function"]
     transport = transport_of(name, function)
     options = {option: value for option, value in reward["options"].items() if option not in transport}
@@ -155,7 +155,7 @@ def _judge(name: str, reward: Mapping[str, Any], output: str) -> dict[str, Any]:
 
 
 def _made_with(config: Parameters, starter_report: Mapping[str, Any], conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a baseline depends on, as JSON: beside the conditions under which two results pair, what changes
+    """Everything that a baseline depends on, as JSON: the conditions under which two results pair, what changes
     rounding, weights of rewards, and code."""
     known = starter_report["content"] is not None or _COMMIT.fullmatch(config.model.revision or "") is not None
     made = {
@@ -170,7 +170,7 @@ def _made_with(config: Parameters, starter_report: Mapping[str, Any], conditions
 
 
 def _why_drawn(folder: Path, made: Mapping[str, Any]) -> str | None:
-    """Why the baseline in ``folder`` is not kept; None where it is what would be drawn, byte for byte."""
+    """Says why the baseline in ``folder`` is not kept; None if it is what would be drawn, byte for byte."""
     if not folder.is_dir():
         return "there is none"
     try:

@@ -75,7 +75,7 @@ class Side:
     name: str
     folder: Path | None
     facts: dict[str, Any]
-    """Of the training; empty for the base model."""
+    """``training.json`` of the training; empty for the base model."""
 
 
 BASE = Side("the base model", None, {})
@@ -160,7 +160,7 @@ def draw(
 
 
 def differences(first: Side, second: Side) -> dict[str, list[Any]]:
-    """What differs between two trainings: parameter, ``data``, ``code`` or ``base model`` -> [first's, second's].
+    """Lists what differs between two trainings: parameter, ``data``, ``code`` or ``base model`` -> [first's, second's].
 
     Empty where one side is the base model.
     """

@@ -84,7 +84,7 @@ class Labelled:
     """bool [H, W]"""
     prompt: PointPrompt
     labels: Mapping[str, list[Pixel]]
-    """By kind; the kind ``multimask`` is of segmenters that have `multimasks`."""
+    """Kind -> points; the kind ``multimask`` needs a segmenter with `multimasks`."""
 
 
 def label(record: PromptRecord, segmenter: Segmenter[Any], seed: int) -> Labelled:

@@ -93,7 +93,7 @@ class Scored:
     again: Scores
     """The same samples, scored a second time."""
     seconds: Mapping[str, float]
-    """Of each reward, for all samples."""
+    """Reward -> seconds for all samples."""
 
     @property
     def ids(self) -> list[str]:
@@ -188,7 +188,7 @@ def rows_of(found: Scored) -> pd.DataFrame:
 
 
 def findings(table: pd.DataFrame, related: pd.DataFrame, config: GRPOConfig) -> list[str]:
-    """What should be thought about before a training, in sentences."""
+    """Sentences on what to change before a training."""
     rows = {row["reward"]: row for row in table.to_dict("records")}
     told = [sentence for row in rows.values() for sentence in _of_a_reward(row, config.combine)]
     weighted = [name for name, row in rows.items() if row["weight"] and not math.isnan(row["weight"])]

@@ -30,7 +30,7 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
 
 
 def what_is_there(starter: StarterConfig, data: DataConfig, model: str) -> str:
-    """Where the drawn dataset and the small model are; of the user's own data, what that model is not made for."""
+    """Says where the drawn dataset and the small model are, or that this model is not made for the user's data."""
     if is_drawn(data.path, starter.dataset):
         return f"Dataset: {starter.dataset}   Base model: {model}"
     return (

@@ -1,4 +1,4 @@
-"""What each voter has still to judge, and every choice as soon as it is made."""
+"""Keeps what each voter has still to judge, and stores every choice as soon as it is made."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST_NAME = 60
 
 
 class RefusedError(Exception):
-    """What a voter asks for is not possible; the message is shown on the page."""
+    """A request that is not possible; the message is shown on the page."""
 
 
 class Ballot:
@@ -41,13 +41,13 @@ class Ballot:
         """Set when everybody who chose has judged all, or somebody ends the vote."""
         self._here: set[str] = set()
         self._standing: dict[str, dict[str, Choice]] = {}
-        """By voter and pair, in the order in which they were said."""
+        """Voter -> pair -> choice, in the order in which they were made."""
         for choice in read_choices(file).standing:
             if choice.of.pair in self.pairs:
                 self._standing.setdefault(choice.voter, {})[choice.of.pair] = choice
 
     def state(self, voter: str) -> dict[str, Any]:
-        """What the page shows to ``voter``: the next pair, if there is one, with its sides; and how far they are."""
+        """The page's content for ``voter``: the next pair, if there is one, with its sides, and the progress."""
         pending = self.pending(voter)
         judged = len(self.pairs) - len(pending)
         shown = {"voter": voter, "judged": judged, "total": len(self.pairs), "pair": None}
@@ -109,11 +109,11 @@ class Ballot:
         return [pair for pair in self.pairs if pair not in self._standing.get(voter, {})]
 
     def standing(self) -> list[Choice]:
-        """All choices on these pairs, of every voter."""
+        """Every voter's choices on these pairs."""
         return [choice for own in self._standing.values() for choice in own.values()]
 
     def pictures(self) -> dict[str, Path]:
-        """Those that may be shown, by name."""
+        """Name -> file of every picture that may be shown."""
         names = [name for pair in self.pairs.values() for name in (pair.first, pair.second, *pair.sources)]
         return {Path(name).name: self.file.parent / name for name in names}
 

@@ -30,7 +30,7 @@ from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
 from visual_grpo.stopping import stop_request
 
 CHOICES = "01_raw/votes/choices.jsonl"
-"""In the folder ``output``, where ``vote.choices`` names no file."""
+"""File in the folder ``output``, unless ``vote.choices`` names another."""
 _COLUMNS = ["voter", "choice", "pair", "source", "prompt", "record", "family", "first", "second", "at"]
 _TICK = 0.3
 """Seconds between two looks at whether it has ended."""
@@ -58,7 +58,7 @@ def collect_votes(parameters: Parameters, records: RecordTable, votes_draft: Pat
 
 
 def _vote(parameters: Parameters, ballot: Ballot) -> None:
-    """Until all is judged, the page's button or Ctrl-C."""
+    """Serves the page until all is judged, the page's button or Ctrl-C."""
     settings = parameters.vote
     left = len(ballot.pending(settings.voter))
     if not left:
@@ -81,7 +81,7 @@ def _vote(parameters: Parameters, ballot: Ballot) -> None:
 
 
 def _has_screen() -> bool:
-    """Whether a browser would be a window, not a program that takes the terminal."""
+    """True if a browser would be a window, not a program that takes the terminal."""
     return sys.stdout.isatty() and (
         sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     )

@@ -37,11 +37,15 @@ DRAW = "draw"
 DRAWN = "pairs.jsonl"
 """Beside the choices: the pairs that have been drawn, so that none is drawn twice."""
 LISTED = "metadata.jsonl"
-"""What ``generate`` writes beside its pictures."""
+"""File that ``generate`` writes beside its pictures."""
 
 
 def find_pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
-    """As many pairs as ``vote`` asks for, one of each prompt before the second of any; ``file`` is that of choices."""
+    """Returns as many pairs as ``vote`` asks for, one of each prompt before the second of any.
+
+    Args:
+        file: of the choices; pictures are kept beside it.
+    """
     if parameters.vote.source == DRAW:
         return _drawn_pairs(parameters, records, file)
     if parameters.vote.source == AB:
@@ -109,7 +113,7 @@ def _asked(parameters: Parameters, records: RecordTable, what: Mapping[str, Any]
 
 
 def _drawn_before(file: Path) -> dict[str, Pair]:
-    """Those whose pictures are still there; a damaged line is as one that is not there."""
+    """Reads the pairs whose pictures are still there, without damaged lines."""
     found: dict[str, Pair] = {}
     listed = file.with_name(DRAWN)
     for line in listed.read_bytes().splitlines() if listed.is_file() else ():
