@@ -189,4 +189,4 @@ def _why_drawn(folder: Path, made: Mapping[str, Any]) -> str | None:
 
 def _digest(folder: Path) -> str:
     """The digest of every file but the stamp."""
-    return tree_digest(folder, [file for file in folder.rglob("*") if file.is_file() and file != folder / STAMP])
+    return tree_digest(folder, (file for file in folder.rglob("*") if file != folder / STAMP))

@@ -25,12 +25,13 @@ from visual_grpo.evaluation.generate import SCORES, Request, distinct_prompts, d
 from visual_grpo.evaluation.pairing import check_facts
 from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
-from visual_grpo.files import file_digest, write_atomically
+from visual_grpo.files import write_atomically
 from visual_grpo.images import read_image
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.votes.choices import AB, Pair, append_line
 from visual_grpo.saved_model import content_digest
 from visual_grpo.tracking.model_ref import adapters_of, model_of
+from visual_grpo.trained_adapters import adapter_digest
 from visual_grpo.types import PromptRecord
 
 DRAW = "draw"
@@ -61,7 +62,7 @@ def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
     sampler = getattr(parameters.sampling, parameters.vote.sampler)
     what = {
         "model": [model_path, content_digest(model_path)],
-        "adapters": None if adapters is None else _digest(adapters),
+        "adapters": None if adapters is None else adapter_digest(adapters),
         "sampler": sampler.model_dump(mode="json"),
         "size": [parameters.data.height, parameters.data.width],
     }
@@ -212,12 +213,6 @@ def keep(picture: Image, beside: Path) -> str:
     if not (beside.parent / name).is_file():
         write_atomically(beside.parent / name, content)
     return name
-
-
-def _digest(adapters: Path) -> str:
-    """The digest of the weights alone: the same adapters in another folder are the same."""
-    files = sorted(adapters.glob("*/*.safetensors"))
-    return hashlib.sha256("".join(file_digest(file) for file in files).encode()).hexdigest()
 
 
 def _family(record: PromptRecord) -> str:
