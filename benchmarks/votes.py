@@ -31,7 +31,7 @@ from visual_grpo.config import Parameters, RewardConfig
 from visual_grpo.evaluation.generate import distinct_prompts, image_seed
 from visual_grpo.evaluation.paired import paired_difference
 from visual_grpo.images import read_image, to_tensor
-from visual_grpo.pipelines.vote.drawing import drawn_pairs
+from visual_grpo.pipelines.vote.pairs import find_pairs
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, append_line
@@ -120,14 +120,14 @@ def _vote(config: Parameters, records: RecordTable, seed: int, file: Path, argum
     known = {record.id: record for record in records.split("train")}
     generator = torch.Generator().manual_seed(seed)
     other = config.model_copy(update={"vote": config.vote.model_copy(update={"seed": seed + 1000, "pairs": 100})})
-    for pair in drawn_pairs(config, records, file):
+    for pair in find_pairs(config, records, file):
         images = [to_tensor(read_image(file.parent / name)) for name in (pair.first, pair.second)]
         first, second = _truth([known[pair.record]] * 2, images, arguments.truth)
         turned = float(torch.rand(1, generator=generator)) < arguments.noise
         said = FIRST if (first > second) != turned else SECOND
         choice = Choice(of=pair, voter="simulated", choice=said, shown_left=FIRST, at="2026-01-01T00:00:00+00:00")
         append_line(file, choice.line())
-    unseen = drawn_pairs(other, records, file)
+    unseen = find_pairs(other, records, file)
 
     def agreed(head: Any) -> float:
         from visual_grpo.rewards.votes.features import pixel_features
