@@ -49,12 +49,7 @@ class RunCheckpoints:
         run_id: str | None,
         lineage: Mapping[str, str],
     ) -> None:
-        """
-        Args:
-            identity: what the run depends on beside the parameters.
-            run_id: its MLflow run.
-            lineage: where it comes from.
-        """
+        """``identity`` is what the run depends on beside the parameters, ``run_id`` its MLflow run."""
         self.config, self.trainer, self.progress = config, trainer, progress
         self.identity, self.run_id, self.lineage = identity, run_id, lineage
         self.folder = linked(Path(config.tracking.checkpoints))
@@ -76,7 +71,9 @@ class RunCheckpoints:
             note(text)
         if found is None:
             if self.config.resume == resuming.AUTO:
-                note(f"No checkpoint in {self.folder}: starting at step 1{_earlier(self.folder)}")
+                previous = self.folder.with_name(f"{self.folder.name}.previous")
+                earlier = f" (those of an earlier run go on with resume={previous})" if previous.is_dir() else ""
+                note(f"No checkpoint in {self.folder}: starting at step 1{earlier}")
             return False
         origin, tensors, facts = found
         self._load(origin, tensors, facts)
@@ -168,11 +165,6 @@ class RunCheckpoints:
         else:
             _set_aside(self.folder, keep=origin)
             self.save()
-
-
-def _earlier(folder: Path) -> str:
-    previous = folder.with_name(f"{folder.name}.previous")
-    return f" (those of an earlier run go on with resume={previous})" if previous.is_dir() else ""
 
 
 def _set_aside(folder: Path, keep: Path | None = None) -> None:

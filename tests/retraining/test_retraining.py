@@ -64,9 +64,15 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project
 
 
+def copied(begun: Path, folder: Path) -> Path:
+    """Without MLflow's database, which names the folder that its artifacts are in."""
+    ignored = shutil.ignore_patterns("mlflow.db", "mlartifacts")
+    return Path(shutil.copytree(begun, folder / "project", symlinks=True, ignore=ignored))
+
+
 @pytest.fixture
 def project(begun: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(begun, tmp_path / "project", symlinks=True))
+    return copied(begun, tmp_path)
 
 
 def call(project: Path, line: str) -> str:
@@ -152,7 +158,7 @@ def test_another_environment_is_retrained_at_the_first_try(project: Path) -> Non
 @pytest.fixture(scope="module")
 def undisturbed(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a retraining leaves that nobody killed."""
-    project = Path(shutil.copytree(begun, tmp_path_factory.mktemp("undisturbed") / "project", symlinks=True))
+    project = copied(begun, tmp_path_factory.mktemp("undisturbed"))
     code, printed = retrain(project)
     assert code == Code.DONE, printed
     return state(project)

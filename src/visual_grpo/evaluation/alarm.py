@@ -134,12 +134,9 @@ class Watch:
         total: Tensor,
         rewards: Mapping[str, Tensor],
     ) -> Look:
-        """Compares what was drawn now; records that the baseline does not have are left out.
+        """Compares [B] samples at the stock sampler and the baseline's seeds; records without a baseline are left out.
 
-        Args:
-            samples: [B], of the records at the stock sampler and the seeds of the baseline.
-            total: [B].
-            rewards: each [B].
+        ``total`` and each of ``rewards`` are [B].
         """
         rows = [row for row, record in enumerate(records) if record.id in self.reference.index]
         before = self.reference.loc[[records[row].id for row in rows]]
@@ -198,11 +195,7 @@ def picture_of(step: int) -> str:
 
 
 def alarm_notes(training: Mapping[str, Any]) -> list[str]:
-    """A sentence for the verdict on adapters whose training raised an alarm.
-
-    Args:
-        training: its facts.
-    """
+    """A sentence for the verdict on adapters whose training, with these facts, raised an alarm."""
     alarms = training.get("alarms", [])
     if not alarms:
         return []

@@ -44,17 +44,14 @@ class Condition:
     """``total``, ``unscored``, ``guard/NAME``, ``unscored/NAME`` of a guard that some samples lack, or
     ``subgroup/KEY=VALUE``."""
     against: str
-    """Name of the reference."""
+    """The reference."""
     what: str
     """What was measured, in words."""
     units: int
-    """Number of independent prompts (or groups held out together) with a scored pair."""
+    """Independent prompts (or groups held out together) with a scored pair."""
     reference: float
-    """Mean of the reference."""
     candidate: float
-    """Mean of the candidate."""
     difference: float
-    """Candidate minus reference."""
     bound: float
     """One-sided bound of the difference at the gate's level: a lower one, or with the relation ``<=`` an upper one."""
     relation: str
@@ -146,20 +143,17 @@ def decide(
 ) -> GateDecision:
     """Judges the candidate's scores against those of each reference on the same samples.
 
-    Each of the following must hold against every reference: the total's lower bound is above the margin; no guard (a
-    reward of weight 0), no named subgroup and no share of unscored samples is worse than its limit, by its bound.
-    Because the base model is a reference too, a guard cannot be worn down a little with every promotion.
-
-    Bounds are over what is held out together (`paired`). Unscored samples are left out of means and counted by a
-    separate condition. What cannot be judged, with fewer than two units, does not hold.
+    Against every reference the total's lower bound must be above the margin, and no guard (a reward of weight 0), named
+    subgroup or share of unscored samples may be worse than its limit, by its bound. What cannot be judged, with fewer
+    than two units, does not hold.
 
     Args:
         candidate: scores as of ``generate.read_scores``, of one split at the stock sampler.
         references: name -> scores of the same samples: the champion's, the base model's.
         groups: as of ``subgroups_of``, with the keys of ``rule.subgroups``.
 
-    Raises ``UserError`` unless all tables contain the same samples and scores, and every subgroup's key is in
-    ``groups``.
+    Raises:
+        UserError: the tables do not contain the same samples and scores, or ``groups`` lacks a subgroup's key.
     """
     _check(candidate, references, rule, groups or {})
     pairs = {name: join(table, candidate, _sides(name)) for name, table in references.items()}
@@ -181,10 +175,7 @@ def decide(
 
 
 def subgroups_of(records: Iterable[PromptRecord], keys: Iterable[str]) -> dict[str, dict[str, set[str]]]:
-    """Metadata key -> value as text -> ids of the records that have it; a record without the key is in no subgroup.
-
-    Raises ``UserError`` for a key that no record has.
-    """
+    """Metadata key -> value as text -> ids of the records that have it. Raises UserError for a key that none has."""
     found: dict[str, dict[str, set[str]]] = {key: {} for key in keys}
     known: set[str] = set()
     for record in records:

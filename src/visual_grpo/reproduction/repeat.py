@@ -91,12 +91,7 @@ def repeat(training: Training, settings: ReproduceConfig, note: Callable[[str], 
 
 
 def check_repeatable(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Looks at the facts of the adapters in ``folder`` only.
-
-    Raises:
-        UserError: they do not say by which code the adapters were made, or the training was resumed with something
-            else than it began with.
-    """
+    """Raises UserError if no code is known that made the adapters, or the training was resumed with something else."""
     if "git.commit" not in facts or "parameters" not in facts:
         raise UserError(
             f"The training of {folder} cannot be repeated: training.json names no commit, since it was started outside"
@@ -174,14 +169,10 @@ def checked_out(project: Path, commit: str, changes: str, note: Callable[[str], 
 
 
 def parameters_to_repeat(own: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
-    """The parameter tree of a training, to be run in a worktree.
+    """The parameter tree of a training, to be run in a worktree: from step 1, with no other tracker.
 
-    What it writes is relative to the worktree: a run with its output elsewhere is repeated in ``data``. It starts at
-    step 1 and shows itself to no other tracker.
-
-    Args:
-        own: of the training.
-        start: the adapters that the training started from, whatever their name means by now.
+    What it writes is relative to the worktree: a run with its output elsewhere is repeated in ``data``. ``start`` are
+    the adapters that the training started from, whatever their name means by now.
     """
     tree = pinned(own)
     output = _inside(tree["output"], "data")
@@ -207,12 +198,9 @@ def _inside(path: str, otherwise: str) -> str:
 
 
 def write_configuration(place: Place, tree: Mapping[str, Any], command: str) -> list[str]:
-    """Writes a configuration beside the worktree, and returns the options of ``kedro run`` that name it.
+    """Writes the commit's configuration with the parameters ``tree`` alone; returns the options that name it.
 
-    It is the commit's own but for the parameters, of which ``tree`` is all.
-
-    Args:
-        command: of the training, which may name an environment with another catalog.
+    ``command`` is the training's, which may name an environment with another catalog.
     """
     made = place.folder / "conf"
     shutil.copytree(place.code / "conf", made, ignore=shutil.ignore_patterns("parameters*"))
@@ -226,10 +214,7 @@ def write_configuration(place: Place, tree: Mapping[str, Any], command: str) -> 
 
 
 def python_of(place: Place, project: Path, version: str | None, note: Callable[[str], None]) -> Path:
-    """The Python with the packages of the run's lock: the present one, or a new environment.
-
-    Args:
-        version: of the run's Python; None = the present one's.
+    """The Python with the packages of the run's lock: the present one, or one of ``version`` in a new environment.
 
     Raises:
         UserError: the run's commit has no lock, or it cannot be installed.

@@ -69,8 +69,7 @@ class Project:
     def write(self, **training: str | None) -> bool:
         """Brings all three files up to date; returns whether dvc.yaml or params.yaml had to change.
 
-        Args:
-            training: replaces parameters of the training by their names; None removes one.
+        ``training`` replaces parameters of the training by their names; None removes one.
         """
         stages = STAGES.read_bytes()
         stale = not self.stages.is_file() or self.stages.read_bytes() != stages
