@@ -39,9 +39,18 @@ def test_options_and_parameters_of_the_run_are_kept() -> None:
     assert words[0].rpartition("/")[2] == "kedro"
 
 
-def test_the_default_environment_is_not_named() -> None:
+def test_environment_pipeline_and_folder_of_the_configuration_are_the_commands_own() -> None:
     for environment in (None, "local"):
         assert shlex.split(str(Command.of({"env": environment})))[1:] == ["run"]
+    assert "--env=negative_points" in str(Command.of({"env": "local"}).of_environment("negative_points"))
+    command = Command.of({"runtime_params": {"seed": 3, "resume": "auto"}, "pipeline_names": ["train", "evaluate"]})
+    assert str(command.of_pipeline("baseline")).endswith("--pipeline=baseline --params=seed=3")
+    assert str(command.of_pipeline("train")).endswith("--pipeline=train --params=seed=3,resume=auto")
+    use_source("other/conf")
+    try:
+        assert "run --conf-source=other/conf" in str(Command.of({}))
+    finally:
+        use_source(None)
 
 
 def test_the_command_that_goes_on_has_all_that_was_given() -> None:
@@ -94,51 +103,35 @@ def test_usual_parameters_are_what_they_are_for_kedro(text: str) -> None:
     assert parsed(text) == _split_params(click.Context(run), run.params[0], text)
 
 
-@pytest.mark.parametrize("text", ["foo", "=3", "foo,a=1", "a=${b", "p=[red] cube", 'p="a, b=c"'])
-def test_what_is_no_parameter_is_refused_with_the_form(text: str) -> None:
-    with pytest.raises(click.UsageError, match=r"expected NAME=VALUE, |put a text into double quotes"):
-        parsed(text)
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (("foo", "=3", "foo,a=1"), "expected NAME=VALUE, "),
+        (("a=${b", "p=[red] cube", 'p="a, b=c"'), "put a text into double quotes"),
+        # As of a variable that is not set: the run would use the default without a word.
+        (
+            ("data.path=", "seed=3,data.path= ,b=1", "data.path=,seed=3"),
+            r"data\.path= has no value.*write data\.path=null",
+        ),
+    ],
+)
+def test_what_is_no_parameter_is_refused_with_the_form(texts: tuple[str, ...], said: str) -> None:
+    for text in texts:
+        with pytest.raises(click.UsageError, match=said):
+            parsed(text)
 
 
-@pytest.mark.parametrize("text", ["data.path=", "seed=3,data.path= ,b=1", "data.path=,seed=3"])
-def test_a_parameter_without_a_value_is_refused(text: str) -> None:
-    """As of a variable that is not set: the run would use the default without a word."""
-    with pytest.raises(click.UsageError, match=r"data\.path= has no value.*write data\.path=null"):
-        parsed(text)
-
-
-def test_a_folder_below_the_projects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kedro finds the project from there, but relative paths would not be its own."""
+def test_another_folder_and_an_unknown_pipeline_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in ("--pipeline=trian", "--pipelines=baseline,trian"):
+        done = CliRunner().invoke(run, [option])
+        assert done.exit_code == 1
+        assert "There is no pipeline 'trian'. Did you mean 'train'? There are: starter," in done.output
+    # Kedro finds the project from a folder below, but relative paths would not be its own.
     root = Path(__file__).parents[1]
     monkeypatch.chdir(root / "docs")
     done = CliRunner().invoke(run, ["--pipeline=baseline"])
     assert done.exit_code == 2
     assert f"Run this in the project's folder: cd {root}" in done.output
-
-
-def test_an_unknown_pipeline_is_named_with_the_nearest() -> None:
-    for option in ("--pipeline=trian", "--pipelines=baseline,trian"):
-        done = CliRunner().invoke(run, [option])
-        assert done.exit_code == 1
-        assert "There is no pipeline 'trian'. Did you mean 'train'? There are: starter," in done.output
-
-
-def test_only_a_training_is_resumed() -> None:
-    command = Command.of({"runtime_params": {"seed": 3, "resume": "auto"}, "pipeline_names": ["train", "evaluate"]})
-    assert str(command.of_pipeline("baseline")).endswith("--pipeline=baseline --params=seed=3")
-    assert str(command.of_pipeline("train")).endswith("--pipeline=train --params=seed=3,resume=auto")
-
-
-def test_the_folder_of_the_configuration_is_kept() -> None:
-    use_source("other/conf")
-    try:
-        assert "run --conf-source=other/conf" in str(Command.of({}))
-    finally:
-        use_source(None)
-
-
-def test_another_environment_takes_the_place_of_the_own() -> None:
-    assert "--env=negative_points" in str(Command.of({"env": "local"}).of_environment("negative_points"))
 
 
 @pytest.mark.parametrize(

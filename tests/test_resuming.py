@@ -68,18 +68,19 @@ def test_a_finished_run_is_extended_to_what_a_longer_one_is(tmp_path: Path) -> N
     assert torch.equal(table(tmp_path / "extended", "best"), table(tmp_path / "longer", "best"))
 
 
-def test_where_the_steps_decide_the_learning_rate_they_cannot_change_and_the_message_says_why(tmp_path: Path) -> None:
-    finished(tmp_path, grpo={"schedule": "cosine"})
-    longer = run_of(tmp_path, grpo={"schedule": "cosine", "steps": 9}, resume="auto")
-    with pytest.raises(UserError, match=r"grpo\.steps \(was 6, is 9\).*learning rate of the schedule 'cosine'"):
-        execute(longer, tmp_path / "never")
-
-
-def test_fewer_steps_than_done_are_refused(tmp_path: Path) -> None:
-    finished(tmp_path, grpo=CONSTANT)
-    shorter = run_of(tmp_path, grpo={**CONSTANT, "steps": 5}, resume="auto")
-    with pytest.raises(UserError, match=r"grpo\.steps is 5, but the checkpoint .* has done 6 steps: give at least 6"):
-        execute(shorter, tmp_path / "never")
+@pytest.mark.parametrize(
+    ("grpo", "resumed", "said"),
+    [
+        ({"schedule": "cosine"}, {"steps": 9}, r"grpo\.steps \(was 6, is 9\).*of the schedule 'cosine'"),
+        (CONSTANT, {"steps": 5}, r"grpo\.steps is 5, but the checkpoint .* has done 6 steps: give at least 6"),
+    ],
+)
+def test_steps_that_decided_the_learning_rate_and_fewer_than_done_are_refused(
+    tmp_path: Path, grpo: dict[str, Any], resumed: dict[str, Any], said: str
+) -> None:
+    finished(tmp_path, grpo=grpo)
+    with pytest.raises(UserError, match=said):
+        execute(run_of(tmp_path, grpo={**grpo, **resumed}, resume="auto"), tmp_path / "never")
 
 
 FREE: dict[str, Any] = {
@@ -98,17 +99,13 @@ DECISIVE: dict[str, Any] = {
 }
 
 
-def with_all(changes: dict[str, Any], folder: Path) -> dict[str, Any]:
-    merged = dict(changes)
-    if "tracking" in merged:
-        merged["tracking"] = {**merged["tracking"], "checkpoints": str(folder / "checkpoints")}
-    return merged
-
-
 @pytest.mark.parametrize("name", list(FREE))
 def test_cadences_device_and_memory_may_change(tmp_path: Path, name: str) -> None:
     finished(tmp_path)
-    check_resumable(parameters(tmp_path, resume="auto", **with_all({name: FREE[name]}, tmp_path)), print)
+    changes = dict(FREE[name])
+    if name == "tracking":
+        changes["checkpoints"] = str(tmp_path / "checkpoints")
+    check_resumable(parameters(tmp_path, resume="auto", **{name: changes}), print)
 
 
 @pytest.mark.parametrize("name", list(DECISIVE))
