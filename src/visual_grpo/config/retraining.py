@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from visual_grpo.config.base import Strict
 from visual_grpo.config.data_checks import DataChecks
@@ -63,9 +63,3 @@ class RetrainConfig(Strict):
         "work",
         description="always; work: not where nothing was to be done; failure: where the exit code is neither 0 nor 3",
     )
-
-    @model_validator(mode="after")
-    def _names_a_branch(self) -> RetrainConfig:
-        if self.commit is not None and not self.commit.strip():
-            raise ValueError("retrain.commit is empty; expected the name of a branch, or null")
-        return self

@@ -141,7 +141,8 @@ class Watch:
         rows = [row for row, record in enumerate(records) if record.id in self.reference.index]
         before = self.reference.loc[[records[row].id for row in rows]]
         compare = partial(_difference, list(before["unit"]))
-        level = 1 - 2 * self._level()
+        # Each one-sided bound has an equal part of the error.
+        level = 1 - 2 * self.rule.error / (self.looks * (len(self.guards) + 1 + (self.rule.max_distance is not None)))
         signals = []
         for name in self.guards:
             found = compare(before[f"reward/{name}"], rewards[name].double().cpu()[rows], level)
@@ -159,11 +160,6 @@ class Watch:
         """The base model's picture of each record."""
         known = self.reference["file"]
         return [self.folder / known[record.id] if record.id in known.index else None for record in records]
-
-    def _level(self) -> float:
-        """Of each one-sided bound."""
-        limited = len(self.guards) + 1 + (self.rule.max_distance is not None)
-        return self.rule.error / (self.looks * limited)
 
     def _distance(self, file: str, sample: Tensor) -> float:
         """Root mean square of the differences of pixels in [0, 1], both pictures reduced."""

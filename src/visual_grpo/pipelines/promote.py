@@ -50,7 +50,11 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
     registry = Registry.of(parameters)
     candidate, champion = _candidate(parameters), registry.champion()
     digest = adapter_digest(_folder(candidate))
-    _check_judge(candidate, parameters)
+    if changed := judge_differences(candidate, parameters):
+        raise UserError(
+            f"promote: the rewards that would judge {candidate.name} are not those that it was trained with"
+            f" ({'; '.join(changed)}). Put the code back as it was and leave such parameters out, or train again."
+        )
     known: dict[str, Any] = {
         "candidate": {"name": candidate.name, "digest": digest, "run_id": candidate.facts.get("mlflow_run_id")},
         "champion": None if champion is None else {"version": champion.version, "digest": champion.digest},
@@ -62,14 +66,23 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
         sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
         stages = _earlier_stages(parameters, digest, promotion_draft)
         return promotion_draft, known | {"promoted": True, "already": True, "sentence": sentence, "stages": stages}
+    again = Command.now().of_pipeline("promote")
     undone = None if parameters.promotion.rolled_back else registry.rolled_back(digest)
-    if undone is not None:
-        return promotion_draft, known | {"sentence": _was_rolled_back(candidate, registry, *undone)}
+    if undone is not None:  # Somebody had a reason, which the gate does not know.
+        sentence = (
+            f"Not promoted: {candidate.name} is version {undone[0]} of {registry.name}, which was rolled back on"
+            f" {undone[1]}. If it may be champion again: {again.adding({'promotion.rolled_back': True})}"
+        )
+        return promotion_draft, known | {"sentence": sentence}
     _check_number_of_gates(parameters, registry, digest)
     references = _references(candidate, champion)
     changed = [] if champion is None else reward_differences(references[CHAMPION], candidate)
-    if changed and not parameters.promotion.new_reward:
-        return promotion_draft, known | {"sentence": _has_another_reward(candidate, changed)}
+    if changed and not parameters.promotion.new_reward:  # Its own reward calls it better, whatever went wrong there.
+        sentence = (
+            f"Not promoted: {candidate.name} was trained with another reward than the champion ({'; '.join(changed)})."
+            f" If that is intended, judge both by the new reward: {again.adding({'promotion.new_reward': True})}"
+        )
+        return promotion_draft, known | {"sentence": sentence}
     stages = _stages(parameters, records, candidate, references, promotion_draft)
     _write_report(parameters, candidate, stages, promotion_draft, CHAMPION if champion is not None else BASE_MODEL)
     last = list(stages.values())[-1]  # It is reached only if the others hold.
@@ -109,16 +122,6 @@ def _candidate(parameters: Parameters) -> Side:
 def _folder(side: Side) -> Path:
     assert side.folder is not None
     return side.folder
-
-
-def _check_judge(candidate: Side, parameters: Parameters) -> None:
-    """Raises UserError where the candidate would be judged by something else than it was trained with."""
-    changed = judge_differences(candidate, parameters)
-    if changed:
-        raise UserError(
-            f"promote: the rewards that would judge {candidate.name} are not those that it was trained with"
-            f" ({'; '.join(changed)}). Put the code back as it was and leave such parameters out, or train again."
-        )
 
 
 def _check_unchanged(parameters: Parameters, registry: Registry, judgement: Mapping[str, Any]) -> None:
@@ -172,8 +175,9 @@ def _references(candidate: Side, champion: Registered | None) -> dict[str, Side]
     if champion is None:
         return {BASE_MODEL: BASE}
     side = side_of(f"champion {champion.version}", champion.adapters())
-    for what, value in {"base model": _base, "task": _task}.items():
-        now, before = value(candidate.facts), value(side.facts)
+    bases = [str(facts.get("model_content") or facts["model_digest"])[:12] for facts in (candidate.facts, side.facts)]
+    tasks = [str(facts["parameters"]["data"]["task"]) for facts in (candidate.facts, side.facts)]
+    for what, (now, before) in {"base model": bases, "task": tasks}.items():
         if now != before:
             raise UserError(
                 f"The champion (version {champion.version} of {champion.name}) has another {what} than the candidate:"
@@ -181,14 +185,6 @@ def _references(candidate: Side, champion: Registered | None) -> dict[str, Side]
                 " promotion.model=NAME"
             )
     return {CHAMPION: side, BASE_MODEL: BASE}
-
-
-def _base(facts: Mapping[str, Any]) -> str:
-    return str(facts.get("model_content") or facts["model_digest"])[:12]
-
-
-def _task(facts: Mapping[str, Any]) -> str:
-    return str(facts["parameters"]["data"]["task"])
 
 
 def _stages(
@@ -228,24 +224,6 @@ def _judge_on(
         draw(parameters, side, side.facts or candidate.facts, records, scorer, drawn, split=split)
         scores[name] = generate.read_scores(drawn)
     return decide(scores.pop("candidate"), scores, parameters.promotion, groups)
-
-
-def _has_another_reward(candidate: Side, changed: Sequence[str]) -> str:
-    """Its own reward would call it better, whatever went wrong with that reward."""
-    intended = Command.now().of_pipeline("promote").adding({"promotion.new_reward": True})
-    return (
-        f"Not promoted: {candidate.name} was trained with another reward than the champion ({'; '.join(changed)})."
-        f" If that is intended, judge both by the new reward: {intended}"
-    )
-
-
-def _was_rolled_back(candidate: Side, registry: Registry, version: int, date: str) -> str:
-    """Somebody had a reason, which the gate does not know."""
-    again = Command.now().of_pipeline("promote").adding({"promotion.rolled_back": True})
-    return (
-        f"Not promoted: {candidate.name} is version {version} of {registry.name}, which was rolled back on {date}. If"
-        f" it may be champion again: {again}"
-    )
 
 
 def _write_report(
