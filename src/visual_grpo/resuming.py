@@ -12,7 +12,7 @@ from typing import Any
 from visual_grpo.computed_with import MEANING
 from visual_grpo.config import Parameters, flatten, merged, presets
 from visual_grpo.config.validation import validate
-from visual_grpo.decisive_parameters import decisive, transport_parameters
+from visual_grpo.decisive_parameters import decisive
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.files import write_atomically
 from visual_grpo.grpo import checkpoint
@@ -25,15 +25,9 @@ ROUNDING = (
     *("distributed.processes", "distributed.sharded"),
 )
 """Patterns of the parameters that say where and in how large parts something is computed."""
-MAY_CHANGE = (
-    # Not of the training, or how often something is done beside it.
-    *("resume", "output", "adapter", "generate.*", "score.*", "compare.*", "reward_report.*", "tracking.*"),
-    *("vote.*", "promotion.*", "run", "reproduce.*", "evaluation.every", "evaluation.redraw"),
-    *("grpo.non_finite", "alarm.*"),
-    *ROUNDING,
-)
-"""Patterns of the parameters that a resumed run may change, beside ``grpo.steps`` where the schedule allows it
-and the `transport` of rewards."""
+MAY_CHANGE = ("evaluation.every", "grpo.non_finite", "alarm.*", *ROUNDING)
+"""Patterns of the `decisive` parameters that a resumed run may change, beside ``grpo.steps`` where the schedule allows
+it."""
 STEPS = "grpo.steps"
 FINISHED = "finished.json"
 """Beside the checkpoints: the one with which a training ended whose adapters are in their place."""
@@ -161,13 +155,10 @@ def refuse_changes(path: Path, facts: Mapping[str, Any], config: Parameters) -> 
 
 def _fixed(config: Parameters) -> dict[str, Any]:
     """The parameters by their dotted names that a resumed run must share with its checkpoint."""
-    tree = config.public()
-    transport = transport_parameters(tree)
     return {
         name: value
-        for name, value in flatten(tree).items()
-        # Empty: a section that holds nothing that decides.
-        if value != {} and name not in transport and not any(fnmatchcase(name, pattern) for pattern in MAY_CHANGE)
+        for name, value in decisive("train", config.public()).items()
+        if not any(fnmatchcase(name, pattern) for pattern in MAY_CHANGE)
     }
 
 
