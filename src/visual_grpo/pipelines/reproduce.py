@@ -22,7 +22,10 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
             " latest, what the train pipeline left in this output folder"
         )
     latest = Path(parameters.adapters_folder)
-    adapters, start = find_adapters(parameters.run, latest), None
+    try:
+        adapters, start = find_adapters(parameters.run, latest), None
+    except UserError as error:
+        raise UserError(f"run: {str(error).removeprefix('adapter: ')}") from error
     facts = read_facts(adapters)
     if "start" in facts:
         named = facts["parameters"]["train"]["start"]
