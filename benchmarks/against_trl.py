@@ -122,7 +122,7 @@ class Trls:
         from trl import GRPOTrainer as Trainer
 
         from datasets import Dataset
-        from visual_grpo.policies.qwen2_5_vl.family import FAMILY
+        from visual_grpo.policies.qwen2_5_vl import FAMILY
 
         shape = setup.shape
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(

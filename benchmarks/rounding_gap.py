@@ -3,7 +3,7 @@
 The sampler decodes token by token from a cache, the replay scores whole sequences: the same function, another order of
 sums. In half precision that makes every ratio a little wrong. Measured on GLM-Image's language model with random
 weights, over depth, width and the standard deviation of its logits (the output layer is scaled to it). The last column
-is the mean divided by sqrt(layers) x deviation, which `policies.half_precision` takes as a constant.
+is the mean divided by sqrt(layers) x deviation, which `policies.tokens` takes as a constant.
 
     python benchmarks/rounding_gap.py --layers 2 10 40
 """

@@ -26,7 +26,7 @@ _HOMES = {
     "Family": "policies.family",
     "Module": "policies.family",
     "ModelSettings": "policies.family",
-    "FlowGenerator": "policies.flow_generator",
+    "FlowGenerator": "policies.flow_policy",
     "FlowModel": "policies.flow_model",
     "FlowPolicy": "policies.flow_policy",
     "Schedule": "policies.flow_model",

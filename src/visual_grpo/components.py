@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from visual_grpo.command import again, launched_by
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
@@ -15,7 +15,7 @@ from visual_grpo.trained_adapters import check_base, check_weights
 if TYPE_CHECKING:
     from visual_grpo.distributed.policy import FirstScores
     from visual_grpo.grpo.trainer import GRPOTrainer, Trainer
-    from visual_grpo.policies.family import Family, Model
+    from visual_grpo.policies.family import Family, Model, TwoStageModel
     from visual_grpo.policies.family_settings import Plan
     from visual_grpo.rewards.combine import RewardSet
     from visual_grpo.types import JointPolicy, Policy
@@ -110,7 +110,7 @@ def build_policies(
         )
         for module in plan.modules
     }
-    return policies, model.joint_policy(*policies.values()) if plan.joint else None
+    return policies, cast("TwoStageModel", model).joint_policy(*policies.values()) if plan.joint else None
 
 
 def require_gpus(config: Parameters) -> None:

@@ -11,7 +11,7 @@ from tests.conftest import SIZE
 from visual_grpo.components import load_model
 from visual_grpo.config import LoraParams, SamplerConfig
 from visual_grpo.errors import UserError
-from visual_grpo.policies.adapters import AdapterSet
+from visual_grpo.policies.lora import AdapterSet
 
 SAMPLER = SamplerConfig(temperature=1.0, steps=4, guidance_scale=1.0)
 

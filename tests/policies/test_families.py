@@ -104,8 +104,6 @@ def test_a_family_of_ones_own(tmp_path: Path) -> None:
     got = policy.rollout(records, 2, torch.Generator().manual_seed(0))
     (chunk,) = policy.replay(got.trajectory, torch.arange(6))
     torch.testing.assert_close(chunk.log_probs, got.log_probs, rtol=0, atol=1e-4)
-    with pytest.raises(UserError, match="one module"):
-        model.joint_policy(policy, policy)
     with pytest.raises(UserError, match="toy has no module 'dit'; it has net"):
         load_policy(str(tmp_path), family=OWN, module="dit")
     with pytest.raises(UserError, match=r"The family toy has the options brightness:\n  model.options.brightnes:.*Did"):

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.policies.toy_flow import SlopeAdapter, ToyFlow
 from visual_grpo.config import FlowConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
-from visual_grpo.policies.denoising import Denoiser, Twins
+from visual_grpo.policies.denoising import Denoiser
 from visual_grpo.policies.flow_policy import FlowPolicy
 from visual_grpo.policies.flow_sde import log_prob
 from visual_grpo.types import PromptRecord
@@ -73,11 +73,9 @@ def test_the_noise_of_a_step_is_standard_normal_and_not_the_start_noise(shared: 
 
 
 def test_stochastic_generation_has_noise_of_its_own_too() -> None:
-    denoiser = Denoiser(ToyFlow(), EVERY_STEP, denoise_batch=8, decode_batch=8)
+    denoiser = Denoiser(ToyFlow(), PolicyConfig(flow=EVERY_STEP))
     seeds, entries = [5, 6], torch.arange(2)
-    path = denoiser.sample_path(
-        torch.zeros(2), entries, seeds, seeds, steps=4, window=range(3), twins=Twins.neighbours(2, 1)
-    )
+    path = denoiser.sample_path(torch.zeros(2), entries, seeds, seeds, steps=4, window=range(3))
     start = denoiser.start_noise(seeds)
     assert torch.equal(path.states[:, 0], start)
     drawn = (path.next_states[:, 0] - path.means[:, 0]) / path.stds[0]

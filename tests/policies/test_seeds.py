@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.policies.toy_flow import ToyFlow
-from visual_grpo.config import FlowConfig
+from visual_grpo.config import PolicyConfig
 from visual_grpo.policies.denoising import Denoiser
 from visual_grpo.policies.tokens import row_uniforms
 
@@ -18,6 +18,6 @@ the size of some numbers from the very bits that some uniforms are made of."""
 def test_tokens_and_start_noise_of_a_seed_are_independent() -> None:
     seeds = torch.randint(2**62, (ROWS,), generator=torch.Generator().manual_seed(0)).tolist()
     uniforms = row_uniforms(seeds, 16).float()
-    denoiser = Denoiser(ToyFlow(), FlowConfig(), denoise_batch=8, decode_batch=8)
+    denoiser = Denoiser(ToyFlow(), PolicyConfig())
     sizes = denoiser.start_noise(seeds).flatten(1)[:, :64].square()
     assert torch.corrcoef(torch.cat([uniforms, sizes], 1).t())[:16, 16:].abs().max() < LARGEST

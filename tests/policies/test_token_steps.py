@@ -51,19 +51,20 @@ def test_one_prompt_needs_no_padding(pipeline_folder: Path) -> None:
 def test_masks_and_rotary_tables_are_those_of_the_models_own_forward(
     pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch, attention: str, rows: int
 ) -> None:
-    """Bit for bit; the model's own forward serves an attention that is not known here."""
+    """Bit for bit."""
     found = draw(pipeline_folder, "growing", attention, rows)  # The adapter is not merged: by the model's layers.
-    own = 0
 
-    def counted(*args: Any) -> torch.Tensor:
-        nonlocal own
-        own += 1
-        return forward(*args)
+    class Stock:
+        def __init__(self, model: Any, prefix: Any, length: int) -> None:
+            self.model, self.cache, self.mask = model, prefix.cache, prefix.mask
+            self.positions = iter(prefix.token_positions.split(1, -1))
 
-    monkeypatch.setattr(token_steps, "_KNOWN_ATTENTION", ())
-    monkeypatch.setattr(token_steps, "forward", counted)
+        def next(self, embeds: torch.Tensor) -> torch.Tensor:
+            self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
+            return forward(self.model, embeds, self.mask, next(self.positions), self.cache)
+
+    monkeypatch.setattr(token_steps, "GrowingSteps", Stock)
     expected = draw(pipeline_folder, "growing", attention, rows)
-    assert own == (expected.log_probs.shape[1] - 1) * -(-rows // 4)
     assert torch.equal(found.trajectory.tokens, expected.trajectory.tokens)
     assert torch.equal(found.log_probs, expected.log_probs)
     assert torch.equal(found.entropy, expected.entropy)

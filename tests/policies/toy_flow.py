@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from visual_grpo.config import LoraParams, ModelConfig, Strict
 from visual_grpo.policies.family import Family, ModelSettings, Module
-from visual_grpo.policies.flow_generator import FlowGenerator
 from visual_grpo.policies.flow_model import Schedule, Velocity
+from visual_grpo.policies.flow_policy import FlowGenerator
+from visual_grpo.policies.lora import Adapter
 from visual_grpo.types import PromptRecord
 
 
@@ -52,11 +53,8 @@ class ToyFlow:
         return list(((latents[:, :3].tanh() + 1) * 127).to(torch.uint8))
 
 
-class SlopeAdapter:
-    """Satisfies ``lora.Adapter``: the whole slope is the adapter's, 0 without it."""
-
-    def __init__(self, field: Field) -> None:
-        self.field = field
+class SlopeAdapter(Adapter):
+    """The whole slope is the adapter's, 0 without it."""
 
     @classmethod
     def attach(cls, base: Field, params: LoraParams, targets: str | list[str], seed: int) -> SlopeAdapter:
@@ -74,22 +72,22 @@ class SlopeAdapter:
         return state
 
     def parameters(self) -> list[nn.Parameter]:
-        return [self.field.slope]
+        return [self.model.slope]
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        slope = self.field.slope.detach().clone()
-        self.field.slope.data.zero_()
+        slope = self.model.slope.detach().clone()
+        self.model.slope.data.zero_()
         try:
             yield
         finally:
-            self.field.slope.data.copy_(slope)
+            self.model.slope.data.copy_(slope)
 
     def state(self) -> dict[str, Tensor]:
-        return {"slope": self.field.slope.detach().clone()}
+        return {"slope": self.model.slope.detach().clone()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.field.slope.data.copy_(state["slope"])
+        self.model.slope.data.copy_(state["slope"])
 
     def save(self, folder: Path | str) -> None:
         Path(folder).mkdir(parents=True)

@@ -16,7 +16,7 @@ from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
 import visual_grpo.starter.qwen2_5_vl.pretrain as pretraining
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.policies.qwen2_5_vl.answer_model import AnswerModel
+from visual_grpo.policies.qwen2_5_vl import AnswerModel
 from visual_grpo.policies.token_model import TokenTrajectory, token_log_probs
 from visual_grpo.segmentation.answer import parse_answer
 from visual_grpo.segmentation.segmenter import PointPrompt

@@ -34,7 +34,6 @@ def fewer_repeats(meter: Meter, seen: Callable[[Denoised], None]) -> Iterator[No
         replaced(token_model, "_sample_batch", decoding.batch),
         replaced(token_model, "prefill", decoding.prefill),
         replaced(token_steps, "layers", decoding.step),
-        replaced(token_steps, "forward", decoding.step),
         replaced(Denoiser, "_ode", lambda real: _two_steps(meter, real, seen)),
         replaced(Denoiser, "_batched", lambda real: _one_batch(meter, real)),
     ):

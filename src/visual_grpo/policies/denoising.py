@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from visual_grpo.config import FlowConfig, SamplerConfig
+from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.hardware.parallel import map_on_cores
 from visual_grpo.hardware.turns import present
@@ -22,24 +22,6 @@ from visual_grpo.policies.flow_sde import noises, ode_step, transition
 from visual_grpo.policies.rows import START_NOISE, STEP_NOISE
 
 C = TypeVar("C")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Twins:
-    """Rows with the same conditions and start noise: identical until the first stochastic step adds noise.
-
-    What comes before is computed once per group, forward and backward: of G decodes G - 1 passes are saved.
-    """
-
-    first: Tensor
-    """[M] int64, the first row of each group."""
-    group_of_row: Tensor
-    """[B] int64."""
-
-    @classmethod
-    def neighbours(cls, count: int, size: int) -> Twins:
-        """``count`` groups of ``size`` neighbouring rows; size 1 = every row is computed separately."""
-        return cls(first=torch.arange(count) * size, group_of_row=torch.arange(count).repeat_interleave(size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +43,8 @@ class DenoisedPath:
 class Denoiser(Generic[C]):
     """Denoises and decodes with one flow model; an adapter injected into its transformer takes part."""
 
-    def __init__(self, model: FlowModel[C], flow: FlowConfig, *, denoise_batch: int, decode_batch: int) -> None:
-        """``denoise_batch``, ``decode_batch``: images that the transformer denoises, and the VAE decodes, at a time
-        without gradient; on a CPU every core takes such a batch."""
-        self.model, self.flow = model, flow
-        self.denoise_batch, self.decode_batch = denoise_batch, decode_batch
+    def __init__(self, model: FlowModel[C], config: PolicyConfig) -> None:
+        self.model, self.config, self.flow = model, config, config.flow
 
     def start_noise(self, seeds: Sequence[int]) -> Tensor:
         """[B, C, h, w] float32 on the CPU; row i is a function of ``seeds[i]``."""
@@ -81,7 +60,7 @@ class Denoiser(Generic[C]):
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
         """[B, C, h, w] -> B uint8 images [3, H, W] on the CPU."""
-        parts = map_on_cores(self.model.pixels, latents.split(self.decode_batch), latents.device)
+        parts = map_on_cores(self.model.pixels, latents.split(self.config.decode_batch), latents.device)
         return [image for part in parts for image in part]
 
     def generate(self, conditions: C, seeds: Sequence[int], sampler: SamplerConfig) -> list[Tensor]:
@@ -91,9 +70,7 @@ class Denoiser(Generic[C]):
         if not sampler.stochastic:
             return self.pixels(self.integrate(conditions, entries, seeds, steps))
         window = self.window(steps, torch.Generator().manual_seed(0))
-        twins = Twins.neighbours(len(seeds), 1)
-        path = self.sample_path(conditions, entries, seeds, seeds, steps=steps, window=window, twins=twins)
-        return self.pixels(path.latents)
+        return self.pixels(self.sample_path(conditions, entries, seeds, seeds, steps=steps, window=window).latents)
 
     def window(self, steps: int, generator: torch.Generator) -> range:
         """The stochastic ones among ``steps`` denoising steps; a window without a fixed start is drawn."""
@@ -119,7 +96,7 @@ class Denoiser(Generic[C]):
         *,
         steps: int,
         window: range,
-        twins: Twins,
+        shared: int = 1,
     ) -> DenoisedPath:
         """Stochastic steps in ``window``, ODE elsewhere.
 
@@ -130,39 +107,29 @@ class Denoiser(Generic[C]):
             entries: [B] int64, which of the conditions' entries each row has.
             noise_seeds: [B], of the start noise.
             step_seeds: [B], of the noise of the stochastic steps.
+            shared: that many neighbouring rows have the same conditions and start noise. They are identical until the
+                first stochastic step adds noise: what comes before is computed once for them.
         """
-        with present(self.model.transformer):
-            return self._sample_path(conditions, entries, noise_seeds, step_seeds, steps, window, twins)
-
-    def _sample_path(
-        self,
-        conditions: C,
-        entries: Tensor,
-        noise_seeds: Sequence[int],
-        step_seeds: Sequence[int],
-        steps: int,
-        window: range,
-        twins: Twins,
-    ) -> DenoisedPath:
-        schedule = self.model.schedule(steps)
-        start = self.start_noise(noise_seeds)
+        schedule, transformer = self.model.schedule(steps), self.model.transformer
+        start = self.start_noise(noise_seeds)[::shared]
         drawn = noises([seed ^ STEP_NOISE for seed in step_seeds], len(window), self.model.latent_shape)
         before, after, means, stds = [], [], [], []
-        shared = entries[twins.first]
-        with lora.merged(self.model.transformer):
-            state = self._ode(start[twins.first], conditions, shared, schedule, range(window.start))
-        mean, std = self._transition(state, conditions, shared, schedule, window.start)
-        state, mean = state[twins.group_of_row], mean[twins.group_of_row]
-        for column, step in enumerate(window):
-            if column:
-                mean, std = self._transition(state, conditions, entries, schedule, step)
-            before.append(state)
-            state = mean + std * drawn[:, column].to(mean.device)
-            after.append(state)
-            means.append(mean)
-            stds.append(std)
-        with lora.merged(self.model.transformer):
-            latents = self._ode(state, conditions, entries, schedule, range(window.stop, steps))
+        with present(transformer):
+            with lora.merged(transformer):
+                state = self._ode(start, conditions, entries[::shared], schedule, range(window.start))
+            for column, step in enumerate(window):
+                if column:
+                    mean, std = self._transition(state, conditions, entries, schedule, step)
+                else:
+                    mean, std = self._transition(state, conditions, entries[::shared], schedule, step)
+                    state, mean = state.repeat_interleave(shared, 0), mean.repeat_interleave(shared, 0)
+                before.append(state)
+                state = mean + std * drawn[:, column].to(mean.device)
+                after.append(state)
+                means.append(mean)
+                stds.append(std)
+            with lora.merged(transformer):
+                latents = self._ode(state, conditions, entries, schedule, range(window.stop, steps))
         return DenoisedPath(
             latents=latents,
             states=torch.stack(before, 1),
@@ -207,6 +174,6 @@ class Denoiser(Generic[C]):
 
     def _batched(self, state: Tensor, entries: Tensor, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """``run(state, entries)`` for ``denoise_batch`` rows at a time, without gradient, joined."""
-        device = self.model.transformer.device
-        parts = zip(state.to(device).split(self.denoise_batch), entries.split(self.denoise_batch), strict=True)
+        device, size = self.model.transformer.device, self.config.denoise_batch
+        parts = zip(state.to(device).split(size), entries.split(size), strict=True)
         return torch.cat(map_on_cores(lambda part: run(*part), parts, device))

@@ -9,10 +9,10 @@ from visual_grpo.policies.loading import saved_class
 
 AUTO = "auto"
 BUILT_IN = {
-    "glm_image": "visual_grpo.policies.glm_image.family:FAMILY",
-    "sd3": "visual_grpo.policies.sd3.family:FAMILY",
-    "qwen_image": "visual_grpo.policies.qwen_image.family:FAMILY",
-    "qwen2_5_vl": "visual_grpo.policies.qwen2_5_vl.family:FAMILY",
+    "glm_image": "visual_grpo.policies.glm_image.model:FAMILY",
+    "sd3": "visual_grpo.policies.sd3:FAMILY",
+    "qwen_image": "visual_grpo.policies.qwen_image:FAMILY",
+    "qwen2_5_vl": "visual_grpo.policies.qwen2_5_vl:FAMILY",
 }
 """Imported only when asked for: generic code knows no model, and starting up loads no model library."""
 

@@ -8,32 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from visual_grpo.config import LoraParams, ModelConfig, PolicyConfig, SamplerConfig, Strict, Task
+from visual_grpo.config import ModelConfig, PolicyConfig, SamplerConfig, Strict, Task
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from visual_grpo.policies.adapters import AdapterSet
-    from visual_grpo.policies.lora import Adapter
+    from visual_grpo.policies.lora import Adapter, AdapterSet
     from visual_grpo.types import JointPolicy, Policy, PromptRecord, Sample
 
 Kind = Literal["tokens", "flow"]
 """What a module's decisions are: generated tokens, or stochastic denoising steps."""
-
-
-class AdapterFormat(Protocol):
-    """How a module's LoRA is put on and saved (a class of ``policies.lora``)."""
-
-    def attach(self, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Adapter: ...
-
-    def load(self, base: Any, folder: Path) -> Adapter: ...
-
-    def saved(self, folder: Path) -> dict[str, Tensor]:
-        """The `Adapter.state` of a saved one."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +25,8 @@ class Module:
     """A part of a model that can be trained."""
 
     kind: Kind
-    adapter: AdapterFormat
+    adapter: type[Adapter]
+    """How its LoRA is put on and saved."""
     targets: str | list[str]
     """peft's target_modules: the matrices that get a LoRA where the parameters name none."""
     advice: str
@@ -77,9 +62,11 @@ class Model(Protocol):
         """The policy of a module that has an adapter; training samples are drawn as ``rollout`` says."""
         ...
 
-    def joint_policy(self, outer: Policy[Any], inner: Policy[Any]) -> JointPolicy:
-        """One policy of both stages. Raises UserError for a model of one stage."""
-        ...
+
+class TwoStageModel(Model, Protocol):
+    """A `Model` of two modules that one rollout can train."""
+
+    def joint_policy(self, outer: Policy[Any], inner: Policy[Any]) -> JointPolicy: ...
 
 
 class NoOptions(Strict):
@@ -99,7 +86,7 @@ class Family:
     load: Callable[[str, ModelConfig], Any]
     """(folder or hub id, config) -> the pipeline or model, frozen and in evaluation mode. Raises UserError."""
     build: Callable[[Any, ModelSettings], Model]
-    """What ``load`` gave, as a `Model`."""
+    """Makes a `Model` of what ``load`` gave."""
     options: type[Strict] = field(default=NoOptions)
     """``model.options`` of this family."""
 

@@ -6,12 +6,12 @@ diffusers: so each loads by the plain call of the library that its module comes 
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,254 @@ from visual_grpo.config import LoraParams
 from visual_grpo.errors import UserError
 from visual_grpo.hardware import shards
 from visual_grpo.hardware.quantised import QuantisedLinear
+from visual_grpo.hardware.turns import present
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+    from visual_grpo.policies.family import Module
+
+_DIFFUSERS_CONFIG = "lora_adapter_metadata"
 
 
-@contextlib.contextmanager
+class Adapter:
+    """A module's LoRA on ``model``; a subclass puts it on and saves it in its library's format."""
+
+    file: ClassVar[str]
+    """The name of the file of saved weights."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @classmethod
+    def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
+        """Freezes ``base`` and adds a LoRA of zero effect (B = 0; arXiv 2106.09685), without dropout.
+
+        ``targets`` are the modules that get one where ``params`` does not name them. A's initial values come from
+        ``seed``; torch's own generator is left as it was.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def load(cls, base: Any, folder: Path) -> Self:
+        """A saved adapter on a plain model, for sampling only."""
+        raise NotImplementedError
+
+    @classmethod
+    def saved(cls, folder: Path) -> dict[str, Tensor]:
+        """The `state` that `save` wrote."""
+        from safetensors.torch import load_file
+
+        with _loading(folder, cls.file):
+            return load_file(folder / cls.file)
+
+    def save(self, folder: Path | str) -> None:
+        raise NotImplementedError
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """The reference policy: the module without its adapter. Layers that are off already are left off."""
+        layers = [layer for layer in _layers(self.model) if not layer.disable_adapters]
+        for layer in layers:
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.enable_adapters(True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Its tensors by the names that peft saves; copies, which training does not change."""
+        from peft import get_peft_model_state_dict
+
+        return {name: value.detach().clone() for name, value in get_peft_model_state_dict(self.model).items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Puts tensors of ``state`` back; every one must fit."""
+        from peft import set_peft_model_state_dict
+
+        odd = sorted(set(self.state()).symmetric_difference(state))[:3]
+        if odd:
+            raise UserError(
+                f"The saved adapter does not fit this model: {odd} differ. Were policy.lora or model changed?"
+            )
+        set_peft_model_state_dict(self.model, dict(state), adapter_name="default")
+
+
+class PeftAdapter(Adapter):
+    """On a transformers model; saved as ``PeftModel.from_pretrained`` reads it."""
+
+    file = "adapter_model.safetensors"
+
+    @classmethod
+    def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
+        from peft import get_peft_model
+
+        base.requires_grad_(False)
+        with _seeded(seed):
+            return cls(get_peft_model(base, _config(params, targets)))
+
+    @classmethod
+    def load(cls, base: Any, folder: Path) -> Self:
+        from peft import PeftModel
+
+        with _loading(folder, "adapter_config.json"):
+            return cls(PeftModel.from_pretrained(base, str(folder)))
+
+    def save(self, folder: Path | str) -> None:
+        """``adapter_config.json`` and ``adapter_model.safetensors``."""
+        self.model.save_pretrained(str(folder))
+
+
+class DiffusersAdapter(Adapter):
+    """On a diffusers transformer; saved as ``transformer.load_lora_adapter(folder, prefix=None)`` reads it."""
+
+    file = "pytorch_lora_weights.safetensors"
+    prefix: ClassVar[str | None] = None
+    """What the names of saved tensors start with."""
+
+    @classmethod
+    def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
+        base.requires_grad_(False)
+        with _seeded(seed):
+            base.add_adapter(_config(params, targets))
+        return cls(base)._in_single_precision()
+
+    @classmethod
+    def load(cls, base: Any, folder: Path) -> Self:
+        with _loading(folder, cls.file):
+            base.load_lora_adapter(str(folder), prefix=cls.prefix, adapter_name="default", use_safetensors=True)
+            if not hasattr(base, "peft_config"):  # diffusers only warns where it finds nothing.
+                raise ValueError(f"no tensor's name starts with {cls.prefix}.")
+        adapter = cls(base)._in_single_precision()
+        adapter.load_state(cls.saved(folder))  # diffusers has rounded it to the model's precision.
+        return adapter
+
+    def _in_single_precision(self) -> Self:
+        """As peft does itself for a PeftModel: updates vanish in half precision, and images become others."""
+        for layer in _layers(self.model):
+            layer.lora_A.float()
+            layer.lora_B.float()
+        return self
+
+    @classmethod
+    def saved(cls, folder: Path) -> dict[str, Tensor]:
+        return {name.removeprefix(_start(cls.prefix)): value for name, value in super().saved(folder).items()}
+
+    def save(self, folder: Path | str) -> None:
+        """``pytorch_lora_weights.safetensors``, with the adapter's configuration in its metadata."""
+        self.model.save_lora_adapter(str(folder))
+        _rewrite(Path(folder) / self.file, self.prefix)
+
+
+class PipelineAdapter(DiffusersAdapter):
+    """On the transformer of a pipeline that loads adapters itself, by ``pipeline.load_lora_weights(folder)``."""
+
+    prefix = "transformer"
+
+
+class AdapterSet:
+    """The adapters of one model by the names of its modules; empty at first."""
+
+    def __init__(self, modules: Mapping[str, Module], networks: Mapping[str, Any]) -> None:
+        """``networks``: the model of transformers or diffusers that each module's LoRA is put on."""
+        self._modules, self.networks = modules, networks
+        self._adapters: dict[str, Adapter] = {}
+
+    def attach(self, params: Mapping[str, LoraParams], seed: int) -> None:
+        """A fresh adapter for each module named; changes nothing until it is trained."""
+        for name, own in params.items():
+            module = self._modules[name]
+            with present(self.networks[name]):  # The LoRA is put where the weights are, and stays there.
+                self._adapters[name] = module.adapter.attach(self.networks[name], own, module.targets, seed)
+
+    def load(self, folder: Path, names: Sequence[str]) -> None:
+        """Saved adapters, one folder a module, for sampling only."""
+        for name in names:
+            with present(self.networks[name]):
+                self._adapters[name] = self._modules[name].adapter.load(self.networks[name], folder / name)
+
+    def start_from(self, folder: Path) -> None:
+        """Gives the attached adapters the weights of saved ones of the same LoRA, to be trained on."""
+        for name, adapter in self._adapters.items():
+            adapter.load_state(self._modules[name].adapter.saved(folder / name))
+
+    def save(self, folder: Path) -> None:
+        """One folder a module, each in its library's format."""
+        for name, adapter in self._adapters.items():
+            adapter.save(folder / name)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every adapter's tensors, as ``module/name``; copies, which training does not change."""
+        return {
+            f"{m}/{name}": value for m, adapter in self._adapters.items() for name, value in adapter.state().items()
+        }
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Puts tensors of ``state`` back."""
+        for name, adapter in self._adapters.items():
+            start = f"{name}/"
+            adapter.load_state({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
+
+    def __getitem__(self, name: str) -> Adapter:
+        if name not in self._adapters:
+            raise UserError(f"the module {name!r} has no adapter yet: call adapters.attach or adapters.load first")
+        return self._adapters[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._adapters
+
+
+class AdapterPolicy:
+    """Parameters and state of ``types.Policy``."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        return self.adapter.parameters()
+
+    def adapter_state_dict(self) -> dict[str, Tensor]:
+        return self.adapter.state()
+
+    def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.adapter.load_state(state)
+
+    def save_adapter(self, folder: Path | str) -> None:
+        """In the format of the library that the module comes from; the README says how to load it."""
+        self.adapter.save(folder)
+
+
+@contextmanager
+def merged(model: nn.Module) -> Iterator[None]:
+    """Any adapter of ``model`` folded into the weights while sampling: one matrix product instead of three.
+
+    Afterwards the weights are put back from copies, since adding and subtracting would leave rounding behind. In half
+    precision merging rounds the update away, and so it would in 8 or 4 bits, and sharded weights are gathered for one
+    call at a time: there it is `three_kernels`.
+    """
+    layers = _layers(model)
+    if shards.active() or not all(_is_mergeable(layer.get_base_layer()) for layer in layers):
+        with three_kernels(layers):
+            yield
+        return
+    originals = [layer.get_base_layer().weight.detach().clone() for layer in layers]
+    try:
+        for layer in layers:
+            if not layer.disable_adapters:  # Such a one would unmerge itself in its call.
+                layer.merge()
+        yield
+    finally:
+        for layer, weight in zip(layers, originals, strict=True):
+            layer.merged_adapters.clear()
+            layer.get_base_layer().weight.data.copy_(weight)
+
+
+@contextmanager
 def three_kernels(layers: Sequence[Any]) -> Iterator[None]:
     """Inside the block peft's ``layers`` compute y = W x + b + s B (A x) with A and s B rounded to W's precision.
 
@@ -63,194 +308,6 @@ def _forward(base: Any, factors: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> 
     return flat.view(y.shape)
 
 
-if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
-    from transformers import PreTrainedModel
-
-_PEFT_FILE = "adapter_model.safetensors"
-_DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
-_DIFFUSERS_CONFIG = "lora_adapter_metadata"
-
-
-class Adapter(Protocol):
-    """A module's LoRA."""
-
-    def parameters(self) -> list[nn.Parameter]:
-        """What is trained."""
-        ...
-
-    def disabled(self) -> contextlib.AbstractContextManager[object]:
-        """The reference policy: the module without its adapter."""
-        ...
-
-    def state(self) -> dict[str, Tensor]:
-        """Its tensors by the names that peft saves."""
-        ...
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Puts tensors of ``state`` back; every one must fit."""
-        ...
-
-    def save(self, folder: Path | str) -> None: ...
-
-
-class PeftAdapter:
-    """On a transformers model; saved as ``PeftModel.from_pretrained`` reads it."""
-
-    def __init__(self, model: PeftModel) -> None:
-        self.model = model
-
-    @classmethod
-    def attach(cls, base: PreTrainedModel, params: LoraParams, targets: str | list[str], seed: int) -> PeftAdapter:
-        """Freezes ``base`` and adds a LoRA of zero effect (B = 0; arXiv 2106.09685), without dropout.
-
-        ``targets`` are the modules that get one where ``params`` does not name them. A's initial values come from
-        ``seed``; torch's own generator is left as it was.
-        """
-        from peft import get_peft_model
-
-        base.requires_grad_(False)
-        with _seeded(seed):
-            return cls(get_peft_model(base, _config(params, targets)))
-
-    @classmethod
-    def load(cls, base: PreTrainedModel, folder: Path) -> PeftAdapter:
-        """A saved adapter on a plain model, for sampling only."""
-        from peft import PeftModel
-
-        _require(folder / "adapter_config.json")
-        with _loading(folder):
-            return cls(PeftModel.from_pretrained(base, str(folder)))
-
-    def parameters(self) -> list[nn.Parameter]:
-        return [p for p in self.model.parameters() if p.requires_grad]
-
-    def disabled(self) -> contextlib.AbstractContextManager[object]:
-        return _switched_off(self.model)
-
-    def state(self) -> dict[str, Tensor]:
-        return _state(self.model)
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        _load_state(self.model, state, {})
-
-    @classmethod
-    def saved(cls, folder: Path) -> dict[str, Tensor]:
-        """The `state` that `save` wrote."""
-        return _saved(folder / _PEFT_FILE)
-
-    def save(self, folder: Path | str) -> None:
-        """``adapter_config.json`` and ``adapter_model.safetensors``."""
-        self.model.save_pretrained(str(folder))
-
-
-class DiffusersAdapter:
-    """On a diffusers transformer; saved as ``transformer.load_lora_adapter(folder, prefix=None)`` reads it."""
-
-    prefix: ClassVar[str | None] = None
-    """What the names of saved tensors start with."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    @classmethod
-    def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
-        """As `PeftAdapter.attach`."""
-        base.requires_grad_(False)
-        with _seeded(seed):
-            base.add_adapter(_config(params, targets))
-        return cls(base)._in_single_precision()
-
-    @classmethod
-    def load(cls, base: Any, folder: Path) -> Self:
-        """A saved adapter on a plain model, for sampling only."""
-        _require(folder / _DIFFUSERS_FILE)
-        with _loading(folder):
-            base.load_lora_adapter(str(folder), prefix=cls.prefix, adapter_name="default", use_safetensors=True)
-            if not hasattr(base, "peft_config"):  # diffusers only warns where it finds nothing.
-                raise ValueError(f"no tensor's name starts with {cls.prefix}.")
-        adapter = cls(base)._in_single_precision()
-        adapter.load_state(cls.saved(folder))  # diffusers has rounded it to the model's precision.
-        return adapter
-
-    def _in_single_precision(self) -> Self:
-        """As peft does itself for a PeftModel: updates vanish in half precision, and images become others."""
-        from peft.tuners.lora import LoraLayer
-
-        for layer in self.model.modules():
-            if isinstance(layer, LoraLayer):
-                for part in (layer.lora_A, layer.lora_B):
-                    part.float()
-        return self
-
-    def parameters(self) -> list[nn.Parameter]:
-        return [p for p in self.model.parameters() if p.requires_grad]
-
-    def disabled(self) -> contextlib.AbstractContextManager[object]:
-        return _switched_off(self.model)
-
-    def state(self) -> dict[str, Tensor]:
-        return _state(self.model)
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        _load_state(self.model, state, {"adapter_name": "default"})
-
-    @classmethod
-    def saved(cls, folder: Path) -> dict[str, Tensor]:
-        """The `state` that `save` wrote."""
-        start = f"{cls.prefix}." if cls.prefix else ""
-        return {name.removeprefix(start): value for name, value in _saved(folder / _DIFFUSERS_FILE).items()}
-
-    def save(self, folder: Path | str) -> None:
-        """``pytorch_lora_weights.safetensors``, with the adapter's configuration in its metadata."""
-        self.model.save_lora_adapter(str(folder))
-        _rewrite(Path(folder) / _DIFFUSERS_FILE, self.prefix)
-
-
-class PipelineAdapter(DiffusersAdapter):
-    """On the transformer of a pipeline that loads adapters itself, by ``pipeline.load_lora_weights(folder)``."""
-
-    prefix = "transformer"
-
-
-@contextlib.contextmanager
-def merged(model: nn.Module) -> Iterator[None]:
-    """Any adapter of ``model`` folded into the weights while sampling: one matrix product instead of three.
-
-    Afterwards the weights are put back from copies, since adding and subtracting would leave rounding behind. In half
-    precision merging rounds the update away, and so it would in 8 or 4 bits, and sharded weights are gathered for one
-    call at a time: there it is `three_kernels`.
-    """
-    layers = _layers(model)
-    if shards.active() or not all(_is_mergeable(layer.get_base_layer()) for layer in layers):
-        with three_kernels(layers):
-            yield
-        return
-    originals = [layer.get_base_layer().weight.detach().clone() for layer in layers]
-    try:
-        for layer in layers:
-            if not layer.disable_adapters:  # Such a one would unmerge itself in its call.
-                layer.merge()
-        yield
-    finally:
-        for layer, weight in zip(layers, originals, strict=True):
-            layer.merged_adapters.clear()
-            layer.get_base_layer().weight.data.copy_(weight)
-
-
-@contextlib.contextmanager
-def _switched_off(model: nn.Module) -> Iterator[None]:
-    """As peft's ``disable_adapter``, for diffusers' models too, and leaves those off that are off already."""
-    layers = [layer for layer in _layers(model) if not layer.disable_adapters]
-    for layer in layers:
-        layer.enable_adapters(False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.enable_adapters(True)
-
-
 def _layers(model: nn.Module) -> list[Any]:
     from peft.tuners.lora import LoraLayer
 
@@ -268,36 +325,30 @@ def _config(params: LoraParams, default_targets: str | list[str]) -> LoraConfig:
     return LoraConfig(r=params.rank, lora_alpha=params.alpha, lora_dropout=0.0, target_modules=targets)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
 
 
-def _saved(file: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    _require(file)
-    with _loading(file.parent):
-        return load_file(file)
-
-
-def _require(file: Path) -> None:
-    if not file.is_file():
-        raise UserError(f"{file.parent} holds no adapter (no {file.name}). Train one: {again('train')}")
-
-
-@contextlib.contextmanager
-def _loading(folder: Path) -> Iterator[None]:
+@contextmanager
+def _loading(folder: Path, file: str) -> Iterator[None]:
+    """Raises UserError where the adapter in ``folder`` has no ``file``, or cannot be loaded."""
     from safetensors import SafetensorError
 
+    if not (folder / file).is_file():
+        raise UserError(f"{folder} holds no adapter (no {file}). Train one: {again('train')}")
     try:
         yield
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # Damaged, missing or of another model.
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # Damaged, or of another model.
         raise UserError(
             f"The adapter in {folder} cannot be loaded: {error}\nMake it again: {again('train')}"
         ) from error
+
+
+def _start(prefix: str | None) -> str:
+    return f"{prefix}." if prefix else ""
 
 
 def _rewrite(file: Path, prefix: str | None) -> None:
@@ -313,22 +364,7 @@ def _rewrite(file: Path, prefix: str | None) -> None:
         config = json.loads(opened.metadata()[_DIFFUSERS_CONFIG])
     if isinstance(config["target_modules"], list):
         config["target_modules"].sort()
-    start = f"{prefix}." if prefix else ""
-    tensors, config = ({start + name: value for name, value in part.items()} for part in (load_file(file), config))
+    tensors, config = (
+        {_start(prefix) + name: value for name, value in part.items()} for part in (load_file(file), config)
+    )
     save_file(tensors, file, metadata={_DIFFUSERS_CONFIG: json.dumps(config, sort_keys=True)})
-
-
-def _state(model: Any) -> dict[str, Tensor]:
-    from peft import get_peft_model_state_dict
-
-    return {name: value.detach().clone() for name, value in get_peft_model_state_dict(model).items()}
-
-
-def _load_state(model: Any, state: Mapping[str, Tensor], options: Mapping[str, str]) -> None:
-    from peft import set_peft_model_state_dict
-
-    expected = set(_state(model))
-    if expected != set(state):
-        odd = sorted(expected.symmetric_difference(state))[:3]
-        raise UserError(f"The saved adapter does not fit this model: {odd} differ. Were policy.lora or model changed?")
-    set_peft_model_state_dict(model, dict(state), **options)

@@ -5,10 +5,8 @@ Shapes: N distinct records, B rows, T generated tokens, H hidden width, V token 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -126,12 +124,8 @@ def sample_tokens(
     ]
     tokens, log_probs, entropies, deviations = (torch.cat(column) for column in zip(*parts, strict=True))
     ended = is_end(model, tokens)
-    trajectory = TokenTrajectory(
-        encoded=encoded,
-        prompt_of_row=prompt_of_row,
-        tokens=tokens,
-        mask=((ended.cumsum(1) - ended.long()) == 0).cpu(),
-    )
+    mask = ((ended.cumsum(1) - ended.long()) == 0).cpu()
+    trajectory = TokenTrajectory(encoded=encoded, prompt_of_row=prompt_of_row, tokens=tokens, mask=mask)
     return SampledTokens(
         trajectory=trajectory,
         log_probs=log_probs.cpu(),
@@ -157,10 +151,10 @@ def token_log_probs(
 
 def is_end(model: TokenModel[E], tokens: Tensor) -> Tensor:
     """Which tokens end a row, bool in the shape of ``tokens``."""
-    if not model.ends:
-        return torch.zeros_like(tokens, dtype=torch.bool)
-    # A tensor of them would have to be sent to the GPU for every token.
-    return reduce(operator.or_, [tokens == end for end in model.ends])
+    found = torch.zeros_like(tokens, dtype=torch.bool)
+    for end in model.ends:  # A tensor of them would have to be sent to the GPU for every token.
+        found |= tokens == end
+    return found
 
 
 def _sample_batch(

@@ -17,9 +17,8 @@ from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
 from visual_grpo.hardware.turns import present
 from visual_grpo.policies import lora
-from visual_grpo.policies.adapters import AdapterPolicy
-from visual_grpo.policies.half_precision import expected_gap
-from visual_grpo.policies.lora import Adapter
+from visual_grpo.policies.family import ModelSettings, Module
+from visual_grpo.policies.lora import Adapter, AdapterPolicy, AdapterSet
 from visual_grpo.policies.rows import draw_seeds, repeated
 from visual_grpo.policies.token_model import (
     Encoded,
@@ -29,6 +28,7 @@ from visual_grpo.policies.token_model import (
     sample_tokens,
     token_log_probs,
 )
+from visual_grpo.policies.tokens import expected_gap
 from visual_grpo.types import PromptRecord, ReplayChunk, Rollout, Sample
 
 E = TypeVar("E", bound=Encoded)
@@ -152,3 +152,25 @@ def sample_merged(
     """B trajectories under the present adapter, which is merged into the weights meanwhile."""
     with present(model.network), lora.merged(model.network):
         return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.kv_cache)
+
+
+class TokenGenerator(Generic[E]):
+    """Satisfies ``family.Model`` for any `TokenModel` with one LoRA."""
+
+    def __init__(self, model: TokenModel[E], modules: Mapping[str, Module], settings: ModelSettings) -> None:
+        """``modules``: the family's, of which there is one."""
+        (name,) = modules
+        self.model, self.config = model, settings.policy
+        self.adapters = AdapterSet(modules, {name: model.network})
+
+    @torch.no_grad()
+    def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
+        """One sample per record; each depends on its record, its seed and the weights."""
+        sampled = sample_merged(self.model, records, seeds, sampler, self.config)
+        return list(self.model.samples(records, sampled.trajectory, seeds))
+
+    def policy(
+        self, module: str, *, rollout: SamplerConfig, stock: SamplerConfig, kl_reference: bool = False
+    ) -> TokenPolicy[E]:
+        """Answers to each prompt; ``stock`` decides nothing here."""
+        return TokenPolicy(self.model, self.adapters[module], rollout, self.config, kl_reference=kl_reference)

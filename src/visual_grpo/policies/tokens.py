@@ -5,6 +5,7 @@ Shapes: B rows, T generated tokens, H hidden width, V token ids that may be samp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ _CACHED = 2**17
 """Logits at a time on a CPU: half a MiB, which stays in a core's cache from one operation to the next."""
 _LEAST = 64
 """Rows at a time on a CPU: fewer make slow products."""
+ROUNDING = {torch.bfloat16: 0.003, torch.float16: 0.003 / 8}
+"""Mean |log ratio| in nats, for one layer and logits of standard deviation 1, between decoding from a cache and scoring
+whole sequences. It grows with the root of the layers and with the deviation (`benchmarks/rounding_gap.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +129,12 @@ def deviation(log_probs: Tensor) -> Tensor:
 def entropy(log_probs: Tensor, probabilities: Tensor) -> Tensor:
     """Shannon entropy in nats, [B], of [B, V] log-probs and their exponentials; ids of probability 0 add nothing."""
     return -(probabilities * log_probs.clamp(min=-1e9)).sum(-1)
+
+
+def expected_gap(network: Any, dtype: torch.dtype, deviation: float) -> float:
+    """Mean |log ratio| in nats that rounding alone makes between sampler and replay of a transformers model.
+
+    ``deviation``: standard deviation of its logits over the ids that may be drawn.
+    """
+    layers: int = network.config.get_text_config().num_hidden_layers
+    return ROUNDING[dtype] * math.sqrt(layers) * deviation

@@ -20,10 +20,9 @@ from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConf
 from visual_grpo.grpo.checks import RatioCheckError
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.policies import lora
-from visual_grpo.policies.half_precision import expected_gap
 from visual_grpo.policies.lora import PeftAdapter
 from visual_grpo.policies.token_policy import TokenPolicy
-from visual_grpo.policies.tokens import deviation
+from visual_grpo.policies.tokens import deviation, expected_gap
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample
 

@@ -17,7 +17,7 @@ from visual_grpo.components import load_policy
 from visual_grpo.config import FlowConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.policies.glm_image.decoder import Conditions, GlmImageDecoder
-from visual_grpo.policies.glm_image.source_cache import SourceCache
+from visual_grpo.policies.glm_image.sources import SourceCache
 from visual_grpo.policies.rows import START_NOISE
 from visual_grpo.types import PromptRecord
 

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as modules
-from visual_grpo.policies.glm_image.source_cache import SourceCache, write_sources
+from visual_grpo.policies.glm_image.sources import SourceCache, write_sources
 from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
 
 Sources = tuple[list[Tensor], list[Tensor]]

@@ -20,10 +20,9 @@ from visual_grpo.config import GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
-from visual_grpo.policies.qwen2_5_vl.answer_model import AnswerModel, EncodedQueries
-from visual_grpo.policies.token_generator import TokenGenerator
+from visual_grpo.policies.qwen2_5_vl import AnswerModel, EncodedQueries
 from visual_grpo.policies.token_model import token_log_probs
-from visual_grpo.policies.token_policy import TokenPolicy
+from visual_grpo.policies.token_policy import TokenGenerator, TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
 from visual_grpo.types import PromptRecord, Scores

@@ -14,8 +14,7 @@ from tests.policies import flow_checks
 from tests.policies.qwen_image import tiny
 from visual_grpo.config import ModelConfig
 from visual_grpo.errors import UserError
-from visual_grpo.policies.qwen_image.family import FAMILY
-from visual_grpo.policies.qwen_image.model import QwenImage, QwenImageOptions
+from visual_grpo.policies.qwen_image import FAMILY, QwenImage, QwenImageOptions
 from visual_grpo.types import PromptRecord
 
 CPU = ModelConfig(device="cpu")

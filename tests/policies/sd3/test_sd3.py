@@ -11,8 +11,7 @@ from tests.policies import flow_checks
 from tests.policies.sd3 import tiny
 from visual_grpo.config import ModelConfig, SamplerConfig
 from visual_grpo.errors import UserError
-from visual_grpo.policies.sd3.family import FAMILY
-from visual_grpo.policies.sd3.model import Sd3, Sd3Options
+from visual_grpo.policies.sd3 import FAMILY, Sd3, Sd3Options
 
 RECORDS = flow_checks.records_of()
 CPU = ModelConfig(device="cpu")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as modules
-from visual_grpo.policies.glm_image.source_cache import write_sources
+from visual_grpo.policies.glm_image.sources import write_sources
 from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
 from visual_grpo.starter.glm_image.pretrain_dit import Sources, _source_kv, pretrain_dit
 

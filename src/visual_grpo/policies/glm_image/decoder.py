@@ -17,8 +17,7 @@ from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.policies.flow_model import Schedule, Velocity, as_images, guided, latent_shape
-from visual_grpo.policies.glm_image.source_cache import SourceCache, upsampled, write_sources
-from visual_grpo.policies.glm_image.sources import SourceEncoder
+from visual_grpo.policies.glm_image.sources import SourceCache, SourceEncoder, upsampled, write_sources
 from visual_grpo.policies.rows import distinct
 from visual_grpo.types import PromptRecord
 

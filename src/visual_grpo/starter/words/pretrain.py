@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
 import visual_grpo.starter.glm_image.modules as modules
-from visual_grpo.policies.glm_image.source_cache import upsampled
+from visual_grpo.policies.glm_image.sources import upsampled
 from visual_grpo.starter.glm_image.codebook import (
     CELLS,
     CODEBOOK_SIZE,

@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor
 
-from visual_grpo.config import SamplerConfig
+from visual_grpo.config import ModelConfig, SamplerConfig, Strict
 from visual_grpo.errors import UserError
+from visual_grpo.hardware.device import resolve_device
+from visual_grpo.hardware.quantised import check_base_weights, quantise
 from visual_grpo.images import read_image
+from visual_grpo.policies.family import Family, ModelSettings, Module
+from visual_grpo.policies.loading import loading, place
+from visual_grpo.policies.lora import PeftAdapter
 from visual_grpo.policies.prompt_cache import Prompts
 from visual_grpo.policies.token_model import TokenTrajectory, is_end
+from visual_grpo.policies.token_policy import TokenGenerator
 from visual_grpo.policies.tokens import TokenSampler
 from visual_grpo.types import PromptRecord, TextSample
 
@@ -26,6 +33,20 @@ if TYPE_CHECKING:
     from transformers import BatchFeature, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+
+
+class Options(Strict):
+    """How Qwen2.5-VL is asked and how long it may answer."""
+
+    instruction: str = Field("{query}", description="what the model reads beside the image; {query} is the record's")
+    max_tokens: int = Field(32, ge=1, description="tokens of an answer, its end included, before it is cut off")
+
+    @field_validator("instruction")
+    @classmethod
+    def _names_the_query(cls, instruction: str) -> str:
+        if "{query}" not in instruction:
+            raise ValueError("it must contain {query}, where the record's query is put")
+        return instruction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,3 +187,51 @@ def _end_ids(model: Qwen2_5_VLForConditionalGeneration) -> list[int]:
     if ends is None:
         raise UserError("The model's generation_config names no eos_token_id: it would not know when to stop.")
     return [ends] if isinstance(ends, int) else list(ends)
+
+
+MODULES = {
+    "vl": Module(
+        kind="tokens",
+        adapter=PeftAdapter,
+        targets=r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)",
+        advice="a reward that sees what the answers say; a higher sampling.rollout.temperature; more"
+        " grpo.prompts_per_step; a larger grpo.group_size",
+    )
+}
+
+Loaded = tuple["Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLProcessor"]
+
+
+def load(path: str, config: ModelConfig) -> Loaded:
+    """Model and processor of a folder or hub id by plain ``from_pretrained``, frozen and in evaluation mode."""
+    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+    device = resolve_device(config.device)
+    check_base_weights(config.base_weights, device)
+    with loading(path):
+        processor = AutoProcessor.from_pretrained(path, revision=config.revision)
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+            path, dtype=getattr(torch, config.dtype), revision=config.revision, use_safetensors=True
+        )
+    model.eval().requires_grad_(False)
+    quantise({"model": model}, config.base_weights, device, kept=device)
+    place({"model": model}, device)
+    return model, processor
+
+
+def build(loaded: Loaded, settings: ModelSettings) -> TokenGenerator[EncodedQueries]:
+    options: Options = settings.options
+    network, processor = loaded
+    answers = AnswerModel(network, processor, instruction=options.instruction, max_tokens=options.max_tokens)
+    return TokenGenerator(answers, MODULES, settings)
+
+
+FAMILY = Family(
+    name="qwen2_5_vl",
+    modules=MODULES,
+    tasks=("segmentation",),
+    saved_as=("Qwen2_5_VLForConditionalGeneration",),
+    load=load,
+    build=build,
+    options=Options,
+)

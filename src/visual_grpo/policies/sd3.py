@@ -13,8 +13,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from visual_grpo.config import Strict
+from visual_grpo.config import ModelConfig, Strict
+from visual_grpo.policies.family import Family
 from visual_grpo.policies.flow_model import PooledText, Schedule, Velocity, as_images, guided, latent_shape
+from visual_grpo.policies.flow_policy import FlowGenerator, mmdit_modules
+from visual_grpo.policies.loading import load_pipeline
 from visual_grpo.policies.rows import distinct
 from visual_grpo.types import PromptRecord
 
@@ -92,3 +95,25 @@ class Sd3:
             return_dict=False,
         )[0]
         return velocity.float()
+
+
+_PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2", "vae", "transformer", "scheduler")
+_T5 = ("tokenizer_3", "text_encoder_3")
+_MODULES = mmdit_modules("ff", "ff_context")
+
+
+def load(path: str, config: ModelConfig) -> Any:
+    """A folder or hub id, frozen; T5 may be missing, and with ``max_sequence_length`` 0 is not loaded."""
+    without = _T5 if config.options.get("max_sequence_length") == 0 else ()
+    return load_pipeline("StableDiffusion3Pipeline", path, config, _PARTS, without)
+
+
+FAMILY = Family(
+    name="sd3",
+    modules=_MODULES,
+    tasks=("t2i",),
+    saved_as=("StableDiffusion3Pipeline",),
+    load=load,
+    build=FlowGenerator.builder(Sd3, _MODULES),
+    options=Sd3Options,
+)

@@ -16,10 +16,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from visual_grpo.config import Strict
+from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.errors import UserError
 from visual_grpo.hardware.turns import present
 from visual_grpo.images import fit, read_image
+from visual_grpo.policies.family import Family
 from visual_grpo.policies.flow_model import (
     PaddedText,
     Schedule,
@@ -31,6 +32,8 @@ from visual_grpo.policies.flow_model import (
     packed_schedule,
     unpacked,
 )
+from visual_grpo.policies.flow_policy import FlowGenerator, mmdit_modules
+from visual_grpo.policies.loading import load_pipeline, saved_class
 from visual_grpo.policies.rows import distinct, source_count
 from visual_grpo.types import PromptRecord
 
@@ -154,3 +157,26 @@ class QwenImage:
         config = self.pipeline.vae.config
         both = (config.latents_mean, config.latents_std)
         return [torch.tensor(values, device=device).view(-1, 1, 1, 1) for values in both]
+
+
+_PARTS = ("tokenizer", "text_encoder", "vae", "transformer", "scheduler")
+_EDIT = "QwenImageEditPipeline"
+_MODULES = mmdit_modules("img_mlp", "txt_mlp")
+
+
+def load(path: str, config: ModelConfig) -> Any:
+    """A folder or hub id, frozen."""
+    if saved_class(path) == _EDIT:
+        return load_pipeline(_EDIT, path, config, (*_PARTS, "processor"))
+    return load_pipeline("QwenImagePipeline", path, config, _PARTS)
+
+
+FAMILY = Family(
+    name="qwen_image",
+    modules=_MODULES,
+    tasks=("t2i", "i2i"),
+    saved_as=("QwenImagePipeline", _EDIT),
+    load=load,
+    build=FlowGenerator.builder(QwenImage, _MODULES),
+    options=QwenImageOptions,
+)
