@@ -264,6 +264,10 @@ class TrainingRun:
             rewards={name: torch.cat([scores.rewards[name] for scores in found]) for name in names},
         )
 
+    def is_picture_due(self, step: int) -> bool:
+        every = self.config.tracking.images_every
+        return every > 0 and (step in (1, self.config.grpo.steps) or step % every == 0)
+
     def shown_samples(self) -> tuple[list[PromptRecord], Sequence[Sample], Tensor]:
         """Records, samples and total rewards [B] of the same few prompts and seeds at every step, for a picture.
 

@@ -17,7 +17,7 @@ from visual_grpo.config.distributed import DistributedConfig
 from visual_grpo.distributed import group, launch
 from visual_grpo.errors import UserError
 from visual_grpo.policies.families import find_family
-from visual_grpo.policies.family_settings import check_family
+from visual_grpo.policies.family_settings import make_plan
 from visual_grpo.preflight.configuration import check
 
 
@@ -25,7 +25,7 @@ from visual_grpo.preflight.configuration import check
     ("changes", "said"),
     [
         ({"model": {"offload": "phases"}}, "nothing that could take turns"),
-        ({"model": {"base_weights": "4bit"}}, "not codes of fewer bits"),
+        ({"model": {"base_weights": "4bit"}}, "only weights of full precision are cut"),
         ({"policy": {"kv_cache": "static"}}, "Set policy.kv_cache to growing"),
     ],
 )
@@ -35,7 +35,7 @@ def test_what_a_sharded_model_cannot_do_is_refused(
     config = parameters(tmp_path, distributed={"processes": 2, "sharded": True})
     changed = {name: getattr(config, name).model_copy(update=own) for name, own in changes.items()}
     with pytest.raises(UserError, match=said):
-        check_family(find_family("glm_image"), config.model_copy(update=changed))
+        make_plan(find_family("glm_image"), config.model_copy(update=changed))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from kedro.io import DataCatalog, DatasetError, MemoryDataset
 from kedro.runner import SequentialRunner
 from PIL import Image
@@ -302,7 +303,7 @@ def test_a_grid_shows_texts_by_their_rewards_picture(tmp_path: Path) -> None:
     found = [record for record in answerer.records(tmp_path, "train", 2) for _ in range(2)]
     samples = answerer.Answerer().generate(found, [0, 1, 2, 3], STOCK)
     judge = RewardSet({"overlap": (answerer.Overlap(), 1.0)})
-    shown = np.asarray(_grid(found, samples, [0.0, 0.1, 0.2, math.nan], judge, columns=2))
+    shown = np.asarray(_grid(found, samples, torch.tensor([0.0, 0.1, 0.2, math.nan]), judge, columns=2))
     red = (shown == (255, 0, 0)).all(-1)
     scale = WIDTH / answerer.SIDE
     for number, sample in enumerate(samples):

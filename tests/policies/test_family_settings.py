@@ -11,7 +11,7 @@ from tests.test_training import parameters
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.policies.families import find_family
-from visual_grpo.policies.family_settings import check_family, make_plan, options_of
+from visual_grpo.policies.family_settings import make_plan, options_of
 
 STEPS = {"steps": 4, "guidance_scale": 1.5}
 TOKENS = {"temperature": 1.3, "top_p": 1.0, "top_k": 0}
@@ -147,9 +147,9 @@ def test_what_a_family_cannot_do_is_refused(
     tmp_path: Path, family: str, base: Any, changes: dict[str, Any], complaint: str
 ) -> None:
     found = find_family(family)
-    check_family(found, base(tmp_path))
+    make_plan(found, base(tmp_path))
     with pytest.raises(UserError, match=complaint):
-        check_family(found, base(tmp_path, **changes))
+        make_plan(found, base(tmp_path, **changes))
 
 
 def test_a_window_does_not_matter_where_no_flow_module_is_trained(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from PIL.Image import Image
+from torch import Tensor
 
 from visual_grpo import components, console, resuming
 from visual_grpo.command import Command, is_stage_of_dvc
@@ -28,7 +28,6 @@ from visual_grpo.images import read_image
 from visual_grpo.model_card import CARD, model_card
 from visual_grpo.pipelines.baseline import conditions
 from visual_grpo.policies.family import Model
-from visual_grpo.policies.family_settings import Plan
 from visual_grpo.records.profile import profile_of, write_profile
 from visual_grpo.records.seen import SeenPrompts
 from visual_grpo.records.split import SEALED
@@ -61,6 +60,14 @@ from visual_grpo.types import Judge, PromptRecord, Sample, StepMetrics
 
 READ = ("05_model_input", "06_models/starter.json", "07_model_output/baseline")
 """Outputs of other pipelines that the training depends on."""
+BASE = "base"
+_PICTURES = 8
+"""Of an alarm."""
+_AFTER = {
+    "warn": "Look at the pictures (MLflow: alarm). alarm.action=stop or rollback would end the training.",
+    "stop": "The training ends here.",
+    "rollback": "The training ends here, with the best adapter of the evaluations before.",
+}
 
 
 def train(
@@ -70,15 +77,18 @@ def train(
 
     ``baseline`` must pair, so that the trained adapter can be compared with it.
     """
-    tracker, project = Tracker.active(), Path.cwd()
+    tracker, project, model = Tracker.active(), Path.cwd(), starter_report["model"]
     components.check_unchanged(starter_report)
-    plan = components.make_plan(parameters, starter_report["model"])
+    plan = components.make_plan(parameters, model)
     start = find_start(parameters)
     if start is not None:
-        check_start(parameters, list(plan.modules), start, starter_report["model"])
+        check_start(parameters, list(plan.modules), start, model)
     known = identity(parameters, starter_report, records)
-    _check_checkpoint(parameters, known)
-    _check_baseline(parameters, plan, starter_report, records, baseline)
+    origin = resuming.origin(parameters.resume, Path(parameters.tracking.checkpoints))
+    if origin is not None:  # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
+        resuming.refuse_another_origin(origin.checkpoint, origin.facts, known)
+    facts = generate.read_scores(baseline).attrs["facts"]
+    pairing.check_facts(facts, conditions(parameters, plan, starter_report, records))
     scorer = components.build_scorer(parameters, plan.modules)
     train_records, eval_records = records.split("train"), records.split("eval")
     scorer.check_records(train_records)
@@ -92,23 +102,24 @@ def train(
         "advice": {module: plan.family.modules[module].advice for module in plan.modules},
         "lineage": _lineage(parameters, starter_report, project, start),
     }
-    with launch.ranks(parameters, train_on_rank, model=starter_report["model"], start=start, given=given):
-        run = _build(
-            parameters, starter_report["model"], start, scorer, watch=make_watch(parameters, baseline), **given
-        )
+    every = parameters.evaluation.every or parameters.grpo.steps
+    watch = Watch(baseline, parameters.alarm, looks=-(-parameters.grpo.steps // every))
+    with launch.ranks(parameters, train_on_rank, model=model, start=start, given=given):
+        run = _build(parameters, model, start, scorer, watch=watch, **given)
         if parameters.distributed.processes > 1:
             console.note(f"{parameters.distributed.processes} processes train together.")
         changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
         # With the run's id, so that two trainings of the same settings stay apart.
         name = tracker.name() or training_name(parameters, plan.modules, None, {})
         with open_logs(parameters.tracking, name, flatten(parameters.public())) as others:
-            progress = _run(parameters, run, scorer, tracker, others, tuple(plan.modules))
+            progress = _Report(run, scorer, tracker, [tracker, *others], tuple(plan.modules)).execute()
     run.write_adapters(adapters_draft)
     if changes:
         (adapters_draft / CHANGES).write_text(changes, encoding="utf-8")
     never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
     (adapters_draft / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
-    _seen(records, start).write(adapters_draft)
+    seen = SeenPrompts.of(record.prompt for record in records.split("train", "eval"))
+    (seen if start is None else seen | SeenPrompts.read(start)).write(adapters_draft)
     write_profile(profile, adapters_draft)
     facts = read_facts(adapters_draft) | {RUN_NAME: tracker.run_name}
     (adapters_draft / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -118,11 +129,11 @@ def train(
 
 
 def train_on_rank(config: Parameters, model: str, start: Path | None, given: dict[str, Any]) -> None:
-    """What every rank but the first does in a training: the same, without scores, files and output."""
+    """Trains on every rank but the first: the same, without scores, files and output."""
     run = _build(config, model, start, None, **given)
 
     def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
-        if _due(metrics.step, config.tracking.images_every, config.grpo.steps):
+        if run.is_picture_due(metrics.step):
             run.shown_samples()
 
     run.run(Callbacks(on_step=on_step, note=lambda text: None))
@@ -143,29 +154,23 @@ def _build(config: Parameters, name: str, start: Path | None, scorer: RewardSet 
 
 def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path, start: Path | None) -> dict[str, str]:
     """Where the adapter comes from, with the commands that it was resumed by."""
-    origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
-    content = starter_report.get("content")
-    base = {} if content is None else {"model_content": content}
-    now = {"command": lineage.command(), **base, **lineage.git_tags(project), **lineage.version_tags()}
+    now = {"command": lineage.command()}
+    if starter_report.get("content") is not None:
+        now["model_content"] = starter_report["content"]
+    now |= lineage.git_tags(project) | lineage.version_tags() | computed_with(config)
     inputs = [config.data.path, starter_report["model"], *(f"{config.output}/{name}" for name in READ)]
-    now |= computed_with(config) | lineage.dvc_tags(project, inputs)
+    now |= lineage.dvc_tags(project, inputs)
     if start is not None:
         now |= start_facts(start)
+    origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
     if origin is None:
         return lineage.resumed({}, now)
     adjusted = [*origin.lineage.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config)]
     return lineage.resumed(origin.lineage, now) | ({ADJUSTED: "\n".join(adjusted)} if adjusted else {})
 
 
-def _seen(records: RecordTable, start: Path | None) -> SeenPrompts:
-    """The prompts of this training, and of those that its adapters started from."""
-    seen = SeenPrompts.of(record.prompt for record in records.split("train", "eval"))
-    return seen if start is None else seen | SeenPrompts.read(start)
-
-
 def identity(config: Parameters, starter_report: dict[str, Any], records: RecordTable) -> dict[str, str]:
-    """What the run depends on beside the parameters: edits of the user's own functions, or of a file
-    that a reward reads, would change it too, and so would other weights on the hub."""
+    """Digests of what the run depends on beside the parameters: model, data, own reward code, files and weights."""
     found = {
         "model": starter_report["model"],
         "model_digest": starter_report["digest"],
@@ -176,63 +181,68 @@ def identity(config: Parameters, starter_report: dict[str, Any], records: Record
     return found if start is None else found | {"start": adapter_digest(start)}
 
 
-def _check_checkpoint(config: Parameters, identity: dict[str, str]) -> None:
-    """Refuses a checkpoint of another model, other data or other reward code, before the baseline is compared.
+class _Report:
+    """Shows a run while it trains: metrics and pictures in the logs, progress and notes on the console."""
 
-    The remedy for a baseline is to draw it again, which would replace the one that belongs to the checkpoint.
-    """
-    origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
-    if origin is not None:
-        resuming.refuse_another_origin(origin.checkpoint, origin.facts, identity)
+    def __init__(
+        self, run: TrainingRun, judge: Judge, tracker: Tracker, logs: Sequence[Log], modules: tuple[str, ...]
+    ) -> None:
+        self.run, self.judge, self.tracker, self.logs, self.modules = run, judge, tracker, logs, modules
 
-
-def _check_baseline(
-    config: Parameters, plan: Plan, starter_report: dict[str, Any], records: RecordTable, baseline: Path
-) -> None:
-    """Before hours of training: evaluate would refuse a baseline made otherwise."""
-    facts = generate.read_scores(baseline).attrs["facts"]
-    pairing.check_facts(facts, conditions(config, plan, starter_report, records))
-
-
-def _run(
-    config: Parameters,
-    run: TrainingRun,
-    judge: Judge,
-    tracker: Tracker,
-    others: Sequence[Log],
-    modules: tuple[str, ...],
-) -> Progress:
-    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
-        logs: list[Log] = [tracker, *others]
-        for log in logs:
-            log.metrics(tracked(row, modules, tuple(config.rewards)), metrics.step)
-        if _due(metrics.step, config.tracking.images_every, config.grpo.steps):
-            shown, samples, rewards = run.shown_samples()
-            picture = _grid(shown, samples, rewards.tolist(), judge, SHOWN_EACH)
-            _save(picture, run.checkpoints.folder / f"samples-{metrics.step:06d}.png")
-            for log in logs:
-                log.image(picture, "samples", metrics.step)
-        names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
-        bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
-
-    try:
-        done = run.checkpoints.completed_steps()
-        with console.progress("train", config.grpo.steps, completed=done) as bar:
-            alarm = partial(tell_alarm, run, judge, tracker, others, bar.note)
-            progress = run.run(Callbacks(on_step=on_step, note=bar.note, on_alarm=alarm))
-        if run.stopped_by is not None:
-            raise Stopped(run.stopped_by)
-    except KeyboardInterrupt:
+    def execute(self) -> Progress:
+        run = self.run
         try:
-            tracker.killed()
-        finally:  # Another Ctrl-C ends the wait for MLflow.
-            console.note(_where_it_stopped(run))
-        raise
-    except Exception:
-        if run.checkpoints.newest is not None:
-            console.note(_where_it_stopped(run, "Once the cause of the error is gone, go on with"))
-        raise
-    return progress
+            done = run.checkpoints.completed_steps()
+            with console.progress("train", run.config.grpo.steps, completed=done) as self.bar:
+                progress = run.run(Callbacks(on_step=self._on_step, note=self.bar.note, on_alarm=self._on_alarm))
+            if run.stopped_by is not None:
+                raise Stopped(run.stopped_by)
+        except KeyboardInterrupt:
+            try:
+                self.tracker.killed()
+            finally:  # Another Ctrl-C ends the wait for MLflow.
+                console.note(_where_it_stopped(run))
+            raise
+        except Exception:
+            if run.checkpoints.newest is not None:
+                console.note(_where_it_stopped(run, "Once the cause of the error is gone, go on with"))
+            raise
+        return progress
+
+    def _on_step(self, metrics: StepMetrics, row: dict[str, float]) -> None:
+        for log in self.logs:
+            log.metrics(tracked(row, self.modules, tuple(self.run.config.rewards)), metrics.step)
+        if self.run.is_picture_due(metrics.step):
+            picture = _grid(*self.run.shown_samples(), self.judge, SHOWN_EACH)
+            self._show(picture, f"samples-{metrics.step:06d}.png", "samples", metrics.step)
+        names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
+        self.bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
+
+    def _on_alarm(self, step: int, sentence: str, shown: Shown) -> None:
+        """Tells that the reward is taken to be cheated, and shows by what."""
+        self._show(self._before_and_after(shown), picture_of(step), "alarm", step)
+        self.tracker.tags({"alarm": f"step {step}: {sentence}"})
+        after = _AFTER[self.run.config.alarm.action]
+        self.bar.note(f"Alarm at step {step}: {sentence}. Is the reward cheated? {after}")
+
+    def _before_and_after(self, shown: Shown) -> Image:
+        """The base model's pictures of the first eval prompts, and what they have become."""
+        assert self.run.watch is not None
+        files = self.run.watch.files(shown.records)
+        pairs = [(row, file) for row, file in enumerate(files) if file is not None][:_PICTURES]
+        before = [read_image(file) for _, file in pairs]
+        after = [of_sample(shown.records[row], shown.samples[row], self.judge) for row, _ in pairs]
+        named = [f"{caption(shown.records[row].prompt, shown.records[row].id)}\nbase model" for row, _ in pairs]
+        now = [f"now, reward {float(shown.total[row]):z.2f}" for row, _ in pairs]
+        return grid([*before, *after], [*named, *now], columns=len(pairs))
+
+    def _show(self, picture: Image, file: str, name: str, step: int) -> None:
+        """In the logs, and beside the checkpoints, so that a resumed run has it."""
+        folder = self.run.checkpoints.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        picture.save(folder / file)
+        for log in self.logs:
+            log.image(picture, name, step)
 
 
 def _where_it_stopped(run: TrainingRun, and_now: str = "Go on with") -> str:
@@ -257,22 +267,15 @@ def _show_training(progress: Progress, steps: int) -> None:
     )
 
 
-def _due(step: int, every: int, last: int) -> bool:
-    return every > 0 and (step in (1, last) or step % every == 0)
-
-
 def _grid(
-    records: Sequence[PromptRecord], samples: Sequence[Sample], rewards: Sequence[float], judge: Judge, columns: int
+    records: Sequence[PromptRecord], samples: Sequence[Sample], rewards: Tensor, judge: Judge, columns: int
 ) -> Image:
     captions = [
         f"{caption(record.prompt, record.id)}\n" + ("unscored" if math.isnan(reward) else f"reward {reward:z.2f}")
-        for record, reward in zip(records, rewards, strict=True)
+        for record, reward in zip(records, rewards.tolist(), strict=True)
     ]
     pictures = [of_sample(record, sample, judge) for record, sample in zip(records, samples, strict=True)]
     return grid(pictures, captions, columns=columns)
-
-
-BASE = "base"
 
 
 def find_start(config: Parameters) -> Path | None:
@@ -303,53 +306,3 @@ def check_start(config: Parameters, modules: Sequence[str], start: Path, model: 
                 f"train.start: the LoRA of {module} in {start} has {was}, this training has {now}. Give both the same"
                 f" policy.lora (or modules.{module}.lora), or start from the base model: train.start={BASE}"
             )
-
-
-_PICTURES = 8
-_AFTER = {
-    "warn": "Look at the pictures (MLflow: alarm). alarm.action=stop or rollback would end the training.",
-    "stop": "The training ends here.",
-    "rollback": "The training ends here, with the best adapter of the evaluations before.",
-}
-
-
-def make_watch(config: Parameters, baseline: Path) -> Watch:
-    """What the evaluations of a training are compared with."""
-    every = config.evaluation.every or config.grpo.steps
-    return Watch(baseline, config.alarm, looks=-(-config.grpo.steps // every))
-
-
-def tell_alarm(
-    run: TrainingRun,
-    judge: Judge,
-    tracker: Tracker,
-    others: Sequence[Log],
-    note: Callable[[str], None],
-    step: int,
-    sentence: str,
-    shown: Shown,
-) -> None:
-    """Tells that the reward is taken to be cheated, and shows by what."""
-    picture = _picture(run, judge, shown)
-    _save(picture, run.checkpoints.folder / picture_of(step))
-    logs: list[Log] = [tracker, *others]
-    for log in logs:
-        log.image(picture, "alarm", step)
-    tracker.tags({"alarm": f"step {step}: {sentence}"})
-    note(f"Alarm at step {step}: {sentence}. Is the reward cheated? {_AFTER[run.config.alarm.action]}")
-
-
-def _save(picture: Image, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(file)
-
-
-def _picture(run: TrainingRun, judge: Judge, shown: Shown) -> Image:
-    """The base model's pictures of the first eval prompts, and what they have become."""
-    assert run.watch is not None
-    pairs = [(row, file) for row, file in enumerate(run.watch.files(shown.records)) if file is not None][:_PICTURES]
-    before = [read_image(file) for _, file in pairs]
-    after = [of_sample(shown.records[row], shown.samples[row], judge) for row, _ in pairs]
-    named = [f"{caption(shown.records[row].prompt, shown.records[row].id)}\nbase model" for row, _ in pairs]
-    now = [f"now, reward {float(shown.total[row]):z.2f}" for row, _ in pairs]
-    return grid([*before, *after], [*named, *now], columns=len(pairs))

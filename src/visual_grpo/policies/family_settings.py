@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from visual_grpo.config import (
-    ControlConfig,
-    GRPOConfig,
-    Parameters,
-    PolicyConfig,
-    SamplerConfig,
-    SamplingConfig,
-)
+from visual_grpo.config import Parameters, PolicyConfig, SamplerConfig, SamplingConfig
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.policies.family import Family
 
-_TOKEN_KEYS = ("temperature", "top_p", "top_k")
-_FLOW_KEYS = ("steps", "guidance_scale")
-_KINDS = (("tokens", _TOKEN_KEYS, "tokens"), ("flow", _FLOW_KEYS, "denoising steps"))
-"""Kind of module, the settings of a sampler that only it has, and what it generates."""
+_KEYS = {"tokens": ("temperature", "top_p", "top_k"), "flow": ("steps", "guidance_scale")}
+"""Kind of module -> the settings of a sampler that only it has."""
+_GENERATES = {"tokens": "tokens", "flow": "denoising steps"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +24,7 @@ class Plan:
     modules: tuple[str, ...]
     """Those that are trained, in the order in which they generate."""
     joint: bool
-    """Whether one rollout trains two modules."""
+    """True if one rollout trains two modules."""
     rollout: SamplerConfig
     """How training samples are drawn."""
     samplers: dict[str, SamplerConfig]
@@ -46,15 +37,26 @@ class Plan:
 
 def make_plan(family: Family, config: Parameters) -> Plan:
     """Raises UserError where the parameters ask for something that the family does not have; says what it has."""
-    check_family(family, config)
+    if config.data.task not in family.tasks:
+        raise UserError(
+            f"data.task is {config.data.task}, which {family.name} cannot do; it has {', '.join(family.tasks)}."
+        )
+    for name in config.modules:
+        _require_module(family, name, "modules")
     modules = trained_modules(family, config.policy)
+    _check_samplers(family, config.sampling)
+    _check_stages(config, modules)
+    _check_flow(family, config, modules)
+    _check_decode_guidance(family, config, modules)
+    _check_memory(family, config)
+    rollout = _rollout_sampler(family, config.sampling)
     return Plan(
         family=family,
         modules=modules,
-        joint=is_joint(family, config.policy),
-        rollout=rollout_sampler(family, config.sampling),
-        samplers=judged_samplers(family, config),
-        controls=control_samplers(family, config),
+        joint=config.policy.stages == "joint",
+        rollout=rollout,
+        samplers=_judged_samplers(family, config, rollout),
+        controls=_control_samplers(family, config),
         options=options_of(family, config.model.options),
     )
 
@@ -74,70 +76,6 @@ def trained_modules(family: Family, policy: PolicyConfig) -> tuple[str, ...]:
     return tuple(name for name in family.modules if name in asked)
 
 
-def is_joint(family: Family, policy: PolicyConfig) -> bool:
-    """Whether one rollout trains two modules."""
-    return policy.stages == "joint" and len(trained_modules(family, policy)) > 1
-
-
-def _check_stages(family: Family, policy: PolicyConfig, grpo: GRPOConfig) -> None:
-    trained = trained_modules(family, policy)
-    if policy.stages == "joint" and (grpo.max_refills or grpo.rollout_prompts):
-        raise UserError(
-            "policy.stages is joint, which draws one rollout of all prompts a step: it has neither grpo.max_refills"
-            " nor grpo.rollout_prompts. Leave them out, or set policy.stages=alternating."
-        )
-    if policy.stages == "joint" and len(trained) < 2:
-        raise UserError(
-            f"policy.stages is joint, which trains two modules from one rollout, but only {trained[0]} is trained;"
-            " leave policy.stages out, or train all modules (policy.train=all)."
-        )
-
-
-def rollout_sampler(family: Family, sampling: SamplingConfig) -> SamplerConfig:
-    """How training samples are drawn: tokens without truncation, at temperature 1 where none is set."""
-    if "tokens" not in family.kinds():
-        return sampling.rollout
-    temperature = 1.0 if sampling.rollout.temperature is None else sampling.rollout.temperature
-    return sampling.rollout.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})
-
-
-def judged_samplers(family: Family, config: Parameters) -> dict[str, SamplerConfig]:
-    """What the evaluation reports, by name.
-
-    ``rollout`` draws tokens as in training, ``sde`` denoises as in training, ``stock`` is the plain pipeline. A family
-    has those of its kinds of module.
-    """
-    rollout, samplers = rollout_sampler(family, config.sampling), {}
-    if "tokens" in family.kinds():
-        samplers["rollout"] = rollout
-    if "flow" in family.kinds() and _window_fits(config):
-        samplers["sde"] = rollout.model_copy(update={"stochastic": True})
-    return samplers | {"stock": config.sampling.stock}
-
-
-def control_samplers(family: Family, config: Parameters) -> dict[str, SamplerConfig]:
-    """The stock sampler with the changes of each of ``evaluation.controls``, by name.
-
-    None twice, none that equals the stock sampler itself, and none of what the family does not have: conf/base has
-    controls for tokens and for denoising.
-    """
-    stock, samplers = config.sampling.stock, {}
-    lacking = {
-        key
-        for kind, keys in (("tokens", _TOKEN_KEYS), ("flow", _FLOW_KEYS))
-        if kind not in family.kinds()
-        for key in keys
-    }
-    for control in config.evaluation.controls:
-        if lacking & control.changes().keys():
-            continue
-        changes = {key: value for key, value in control.changes().items() if getattr(stock, key) != value}
-        if changes:
-            name = " ".join(["stock", *(f"{key}={value:g}" for key, value in changes.items())])
-            samplers[name] = stock.model_copy(update=changes)
-    return samplers
-
-
 def options_of(family: Family, given: dict[str, object]) -> Any:
     """``model.options`` as the family's own class; raises UserError naming each option that does not fit."""
     try:
@@ -153,116 +91,84 @@ def options_of(family: Family, given: dict[str, object]) -> Any:
         raise UserError("\n".join([f"The family {family.name} {has}:", *lines])) from error
 
 
-def check_family(family: Family, config: Parameters) -> None:
-    """Raises UserError where the parameters ask for something that the family does not have; says what it has."""
-    if config.data.task not in family.tasks:
-        raise UserError(
-            f"data.task is {config.data.task}, which {family.name} cannot do; it has {', '.join(family.tasks)}."
-        )
-    for name in config.modules:
-        _require_module(family, name, "modules")
-    _check_samplers(family, config.sampling)
-    _check_groups(family, config)
-    _check_stages(family, config.policy, config.grpo)
-    _check_window(family, config)
-    _check_kl_correction(family, config)
-    _check_decode_guidance(family, config)
-    _check_offload(family, config)
-    _check_shards(config)
-    options_of(family, config.model.options)
+def _rollout_sampler(family: Family, sampling: SamplingConfig) -> SamplerConfig:
+    """Tokens without truncation, at temperature 1 where none is set."""
+    if "tokens" not in family.kinds():
+        return sampling.rollout
+    temperature = 1.0 if sampling.rollout.temperature is None else sampling.rollout.temperature
+    return sampling.rollout.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})
 
 
-def _check_offload(family: Family, config: Parameters) -> None:
-    if config.model.offload != "none" and "flow" not in family.kinds():
-        raise UserError(
-            f"model.offload is {config.model.offload}, but {family.name} is one network, which is always needed; only"
-            " a model of several can have them take turns on the GPU. Set it to none."
-        )
+def _judged_samplers(family: Family, config: Parameters, rollout: SamplerConfig) -> dict[str, SamplerConfig]:
+    """``rollout`` draws tokens as in training, ``sde`` denoises as in training, ``stock`` is the plain pipeline."""
+    samplers = {}
+    if "tokens" in family.kinds():
+        samplers["rollout"] = rollout
+    if "flow" in family.kinds() and _window_fits(config):
+        samplers["sde"] = rollout.model_copy(update={"stochastic": True})
+    return samplers | {"stock": config.sampling.stock}
 
 
-def _check_shards(config: Parameters) -> None:
-    if not config.distributed.sharded:
-        return
-    if config.model.offload != "none":
-        raise UserError(
-            f"distributed.sharded is true, and model.offload is {config.model.offload}: networks that are cut have"
-            " nothing that could take turns. Set one of them to false or none."
-        )
-    if config.model.base_weights != "full":
-        raise UserError(
-            f"distributed.sharded is true, and model.base_weights is {config.model.base_weights}: only weights of full"
-            " precision are cut, not codes of fewer bits. Set one of them to false or full."
-        )
-    if config.policy.kv_cache == "static":
-        raise UserError(
-            "distributed.sharded is true, and policy.kv_cache is static: its kernels are captured once for all tokens,"
-            " but the layers of a sharded network are gathered for every token. Set policy.kv_cache to growing."
-        )
+def _control_samplers(family: Family, config: Parameters) -> dict[str, SamplerConfig]:
+    """The stock sampler with the changes of each of ``evaluation.controls``.
+
+    None that equals the stock sampler itself, and none of what the family does not have: conf/base has controls for
+    tokens and for denoising.
+    """
+    stock, samplers = config.sampling.stock, {}
+    lacking = {key for kind, keys in _KEYS.items() if kind not in family.kinds() for key in keys}
+    for control in config.evaluation.controls:
+        changes = {key: value for key, value in control.changes().items() if getattr(stock, key) != value}
+        if changes and not lacking & control.changes().keys():
+            name = " ".join(["stock", *(f"{key}={value:g}" for key, value in changes.items())])
+            samplers[name] = stock.model_copy(update=changes)
+    return samplers
 
 
 def _check_samplers(family: Family, sampling: SamplingConfig) -> None:
-    kinds = family.kinds()
     for name, sampler in (("rollout", sampling.rollout), ("stock", sampling.stock)):
-        for kind, keys, what in _KINDS:
-            if kind not in kinds:
-                remedy = "remove it, or set it to null where conf/base sets it"
-                _refuse_settings(family, f"sampling.{name}", sampler, keys, f"no {what}; {remedy}")
-            missing = [key for key in _FLOW_KEYS if getattr(sampler, key) is None]
-            if kind == "flow" and kind in kinds and missing:
+        for kind, keys in _KEYS.items():
+            given = [key for key in keys if getattr(sampler, key) is not None]
+            if given and kind not in family.kinds():
+                raise UserError(
+                    f"sampling.{name} sets {', '.join(given)}, but {family.name} has no {_GENERATES[kind]}; remove it,"
+                    " or set it to null where conf/base sets it."
+                )
+            missing = [key for key in keys if key not in given]
+            if missing and kind == "flow" and kind in family.kinds():
                 raise UserError(f"sampling.{name} needs {', '.join(missing)}: {family.name} has denoising steps.")
 
 
-def _refuse_settings(
-    family: Family, where: str, settings: SamplerConfig | ControlConfig, keys: Sequence[str], why: str
-) -> None:
-    given = [key for key in keys if getattr(settings, key) is not None]
-    if given:
-        raise UserError(f"{where} sets {', '.join(given)}, but {family.name} has {why}.")
-
-
-def _check_groups(family: Family, config: Parameters) -> None:
-    sizes = {module: config.grpo_of(module).group_size for module in trained_modules(family, config.policy)}
-    smallest = max(sizes.values()) if is_joint(family, config.policy) else min(sizes.values())
-    if smallest < 2:
+def _check_stages(config: Parameters, modules: tuple[str, ...]) -> None:
+    joint, grpo = config.policy.stages == "joint", config.grpo
+    if joint and (grpo.max_refills or grpo.rollout_prompts):
+        raise UserError(
+            "policy.stages is joint, which draws one rollout of all prompts a step: it has neither grpo.max_refills"
+            " nor grpo.rollout_prompts. Leave them out, or set policy.stages=alternating."
+        )
+    if joint and len(modules) < 2:
+        raise UserError(
+            f"policy.stages is joint, which trains two modules from one rollout, but only {modules[0]} is trained;"
+            " leave policy.stages out, or train all modules (policy.train=all)."
+        )
+    sizes = {module: config.grpo_of(module).group_size for module in modules}
+    if (max if joint else min)(sizes.values()) < 2:
         raise UserError(
             f"A group needs at least 2 samples, got {sizes} (grpo.group_size, modules.NAME.group_size);"
             " only a joint rollout may have 1 for one of its modules."
         )
 
 
-def _check_kl_correction(family: Family, config: Parameters) -> None:
-    for name in trained_modules(family, config.policy):
-        if config.grpo_of(name).kl_correction and family.modules[name].kind == "flow":
+def _check_flow(family: Family, config: Parameters, modules: tuple[str, ...]) -> None:
+    trained = [name for name in modules if family.modules[name].kind == "flow"]
+    for name in trained:
+        if config.grpo_of(name).kl_correction:
             raise UserError(
                 f"kl_correction is for the KL of tokens, which is estimated from the samples; that of {name}'s"
-                f" denoising steps is exact. Set it for another module (modules.NAME.kl_correction), or modules.{name}"
-                ".kl_correction=false."
+                f" denoising steps is exact. Set it for another module, or modules.{name}.kl_correction=false."
             )
-
-
-def _check_decode_guidance(family: Family, config: Parameters) -> None:
-    scale = config.policy.decode_guidance_scale
-    trained = {family.modules[name].kind for name in trained_modules(family, config.policy)}
-    if "tokens" in trained and "flow" in family.kinds() and not is_joint(family, config.policy):
-        return
-    if scale in (None, 1.0):  # As conf/base has it, which configurations of other families are differences from.
-        return
-    if "tokens" not in family.kinds() or "flow" not in family.kinds():
-        why = f"{family.name} has no tokens that become pictures"
-    elif is_joint(family, config.policy):
-        why = "with policy.stages=joint the decoder's training draws the pictures"
-    else:
-        why = f"with policy.train={config.policy.train} no token module is trained"
-    raise UserError(
-        f"policy.decode_guidance_scale is {scale:g}, which changes nothing: {why}. Set it to null; guidance elsewhere"
-        " is sampling.rollout.guidance_scale."
-    )
-
-
-def _check_window(family: Family, config: Parameters) -> None:
     flow, steps = config.policy.flow, config.sampling.rollout.steps or 0
-    trained = trained_modules(family, config.policy)
-    if not any(family.modules[name].kind == "flow" for name in trained) or _window_fits(config):
+    if not trained or _window_fits(config):
         return
     if steps < 2:
         raise UserError(
@@ -279,6 +185,42 @@ def _check_window(family: Family, config: Parameters) -> None:
 def _window_fits(config: Parameters) -> bool:
     flow, steps = config.policy.flow, config.sampling.rollout.steps or 0
     return (flow.window_start or 0) + (flow.window_steps or 1) <= steps - 1
+
+
+def _check_decode_guidance(family: Family, config: Parameters, modules: tuple[str, ...]) -> None:
+    scale = config.policy.decode_guidance_scale
+    if scale in (None, 1.0):  # As conf/base has it, which configurations of other families are differences from.
+        return
+    if family.kinds() != {"tokens", "flow"}:
+        why = f"{family.name} has no tokens that become pictures"
+    elif config.policy.stages == "joint":
+        why = "with policy.stages=joint the decoder's training draws the pictures"
+    elif all(family.modules[name].kind == "flow" for name in modules):
+        why = f"with policy.train={config.policy.train} no token module is trained"
+    else:
+        return
+    raise UserError(
+        f"policy.decode_guidance_scale is {scale:g}, which changes nothing: {why}. Set it to null; guidance elsewhere"
+        " is sampling.rollout.guidance_scale."
+    )
+
+
+def _check_memory(family: Family, config: Parameters) -> None:
+    model = config.model
+    if model.offload != "none" and "flow" not in family.kinds():
+        raise UserError(
+            f"model.offload is {model.offload}, but {family.name} is one network, which is always needed; only"
+            " a model of several can have them take turns on the GPU. Set it to none."
+        )
+    if not config.distributed.sharded:
+        return
+    for name, value, fits, why in (
+        ("model.offload", model.offload, "none", "networks that are cut have nothing that could take turns"),
+        ("model.base_weights", model.base_weights, "full", "only weights of full precision are cut"),
+        ("policy.kv_cache", config.policy.kv_cache, "growing", "a CUDA graph cannot gather layers for every token"),
+    ):
+        if value != fits:
+            raise UserError(f"distributed.sharded is true, and {name} is {value}: {why}. Set {name} to {fits}.")
 
 
 def _require_module(family: Family, name: str, where: str) -> None:
