@@ -13,7 +13,7 @@ import torch
 from tests.test_training import parameters
 from visual_grpo import command
 from visual_grpo.components import require_gpus
-from visual_grpo.config.distributed import DistributedConfig
+from visual_grpo.config.policy import DistributedConfig
 from visual_grpo.distributed import group, launch
 from visual_grpo.errors import UserError
 from visual_grpo.policies.families import find_family

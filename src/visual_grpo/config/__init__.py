@@ -2,8 +2,7 @@
 
 from visual_grpo.config.alarm import AlarmConfig
 from visual_grpo.config.base import Dtype, Strict, Task, World
-from visual_grpo.config.data import DataConfig, StarterConfig
-from visual_grpo.config.data_checks import DataChecks
+from visual_grpo.config.data import DataChecks, DataConfig, StarterConfig
 from visual_grpo.config.policy import (
     FlowConfig,
     LoraParams,
@@ -25,35 +24,3 @@ from visual_grpo.config.training import (
     TrackingConfig,
     TrainConfig,
 )
-
-__all__ = [
-    "AlarmConfig",
-    "ControlConfig",
-    "DataChecks",
-    "DataConfig",
-    "Dtype",
-    "EvaluationConfig",
-    "FlowConfig",
-    "GRPOConfig",
-    "GateRule",
-    "LoraParams",
-    "ModelConfig",
-    "ModuleConfig",
-    "MonitorConfig",
-    "Parameters",
-    "PolicyConfig",
-    "PromotionConfig",
-    "RetrainConfig",
-    "RewardConfig",
-    "SamplerConfig",
-    "SamplingConfig",
-    "SignalCheckConfig",
-    "StarterConfig",
-    "Strict",
-    "Task",
-    "TrackingConfig",
-    "TrainConfig",
-    "World",
-    "flatten",
-    "merged",
-]

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from visual_grpo.config.base import Strict
-from visual_grpo.config.data_checks import DataChecks
+from visual_grpo.config.data import DataChecks
 
 
 class MonitorConfig(Strict):

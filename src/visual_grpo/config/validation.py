@@ -51,54 +51,39 @@ def _of_parameter(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 
 def _explain(path: Sequence[int | str], detail: ErrorDetails) -> str:
-    name = _dotted(path)
+    section = _section(path[:-1])
+    fields = section.model_fields if section is not None else {}
+    field = fields.get(str(path[-1])) if path else None
+    meaning = f" ({field.description})" if field is not None and field.description else ""
+    name = ".".join(map(str, path)) or "parameters"
     if detail["type"] == "missing":
-        return f"{name} is missing{_meaning(path)}"
+        return f"{name} is missing{meaning}"
+    shown = "" if isinstance(detail["input"], Mapping) else f" = {_cut(repr(detail['input']))}"
     if detail["type"] == "extra_forbidden":
-        return f"{name}{_shown(detail['input'])}: there is no such parameter.{_nearest(path)}"
+        return f"{name}{shown}: there is no such parameter.{_nearest_key(path, list(fields))}"
     allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should", 1)
-    return f"{name}{_shown(detail['input'])}: {allowed}{_meaning(path)}{_nearest_value(detail)}"
+    hint = ""
+    if detail["type"] == "literal_error":
+        hint = nearest_hint(str(detail["input"]), re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
+    return f"{name}{shown}: {allowed}{meaning}{hint}"
 
 
-def _dotted(path: Sequence[int | str]) -> str:
-    return ".".join(str(part) for part in path) or "parameters"
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ""
-    text = repr(value)
-    return f" = {text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + '...'}"
-
-
-def _meaning(path: Sequence[int | str]) -> str:
-    section = _section(path[:-1])
-    field = section.model_fields.get(str(path[-1])) if section and path else None
-    return f" ({field.description})" if field is not None and field.description else ""
-
-
-def _nearest(path: Sequence[int | str]) -> str:
-    """The likeliest key that was meant: beside the wrong one, else anywhere in the tree."""
-    wrong = str(path[-1])
-    section = _section(path[:-1])
-    beside = list(section.model_fields) if section else []
-    near = nearest(wrong, beside)
+def _nearest_key(path: Sequence[int | str], beside: Sequence[str]) -> str:
+    """The likeliest key that was meant: one of those ``beside`` the wrong one, else anywhere in the tree."""
+    near = nearest(str(path[-1]), beside)
     if near is not None:
-        return f" Did you mean {_dotted([*path[:-1], near])!r}?"
+        return f" Did you mean {'.'.join(map(str, [*path[:-1], near]))!r}?"
     # Of two keys with one name the shallower is the better known.
     names = sorted(_names(Parameters), key=lambda name: -name.count("."))
     elsewhere = {name.rpartition(".")[2]: name for name in names}
-    near = nearest(wrong, elsewhere, cutoff=0.75)
+    near = nearest(str(path[-1]), elsewhere, cutoff=0.75)
     if near is not None:
         return f" Did you mean {elsewhere[near]!r}?"
     return f" Allowed here: {', '.join(beside)}" if beside else ""
-
-
-def _nearest_value(detail: ErrorDetails) -> str:
-    """The likeliest of the values that a choice has."""
-    if detail["type"] != "literal_error":
-        return ""
-    return nearest_hint(str(detail["input"]), re.findall(r"'([^']*)'", detail["ctx"]["expected"]))
 
 
 def _section(path: Sequence[int | str]) -> type[BaseModel] | None:
