@@ -8,46 +8,31 @@ from visual_grpo.grpo.losses import Scale, gdpo_advantages, group_advantages, va
 NAN = float("nan")
 
 
-def test_group_scale_by_hand() -> None:
-    rewards = torch.tensor([1.0, 2.0, 3.0, 10.0, 10.0, 40.0])
-    got = group_advantages(rewards, 3, epsilon=0.5, clip=None)
-    # Group 1: mean 2, std 1. Group 2: mean 20, std sqrt((100 + 100 + 400) / 2) = sqrt(300).
-    second = 300**0.5 + 0.5
-    want = torch.tensor([-1 / 1.5, 0.0, 1 / 1.5, -10 / second, -10 / second, 20 / second])
-    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+ROOT = 2**0.5 + 0.5
+SECOND = 300**0.5 + 0.5
+RAW = (131 / 3) ** 0.5 + 0.5
+"""Of 0, 2, 10, 14: mean 6.5, squares 42.25 + 20.25 + 12.25 + 56.25. TRL's ``scale_rewards="batch"`` has the same."""
+CENTRED = ((1 + 1 + 4 + 4) / 3) ** 0.5 + 0.5
 
 
-def test_batch_scale_divides_by_the_deviation_of_all_raw_rewards() -> None:
-    """TRL's ``scale_rewards="batch"``: (r - mean of its group) / (r.std() + epsilon)."""
-    rewards = torch.tensor([0.0, 2.0, 10.0, 14.0])
-    got = group_advantages(rewards, 2, scale="batch", epsilon=0.5, clip=None)
-    # Mean 6.5, squares 42.25 + 20.25 + 12.25 + 56.25 = 131.
-    deviation = (131 / 3) ** 0.5 + 0.5
-    torch.testing.assert_close(got, torch.tensor([-1.0, 1.0, -2.0, 2.0]) / deviation, rtol=1e-6, atol=1e-6)
-
-
-def test_batch_scale_leaves_the_unscored_out_and_can_have_nothing_to_divide_by() -> None:
-    got = group_advantages(torch.tensor([0.0, 2.0, NAN, 10.0, 14.0, NAN]), 3, scale="batch", epsilon=0.5, clip=None)
-    deviation = (131 / 3) ** 0.5 + 0.5
-    torch.testing.assert_close(got, torch.tensor([-1.0, 1.0, 0, -2.0, 2.0, 0]) / deviation, rtol=1e-6, atol=1e-6)
-    for few in (torch.tensor([3.0, NAN]), torch.tensor([NAN, NAN]), torch.tensor([3.0, 3.0])):
-        assert group_advantages(few, 2, scale="batch").tolist() == [0, 0]
-
-
-def test_batch_centred_scale_divides_by_the_deviation_of_all_centred_rewards() -> None:
-    rewards = torch.tensor([0.0, 2.0, 10.0, 14.0])
-    got = group_advantages(rewards, 2, scale="batch_centred", epsilon=1e-9, clip=None)
-    deviation = ((1 + 1 + 4 + 4) / 3) ** 0.5
-    torch.testing.assert_close(got, torch.tensor([-1.0, 1.0, -2.0, 2.0]) / deviation, rtol=1e-6, atol=1e-6)
-
-
-def test_no_scale_leaves_units_of_reward() -> None:
-    assert group_advantages(torch.tensor([0.0, 2.0, 10.0, 14.0]), 2, scale="none", clip=None).tolist() == [
-        -1,
-        1,
-        -2,
-        2,
-    ]
+@pytest.mark.parametrize(
+    ("scale", "groups", "expected"),
+    [
+        # Group 1: mean 2, std 1. Group 2: mean 20, std sqrt((100 + 100 + 400) / 2) = sqrt(300).
+        ("group", [[1, 2, 3], [10, 10, 40]], [-1 / 1.5, 0, 1 / 1.5, -10 / SECOND, -10 / SECOND, 20 / SECOND]),
+        ("group", [[1, NAN, 3], [NAN, NAN, 5]], [-1 / ROOT, 0, 1 / ROOT, 0, 0, 0]),
+        ("batch", [[0, 2], [10, 14]], [-1 / RAW, 1 / RAW, -2 / RAW, 2 / RAW]),
+        ("batch", [[0, 2, NAN], [10, 14, NAN]], [-1 / RAW, 1 / RAW, 0, -2 / RAW, 2 / RAW, 0]),
+        ("batch", [[3, NAN]], [0, 0]),
+        ("batch", [[NAN, NAN]], [0, 0]),
+        ("batch_centred", [[0, 2], [10, 14]], [-1 / CENTRED, 1 / CENTRED, -2 / CENTRED, 2 / CENTRED]),
+        ("none", [[0, 2], [10, 14]], [-1, 1, -2, 2]),
+    ],
+)
+def test_each_scale_by_hand(scale: Scale, groups: list[list[float]], expected: list[float]) -> None:
+    rewards = torch.tensor(groups, dtype=torch.float32)
+    got = group_advantages(rewards.flatten(), rewards.shape[1], scale=scale, epsilon=0.5, clip=None)
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float32), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "batch_centred", "none"])
@@ -57,12 +42,6 @@ def test_a_constant_group_gets_exactly_zero(scale: Scale) -> None:
     got = group_advantages(rewards, 7, scale=scale, epsilon=1e-12, clip=None)
     assert got[:7].tolist() == [0.0] * 7
     assert got[7:].abs().min() < got[7:].abs().max()
-
-
-def test_unscored_samples_are_left_out_of_mean_and_deviation() -> None:
-    got = group_advantages(torch.tensor([1.0, NAN, 3.0, NAN, NAN, 5.0]), 3, epsilon=1.0, clip=None)
-    root = 2**0.5
-    torch.testing.assert_close(got, torch.tensor([-1 / (root + 1), 0, 1 / (root + 1), 0, 0, 0]), rtol=1e-6, atol=0)
 
 
 def test_advantages_are_clipped_on_both_sides() -> None:
@@ -90,13 +69,6 @@ def test_gdpo_gives_each_reward_its_weight_whatever_its_units() -> None:
     own = group_advantages(first, 4, epsilon=1e-9, clip=None) + 2 * group_advantages(second, 4, epsilon=1e-9, clip=None)
     expected = own / (own.square().sum() / 11).sqrt()
     torch.testing.assert_close(advantages(1.0), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_gdpo_rows_unscored_by_a_weighted_reward_get_zero() -> None:
-    rewards = {"a": torch.tensor([1.0, 2.0, 3.0, 5.0]), "b": torch.tensor([NAN, 2.0, 1.0, 7.0])}
-    got = gdpo_advantages(rewards, {"a": 1.0, "b": 1.0}, 4)
-    assert got[0] == 0
-    assert (got[1:] != 0).all()
 
 
 def test_a_ragged_batch_is_refused() -> None:

@@ -40,13 +40,6 @@ def test_importance_ratio_is_new_over_old() -> None:
     assert got.item() == pytest.approx(3.0)
 
 
-def test_sequence_ratio_is_the_geometric_mean_over_counted_steps() -> None:
-    new = torch.tensor([[0.3, 0.1, 9.0]])
-    mask = torch.tensor([[True, True, False]])
-    got = losses.sequence_ratio(new, torch.zeros(1, 3), mask)
-    assert got.tolist()[0] == pytest.approx([math.exp(0.2)] * 3)
-
-
 def test_k3_is_an_unbiased_non_negative_kl_with_its_gradient() -> None:
     policy = torch.tensor([0.1, -0.4, 0.7], requires_grad=True)
     reference = torch.tensor([0.5, 0.2, -0.3]).log_softmax(-1)
@@ -107,14 +100,6 @@ MASK = torch.tensor([[True, True, True, False], [True, False, False, False], [Fa
 def test_step_weights_by_hand(aggregation: losses.Aggregation, weights: list[list[float]]) -> None:
     got = losses.step_weights(MASK, aggregation, counted_rows=2, counted_steps=4, rows=3)
     torch.testing.assert_close(got, torch.tensor(weights, dtype=torch.float32))
-
-
-@pytest.mark.parametrize("aggregation", ["row_mean", "step_mean", "constant"])
-def test_weights_of_micro_batches_are_those_of_the_whole(aggregation: losses.Aggregation) -> None:
-    counts = {"counted_rows": 2, "counted_steps": 4, "rows": 3}
-    whole = losses.step_weights(MASK, aggregation, **counts)
-    parts = [losses.step_weights(MASK[i : i + 1], aggregation, **counts) for i in range(3)]
-    assert torch.equal(whole, torch.cat(parts))
 
 
 def test_the_papers_defaults() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import SIZE
-from visual_grpo.components import load_model
-from visual_grpo.config import LoraParams, SamplerConfig
+from visual_grpo.components import load_model, load_policy
+from visual_grpo.config import GRPOConfig, LoraParams, SamplerConfig
 from visual_grpo.errors import UserError
+from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.policies.lora import AdapterSet
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.types import PromptRecord
 
 SAMPLER = SamplerConfig(temperature=1.0, steps=4, guidance_scale=1.0)
 
@@ -110,3 +114,29 @@ def test_training_can_start_from_saved_adapters(pipeline_folder: Path, tmp_path:
     started.save(tmp_path / "again")
     for file in tmp_path.glob("*/*.safetensors"):
         assert file.read_bytes() == (tmp_path / "again" / file.relative_to(tmp_path)).read_bytes()
+
+
+def brightness(prompts: Any, images: Any) -> list[float]:
+    return [float(image.float().mean()) / 255 for image in images]
+
+
+@pytest.mark.parametrize(("module", "network"), [("ar", "network"), ("dit", "transformer")])
+def test_a_training_moves_the_adapter_and_nothing_else(pipeline_folder: Path, module: str, network: str) -> None:
+    policy: Any = load_policy(str(pipeline_folder), module=module, size=SIZE, kl_reference=True, device="cpu")
+    base = {
+        name: value.clone()
+        for name, value in getattr(policy.model, network).state_dict().items()
+        if "lora_" not in name
+    }
+    adapter = policy.adapter_state_dict()
+    config = GRPOConfig(
+        steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01, updates_per_rollout=2
+    )
+    records = [PromptRecord(id=str(i), prompt=text) for i, text in enumerate(["a red circle", "a square", "一只猫"])]
+    metrics = list(GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config).fit(records))
+    assert metrics[0].values["ratio/first_max_abs_log"] < 1e-4
+    assert metrics[1].values["kl"] > 0
+    moved = policy.adapter_state_dict()
+    assert not [name for name in adapter if torch.equal(adapter[name], moved[name])]
+    after = getattr(policy.model, network).state_dict()
+    assert all(torch.equal(after[name], value) for name, value in base.items())

@@ -14,9 +14,9 @@ from peft.tuners.lora import LoraLayer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import SIZE, stir
-from tests.policies.glm_image.test_ar import RECORDS, brightness
+from tests.policies.glm_image.test_ar import RECORDS
 from visual_grpo.components import load_policy
-from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
+from visual_grpo.config import Dtype, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.checks import RatioCheckError
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.policies import lora
@@ -29,24 +29,36 @@ from visual_grpo.types import PromptRecord, Sample
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "rounding_gap.py"))
 
 
-def half(folder: Path, module: str) -> Any:
-    policy = load_policy(str(folder), module=module, size=SIZE, kl_reference=True, dtype="bfloat16", device="cpu")
+def brightness(prompts: Any, images: Any) -> list[float]:
+    return [float(image.float().mean()) / 255 for image in images]
+
+
+def half(folder: Path, module: str, dtype: Dtype = "bfloat16") -> Any:
+    policy = load_policy(str(folder), module=module, size=SIZE, kl_reference=True, dtype=dtype, device="cpu")
     stir(policy)
     return policy
 
 
-def first_step(policy: Any, **changes: Any) -> dict[str, float]:
+def first_step(policy: Any, dtype: Dtype = "bfloat16", **changes: Any) -> dict[str, float]:
     config = GRPOConfig(
         steps=1, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01, updates_per_rollout=2, **changes
     )
-    trainer = GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config, dtype="bfloat16")
+    trainer = GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config, dtype=dtype)
     return dict(next(trainer.fit(RECORDS)).values)
 
 
 @pytest.mark.parametrize("module", ["ar", "dit"])
-@pytest.mark.parametrize("micro_batch_size", [None, 3])
-def test_the_first_ratio_is_exactly_one(pipeline_folder: Path, module: str, micro_batch_size: int | None) -> None:
-    values = first_step(half(pipeline_folder, module), micro_batch_size=micro_batch_size)
+@pytest.mark.parametrize(("dtype", "micro_batch_size"), [("bfloat16", None), ("bfloat16", 3), ("float16", None)])
+def test_it_trains_and_the_first_ratio_is_exactly_one(
+    pipeline_folder: Path, module: str, dtype: Dtype, micro_batch_size: int | None
+) -> None:
+    policy = half(pipeline_folder, module, dtype)
+    assert {parameter.dtype for parameter in policy.trainable_parameters()} == {torch.float32}
+    before = policy.adapter_state_dict()
+    values = first_step(policy, dtype, micro_batch_size=micro_batch_size)
+    after = policy.adapter_state_dict()
+    assert any(not torch.equal(before[name], value) for name, value in after.items())
+    assert all(value.isfinite().all() for value in after.values())
     assert values["ratio/first_max_abs_log"] == 0
     assert values["update_1/ratio"] == 1
     assert values["update_2/ratio"] != 1

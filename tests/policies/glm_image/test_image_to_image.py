@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -16,8 +15,6 @@ from tests.policies.glm_image.test_dit import DitPolicy, model_with
 from visual_grpo.components import load_policy
 from visual_grpo.config import FlowConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
-from visual_grpo.policies.glm_image.decoder import Conditions, GlmImageDecoder
-from visual_grpo.policies.glm_image.sources import SourceCache
 from visual_grpo.policies.rows import START_NOISE
 from visual_grpo.types import PromptRecord
 
@@ -106,41 +103,6 @@ def test_the_denoisings_replay_gives_the_samplers_log_probs_back(
         trajectory = type(got.trajectory)(**{**vars(got.trajectory), "conditions": wrong})
         chunk = next(iter(policy.replay(trajectory, torch.arange(6))))
         assert (chunk.log_probs[:, 0] - got.log_probs[:, 0]).abs().max() / elements**0.5 > 1e-5, name
-
-
-def test_gradient_reaches_the_sources_keys_and_values(pipeline_folder: Path, source_images: list[Path]) -> None:
-    """A detached cache would leave every log-prob as it is: only the gradient tells."""
-    policy = dit_policy(pipeline_folder)
-    got = policy.rollout(edits(source_images, 1), 2, torch.Generator().manual_seed(3))
-    trajectory, rows = got.trajectory, torch.arange(6)
-    weights = torch.linspace(-1, 1, 6)
-    decoder = policy.model
-    assert isinstance(decoder, GlmImageDecoder)
-    names = [n for n, p in decoder.transformer.named_parameters() if p.requires_grad]
-    write = GlmImageDecoder._written_sources
-
-    def gradients(*, detach: bool) -> dict[str, torch.Tensor]:
-        def written(self: GlmImageDecoder, conditions: Conditions, entries: torch.Tensor) -> SourceCache:
-            sources = write(self, conditions, entries)
-            assert sources is not None
-            if not detach:
-                return sources
-            keys, values = (tuple(own.detach() for own in kind) for kind in (sources.keys, sources.values))
-            return SourceCache(keys=keys, values=values)
-
-        with mock.patch.object(GlmImageDecoder, "_written_sources", written):
-            field = decoder.velocity(trajectory.conditions, trajectory.entries)
-        velocity = field(trajectory.states[:, 0], trajectory.schedule.timesteps[0])
-        loss = (velocity.flatten(1).square().mean(1) * weights).sum()
-        return dict(zip(names, torch.autograd.grad(loss, policy.adapter.parameters()), strict=True))
-
-    ours, without = gradients(detach=False), gradients(detach=True)
-    moved = [name for name in names if ("to_k" in name or "to_v" in name) and "lora_B" in name]
-    assert moved
-    assert all((ours[name] - without[name]).norm() > 1e-3 * ours[name].norm() for name in moved)
-    chunk = next(iter(policy.replay(trajectory, rows)))
-    replayed = torch.autograd.grad((chunk.log_probs[:, 0] * weights).sum(), policy.adapter.parameters())
-    assert all(torch.isfinite(gradient).all() for gradient in replayed)
 
 
 def test_the_decoded_image_is_the_pipelines_own(pipeline_folder: Path, source_images: list[Path]) -> None:
