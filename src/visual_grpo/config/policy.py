@@ -15,27 +15,25 @@ class ModelConfig(Strict):
 
     family: str = Field(
         "auto",
-        description="glm_image, sd3, qwen_image, qwen2_5_vl or package.module:FAMILY; auto = recognised from the saved"
-        " model; with path null the one that the starter draws starter.world for",
+        description="glm_image, sd3, qwen_image, qwen2_5_vl or package.module:FAMILY; auto = the saved model's, or"
+        " that of the starter's",
     )
     path: NotEmpty | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
     revision: str | None = Field(
         None,
-        description="of a hub id: branch, tag or, so that it cannot change, a commit's hash; null = the newest; if"
-        " given, the downloaded files are checked by the hub's hashes",
+        description="branch, tag or commit of a hub id, whose hashes are then checked; null = newest",
     )
     dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
     base_weights: Literal["full", "8bit", "4bit"] = Field(
         "full",
-        description="of the frozen Linear layers in the networks' blocks (not of the VAE); 8bit, 4bit (NF4): stored in"
-        " so few bits and computed with in dtype, which needs bitsandbytes (make quantised); less memory, another base"
-        " model; adapters fit each of them",
+        description="of the frozen Linear layers in the networks' blocks (not of the VAE), computed with in dtype; 8bit"
+        " and 4bit (NF4) need bitsandbytes (make quantised)",
     )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     offload: Literal["none", "phases"] = Field(
         "none",
         description="phases: each network is on the GPU only while it computes, its frozen weights wait in pinned host"
-        " memory; for cards that do not hold the whole model, same results",
+        " memory; same results",
     )
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of torch; results can differ in their last bits")
     options: dict[str, object] = Field(
@@ -80,13 +78,13 @@ class SignalCheckConfig(Strict):
     rollouts: int | None = Field(
         None,
         ge=0,
-        description="independent rollouts a module at most, drawn until they can tell; null = a quarter of grpo.steps,"
-        " but 6 to 48; 0 = off; 3 to 5 are measured and shown, but stop no run unless least_cosine is set",
+        description="largest number of rollouts a module; null = a quarter of grpo.steps, but 6 to 48; 0 = off; 3 to 5"
+        " stop no run unless least_cosine is set",
     )
     least_cosine: float | None = Field(
         None,
-        description="the run stops where the mean cosine between their gradients is less by two standard errors; null ="
-        " where it cannot be told from 0 although a useful one, at most .05 and 1 / (grpo.steps + 1), would have been",
+        description="the run stops where the mean cosine is less by two standard errors; null = where it cannot be told"
+        " from 0 although a useful one, at most .05 and 1 / (grpo.steps + 1), would have been",
     )
 
     @field_validator("rollouts")
@@ -118,15 +116,14 @@ class PolicyConfig(Strict):
     decode_guidance_scale: float | None = Field(
         None,
         ge=1,
-        description="guidance in the pictures of a token module's training samples, where it is trained by itself or in"
-        " turn; 1 = off, with half the forwards; null = sampling.rollout.guidance_scale",
+        description="guidance in the pictures of a token module's training samples; 1 = off, with half the forwards;"
+        " null = sampling.rollout.guidance_scale",
     )
     denoise_batch: int = Field(64, ge=1, description="images denoised at a time; on a CPU, by each core")
     decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time; on a CPU, by each core")
     kv_cache: Literal["growing", "static"] = Field(
         "growing",
-        description="of the tokens that are generated; static: as long as the whole row from the first one on, and on a"
-        " GPU the kernels of a token are launched together, as a CUDA graph",
+        description="static: of full length from the first token on; on a GPU each token is a CUDA graph",
     )
     rollout_batch: int = Field(64, ge=1, description="rows of tokens sampled at a time")
 
@@ -171,14 +168,12 @@ class DistributedConfig(Strict):
     processes: int = Field(
         1,
         ge=1,
-        description="that train together, each with the whole model, and each on another GPU where model.device is"
-        " cuda; on this machine, or on several: torchrun's own number replaces this one; each draws and replays whole"
-        " groups, so at most grpo.prompts_per_step",
+        description="that train together, each with the whole model, and on another GPU where model.device is cuda;"
+        " torchrun's own number replaces this one; each draws whole groups, so at most grpo.prompts_per_step",
     )
     sharded: bool = Field(
         False,
-        description="each process keeps a part of every layer, which is gathered when it is called (torch's FSDP2): for"
-        " a model that does not fit on one GPU; slower than whole models",
+        description="each process keeps a part of every layer, gathered when it is called (torch's FSDP2)",
     )
 
     @model_validator(mode="before")

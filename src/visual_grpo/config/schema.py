@@ -45,16 +45,14 @@ class Parameters(Strict):
     resume: str = Field(
         "never",
         min_length=1,
-        description="auto: go on from the newest checkpoint of this output folder, with the parameters of its run and"
-        " in its MLflow run; same: go on from it only where it is of this very training, unfinished and with nothing"
-        " changed since that decides the result, else start at step 1; or the folder of a checkpoint, or of several;"
-        " never: start at step 1",
+        description="auto: from the newest checkpoint of this output folder, with its parameters and MLflow run; same:"
+        " from it only where it is of this very training, unfinished and unchanged; or the folder of a checkpoint, or"
+        " of several; never: start at step 1",
     )
     adapter: AdapterName = Field(
         "latest",
-        description="which adapter evaluate judges and generate draws with: latest (the one trained last), the folder"
-        " of another, the id or name of an MLflow run, or a version of a registered model: models:/NAME@ALIAS (such as"
-        " models:/visual_grpo@champion) or models:/NAME/VERSION; generate also takes none, the base model",
+        description="which adapter evaluate judges and generate draws with: latest (the one trained last), a folder,"
+        " an MLflow run's id or name, models:/NAME@ALIAS or models:/NAME/VERSION; generate also takes none (the base)",
     )
     generate: GenerateConfig = GenerateConfig()
     score: ScoreConfig = ScoreConfig()

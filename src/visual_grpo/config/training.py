@@ -18,21 +18,18 @@ class RewardConfig(Strict):
     weight: float = Field(1.0, description="0 = reported, never optimised")
     options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
     clip: tuple[float | None, float | None] = Field(
-        (None, None),
-        description="[low, high]: scores beyond count as the end; null = no limit. The scores as they are are the part"
-        " raw",
+        (None, None), description="[low, high] of the scores; null = no limit. Unclipped scores are the part raw"
     )
     only_where: dict[str, float] = Field(
         default_factory=dict,
-        description="other rewards with the least score that each must have, such as {ocr: 0.9}; elsewhere this reward"
-        " counts as the worst end of clip",
+        description="least scores of other rewards, such as {ocr: 0.9}; elsewhere this reward is the worst end of clip",
     )
     max_failed_share: float = Field(
         0.05,
         ge=0,
         lt=1,
-        description="a run goes on while the reward's code failed on at most this share of its samples (or on one);"
-        " they stay unscored; 0 = the first error stops it, as an error of the first call always does",
+        description="largest share of samples (or one) on which the reward's code may fail; they stay unscored; 0 = the"
+        " first error stops the run, as an error of the first call always does",
     )
 
     @field_validator("options")
@@ -59,15 +56,14 @@ class GRPOConfig(Strict):
     rollout_prompts: int | None = Field(
         None,
         ge=1,
-        description="prompts whose samples are drawn at a time; rewards that ask a server judge them while the next are"
-        " drawn; null = all at once",
+        description="prompts drawn at a time; servers judge them while the next are drawn; null = all",
     )
     updates_per_rollout: int = Field(1, ge=1, description="optimiser updates on the same samples; 1 = on-policy")
     micro_batch_size: int | None = Field(None, ge=1, description="rows per backward pass; null = all at once")
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         "adamw",
-        description="adamw_8bit keeps AdamW's two moments in 8 bits, of adapter matrices of 4,096 numbers and more"
-        " (arXiv 2110.02861); needs bitsandbytes (make quantised)",
+        description="adamw_8bit: moments of matrices of 4,096 numbers and more in 8 bits (arXiv 2110.02861); needs"
+        " bitsandbytes (make quantised)",
     )
     learning_rate: float = Field(gt=0, description="of AdamW, before warm-up and schedule")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -90,14 +86,14 @@ class GRPOConfig(Strict):
     )
     kl_correction: bool = Field(
         False,
-        description="multiply the k3 KL of tokens by the probability ratio, with gradient: unbiased also after the"
-        " first update on a rollout (DeepSeek-V3.2; TRL's use_bias_correction_kl)",
+        description="multiply the k3 KL of tokens by the ratio: unbiased also after the first update on a rollout"
+        " (DeepSeek-V3.2; TRL's use_bias_correction_kl)",
     )
     advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
         None,
-        description="the standard deviation that advantages are divided by; group: of the group's rewards; batch: of"
-        " all raw rewards of the step, as TRL's scale_rewards=batch and flow_grpo's global_std; batch_centred: of all"
-        " rewards less their group's mean, as gdpo has it; none; null = the loss's own (dr_grpo none, else group)",
+        description="what advantages are divided by, the standard deviation of group: its rewards; batch: all raw rewards of the"
+        " step (TRL's scale_rewards=batch); batch_centred: all rewards less their group's mean (GDPO); null = the"
+        " loss's own (dr_grpo none, else group)",
     )
     advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
     advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")
@@ -105,26 +101,24 @@ class GRPOConfig(Strict):
     max_refills: int = Field(0, ge=0, description="dapo: further rollouts to replace zero-variance groups")
     non_finite: Literal["stop", "skip", "lower"] = Field(
         "stop",
-        description="what becomes of an update whose loss or gradient is NaN or infinite; stop: the run ends; skip: the"
-        " update is left out; lower: and the learning rate is halved from then on; after 3 in a row the run ends",
+        description="an update whose loss or gradient is NaN or infinite: stop the run; skip it; lower: skip it and"
+        " halve the learning rate; after 3 in a row the run ends",
     )
     old_log_probs: Literal["auto", "sampler", "replay"] = Field(
         "auto",
-        description="what the ratio compares with; sampler: the log-probs that were measured while sampling; replay:"
-        " those of the first update's own forward pass, which costs nothing and makes the first ratio exactly 1; auto:"
-        " replay in half precision, where another shape of the batch rounds otherwise",
+        description="denominator of the ratio: the log-probs of the sampler, or of the first update's forward pass"
+        " (replay), which makes the first ratio exactly 1; auto: replay in half precision, where the two round apart",
     )
     sampler_correction: float | None = Field(
         None,
         gt=0,
-        description="with old_log_probs of the replay: each step's loss is multiplied by its probability there over"
-        " that of the sampler, at most by this (truncated importance sampling; 2 is usual); null = not",
+        description="cap of truncated importance weights from the sampler to the replay (2 is usual), where"
+        " old_log_probs are the replay's; null = none",
     )
     ratio_tolerance: float | None = Field(
         None,
         gt=0,
-        description="largest |log ratio| between sampler and replay accepted before the first update; null = the"
-        " dtype's floor",
+        description="largest |log ratio| accepted before the first update; null = the dtype's floor",
     )
 
     def replays(self, dtype: str) -> bool:
@@ -141,14 +135,12 @@ class TrainConfig(Strict):
         None,
         ge=0,
         lt=2**31,
-        description="of the training's draws: initial adapters, order of prompts, rollouts; null = seed, which also"
-        " decides what the starter draws and pretrains",
+        description="of the training's draws: initial adapters, order of prompts, rollouts; null = seed",
     )
     start: AdapterName = Field(
         "base",
-        description="where the weights start: base (fresh adapters, which change nothing at first), champion (the"
-        " promoted adapter), or an adapter as the parameter adapter names it; the reference of the KL is the base model"
-        " in any case",
+        description="base: fresh adapters; champion: the promoted one; or an adapter as the parameter adapter names it;"
+        " the reference of the KL is always the base model",
     )
 
 
@@ -210,8 +202,7 @@ class EvaluationConfig(Strict):
         0,
         ge=0,
         lt=2**31,
-        description="of the baseline's and the evaluation's draws and of their intervals; apart from the seed of"
-        " training, so that trainings with different seeds are compared with one baseline",
+        description="of the draws of baseline and evaluation and of their intervals, whatever the training's seed",
     )
     every: int = Field(ge=0, description="training steps between evaluations on eval prompts; 0 = only at the end")
     prompts: int = Field(ge=1, description="eval prompts used while training")
@@ -220,14 +211,14 @@ class EvaluationConfig(Strict):
     batch_size: int = Field(32, ge=1, description="images generated at a time")
     redraw: bool = Field(
         False,
-        description="true: the baseline is drawn again although nothing that it depends on has changed; needed where an"
-        " own reward judges by something that its code and options do not name",
+        description="draw the baseline again although nothing has changed; for an own reward that judges by something"
+        " that its code and options do not name",
     )
     bootstrap_samples: int = Field(5000, ge=100, description="resamples of the prompts behind each interval of a ratio")
     controls: list[ControlConfig] = Field(
         default_factory=list,
-        description="each draws the base model's held-out samples once more with some other settings of the stock"
-        " sampler, as {guidance_scale: 3.0}: a gain that a setting gives as well is no gain of training",
+        description="the base model's held-out samples once more with other settings of the stock sampler, as"
+        " {guidance_scale: 3.0}: a gain that a setting gives as well is no gain of training",
     )
     adapter: Literal["best", "last"] = Field(
         "best", description="the adapter of a run: best on eval prompts while training, or that of the last step"
@@ -245,10 +236,6 @@ class TrackingConfig(Strict):
         "data/06_models/checkpoints", description="folder; null = OUTPUT/06_models/checkpoints"
     )
     checkpoint_every: int = Field(10, ge=1, description="training steps between checkpoints")
-    checkpoint_minutes: float = Field(
-        10,
-        ge=0,
-        description="a checkpoint also after a step when so many minutes have passed since the last; 0 = by steps only",
-    )
+    checkpoint_minutes: float = Field(10, ge=0, description="also after so many minutes; 0 = by steps only")
     images_every: int = Field(10, ge=0, description="training steps between sample grids; 0 = none")
     keep_checkpoints: int = Field(2, ge=1, description="the newest ones; older ones are deleted")
