@@ -66,6 +66,8 @@ def test_a_run_resumes_after_an_error_of_a_reward_in_any_rollout(
     changes, counted = changes_of(policy, group_size), Failing(at=0)
     whole = run_in(tmp_path / "whole", pipeline_folder, changes, counted)
     execute(whole, tmp_path / "out" / "whole")
+    folders = {path.name for path in (tmp_path / "out" / "whole").iterdir()}
+    assert folders == {"best", "last", "training.csv", "training.json", *whole.trainer.modules}
     rollouts = 2 if policy["train"] != "dit" and "stages" not in policy else 1
     assert counted.calls == 3 * rollouts + 2  # Evaluations at steps 2 and 3.
     for call in range(rollouts + 1, 2 * rollouts + 1):  # Of step 2.

@@ -148,17 +148,6 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(
     assert second.progress.best_step == whole.progress.best_step
 
 
-def test_two_runs_of_one_seed_are_one_run(pipeline_folder: Path, tmp_path: Path) -> None:
-    runs = [make_run(parameters(tmp_path / name), pipeline_folder) for name in "ab"]
-    for name, run in zip("ab", runs, strict=True):
-        random.seed(0)
-        execute(run, tmp_path / name / "out")
-    assert contents(tmp_path / "a" / "out") == contents(tmp_path / "b" / "out")
-    first, second = (rows(run) for run in runs)
-    assert first == second
-    assert len(first) == STEPS
-
-
 def test_the_best_adapter_is_that_of_the_best_evaluation(pipeline_folder: Path, tmp_path: Path) -> None:
     run = make_run(parameters(tmp_path), pipeline_folder)
     kept: dict[int, dict[str, torch.Tensor]] = {}
@@ -226,31 +215,6 @@ CHOICES = pytest.mark.parametrize(
         ({"train": "all", "stages": "joint"}, 2),
     ],
 )
-
-
-@CHOICES
-def test_every_choice_of_modules_resumes_bit_for_bit(
-    pipeline_folder: Path, tmp_path: Path, policy: dict[str, Any], group_size: int
-) -> None:
-    changes: dict[str, Any] = {
-        "policy": {"signal_check": {"rollouts": 0}} | policy,
-        "sampling": BOTH_STEPS,
-        "grpo": {"steps": 4, "group_size": group_size},
-        "modules": {"dit": {"group_size": 3, "learning_rate": 2e-3}},
-    }
-    whole = make_run(parameters(tmp_path / "whole", **changes), pipeline_folder)
-    execute(whole, tmp_path / "whole" / "out")
-    parts = tmp_path / "parts"
-    execute(make_run(parameters(parts, **changes), pipeline_folder), tmp_path / "unused", interrupt_at(2))
-    random.seed(99)
-    second = make_run(parameters(parts, resume="auto", **changes), pipeline_folder)
-    execute(second, tmp_path / "parts" / "out")
-    assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out")
-    folders = {path.name for path in (tmp_path / "whole" / "out").iterdir()}
-    assert folders == {"best", "last", "training.csv", "training.json"} | set(
-        components.make_plan(second.config, str(pipeline_folder)).modules
-    )
-    assert len(second.progress.history) == 4
 
 
 def test_differing_guidance_is_warned_about_and_a_blind_reward_stops_the_run(

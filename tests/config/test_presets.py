@@ -94,16 +94,6 @@ def test_a_reward_that_only_one_module_optimises_is_ones_own_too():
     assert config.weights(["dit"]) == {"redness": 2.0, "edge_density": 0.0, "colour_entropy": 0.0}
 
 
-def test_the_spelling_of_older_versions_is_accepted():
-    config = parameters(rewards={"shapes": None, "palette": None, **REDNESS})
-    assert (config.reward, list(config.rewards)) == (None, ["redness", *GUARDS])
-    written_out = {"shapes": {"weight": 1.0}, "palette": {"weight": 0.0}}
-    old = parameters(rewards=written_out, modules={"dit": {"rewards": {"palette": 1.0}}})
-    assert old == parameters()
-    ssim = {"shapes": None, "palette": None, "ssim": {"weight": 1.0}, "edge_density": {"weight": 0.0}}
-    assert entries(parameters(**OWN, rewards=ssim)) == {"ssim": (1.0, {}), **GUARDS}
-
-
 def test_other_values_change_a_preset_and_leave_the_rest():
     config = parameters(rewards={"shapes": {"weight": 3.0}, "edge_density": {"weight": 0.0}})
     assert config.reward == "shapes"

@@ -91,9 +91,9 @@ class GRPOConfig(Strict):
     )
     advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
         None,
-        description="what advantages are divided by, the standard deviation of group: its rewards; batch: all raw rewards of the"
-        " step (TRL's scale_rewards=batch); batch_centred: all rewards less their group's mean (GDPO); null = the"
-        " loss's own (dr_grpo none, else group)",
+        description="advantages are divided by the deviation of: the group's rewards; batch: all raw rewards of"
+        " the step (TRL's scale_rewards=batch); batch_centred: all less their group's mean (GDPO); null = the loss's"
+        " own (dr_grpo none, else group)",
     )
     advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
     advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")
