@@ -85,12 +85,11 @@ class TrainingRun:
         Args:
             identity: what the run depends on beside the parameters: model and data digests.
             watch: compares the evaluations with the base model's samples.
-            lineage: where the run comes from (command, commit, versions), for ``training.json`` and checkpoints.
             advice: module -> what to change where the signal check finds nothing to learn for it.
+            lineage: where the run comes from (command, commit, versions), for ``training.json`` and checkpoints.
         """
         self.config, self.model, self.scorer, self.trainer = config, model, scorer, trainer
-        self.train_prompts = train
-        self.eval_prompts = distinct_prompts(evaluation, config.evaluation.prompts)
+        self.train_prompts, self.eval_prompts = train, distinct_prompts(evaluation, config.evaluation.prompts)
         self.identity, self.run_id, self.advice, self.lineage = identity, run_id, advice, lineage
         self.watch = watch
         self.progress = Progress()
@@ -105,7 +104,10 @@ class TrainingRun:
             raise UserError(
                 "The dataset has no training records; lower data.held_out_share, data.sealed_share or data.eval_share."
             )
-        self._start(callbacks)
+        if not self.checkpoints.resume(callbacks.note):
+            self._warn_of_another_guidance(callbacks)
+            self._check_signal(callbacks)
+            self.checkpoints.begin()
         with stop_request(lambda: callbacks.note(STOPPING)) as stop:
             self._train(callbacks, stop)
         self.stopped_by = stop.by
@@ -174,13 +176,6 @@ class TrainingRun:
             )
         return "best"
 
-    def _start(self, callbacks: Callbacks) -> None:
-        if self.checkpoints.resume(callbacks.note):
-            return
-        self._warn_of_another_guidance(callbacks)
-        self._check_signal(callbacks)
-        self.checkpoints.begin()
-
     def _warn_of_another_guidance(self, callbacks: Callbacks) -> None:
         rollout, stock = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.stock))
         if rollout is not None and stock is not None and rollout != stock:
@@ -212,16 +207,21 @@ class TrainingRun:
         step, every = self.trainer.step, self.config.evaluation.every
         if not self.eval_prompts or not (step == self.config.grpo.steps or (every and step % every == 0)):
             return {}
-        shown = self.evaluate()
-        look = self._look(shown, callbacks)
+        shown, watch = self.evaluate(), self.watch
+        look = group.from_first(  # Only the first rank has a watch.
+            lambda: None if watch is None else watch.look(shown.records, shown.samples, shown.total, shown.rewards)
+        )
+        if look is not None and look.alarm is not None:
+            self.progress.alarms.append({"step": step, "sentence": look.alarm})
+            callbacks.on_alarm(step, look.alarm, shown)
         self._keep_best(shown.mean, look)
         return {"eval/total": shown.mean} | ({} if look is None else look.metrics())
 
     def _keep_best(self, score: float, look: Look | None) -> None:
-        """The highest score; not of an evaluation that ends the training by an alarm.
+        """Keeps the adapter of the highest score, unless this evaluation ends the training by an alarm.
 
-        Of a reward that is cheated, the best score is the worst adapter. An alarm waits for proof, so that the policy
-        has learned to cheat some evaluations before it: what a rollback goes back to should not have begun to.
+        The best score of a reward that is cheated is the worst adapter. An alarm waits for proof, so that the policy
+        has learned to cheat some evaluations before it: a rollback prefers the least suspicious evaluation.
         """
         progress = self.progress
         if self._is_ended_by_alarm() or math.isnan(score):
@@ -231,24 +231,12 @@ class TrainingRun:
             progress.best_score, progress.best_step = score, self.trainer.step
             progress.best_adapter, progress.best_suspicion = self.model.adapters.state(), suspicion
 
-    def _look(self, shown: Shown, callbacks: Callbacks) -> Look | None:
-        """Is the reward cheated?"""
-        watch = self.watch  # None on all ranks but the first.
-        look = group.from_first(
-            lambda: None if watch is None else watch.look(shown.records, shown.samples, shown.total, shown.rewards)
-        )
-        if look is not None and look.alarm is not None:
-            self.progress.alarms.append({"step": self.trainer.step, "sentence": look.alarm})
-            callbacks.on_alarm(self.trainer.step, look.alarm, shown)
-        return look
-
     def _is_ended_by_alarm(self) -> bool:
         return bool(self.progress.alarms) and self.config.alarm.action != "warn"
 
     def evaluate(self) -> Shown:
         """One sample of each eval prompt, at the stock sampler and fixed seeds."""
-        samples: list[Sample] = []
-        found: list[Scores] = []
+        samples, found = list[Sample](), list[Scores]()
         size = self.config.evaluation.batch_size * self.config.distributed.processes
         for start in range(0, len(self.eval_prompts), size):
             records = self.eval_prompts[start : start + size]

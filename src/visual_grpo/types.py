@@ -25,7 +25,7 @@ Sample = Any
 
 @dataclass(frozen=True, kw_only=True)
 class TextSample:
-    """What a language policy says of an image."""
+    """A language policy's answer."""
 
     text: str
     """Without the tokens that end it."""
@@ -69,11 +69,10 @@ class RewardOutput:
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     """Named components of the score, each [B] float32: reported, never optimised by themselves."""
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
-    """Named scores whose mean is a ratio of sums, as the cumulative IoU of masks is the sum of their intersections over
-    the sum of their unions: reported, never optimised."""
+    """Named scores whose mean is a ratio of sums, such as the cumulative IoU of masks: reported, never optimised."""
     failed: Mapping[int, str] = field(default_factory=dict)
-    """Rows that are NaN not because they cannot be judged but because asking for them failed, such as of a server that
-    does not answer, each with the reason: the run stops where they are too many (``max_failed_share``)."""
+    """Rows that are NaN because asking for them failed (a server does not answer), each with the reason: the run stops
+    where they are too many (``max_failed_share``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,8 +202,8 @@ class Rollout(Generic[T]):
     stats: Mapping[str, float] = field(default_factory=dict)
     """What the policy measured while sampling, for example ``entropy`` or seconds by phase."""
     rounding: float = 0.0
-    """Mean |log ratio|, in nats, that half precision alone is expected to make between sampler and replay; 0 = the
-    general floor of `grpo.self_check`."""
+    """Mean |log ratio|, in nats, that half precision is expected to make between sampler and replay; 0 = the
+    dtype's floor (`grpo.checks`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
