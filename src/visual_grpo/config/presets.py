@@ -56,18 +56,17 @@ def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
         name = _decided(tree, _optimised(rewards, modules))
     preset = _preset(name, tree, rewards, modules)
     removed = {reward for reward, entry in rewards.items() if entry is None}
-    merged = {reward: _merged(entry, rewards.get(reward, {})) for reward, entry in preset.rewards.items()} | {
-        reward: entry for reward, entry in rewards.items() if reward not in preset.rewards
-    }
-    if name is None:
-        merged = {**{reward: merged[reward] for reward in rewards}, **merged}  # One's own come first.
+    merged = {reward: _merged(preset.rewards.get(reward), entry) for reward, entry in rewards.items()}
+    # One's own come first where they are all there is.
+    merged = {**merged, **preset.rewards, **merged} if name is None else {**preset.rewards, **merged}
     return {
         **tree,
         "reward": name,
-        "rewards": _without_null(merged),
+        "rewards": {reward: entry for reward, entry in merged.items() if entry is not None},
         "modules": {
             module: _with_weights(section, preset.modules.get(module, {}), removed)
-            for module, section in _without_null(modules).items()
+            for module, section in modules.items()
+            if section is not None
         },
     }
 
@@ -110,16 +109,15 @@ def _optimised(rewards: Mapping[str, Any], modules: Mapping[str, Any]) -> set[st
     """The entries of ``rewards`` with a weight that is not 0, be it in one module."""
     own = [section.get("rewards") for section in modules.values() if isinstance(section, Mapping)]
     in_modules = {name for weights in own if isinstance(weights, Mapping) for name in weights if weights[name] != 0}
-    return {name for name, entry in rewards.items() if entry is not None and (_weight(entry) or name in in_modules)}
+    weighted = {
+        name for name, entry in rewards.items() if not isinstance(entry, Mapping) or entry.get("weight", 1.0) != 0
+    }
+    return {name for name in weighted | in_modules if rewards.get(name) is not None}
 
 
-def _weight(entry: Any) -> bool:
-    return not isinstance(entry, Mapping) or entry.get("weight", 1.0) != 0
-
-
-def _merged(entry: Mapping[str, Any], own: Any) -> Any:
-    """A preset's reward with one's own values; of another function it has nothing left."""
-    if not isinstance(own, Mapping) or own.get("function") is not None:
+def _merged(entry: Mapping[str, Any] | None, own: Any) -> Any:
+    """A preset's reward with one's own values; another function replaces it."""
+    if entry is None or not isinstance(own, Mapping) or own.get("function") is not None:
         return own
     options = own.get("options", {})
     if not isinstance(options, Mapping):
@@ -134,7 +132,3 @@ def _with_weights(section: Any, weights: Mapping[str, float], removed: set[str])
         return section
     kept = {name: weight for name, weight in {**weights, **own}.items() if name not in removed}
     return {**section, "rewards": kept} if kept or "rewards" in section else section
-
-
-def _without_null(entries: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: entry for name, entry in entries.items() if entry is not None}

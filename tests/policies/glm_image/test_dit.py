@@ -209,7 +209,7 @@ def test_tokens_given_with_a_record_are_used(pipeline_folder: Path) -> None:
     large = got.trajectory.conditions.tokens[1].view(4, 6)[::2, ::2]
     assert large.tolist() == [[1, 2, 3], [4, 5, 6]]
     for bad, complaint in (
-        ([1, 2], "has 2 tokens, expected 6"),
+        ([1, 2], "has 2 tokens; expected 6"),
         (["a"] * 6, "must be a list"),
         ([9999] * 6, "0 to 200"),
     ):

@@ -64,12 +64,7 @@ class GlmImageDecoder:
         sources: SourceEncoder,
         draw_tokens: DrawTokens,
     ) -> None:
-        """
-        Args:
-            size: (height, width) in pixels, multiples of 32.
-            sources: encodes the source images of edits.
-            draw_tokens: the first stage, which `conditions` asks for the tokens of records that bring none.
-        """
+        """``draw_tokens``: the first stage, which `conditions` asks for the tokens of records that bring none."""
         self.pipeline, self.size, self.sources, self.draw_tokens = pipeline, size, sources, draw_tokens
         self.latent_shape = latent_shape(pipeline, size, pipeline.transformer.config.in_channels)
         self._rotary_kept: tuple[Tensor, Tensor] | None = None
@@ -134,7 +129,6 @@ class GlmImageDecoder:
         )
 
     def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
-        """As `FlowModel.velocity`."""
         sources = self._written_sources(conditions, entries)
 
         def field(state: Tensor, timestep: float) -> Tensor:
@@ -198,7 +192,6 @@ class GlmImageDecoder:
 
     @property
     def _first_timestep(self) -> float:
-        """Of every `schedule`."""
         return float(self.pipeline.scheduler.config.num_train_timesteps)
 
     def _forward(
@@ -252,13 +245,11 @@ def _rows_by_glyph_length(conditions: Conditions, entries: Tensor) -> Iterator[T
 
 
 def _given_tokens(record: PromptRecord, given: object, grid: torch.Size, codebook: int) -> Tensor:
-    where = f"record {record.id!r}: metadata {GIVEN_TOKENS}"
+    where, count = f"record {record.id!r}: metadata {GIVEN_TOKENS}", math.prod(grid)
     try:
         tokens = torch.tensor(given, dtype=torch.int64).flatten()
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{where} must be a list of token ids: {error}") from error
-    if len(tokens) != math.prod(grid):
-        raise UserError(f"{where} has {len(tokens)} tokens, expected {math.prod(grid)}")
-    if tokens.min() < 0 or tokens.max() >= codebook:
-        raise UserError(f"{where} holds {int(tokens.max())}; ids are 0 to {codebook - 1}")
+    if len(tokens) != count or tokens.min() < 0 or tokens.max() >= codebook:
+        raise UserError(f"{where} has {len(tokens)} tokens; expected {count} of the ids 0 to {codebook - 1}")
     return tokens.view(grid)
