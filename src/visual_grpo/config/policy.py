@@ -128,7 +128,7 @@ class PolicyConfig(Strict):
     rollout_batch: int = Field(64, ge=1, description="rows of tokens sampled at a time")
 
 
-class SamplerConfig(Strict):
+class SamplerSettings(Strict):
     """How samples are drawn. Temperature, top_p and top_k are for token modules, the rest is for flow modules."""
 
     temperature: float | None = Field(None, gt=0, description="null falls back to the model's generation_config")
@@ -136,6 +136,9 @@ class SamplerConfig(Strict):
     top_k: int | None = Field(None, ge=0, description="0 = off; null falls back to the model's generation_config")
     steps: int | None = Field(None, ge=1, description="denoising steps")
     guidance_scale: float | None = Field(None, ge=1, description="classifier-free guidance, 1 = off")
+
+
+class SamplerConfig(SamplerSettings):
     stochastic: bool = Field(False, description="denoise with the noise of policy.flow, as training samples are drawn")
 
     def denoising(self) -> tuple[int, float]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from visual_grpo.config.base import AdapterName, NotEmpty, Strict
-from visual_grpo.config.policy import LoraParams
+from visual_grpo.config.policy import LoraParams, SamplerSettings
 from visual_grpo.config.secrets import secret_options
 
 
@@ -177,14 +177,8 @@ class ModuleConfig(Strict):
         return {name: value for name, value in tree.items() if value is not None}
 
 
-class ControlConfig(Strict):
+class ControlConfig(SamplerSettings):
     """Settings of the stock sampler that a control changes; null = as the stock sampler has it."""
-
-    temperature: float | None = Field(None, gt=0, description="of token modules")
-    top_p: float | None = Field(None, gt=0, le=1, description="of token modules")
-    top_k: int | None = Field(None, ge=0, description="of token modules; 0 = off")
-    steps: int | None = Field(None, ge=1, description="denoising steps")
-    guidance_scale: float | None = Field(None, ge=1, description="classifier-free guidance, 1 = off")
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
