@@ -99,7 +99,7 @@ def _two_steps(meter: Meter, real: Callable[..., Tensor], seen: Callable[[Denois
 
 def _one_batch(meter: Meter, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def batched(self: Any, state: Tensor, entries: Tensor, run: Any) -> Tensor:
-        rows = min(self.denoise_batch, len(state))
+        rows = min(self.config.denoise_batch, len(state))
         with meter.weighted(len(state) / rows):
             first = real(self, state[:rows], entries[:rows], run)
         return first[torch.arange(len(state)) % rows]
