@@ -186,7 +186,7 @@ class GradientSums:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
         self._sums: dict[nn.Parameter, Tensor] = {}
-        self._hooks = [p.register_post_accumulate_grad_hook(self._take) for p in parameters if _in_double(p)]
+        self._hooks = [p.register_post_accumulate_grad_hook(self._take) for p in parameters if in_double(p)]
 
     def __enter__(self) -> Self:
         return self
@@ -201,7 +201,7 @@ class GradientSums:
     def reduce(self, total: Callable[[Tensor], object]) -> None:
         """Replaces each sum by that over all ranks; ``total`` adds a flat tensor up in place."""
         own = [self._sums.get(parameter, parameter.grad) for parameter in self._parameters]
-        like = [parameter.double() if _in_double(parameter) else parameter for parameter in self._parameters]
+        like = [parameter.double() if in_double(parameter) else parameter for parameter in self._parameters]
         parts = [torch.zeros_like(p).detach() if g is None else g for p, g in zip(like, own, strict=True)]
         there = parts[0].new_tensor([gradient is not None for gradient in own])
         flat = torch.cat([part.flatten() for part in (*parts, there)])
@@ -210,7 +210,7 @@ class GradientSums:
         for parameter, part, count in zip(self._parameters, sums, there, strict=True):
             if not count:  # No gradient reaches it: then the optimiser must not touch it.
                 continue
-            if _in_double(parameter):
+            if in_double(parameter):
                 self._sums[parameter] = part.view_as(parameter)
             else:
                 parameter.grad = part.view_as(parameter)
@@ -225,5 +225,6 @@ class GradientSums:
         parameter.grad = None
 
 
-def _in_double(parameter: nn.Parameter) -> bool:
+def in_double(parameter: nn.Parameter) -> bool:
+    """True if its gradients are added up in float64."""
     return parameter.device.type == "cpu"
