@@ -11,12 +11,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.doc_commands import check_command, check_parameters, is_parameter, parameters_of
 from tests.markdown import PAGES, ROOT, Block, blocks, files_before, inline_code
@@ -205,37 +203,6 @@ def test_the_page_of_own_data_lists_the_layouts_and_keys() -> None:
     layouts, keys = (re.findall(r"^\| `(\w+)` \|", text.split(head, 1)[1].split("\n\n", 1)[0], re.M) for head in TABLES)
     assert layouts == list(LAYOUTS)
     assert set(keys) == set(KEYS)
-
-
-def test_the_picture_of_the_layers_is_the_contract() -> None:
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"][0]
-    height = {name: row for row, names in enumerate(contract["layers"]) for name in names.split(" | ")}
-    svg = (DOCS / "architecture.svg").read_text(encoding="utf-8")
-    drawn = re.findall(r'y="(\d+)" class="m">(\w+)<', svg)
-    assert len(drawn) > 15
-    rows: dict[int, set[int]] = {}
-    for y, name in drawn:
-        rows.setdefault(int(y), set()).add(height[name])
-    order = [row for y in sorted(rows) for row in rows[y]]
-    assert order == sorted(set(order)), "one layer a row, from the top"
-
-
-def test_the_configurations_that_the_page_of_models_names_exist() -> None:
-    from visual_grpo.policies.families import BUILT_IN
-
-    text = (DOCS / "own_model.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `(\w+)`", text, re.M)) == set(BUILT_IN)
-
-
-def test_the_citation_is_valid() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert citation["cff-version"] == "1.2.0"
-    assert {"message", "title", "authors", "type"} <= set(citation)
-    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
-    assert f"## {project['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("[", "").replace(
-        "]", ""
-    )
 
 
 def write(files: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

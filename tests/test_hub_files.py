@@ -50,9 +50,3 @@ def test_a_changed_file_is_named(blobs: dict[str, Path], name: str) -> None:
     check_downloads("owner/name", None)
     with pytest.raises(UserError, match=f"{name} of owner/name is not what the hub published .*{blobs[name]}"):
         check_downloads("owner/name", COMMIT)
-
-
-def test_what_is_not_in_the_cache_is_not_checked(blobs: dict[str, Path], tmp_path: Path) -> None:
-    blobs["model_index.json"].write_bytes(b"something else")
-    check_downloads("owner/another", COMMIT)
-    check_downloads(str(tmp_path), COMMIT)

@@ -30,11 +30,6 @@ def test_the_core_without_kedro(
     assert (tmp_path / "redness-adapter" / "adapter_model.safetensors").is_file()
 
 
-def test_the_section_is_as_short_as_promised() -> None:
-    code = code_after("The core without Kedro", Path("x"))
-    assert len([line for line in code.splitlines() if line.strip()]) <= 15
-
-
 def test_the_adapters_load_as_shown(pipeline_folder: Path, tmp_path: Path) -> None:
     from visual_grpo.components import load_model
 

@@ -8,7 +8,6 @@ from visual_grpo.config import RewardConfig
 from visual_grpo.errors import UserError
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward, build_reward_set
 from visual_grpo.rewards.combine import Counting, RewardSet
-from visual_grpo.rewards.guards import JpegSizeReward
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.types import Needs, PromptRecord, RewardOutput, TextSample
 
@@ -33,21 +32,23 @@ class NeedsTarget:
 
 
 def test_the_total_is_the_weighted_sum() -> None:
-    rewards = RewardSet({"x": (constant(1, 2, 3), 2.0), "y": (constant(1, 0, 1), -0.5), "z": (NeedsTarget(), 0.0)})
+    pair = (torch.ones(3), torch.full((3,), 2.0))
+    rewards = RewardSet(
+        {
+            "x": (constant(1, 2, None), 2.0),
+            "y": (constant(1, 0, 1), -0.5),
+            "z": (NeedsTarget(), 0.0),
+            "guard": (lambda p, s: RewardOutput(values=torch.full((3,), torch.nan), ratios={"half": pair}), 0.0),
+        }
+    )
     scores = rewards(PROMPTS, SAMPLES)
-    assert scores.total.tolist() == [1.5, 4.0, 5.5]
+    assert scores.total[:2].tolist() == [1.5, 4.0]
+    assert scores.total[2].isnan(), "unscored by a reward with a weight"
+    assert list(scores.ratios) == ["guard/half"]
     assert scores.rewards["y"].tolist() == [1, 0, 1]
     assert scores.rewards["z"].tolist() == [1, 1, 1]
     assert list(scores.parts) == ["z/half"]
-    assert scores.weights == {"x": 2.0, "y": -0.5, "z": 0.0}
-
-
-def test_only_a_weighted_reward_can_unscore_the_total() -> None:
-    weighted = RewardSet({"x": (constant(1, None, 3), 1.0), "guard": (constant(None, 1, 1), 0.0)})
-    total = weighted(PROMPTS, SAMPLES).total
-    assert total[0] == 1
-    assert total[1].isnan()
-    assert total[2] == 3
+    assert scores.weights == {"x": 2.0, "y": -0.5, "z": 0.0, "guard": 0.0}
 
 
 @pytest.mark.parametrize("weights", [{}, {"x": 0.0}, {"x": 0.0, "y": 0.0}])
@@ -76,18 +77,10 @@ def test_records_without_targets_are_named_before_anything_runs() -> None:
     with pytest.raises(UserError, match=r"target.* 7 records have none: 'r0', 'r1', 'r2', 'r3', 'r4' \.\.\.") as caught:
         rewards.check_records([there, *(PromptRecord(id=f"r{i}", prompt="") for i in range(7))])
     assert "plain" not in str(caught.value)
-
-
-def test_a_reward_under_another_name_still_needs_its_target() -> None:
-    rewards = RewardSet({"mine": (FunctionReward("another name", constant(1), needs=Needs(target=True)), 1.0)})
-    with pytest.raises(UserError, match="reward mine compares"):
-        rewards.check_records(PROMPTS)
-
-
-def test_rewards_that_need_no_target_do_not_read_the_records() -> None:
-    records = iter(PROMPTS)
-    RewardSet({"plain": (constant(1), 1.0)}).check_records(records)
-    assert next(records) is PROMPTS[0]
+    edits = RewardSet({"mine": (FunctionReward("another name", constant(1), needs=Needs(source=True)), 1.0)})
+    edits.check_records([PromptRecord(id="e", prompt="", source_images=(Path("x.png"),))])
+    with pytest.raises(UserError, match=r"the reward mine compares with a source image, and 3 records have none: 'a'"):
+        edits.check_records(PROMPTS)
 
 
 def test_every_reward_sees_the_records_even_of_an_iterator() -> None:
@@ -119,21 +112,6 @@ def test_an_unknown_reward_suggests_the_nearest_name() -> None:
         build_reward("ssmi", configured())
 
 
-def test_configuration_gives_order_weights_options_and_own_functions() -> None:
-    rewards = build_reward_set(
-        {
-            "brightness": configured(function="tests.evaluation.painter:brightness"),
-            "jpeg_size": configured(options={"quality": 50}),
-        },
-        {"brightness": 0.5, "jpeg_size": 0.0},
-    )
-    assert rewards.weights == {"brightness": 0.5, "jpeg_size": 0.0}
-    white = SAMPLES[0] + 255
-    scores = rewards([PROMPTS[0]], [white])
-    assert scores.total.tolist() == [0.5]
-    assert scores.rewards["jpeg_size"].tolist() == JpegSizeReward(quality=50)([PROMPTS[0]], [white]).tolist()
-
-
 def painting(level: int) -> Any:
     """A reward that draws every sample in a uniform grey."""
 
@@ -155,31 +133,7 @@ def test_a_text_is_painted_by_the_first_reward_that_paints() -> None:
     assert painted is not None
     assert painted.unique().tolist() == [1]
     assert RewardSet({"plain": (plain, 1.0)}).picture(PROMPTS[0], text) is None
-
-
-def test_an_image_is_its_own_picture_whoever_paints() -> None:
-    assert RewardSet({"one": (painting(1), 1.0)}).picture(PROMPTS[0], SAMPLES[0]) is SAMPLES[0]
-
-
-def test_ratios_have_their_rewards_name() -> None:
-    pair = (torch.ones(3), torch.full((3,), 2.0))
-    rewards = RewardSet({"x": (lambda p, s: RewardOutput(values=torch.zeros(3), ratios={"half": pair}), 1.0)})
-    scores = rewards(PROMPTS, SAMPLES)
-    assert list(scores.ratios) == ["x/half"]
-    assert scores.ratios["x/half"][1].tolist() == [2, 2, 2]
-
-
-def test_records_without_a_source_are_named_as_those_without_a_target_are() -> None:
-    class Edits:
-        needs = Needs(source=True)
-
-        def __call__(self, prompts: Any, samples: Any) -> list[float]:
-            return [0.0] * len(samples)
-
-    rewards = RewardSet({"edits": (Edits(), 1.0)})
-    rewards.check_records([PromptRecord(id="e", prompt="", source_images=(Path("x.png"),))])
-    with pytest.raises(UserError, match=r"the reward edits compares with a source image, and 3 records have none: 'a'"):
-        rewards.check_records(PROMPTS)
+    assert judge.picture(PROMPTS[0], SAMPLES[0]) is SAMPLES[0], "an image is its own picture"
 
 
 def counting(**rules: Counting) -> RewardSet:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from visual_grpo.errors import UserError
@@ -45,24 +44,6 @@ def test_the_target_itself_is_best(tmp_path: Path) -> None:
     for reward in (PixelReward(), PsnrReward(), SsimReward()):
         assert reward.needs.target
         assert (reward(records, swapped) < reward(records, own)).all()
-
-
-def test_ssim_of_flat_images_follows_the_formula(tmp_path: Path) -> None:
-    # Without variance or covariance only the luminance term is left (Wang et al. 2004, equation 6).
-    a, b, c1 = 0.2, 0.6, 0.01**2
-    expected = (2 * a * b + c1) / (a**2 + b**2 + c1)
-    found = SsimReward()([record(tmp_path, "x", flat(51))], [flat(153)])
-    assert found.item() == pytest.approx(expected, abs=1e-5)
-
-
-def test_ssim_sees_structure_where_pixels_do_not(tmp_path: Path) -> None:
-    target = noise(3).float() / 255 * 100 + 50
-    brighter = (target + 20).to(torch.uint8)
-    noisy = (target + 20 * torch.sign(noise(4).float() - 127.5)).to(torch.uint8)
-    records = [record(tmp_path, "x", target.to(torch.uint8))] * 2
-    pixel, ssim = PixelReward()(records, [brighter, noisy]), SsimReward()(records, [brighter, noisy])
-    assert abs(pixel[0] - pixel[1]) < 0.002
-    assert ssim[0] > ssim[1] + 0.1
 
 
 def test_targets_of_another_size_or_missing_are_named(tmp_path: Path) -> None:
@@ -122,12 +103,6 @@ def test_colour_entropy_in_bits() -> None:
 def test_impossible_options_are_refused(make) -> None:
     with pytest.raises(UserError, match="got"):
         make()
-
-
-def test_targets_may_be_any_image_file(tmp_path: Path) -> None:
-    Image.new("L", (32, 32), 51).save(tmp_path / "grey.png")
-    grey = PromptRecord(id="g", prompt="", target_image=tmp_path / "grey.png")
-    assert PixelReward()([grey], [flat(51)]).tolist() == [1]
 
 
 def test_source_ssim_is_of_the_nearest_source_and_unscored_without_one(tmp_path: Path) -> None:

@@ -67,7 +67,6 @@ def test_without_a_region_or_without_an_outside_a_record_is_unscored(edit: Promp
         "upper left",
         [[0, 0, 0.5]],
         [[0.5, 0, 0.5, 1]],
-        [[0, 0, 5, 5]],
         [[0, 0, 0.5, "1"]],
         [[0, 0, 0.5, True]],
         [[0, 0, float("nan"), 1]],

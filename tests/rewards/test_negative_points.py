@@ -64,6 +64,11 @@ def test_masks_with_and_without_negatives(record: PromptRecord) -> None:
     assert got.parts["gIoU_without"].tolist() == [0.5] * 5
     assert got.parts["contrast"].tolist() == [0.5, 0, 0, -0.5, 0]
     assert got.parts["placement"].tolist() == [1, 0, 0, -1, 0]
+    part, whole = 20 * 15, 20 * 30
+    counts = [tuple(pair) for pair in zip(*(side.tolist() for side in got.ratios["cIoU"]), strict=True)]
+    assert counts[:2] == [(part, part), (part, whole)]
+    thought = TextSample(text=f"<think>so</think>{said().text}", finished=True, frame=(SIDE, SIDE))
+    assert judge(record, said(), thought, think=True).parts["format"].tolist() == [0, 1]
 
 
 def test_masks_of_answers_need_no_truth_and_are_those_that_are_judged(record: PromptRecord) -> None:
@@ -114,39 +119,12 @@ def test_unusable_answers_are_counted_and_score_lowest(record: PromptRecord) -> 
     assert got.values[0] == pytest.approx(-(0.5 + 0.2 + 0.05))
 
 
-def test_reasoning_is_required_if_think_is_set(record: PromptRecord) -> None:
-    thought = TextSample(text=f"<think>so</think>{said().text}", finished=True, frame=(SIDE, SIDE))
-    assert judge(record, said(), thought, think=True).parts["format"].tolist() == [0, 1]
-    assert judge(record, said(), thought).parts["format"].tolist() == [1, 1]
-
-
-def test_c_iou_is_made_of_pixels(record: PromptRecord) -> None:
-    got = judge(record, said([RIGHT]), said(), NONSENSE)
-    part, whole = 20 * 15, 20 * 30
-    for name, counts in {
-        "cIoU": [(part, part), (part, whole), (0, part)],
-        "cIoU_without": [(part, whole), (part, whole), (0, part)],
-    }.items():
-        intersections, unions = got.ratios[name]
-        assert list(zip(intersections.tolist(), unions.tolist(), strict=True)) == counts
-
-
 def test_negatives_beyond_the_cap_are_not_used(record: PromptRecord) -> None:
     far = [GROUND, (3, 3), (36, 3)]
     got = judge(record, said([*far, RIGHT]), said([*far, RIGHT]), cap=3)
     assert got.parts["gIoU"].tolist() == [0.5, 0.5]
     assert got.parts["number"].tolist() == [-0.25, -0.25]
     assert judge(record, said([*far, RIGHT]), cap=4).parts["gIoU"].tolist() == [1]
-
-
-def test_rows_are_judged_by_their_own_record(record: PromptRecord, tmp_path: Path) -> None:
-    image = np.full((SIDE, SIDE, 3), 10, np.uint8)
-    image[10:30, 5:20] = (40, 200, 40)
-    mask = (image[..., 1] > 100).astype(np.uint8) * 255
-    other = save(tmp_path, "b", image, mask, box=[5, 10, 19, 29])
-    got = NegativePointsReward()([record, other, record], [said(), said(), said([RIGHT])])
-    assert got.parts["gIoU"].tolist() == [0.5, 1, 1]
-    assert got.parts["placement"].tolist() == [0, 1, 1]
 
 
 def test_sam2_encodes_an_image_once_for_all_its_queries(record: PromptRecord, tmp_path: Path) -> None:
@@ -201,25 +179,19 @@ TRUTH[:, :4] = True
 
 
 @pytest.mark.parametrize(
-    ("negatives", "expected"),
+    ("negatives", "expected", "without_confusion"),
     [
-        ([(8, 5)], 1),
-        ([(2, 5)], -1),
-        ([(5, 5)], 0),
-        ([(8, 5), (2, 5)], 0),
-        ([(8, 5), (9, 1), (5, 5), (2, 0)], 0.25),
-        ([], 0),
-        ([(20, 5)], 1),  # beyond the image counts as its edge
+        ([(8, 5)], 1, 0),
+        ([(2, 5)], -1, -1),
+        ([(5, 5)], 0, 0),
+        ([(8, 5), (9, 1), (5, 5), (2, 0)], 0.25, -0.25),
+        ([], 0, 1),
+        ([(20, 5)], 1, 0),  # beyond the image counts as its edge
     ],
 )
-def test_placement(negatives: list[tuple[float, float]], expected: float) -> None:
+def test_placement(negatives: list[tuple[float, float]], expected: float, without_confusion: float) -> None:
     assert placement(negatives, CONFUSED, TRUTH) == expected
-
-
-def test_without_confusion_no_negative_points_score_best() -> None:
-    assert placement([], NOTHING, TRUTH) == 1
-    assert placement([(5, 5)], NOTHING, TRUTH) == 0
-    assert placement([(2, 5)], NOTHING, TRUTH) == -1
+    assert placement(negatives, NOTHING, TRUTH) == without_confusion
 
 
 def test_negatives_are_spaced_and_capped() -> None:

@@ -54,10 +54,6 @@ def test_quoted_texts_equal_those_of_the_pipeline(prompt: str) -> None:
     assert sorted(quoted_texts(prompt)) == sorted(pipeline.get_glyph_texts(prompt)[0])
 
 
-def test_quotes_keep_the_prompts_order_and_lose_empty_ones() -> None:
-    assert quoted_texts("first \"one\", '', then 'two' and “three”") == ["one", "two", "three"]
-
-
 def test_metadata_take_precedence_over_quotes() -> None:
     assert asked_text(record('a sign "CAB"', text="TAXI")) == "TAXI"
     assert asked_text(record('a sign "CAB"', text="")) is None
@@ -96,18 +92,6 @@ def test_a_wrong_letter_costs_its_share_and_a_prompt_without_text_is_unscored() 
     scores = OcrReward(WHOLE)(prompts, [sign("KAT")] * 4)
     torch.testing.assert_close(scores.values, torch.tensor([1, 2 / 3, torch.nan, 0]), equal_nan=True, check_dtype=False)
     torch.testing.assert_close(scores.parts["accuracy"], torch.tensor([1, 0, torch.nan, 0]), equal_nan=True)
-
-
-def test_images_of_several_sizes_keep_their_rows() -> None:
-    images = [sign("KAT"), sign("PEN", 128, 192), sign("LUZ"), sign("SON", 128, 192)]
-    prompts = [record(prompt_of(word)) for word in ("KAT", "PEN", "LUZ", "SON")]
-    assert OcrReward(WHOLE)(prompts, images).values.tolist() == [1, 1, 1, 1]
-
-
-def test_the_line_is_a_part_of_the_image() -> None:
-    image = torch.cat([sign("KAT"), sign("PEN")], 1)  # one above the other
-    for word, line in (("KAT", [0, 0, 0.5, 1]), ("PEN", [0.5, 0, 1, 1])):
-        assert OcrReward(line)([record(prompt_of(word))], [image]).values.item() == 1
 
 
 def test_without_a_line_text_is_found_anywhere_offline_and_in_silence(

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from visual_grpo.segmentation.geometry import ious
 from visual_grpo.segmentation.segmenter import Point, PointPrompt, Segmenter
 
 
@@ -39,5 +38,6 @@ def _overlaps(segmenter: Segmenter[Any], case: Case) -> list[float]:
     kinds: list[list[tuple[Point, ...]]] = [[(point,) for point in case.right], [(point,) for point in case.random]]
     kinds += [[()], [(point,) for point in case.wrong]]
     prompts = [PointPrompt(positives=case.positives, negatives=some) for kind in kinds for some in kind]
-    overlaps = ious(segmenter.masks(segmenter.embed(case.image), prompts), case.truth)
+    masks = segmenter.masks(segmenter.embed(case.image), prompts)
+    overlaps = (masks & case.truth).sum((1, 2)) / (masks | case.truth).sum((1, 2))
     return [part.mean().item() for part in overlaps.split([len(kind) for kind in kinds])]

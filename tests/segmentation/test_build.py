@@ -21,19 +21,14 @@ def test_options_are_the_arguments_of_the_kind(tmp_path: Path) -> None:
     assert sam2.batch == 3
 
 
-def test_the_default_is_the_watershed() -> None:
-    assert isinstance(build_segmenter(), WatershedSegmenter)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "watersheds"}, r"there is no kind 'watersheds'. Did you mean 'watershed'\?$"),
-        ({"edge": 0.3}, r"there is no kind None. There are: watershed, sam2$"),
-        ({"kind": ["sam2"]}, r"there is no kind \['sam2'\]"),
-        ({"kind": "watershed", "egde": 0.3}, r"segmenter watershed: there is no option 'egde'. Did you mean 'edge'\?$"),
-        ({"kind": "sam2"}, r"segmenter sam2: the option 'path' is missing$"),
-        ("sam2", r"expected options such as \{'kind': 'watershed'\}, got 'sam2'"),
+        ({"kind": "watersheds"}, r"a kind, watershed or sam2, got .*Did you mean 'watershed'\?$"),
+        ({"edge": 0.3}, r"expected options with a kind, watershed or sam2, got \{'edge': 0.3\}"),
+        ({"kind": "watershed", "egde": 0.3}, r"segmenter watershed: .*'egde'; its options are edge$"),
+        ({"kind": "sam2"}, r"segmenter sam2: missing a required argument: 'path'; its options are path, device"),
+        ("sam2", r"expected options with a kind, watershed or sam2, got 'sam2'"),
     ],
 )
 def test_an_unknown_kind_or_option_is_refused_with_a_suggestion(options: Any, message: str) -> None:

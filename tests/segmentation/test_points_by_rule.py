@@ -46,11 +46,6 @@ def test_a_ring_is_the_grown_box_without_the_object() -> None:
     assert torch.equal(filled(GENERATORS["ring"](MANY, seeded(), 0)), expected & ~TRUTH)
 
 
-def test_a_ring_ends_with_the_image() -> None:
-    truth = TRUTH[15:45, 25:55]
-    assert len(ring(truth, box_of(truth), MANY, seeded(), margin=500, spacing=0)) == (~truth).sum()
-
-
 def test_an_edge_is_as_wide_as_asked_and_follows_the_object() -> None:
     y, x = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
     pixels = TRUTH.nonzero()
@@ -79,10 +74,3 @@ def test_no_more_points_than_asked_and_the_same_for_the_same_seed(name: str) -> 
     assert len(generate(3, seeded(), 2.0)) == 3
     assert generate(0, seeded(), 2.0) == []
     assert generate(3, seeded(), 2.0) == generate(3, seeded(), 2.0) != generate(3, seeded(1), 2.0)
-
-
-def test_without_candidates_there_are_no_points() -> None:
-    everything = torch.ones_like(TRUTH)
-    assert ring(everything, box_of(everything), 3, seeded()) == []
-    assert edge(everything, 3, seeded()) == edge(~everything, 3, seeded()) == []
-    assert multimask(TRUTH, READINGS[:1], SCORES[:1], 3, seeded()) == []

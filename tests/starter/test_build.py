@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 from visual_grpo.config import DataConfig, StarterConfig, Task
 from visual_grpo.saved_model import content_digest
-from visual_grpo.starter import build
+from visual_grpo.starter import build, side_by_side
 from visual_grpo.starter.build import build_starter
 from visual_grpo.starter.glm_image import corpus
-from visual_grpo.starter.glm_image.pretrain_on_shapes import HALVES
+from visual_grpo.starter.glm_image.pretrain_on_shapes import pretrain_decoder_half, pretrain_language_half
 from visual_grpo.starter.job import Job
 
 HEIGHT, WIDTH, SEED = 32, 64, 3
@@ -65,7 +65,7 @@ def config_in(folder: Path) -> StarterConfig:
 
 
 def job_in(folder: Path, seed: int, task: Task = "t2i") -> Job:
-    return Job(folder=folder, height=HEIGHT, width=WIDTH, seed=seed, task=task, vae_steps=2, dit_steps=2, ar_steps=2)
+    return Job(folder=folder, height=HEIGHT, width=WIDTH, seed=seed, task=task, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, 
     torch.set_num_threads(1)
     for seed, same in ((SEED, True), (SEED + 1, False)):
         job = job_in(tmp_path / str(seed), seed)
-        for half in HALVES.values():
+        for half in (pretrain_decoder_half, pretrain_language_half):
             half(job, lambda module, done: None)
         for weights in job.folder.rglob("*.safetensors"):
             here, there = load_file(weights), load_file(Path(built.model) / weights.relative_to(job.folder))
@@ -112,20 +112,16 @@ def test_the_task_decides_dataset_steps_and_model(tmp_path: Path, monkeypatch: p
     config = config_in(tmp_path)
     jobs: list[Job] = []
 
-    def caught(tasks: Mapping[str, partial[None]], at_once: int, advance: object) -> None:
-        jobs.extend(task.args[1] for task in tasks.values())
+    def caught(tasks: Sequence[partial[None]], at_once: int, advance: object) -> None:
+        jobs.append(tasks[0].args[1])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build, "run_side_by_side", caught)
+    monkeypatch.setattr(side_by_side, "run_side_by_side", caught)
     for task in TASKS:
         with pytest.raises(KeyboardInterrupt):
             build_starter(config, DATA.model_copy(update={"task": task}), SEED, progress=no_total_check)
         assert (tmp_path / "shapes" / "source_images").exists() == (task != "t2i")
-    assert [(job.task, job.vae_steps, job.dit_steps, job.ar_steps) for job in jobs[::2]] == [
-        ("t2i", 2, 2, 2),
-        ("i2i", 2, 2, 2),
-        ("mixed", 2, 2, 4),
-    ]
+    assert [(job.task, job.steps["ar"]) for job in jobs] == [("t2i", 2), ("i2i", 2), ("mixed", 4)]
     assert len({build.model_digest(config, DATA.model_copy(update={"task": task}), SEED) for task in TASKS}) == 3
 
 
@@ -137,7 +133,7 @@ def test_a_model_of_edits_loads_and_edits(
     monkeypatch.setattr(corpus, "_EDITS", 20)
     monkeypatch.setattr(corpus, "_IMAGES_PER_COMBINATION", 1)
     job = job_in(tmp_path / "base" / "parts", SEED, "i2i")
-    for half in HALVES.values():
+    for half in (pretrain_decoder_half, pretrain_language_half):
         half(job, lambda module, done: None)
     build._assemble(job, tmp_path / "base")
     pipeline = GlmImagePipeline.from_pretrained(tmp_path / "base")
@@ -178,7 +174,7 @@ def test_an_interruption_leaves_no_folder(
     def interrupted(tasks: object, at_once: int, advance: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build, "run_side_by_side", interrupted)
+    monkeypatch.setattr(side_by_side, "run_side_by_side", interrupted)
     with pytest.raises(KeyboardInterrupt):
         build_starter(config, DATA, SEED, progress=total_checked)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shapes"]

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from visual_grpo.config import Parameters
-from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.starter import build, what_is_there
 
 PARAMETERS = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
@@ -36,24 +35,18 @@ def test_a_given_model_is_passed_on_and_the_shapes_are_drawn(parameters: dict[st
     assert (report["model"], report["dataset"]) == ("zai-org/GLM-Image", str(tmp_path / "shapes"))
     assert (tmp_path / "shapes" / "records.jsonl").is_file()
     assert not (tmp_path / "base").exists()
+    for change in ({"path": "another/model"}, {"revision": "abc"}):
+        other = {**parameters, "model": {**parameters["model"], **change}}
+        assert build_from(other)["digest"] != report["digest"]
+    parameters["data"]["path"] = str(tmp_path / "mine")
+    assert build_from(parameters)["dataset"] == str(tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
 
 
 def test_the_task_decides_what_is_drawn(parameters: dict[str, Any], tmp_path: Path) -> None:
     parameters["data"]["task"] = "i2i"
     build_from(parameters)
     assert len(list((tmp_path / "shapes" / "source_images").iterdir())) == 150
-
-
-def test_with_custom_data_and_a_custom_model_nothing_is_made(parameters: dict[str, Any], tmp_path: Path) -> None:
-    parameters["data"]["path"] = str(tmp_path / "mine")
-    assert build_from(parameters)["dataset"] == str(tmp_path / "mine")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_digest_tells_models_apart(parameters: dict[str, Any]) -> None:
-    first = build_from(parameters)["digest"]
-    parameters["model"]["path"] = "another/model"
-    assert build_from(parameters)["digest"] != first
 
 
 def test_the_digest_of_a_folder_is_that_of_its_files(parameters: dict[str, Any], tmp_path: Path) -> None:
@@ -66,12 +59,6 @@ def test_the_digest_of_a_folder_is_that_of_its_files(parameters: dict[str, Any],
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_a_revision_of_a_hub_id_is_another_model(parameters: dict[str, Any]) -> None:
-    first = build_from(parameters)["digest"]
-    parameters["model"]["revision"] = "abc"
-    assert build_from(parameters)["digest"] != first
-
-
 def test_the_small_model_is_said_to_be_none_for_other_data(parameters: dict[str, Any]) -> None:
     drawn = Parameters.model_validate(parameters)
     said = what_is_there(drawn.starter, drawn.data, "base")
@@ -81,9 +68,3 @@ def test_the_small_model_is_said_to_be_none_for_other_data(parameters: dict[str,
     assert "pretrained on drawn shapes and nothing else. It shows that my/photos trains" in what_is_there(
         own.starter, own.data, "base"
     )
-
-
-def test_the_pipeline_makes_the_report_from_the_parameters() -> None:
-    pipeline = create_pipeline("starter")
-    assert pipeline.inputs() == {"params:starter", "params:data", "params:model", "params:seed"}
-    assert pipeline.outputs() == {"starter_report"}

@@ -15,12 +15,19 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.starter.build import build_starter, model_digest
+from visual_grpo.starter.build import build_starter
 from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.codebook import build_processor
 from visual_grpo.starter.job import Job
-from visual_grpo.starter.words.pretrain import HALVES, build_corpus, no_text_ids, text_ids, tile_codebook
-from visual_grpo.starter.words.world import WORDS, draw, draw_words, prompt_of
+from visual_grpo.starter.words.pretrain import (
+    build_corpus,
+    no_text_ids,
+    pretrain_decoder_half,
+    pretrain_language_half,
+    text_ids,
+    tile_codebook,
+)
+from visual_grpo.starter.words.world import WORDS, draw, prompt_of
 
 HEIGHT, WIDTH, SEED = 32, 96, 3
 STEPS = {"vae_steps": 1, "dit_steps": 2, "ar_steps": 1}
@@ -61,21 +68,11 @@ def test_every_word_has_a_record_that_shows_it(built: StarterConfig) -> None:
             assert image.tobytes() == draw(word, HEIGHT, WIDTH).tobytes()
 
 
-def test_drawn_words_are_kept_until_the_size_changes(tmp_path: Path) -> None:
-    folder = tmp_path / "words"
-    first = draw_words(folder, 1, 32, 96)
-    (folder / "mark").touch()
-    assert draw_words(folder, 1, 32, 96) == first
-    assert (folder / "mark").exists()
-    assert draw_words(folder, 1, 64, 96) != first
-    assert not (folder / "mark").exists()
-
-
 @pytest.mark.parametrize("size", [(64, 96), (128, 96), (64, 192)])
 def test_tokens_identify_tiles_but_not_words(size: tuple[int, int]) -> None:
-    corpus = build_corpus(*size, seed=0)
+    corpus, _ = build_corpus(*size, seed=0)
     rows, columns = corpus.image_grid
-    image = corpus.generated_tokens()[:, -rows * columns - 1 : -1].unique(dim=0)
+    image = corpus.generated_tokens()[:, 0, -rows * columns - 1 : -1].unique(dim=0)
     assert image.view(-1, columns).tolist() == [sorted([0, 1, 2] * (columns // 3))] * rows
 
 
@@ -100,13 +97,11 @@ def test_a_ghost_takes_its_share_of_the_ink() -> None:
 
 
 def test_the_decoder_learns_every_word_under_several_ghosts() -> None:
-    corpus = build_corpus(HEIGHT, WIDTH, seed=0)
-    again, other = build_corpus(HEIGHT, WIDTH, seed=0), build_corpus(HEIGHT, WIDTH, seed=1)
-    assert torch.equal(corpus.exposed, again.exposed)
-    assert not torch.equal(corpus.exposed, other.exposed)
-    assert len(torch.cat([corpus.clean[None], corpus.exposed])[:, 0].unique(dim=0)) == 5
-    own = (corpus.exposed[0].float() - corpus.clean.float()).square().mean((1, 2, 3))
-    others = (corpus.exposed[0].float() - corpus.clean.roll(100, 0).float()).square().mean((1, 2, 3))
+    corpus, exposed = build_corpus(HEIGHT, WIDTH, seed=0)
+    clean = corpus.images[:, 0]
+    assert len(torch.cat([clean[None], exposed])[:, 0].unique(dim=0)) == 5
+    own = (exposed[0].float() - clean.float()).square().mean((1, 2, 3))
+    others = (exposed[0].float() - clean.roll(100, 0).float()).square().mean((1, 2, 3))
     assert own.mean() < others.mean()
 
 
@@ -119,28 +114,14 @@ def test_glyphs_are_read_as_the_pipeline_reads_them(built: StarterConfig) -> Non
             torch.testing.assert_close(pipeline.text_encoder(no_text_ids()).last_hidden_state, without)
 
 
-def test_the_glyph_encoder_is_trained_and_saved(built: StarterConfig) -> None:
-    trained = load_file(Path(built.model) / "text_encoder" / "model.safetensors")
-    untrained = modules.build_glyph_encoder(SEED).state_dict()
-    assert trained.keys() <= untrained.keys()
-    letters = text_ids().unique()
-    assert not torch.equal(trained["shared.weight"][letters], untrained["shared.weight"][letters])
-
-
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    job = Job(
-        folder=tmp_path, height=HEIGHT, width=WIDTH, seed=SEED, world="words", vae_steps=1, dit_steps=2, ar_steps=1
-    )
-    for half in HALVES.values():
+    steps = {"vae": 1, "dit": 2, "ar": 1}
+    job = Job(folder=tmp_path, height=HEIGHT, width=WIDTH, seed=SEED, steps=steps)
+    for half in (pretrain_decoder_half, pretrain_language_half):
         half(job, lambda module, done: None)
     files = list(tmp_path.rglob("*.safetensors"))
     assert len(files) == 4
     for weights in files:
         here, there = load_file(weights), load_file(Path(built.model) / weights.relative_to(tmp_path))
         assert all(torch.equal(here[name], there[name]) for name in here), weights
-
-
-def test_worlds_have_different_digests(built: StarterConfig) -> None:
-    shapes = built.model_copy(update={"world": "shapes"})
-    assert model_digest(built, DATA, SEED) != model_digest(shapes, DATA, SEED)

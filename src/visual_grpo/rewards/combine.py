@@ -130,20 +130,15 @@ class RewardSet:
     def combined(self, outputs: Mapping[str, RewardOutput]) -> Scores:
         """What the outputs of every reward, of the same samples, come to together."""
         scored = {name: output.values for name, output in outputs.items()}
-        values = scored | {
-            name: own.counted(scored[name], self.weights[name], scored) for name, own in self.counting.items()
-        }
+        clipped = {name: own.counted(scored[name], self.weights[name], scored) for name, own in self.counting.items()}
+        values = scored | clipped
         parts = {f"{name}/{RAW}": scored[name] for name in self.counting}
-        return Scores(
-            total=weighted_total(values, self.weights),
-            rewards=values,
-            parts=parts
-            | {f"{name}/{part}": values for name, output in outputs.items() for part, values in output.parts.items()},
-            ratios={
-                f"{name}/{ratio}": pair for name, output in outputs.items() for ratio, pair in output.ratios.items()
-            },
-            weights=self.weights,
-        )
+        ratios = {}
+        for name, output in outputs.items():
+            parts |= {f"{name}/{part}": own for part, own in output.parts.items()}
+            ratios |= {f"{name}/{ratio}": pair for ratio, pair in output.ratios.items()}
+        total = weighted_total(values, self.weights)
+        return Scores(total=total, rewards=values, parts=parts, ratios=ratios, weights=self.weights)
 
     @property
     def needs_whole_groups(self) -> bool:
@@ -178,8 +173,11 @@ class RewardSet:
 
         Raises UserError with the problems of every reward.
         """
-        checking = [function for function in self.functions.values() if function.checks_records]
-        if not checking and not any(function.needs.target or function.needs.source for function in self._all):
+        functions = list(self.functions.values())
+        checking = [function for function in functions if function.checks_records]
+        targets = [function.name for function in functions if function.needs.target]
+        sources = [function.name for function in functions if function.needs.source]
+        if not checking and not targets and not sources:
             return
         # Several rewards read them: an iterator would be empty for all but the first.
         records = records if isinstance(records, Sequence) else list(records)
@@ -187,27 +185,22 @@ class RewardSet:
         for function in checking:
             with problems.collect():
                 function.check_records(records)
-        targets = [function.name for function in self._all if function.needs.target]
-        sources = [function.name for function in self._all if function.needs.source]
-        lacking = (
-            (targets, "target", "target_image", [record.id for record in records if record.target_image is None]),
-            (sources, "source", "source_image", [record.id for record in records if not record.source_images]),
-        )
-        problems.texts += [_lacks(*each) for each in lacking if each[0] and each[3]]
+        with problems.collect():
+            _check_images(targets, "target", [record.id for record in records if record.target_image is None])
+        with problems.collect():
+            _check_images(sources, "source", [record.id for record in records if not record.source_images])
         problems.raise_if_any()
 
-    @property
-    def _all(self) -> list[FunctionReward]:
-        return list(self.functions.values())
 
-
-def _lacks(rewards: Sequence[str], kind: str, key: str, missing: Sequence[str]) -> str:
-    """What to say of records without an image that rewards compare with."""
+def _check_images(rewards: Sequence[str], kind: str, missing: Sequence[str]) -> None:
+    """Raises UserError for records without an image that rewards compare with."""
+    if not rewards or not missing:
+        return
     without = f"{counted(len(missing), 'record')} {'has' if len(missing) == 1 else 'have'}"
-    return (
+    raise UserError(
         f"the reward{'s' * (len(rewards) > 1)} {', '.join(rewards)} compare{'s' * (len(rewards) == 1)} with a {kind}"
         f" image, and {without} none: {', '.join(map(repr, missing[:5]))}{' ...' * (len(missing) > 5)}."
-        f" Add {key} to them or remove the reward"
+        f" Add {kind}_image to them or remove the reward"
     )
 
 

@@ -15,6 +15,7 @@ from visual_grpo.types import PromptRecord, RewardOutput, Sample
 log = logging.getLogger(__name__)
 
 Score = Callable[[Sequence[PromptRecord], Sequence[Sample]], RewardOutput]
+_SHOWN = 5
 
 
 class RewardCodeError(UserError):
@@ -50,15 +51,26 @@ class FailureBudget:
         """
         try:
             output = score(prompts, samples)
-        except RewardCodeError as error:
+        except RewardCodeError:
             if not self.share or not self.scored:
                 raise
-            return self._one_by_one(name, score, prompts, samples, units, error)
-        self._count(name, output, prompts)
-        return output
+        else:
+            self._count(name, output, prompts, 1)
+            return output
+        outputs = []
+        for rows in units:
+            own = [prompts[row] for row in rows]
+            try:
+                output = score(own, [samples[row] for row in rows])
+            except RewardCodeError as error:
+                nothing = torch.full((len(rows),), torch.nan)
+                output = RewardOutput(values=nothing, failed=dict.fromkeys(range(len(rows)), str(error)))
+            self._count(name, output, own, len(rows))
+            outputs.append(output)
+        return _joined(outputs)
 
-    def _count(self, name: str, output: RewardOutput, prompts: Sequence[PromptRecord]) -> None:
-        """Counts the samples of an output, of which the reward itself may have given some up."""
+    def _count(self, name: str, output: RewardOutput, prompts: Sequence[PromptRecord], at_once: int) -> None:
+        """Raises RewardCodeError where more failed than the share and than ``at_once``."""
         self.scored += len(prompts) - len(output.failed)
         if not output.failed:
             return
@@ -66,66 +78,32 @@ class FailureBudget:
         if not self.share or not self.scored:
             raise RewardCodeError(f"reward {name!r} failed on {len(output.failed)} of {len(prompts)} samples: {reason}")
         self.failed += len(output.failed)
-        self._stop_if_too_many(name, reason, 1)
-        _warn(name, [prompts[row].id for row in output.failed], reason)
-
-    def _one_by_one(
-        self,
-        name: str,
-        score: Score,
-        prompts: Sequence[PromptRecord],
-        samples: Sequence[Sample],
-        units: Sequence[Sequence[int]],
-        error: RewardCodeError,
-    ) -> RewardOutput:
-        outputs: list[RewardOutput | None] = []
-        for rows in units:
-            own = [prompts[row] for row in rows]
-            try:
-                output = score(own, [samples[row] for row in rows])
-            except RewardCodeError as again:
-                error = again
-                outputs.append(None)
-                self.failed += len(rows)
-                self._stop_if_too_many(name, str(error), len(rows))
-            else:
-                outputs.append(output)
-                self._count(name, output, own)
-        lost = [prompts[rows[0]].id for rows, output in zip(units, outputs, strict=True) if output is None]
-        if lost:
-            _warn(name, lost, str(error).strip().splitlines()[-1])
-        return _joined(outputs, [len(rows) for rows in units])
-
-    def _stop_if_too_many(self, name: str, error: str, at_once: int) -> None:
         asked = self.scored + self.failed
         if self.failed > max(float(at_once), self.share * asked):
             raise RewardCodeError(
                 f"reward {name!r} failed on {self.failed} of {asked} samples, more than the share {self.share:g} that"
-                f" rewards.{name}.max_failed_share allows. The last error: {error}"
+                f" rewards.{name}.max_failed_share allows. The last error: {reason}"
             )
+        lost = list(dict.fromkeys(prompts[row].id for row in output.failed))
+        more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+        ids = ", ".join(map(repr, lost[:_SHOWN]))
+        log.warning("reward %r failed on %s%s, left unscored: %s", name, ids, more, reason.strip().splitlines()[-1])
 
 
-def _warn(name: str, lost: Sequence[str], reason: str) -> None:
-    more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
-    log.warning("reward %r failed on %s%s, left unscored: %s", name, ", ".join(map(repr, lost[:5])), more, reason)
+def _joined(outputs: Sequence[RewardOutput]) -> RewardOutput:
+    """What an output lacks, since its code failed, is NaN."""
 
+    def nothing(output: RewardOutput) -> Tensor:
+        return torch.full_like(output.values, torch.nan)
 
-def _joined(outputs: Sequence[RewardOutput | None], sizes: Sequence[int]) -> RewardOutput:
-    """Joins outputs of ``sizes`` samples each; None is NaN in everything."""
-    whole = [output for output in outputs if output is not None]
+    def side(name: str, number: int) -> Tensor:
+        pairs = [output.ratios.get(name, (nothing(output),) * 2) for output in outputs]
+        return torch.cat([pair[number] for pair in pairs])
 
-    def column(read: Callable[[RewardOutput], Tensor | None]) -> Tensor:
-        values = [None if output is None else read(output) for output in outputs]
-        filled = zip(values, sizes, strict=True)
-        return torch.cat([torch.full((size,), torch.nan) if value is None else value for value, size in filled])
-
-    parts = dict.fromkeys(name for output in whole for name in output.parts)
-    ratios = dict.fromkeys(name for output in whole for name in output.ratios)
+    parts = dict.fromkeys(name for output in outputs for name in output.parts)
+    ratios = dict.fromkeys(name for output in outputs for name in output.ratios)
     return RewardOutput(
-        values=column(lambda output: output.values),
-        parts={name: column(lambda output: output.parts.get(name)) for name in parts},  # noqa: B023
-        ratios={
-            name: (column(lambda output: output.ratios[name][0]), column(lambda output: output.ratios[name][1]))  # noqa: B023
-            for name in ratios
-        },
+        values=torch.cat([output.values for output in outputs]),
+        parts={name: torch.cat([output.parts.get(name, nothing(output)) for output in outputs]) for name in parts},
+        ratios={name: (side(name, 0), side(name, 1)) for name in ratios},
     )

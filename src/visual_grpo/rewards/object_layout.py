@@ -99,7 +99,7 @@ class ObjectLayout:
         returned = self.detector(image.clone())
         if not isinstance(returned, Iterable):
             raise _no_detection(returned)
-        return [Found(label, box) for label, box, score in map(_checked, returned) if score >= self.threshold]
+        return [found for found, score in map(_checked, returned) if score >= self.threshold]
 
 
 def _conditions(asked: Asked, found: Sequence[Found], image: Tensor) -> Iterator[bool]:
@@ -130,16 +130,16 @@ def _places(box: Box) -> set[str]:
     return {"center"} if row == column == "middle" else {row, column} - {"middle"}
 
 
-def _checked(each: Any) -> tuple[str, Box, float]:
+def _checked(each: Any) -> tuple[Found, float]:
     try:
         label, box, score = each
-        top, left, bottom, right = (float(edge) for edge in box)
+        top, left, bottom, right = map(float, box)
         score = float(score)
     except (TypeError, ValueError) as error:
         raise _no_detection(each) from error
     if not isinstance(label, str) or not (0 <= top < bottom <= 1 and 0 <= left < right <= 1 and 0 <= score <= 1):
         raise _no_detection(each)
-    return label, (top, left, bottom, right), score
+    return Found(label, (top, left, bottom, right)), score
 
 
 def _no_detection(got: Any) -> UserError:

@@ -53,20 +53,17 @@ class OcrReward:
     """
 
     def __init__(self, line: Sequence[float] | None = None) -> None:
-        self.line = None if line is None else _checked_line(line)
+        if line is not None and not (len(line) == 4 and 0 <= line[0] < line[2] <= 1 and 0 <= line[1] < line[3] <= 1):
+            raise UserError(f"ocr: line must be [top, left, bottom, right] in shares from 0 to 1, got {line!r}")
+        self.line = line
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Raises UserError if there are records but none of them asks for text."""
-        first, count = None, 0
-        for record in records:
-            if asked_text(record):
-                return
-            first, count = first or record, count + 1
-        if first is not None:
+        if records and not any(map(asked_text, records)):
             raise UserError(
                 f"the reward 'ocr' scores text that is quoted in the prompt (\"...\", '...', “...” or 「...」) or given"
-                f" as metadata text, and none of {count} records has any; the first is"
-                f" {first.id!r}: {first.prompt!r}. Quote the text in the prompts or remove the reward"
+                f" as metadata text, and none of {len(records)} records has any; the first is"
+                f" {records[0].id!r}: {records[0].prompt!r}. Quote the text in the prompts or remove the reward"
             )
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
@@ -93,13 +90,6 @@ def normalised(text: str) -> str:
     return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def _checked_line(line: Sequence[float]) -> tuple[float, float, float, float]:
-    if len(line) == 4 and 0 <= line[0] < line[2] <= 1 and 0 <= line[1] < line[3] <= 1:
-        top, left, bottom, right = line
-        return top, left, bottom, right
-    raise UserError(f"ocr: line must be [top, left, bottom, right] in shares from 0 to 1, got {line!r}")
-
-
 def quoted_texts(prompt: str) -> list[str]:
     """The quoted texts that the pipeline would draw, in the prompt's order, without empty ones."""
     found = [match for pattern in _QUOTED for match in pattern.finditer(prompt)]
@@ -119,20 +109,19 @@ def asked_text(record: PromptRecord) -> str | None:
     return text if text.strip() else None
 
 
-def read_line(images: Sequence[Tensor], line: tuple[float, float, float, float]) -> list[str]:
+def read_line(images: Sequence[Tensor], line: Sequence[float]) -> list[str]:
     """Reads the region ``line`` (top, left, bottom, right as shares) of each image, uint8 [3, height, width], as one
     line of text."""
-    texts = [""] * len(images)
-    by_size: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    by_size: dict[torch.Size, list[int]] = defaultdict(list)
     for row, image in enumerate(images):
-        by_size[tuple(image.shape)].append(row)
+        by_size[image.shape].append(row)
+    texts: dict[int, str] = {}
     for rows in by_size.values():
         for start in range(0, len(rows), _BATCH):
             part = rows[start : start + _BATCH]
             read = _recognise(_cut(torch.stack([images[row] for row in part]), line))
-            for row, text in zip(part, read, strict=True):
-                texts[row] = text
-    return texts
+            texts.update(zip(part, read, strict=True))
+    return [texts[row] for row in range(len(images))]
 
 
 def read_page(image: Tensor) -> str:
@@ -141,7 +130,7 @@ def read_page(image: Tensor) -> str:
     return " ".join(getattr(found, "txts", None) or ())  # a result without text has another class, without txts
 
 
-def _cut(images: Tensor, line: tuple[float, float, float, float]) -> Tensor:
+def _cut(images: Tensor, line: Sequence[float]) -> Tensor:
     """Crops and scales uint8 [B, 3, height, width] to float32 [B, 3, 48, w] in -1..1, BGR; keeps the aspect ratio."""
     height, width = images.shape[-2:]
     top, left = round(line[0] * height), round(line[1] * width)

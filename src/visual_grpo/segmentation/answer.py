@@ -8,17 +8,16 @@ the size that the model received (``TextSample.frame``).
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from visual_grpo.segmentation.segmenter import Box, Point, PointPrompt
 from visual_grpo.types import TextSample
 
 KEYS = ("bbox", "points", "negative_points")
 Fault = Literal["truncated", "no_answer", "not_json", "wrong_keys", "wrong_numbers", "outside"]
-FAULTS: tuple[Fault, ...] = ("truncated", "no_answer", "not_json", "wrong_keys", "wrong_numbers", "outside")
+FAULTS: tuple[Fault, ...] = get_args(Fault)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _THOUGHT = re.compile(r"\s*<think>.+?</think>\s*", re.DOTALL)
 _POINT, _BOX = 2, 4
@@ -98,12 +97,12 @@ def _rows(value: Any, length: int, key: str) -> list[tuple[float, ...]]:
 
 
 def _is_row(row: Any, length: int) -> bool:
-    return isinstance(row, list) and len(row) == length and all(map(_is_number, row))
-
-
-def _is_number(value: Any) -> bool:
-    # An int may be too large for a float; no image is that large.
-    return type(value) in (int, float) and abs(value) < 2**31 and math.isfinite(value)
+    # An int may be too large for a float; no image is that large. NaN is no less than it.
+    return (
+        isinstance(row, list)
+        and len(row) == length
+        and all(type(value) in (int, float) and abs(value) < 2**31 for value in row)
+    )
 
 
 def _rescaled(point: tuple[float, ...], scale: tuple[float, float]) -> Point:

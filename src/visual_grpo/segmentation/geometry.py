@@ -1,4 +1,4 @@
-"""Geometry of masks (boxes, interior points, IoU, distances), and rules that place random negative points.
+"""Geometry of masks (boxes, interior points, distances), and rules that place random negative points.
 
 The rules make labels to inspect, and to pretrain a small policy on. Each takes the true mask (bool [H, W]) and returns
 (x, y) of at most ``count`` random pixels outside it, at least ``spacing`` pixels apart; fewer if there are not enough.
@@ -52,17 +52,6 @@ def inner_points(mask: Tensor, count: int) -> list[Point]:
         points.append((float(x), float(y)))
         apart = np.minimum(apart, np.hypot(*np.ogrid[-y : depth.shape[0] - y, -x : depth.shape[1] - x]))
     return points
-
-
-def ious(masks: Tensor, truth: Tensor) -> Tensor:
-    """[K] float32: intersection over union of each of ``masks`` (bool [K, H, W]) with ``truth`` (bool [H, W]).
-
-    Raises:
-        UserError: the truth is empty.
-    """
-    _refuse_empty(truth)
-    shared = (masks & truth).sum((1, 2))
-    return shared / (masks | truth).sum((1, 2))
 
 
 def distances_to_false(mask: NDArray[np.bool_]) -> NDArray[np.float64]:

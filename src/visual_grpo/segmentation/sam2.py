@@ -138,11 +138,8 @@ class Sam2Segmenter:
 def _points(prompt: PointPrompt) -> list[tuple[Point, int]]:
     """A prompt's points with their labels."""
     corners = [] if prompt.box is None else [(prompt.box[:2], TOP_LEFT), (prompt.box[2:], BOTTOM_RIGHT)]
-    return [
-        *corners,
-        *((point, POSITIVE) for point in prompt.positives),
-        *((point, NEGATIVE) for point in prompt.negatives),
-    ]
+    labelled = ((prompt.positives, POSITIVE), (prompt.negatives, NEGATIVE))
+    return [*corners, *((point, label) for points, label in labelled for point in points)]
 
 
 def _load(path: str, dtype: torch.dtype) -> tuple[Sam2Model, Sam2Processor]:
@@ -160,14 +157,9 @@ def _load(path: str, dtype: torch.dtype) -> tuple[Sam2Model, Sam2Processor]:
                 f"segmenter sam2: {path!r} cannot be loaded: {error}\n"
                 "A hub id needs network access or an earlier download; a folder must be complete."
             ) from error
-    _refuse_missing_weights(path, report["missing_keys"])
-    return model.eval().requires_grad_(False), processor
-
-
-def _refuse_missing_weights(path: str, missing: set[str]) -> None:
-    """``from_pretrained`` initialises missing weights randomly, so that even another model's folder would load."""
-    if missing:
+    if missing := report["missing_keys"]:  # They would be random, so that even another model's folder would load.
         raise UserError(
             f"segmenter sam2: {path!r} is not a complete SAM 2: {len(missing)} of its weights are missing, for example"
             f" {min(missing)}."
         )
+    return model.eval().requires_grad_(False), processor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -68,25 +68,18 @@ def build_segmenter(options: Mapping[str, Any] = DEFAULT) -> Segmenter[Any]:
     Raises:
         UserError: unknown kind, unknown or missing option, or invalid value.
     """
-    if not isinstance(options, Mapping):
-        raise UserError(f"segmenter: expected options such as {dict(DEFAULT)}, got {options!r}")
-    kind, arguments = options.get("kind"), {name: value for name, value in options.items() if name != "kind"}
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise UserError(f"segmenter: there is no kind {kind!r}.{_suggestion(str(kind), KINDS)}")
+    if not isinstance(options, Mapping) or str(options.get("kind")) not in KINDS:
+        hint = nearest_hint(str(options.get("kind")), KINDS) if isinstance(options, Mapping) else ""
+        raise UserError(f"segmenter: expected options with a kind, {' or '.join(KINDS)}, got {options!r}.{hint}")
+    kind, arguments = str(options["kind"]), {name: value for name, value in options.items() if name != "kind"}
     constructor = resolve_name(KINDS[kind])
-    parameters = inspect.signature(constructor).parameters
-    for name in arguments:
-        if name not in parameters:
-            raise UserError(f"segmenter {kind}: there is no option {name!r}.{_suggestion(name, parameters)}")
-    for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and name not in arguments:
-            raise UserError(f"segmenter {kind}: the option {name!r} is missing")
+    try:
+        inspect.signature(constructor).bind(**arguments)
+    except TypeError as error:  # It names the option.
+        known = ", ".join(inspect.signature(constructor).parameters)
+        raise UserError(f"segmenter {kind}: {error}; its options are {known}") from error
     built: Segmenter[Any] = constructor(**arguments)
     return built
-
-
-def _suggestion(wrong: str, allowed: Iterable[str]) -> str:
-    return nearest_hint(wrong, allowed) or f" There are: {', '.join(allowed)}"
 
 
 def true_box_and_points(record: PromptRecord) -> tuple[Box, tuple[Point, ...]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.config import Task, World
+from visual_grpo.config import Task
 from visual_grpo.files import fresh_folder, heal
 
 Advance = Callable[[str, int], None]
@@ -29,11 +28,8 @@ class Job:
     seed: int
     task: Task = "t2i"
     """Whether the model learns prompts, edits or both."""
-    vae_steps: int
-    dit_steps: int
-    ar_steps: int
-    world: World = "shapes"
-    """Which pictures the model learns to draw."""
+    steps: Mapping[str, int]
+    """Optimiser steps by module."""
 
 
 _STAMP = "starter.json"
@@ -44,16 +40,16 @@ def digest_of(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def is_current(folder: Path, digest: str) -> bool:
-    """Whether ``folder`` was written for this digest."""
+def write_once(folder: Path, facts: Mapping[str, Any], write: Callable[[Path], None]) -> str:
+    """Replaces ``folder`` by one that ``write`` fills, unless it was written for the same facts; returns their digest.
+
+    After an error or an interruption the folder is as it was.
+    """
+    digest = digest_of(facts)
     heal(folder)
     stamp = folder / _STAMP
-    return stamp.is_file() and json.loads(stamp.read_text(encoding="utf-8"))["digest"] == digest
-
-
-@contextmanager
-def whole_folder(folder: Path, digest: str) -> Iterator[Path]:
-    """Gives an empty folder beside ``folder``, which it replaces when the block ends without an error."""
-    with fresh_folder(folder) as fresh:
-        yield fresh
-        (fresh / _STAMP).write_text(json.dumps({"digest": digest}), encoding="utf-8")
+    if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8"))["digest"] != digest:
+        with fresh_folder(folder) as fresh:
+            write(fresh)
+            (fresh / _STAMP).write_text(json.dumps({"digest": digest}), encoding="utf-8")
+    return digest

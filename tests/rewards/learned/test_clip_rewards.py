@@ -55,14 +55,6 @@ def test_what_a_long_prompt_has_beyond_the_models_length_is_not_read_and_told(
     assert not caplog.text, "a prompt is told once"
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_scores_do_not_depend_on_the_size_of_batches(clip_folder: Path, size: int) -> None:
-    reward = ClipScore(model=str(clip_folder), batch_size=size)
-    alone = [reward([prompt], [image]).item() for prompt, image in zip(PROMPTS, IMAGES, strict=True)]
-    assert reward(PROMPTS, IMAGES).tolist() == pytest.approx(alone, abs=1e-6)
-    assert alone == pytest.approx(ClipScore(model=str(clip_folder))(PROMPTS, IMAGES).tolist(), abs=1e-6)
-
-
 def test_half_precision_is_near(clip_folder: Path) -> None:
     full, half = (ClipScore(model=str(clip_folder), dtype=dtype)(PROMPTS, IMAGES) for dtype in ("float32", "bfloat16"))
     assert half.dtype == torch.float32
@@ -71,9 +63,3 @@ def test_half_precision_is_near(clip_folder: Path) -> None:
 
 def test_two_rewards_over_one_model_hold_its_weights_once(clip_folder: Path) -> None:
     assert ClipScore(model=str(clip_folder)).encoder.model is PickScore(model=str(clip_folder)).encoder.model
-
-
-def test_loading_and_scoring_draw_nothing(clip_folder: Path) -> None:
-    before = torch.get_rng_state()
-    ClipScore(model=str(clip_folder))(PROMPTS, IMAGES)
-    assert torch.equal(torch.get_rng_state(), before)

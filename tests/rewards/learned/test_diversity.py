@@ -37,13 +37,6 @@ def test_samples_of_other_sizes_compare_and_fine_noise_is_no_variety() -> None:
     assert coarse.max() < 0.15 < 0.35 < fine.min()
 
 
-def test_rows_of_a_prompt_need_not_be_neighbours() -> None:
-    images = [picture(seed) for seed in range(6)]
-    apart = GroupDiversity()([A, B, A, B, A, B], images)
-    together = GroupDiversity()([A, A, A, B, B, B], [images[row] for row in (0, 2, 4, 1, 3, 5)])
-    assert torch.equal(apart[[0, 2, 4, 1, 3, 5]], together)
-
-
 def test_by_a_models_features(clip_folder: Path, dino_folder: Path) -> None:
     images = [picture(seed) for seed in range(3)]
     encoders = {

@@ -8,7 +8,6 @@ from pathlib import Path
 import lpips
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torchvision import models
 
@@ -66,18 +65,6 @@ def test_one_minus_the_distance_of_the_paper(saved: tuple[str, Path], tmp_path: 
     assert expected[0] < 0.9
     assert expected[1] == 1
     assert reward.needs.target
-
-
-def test_safetensors_serve_too_and_nothing_is_drawn(tmp_path: Path) -> None:
-    features = {f"features.{name}": value for name, value in models.alexnet().features.state_dict().items()}
-    save_file(features, tmp_path / "alex.safetensors")
-    torch.save(features, tmp_path / "alex.pth")
-    records, samples = [record("a", folder=tmp_path, target=picture(0))], [picture(1)]
-    before = torch.get_rng_state()
-    one, other = (LpipsReward(backbone=str(tmp_path / f"alex.{kind}"))(records, samples) for kind in
-                  ("safetensors", "pth"))  # fmt: skip
-    assert torch.equal(one, other)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(("net", "least"), [("alex", 31), ("squeeze", 17)])

@@ -36,28 +36,11 @@ def scored(reward: ClipScore | PickScore) -> None:
     reward([record("a")], [picture(0)])
 
 
-def test_a_whole_folder_passes_the_check_and_scores(copied: Path) -> None:
-    reward = ClipScore(model=str(copied))
-    reward.check_machine()
-    scored(reward)
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"clip_score: its model is '.*/no', which is not a folder on this machine"):
-        ClipScore(model=str(tmp_path / "no")).check_machine()
-
-
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_files_that_a_folder_lacks_are_named(copied: Path, file: str) -> None:
-    (copied / file).unlink()
+    (copied / file).rename(copied / "pytorch_model.bin")  # Pickled weights do not count.
     with pytest.raises(UserError, match=rf"this folder lacks {file}.*Give a folder that holds config.json; model"):
         ClipScore(model=str(copied)).check_machine()
-
-
-def test_pickled_weights_do_not_count(copied: Path) -> None:
-    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"lacks model.safetensors or model.safetensors.index.json"):
-        scored(ClipScore(model=str(copied)))
 
 
 def test_a_missing_shard_is_named(copied: Path) -> None:
@@ -93,13 +76,6 @@ def test_weights_that_are_missing_or_of_other_shapes_are_not_drawn_at_random(cop
         scored(ClipScore(model=str(copied)))
 
 
-def test_a_cut_off_file_is_told(copied: Path) -> None:
-    content = (copied / "model.safetensors").read_bytes()
-    (copied / "model.safetensors").write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=r"CLIPModel in .* cannot be loaded[\s\S]*download it again"):
-        scored(ClipScore(model=str(copied)))
-
-
 @pytest.mark.usefixtures("empty_cache")
 def test_without_a_network_the_command_that_fetches_the_files_is_told() -> None:
     told = r"its model is 'openai/clip-vit-large-patch14', which is not on this machine.*hf download openai/clip-vit"
@@ -109,13 +85,6 @@ def test_without_a_network_the_command_that_fetches_the_files_is_told() -> None:
             attempt()
     with pytest.raises(UserError, match=r"--revision main2 "):
         ClipScore(revision="main2").check_machine()
-
-
-@pytest.mark.usefixtures("empty_cache")
-def test_offline_mode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"cannot be downloaded: HF_HUB_OFFLINE is set"):
-        ClipScore().check_machine()
 
 
 @pytest.mark.usefixtures("empty_cache")
@@ -180,14 +149,6 @@ def test_every_part_of_a_reward_from_the_hub_is_known_by_its_commit(in_the_cache
 
 def commits(name: str, **options: str) -> dict[str, str]:
     return build_reward(name, RewardConfig(options=options)).commits()
-
-
-@pytest.mark.usefixtures("empty_cache")
-def test_pick_scores_processor_is_another_repository(clip_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"pick_score: its processor is 'no/such'"):
-        PickScore(model=str(clip_folder), processor="no/such").check_machine()
-    assert PickScore().encoder.processing.path == "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
-    PickScore(model=str(clip_folder), processor=str(clip_folder)).check_machine()
 
 
 def test_impossible_options_are_refused(clip_folder: Path) -> None:

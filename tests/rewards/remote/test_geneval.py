@@ -47,82 +47,58 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:
     return module_of("geneval", "geneval_names", monkeypatch).NAMES
 
 
-class Judging:
-    """A verdict on objects (class, box, confidence, colour)."""
-
-    def __init__(self, rules: ModuleType, names: Sequence[str]) -> None:
-        self.rules = rules
-        self.names = names
-
-    def __call__(self, task: dict[str, Any], *objects: tuple[Any, ...]) -> tuple[bool, float]:
-        found: dict[str, list[Any]] = {}
-        colours = {}
-        for name, box, confidence, *colour in objects:
-            one = self.rules.Found(box, confidence)
-            found.setdefault(name, []).append(one)
-            colours[id(one)] = colour[0] if colour else "white"
-        told = self.rules.judge(
-            self.rules.task_of(task, self.names), found, lambda _, own: [colours[id(one)] for one in own]
-        )
-        return told.correct, told.share
-
-
-@pytest.fixture
-def judged(rules: ModuleType, names: Sequence[str]) -> Judging:
-    return Judging(rules, names)
-
-
 BOX = (0, 0, 10, 10)
+SURE, UNSURE = ("clock", BOX, 0.91), ("clock", BOX, 0.9)
+MANY = {"tag": "many", "include": [{"class": "cup", "count": 16}], "exclude": [{"class": "cup", "count": 17}]}
+TWO_PINK = {"tag": "colors", "include": [{"class": "car", "count": 2, "color": "pink"}]}
+DOG, ABOVE, BELOW = ("dog", (0, 50, 10, 60), 0.5), ("kite", (0, 0, 10, 10), 0.5), ("kite", (0, 90, 10, 99), 0.5)
+RED_DOG = {**POSITION, "include": [{"class": "dog", "count": 1, "color": "red"}, POSITION["include"][1]]}
 
 
-def test_single_and_two_objects(judged: Judging) -> None:
-    assert judged(SINGLE, ("bench", BOX, 0.31)) == (True, 1.0)
-    assert judged(SINGLE, ("bench", BOX, 0.3)) == (False, 0.0)  # It must be surer than 0.3.
-    assert judged(SINGLE, ("bench", BOX, 0.9), ("bench", BOX, 0.9)) == (True, 1.0)  # More are not excluded.
-    assert judged(SINGLE) == (False, 0.0)
-    assert judged(TWO, ("cat", BOX, 0.5), ("bench", BOX, 0.5)) == (True, 1.0)
-    assert judged(TWO, ("cat", BOX, 0.5), ("dog", BOX, 0.5)) == (False, 0.5)
-
-
-def test_counting_has_its_own_confidence_and_an_end(judged: Judging) -> None:
-    sure, unsure = ("clock", BOX, 0.91), ("clock", BOX, 0.9)
-    assert judged(COUNTING, sure, sure) == (True, 1.0)
-    assert judged(COUNTING, sure, sure, unsure) == (True, 1.0)
-    assert judged(COUNTING, sure, unsure) == (False, 0.5)  # At least two: no. Fewer than three: yes.
-    assert judged(COUNTING, sure, sure, sure) == (False, 0.5)
-    assert judged({**COUNTING, "tag": "two_object"}, sure, sure, unsure) == (False, 0.5)
-
-
-def test_only_the_16_surest_objects_of_a_class_count(judged: Judging) -> None:
-    task = {"tag": "many", "include": [{"class": "cup", "count": 16}], "exclude": [{"class": "cup", "count": 17}]}
-    assert judged(task, *[("cup", BOX, 0.5)] * 40) == (True, 1.0)
-
-
-def test_a_colour_is_that_of_the_surest_object(judged: Judging) -> None:
-    assert judged(COLOUR, ("car", BOX, 0.5, "pink")) == (True, 1.0)
-    assert judged(COLOUR, ("car", BOX, 0.5, "red")) == (False, 0.5)
-    assert judged(COLOUR, ("car", BOX, 0.5, "pink"), ("car", BOX, 0.6, "red")) == (False, 0.5)
-    assert judged(COLOUR) == (False, 0.0)
-    both = {"tag": "colors", "include": [{"class": "car", "count": 2, "color": "pink"}]}
-    assert judged(both, ("car", BOX, 0.5, "pink"), ("car", BOX, 0.6, "red")) == (False, 0.5)
-
-
-def test_attributes_must_be_of_the_right_object(judged: Judging) -> None:
-    assert judged(ATTRIBUTES, ("bus", BOX, 0.5, "green"), ("apple", BOX, 0.5, "red")) == (True, 1.0)
-    assert judged(ATTRIBUTES, ("bus", BOX, 0.5, "red"), ("apple", BOX, 0.5, "green")) == (False, 0.5)
-    assert judged(ATTRIBUTES, ("bus", BOX, 0.5, "green"), ("apple", BOX, 0.5, "green")) == (False, 0.75)
-
-
-def test_a_place_is_seen_from_the_object_of_an_earlier_entry(judged: Judging) -> None:
-    dog, above, below = ("dog", (0, 50, 10, 60), 0.5), ("kite", (0, 0, 10, 10), 0.5), ("kite", (0, 90, 10, 99), 0.5)
-    assert judged(POSITION, dog, above) == (True, 1.0)
-    assert judged(POSITION, dog, below) == (False, 2 / 3)
-    assert judged(POSITION, above) == (False, 1 / 3)  # The kite is there; the dog that it should be above is not.
-    assert judged(POSITION, dog) == (False, 1 / 3)
-    # A dog of the wrong colour is no dog to be above of.
-    red = {**POSITION, "include": [{"class": "dog", "count": 1, "color": "red"}, POSITION["include"][1]]}
-    assert judged(red, dog, above) == (False, 0.5)
-    assert judged(red, (*dog, "red"), above) == (True, 1.0)
+@pytest.mark.parametrize(
+    ("task", "objects", "share"),
+    [
+        (SINGLE, [("bench", BOX, 0.31)], 1.0),
+        (SINGLE, [("bench", BOX, 0.3)], 0.0),  # It must be surer than 0.3.
+        (SINGLE, [("bench", BOX, 0.9)] * 2, 1.0),  # More are not excluded.
+        (TWO, [("cat", BOX, 0.5), ("bench", BOX, 0.5)], 1.0),
+        (TWO, [("cat", BOX, 0.5), ("dog", BOX, 0.5)], 0.5),
+        # Counting needs a confidence of its own.
+        (COUNTING, [SURE, SURE], 1.0),
+        (COUNTING, [SURE, SURE, UNSURE], 1.0),
+        (COUNTING, [SURE, UNSURE], 0.5),  # At least two: no. Fewer than three: yes.
+        (COUNTING, [SURE, SURE, SURE], 0.5),
+        ({**COUNTING, "tag": "two_object"}, [SURE, SURE, UNSURE], 0.5),
+        (MANY, [("cup", BOX, 0.5)] * 40, 1.0),  # Only the 16 surest objects of a class count.
+        # A colour is that of the surest object.
+        (COLOUR, [("car", BOX, 0.5, "pink")], 1.0),
+        (COLOUR, [("car", BOX, 0.5, "pink"), ("car", BOX, 0.6, "red")], 0.5),
+        (COLOUR, [], 0.0),
+        (TWO_PINK, [("car", BOX, 0.5, "pink"), ("car", BOX, 0.6, "red")], 0.5),
+        (ATTRIBUTES, [("bus", BOX, 0.5, "green"), ("apple", BOX, 0.5, "red")], 1.0),
+        (ATTRIBUTES, [("bus", BOX, 0.5, "red"), ("apple", BOX, 0.5, "green")], 0.5),
+        (ATTRIBUTES, [("bus", BOX, 0.5, "green"), ("apple", BOX, 0.5, "green")], 0.75),
+        # A place is seen from the object of an earlier entry.
+        (POSITION, [DOG, ABOVE], 1.0),
+        (POSITION, [DOG, BELOW], 2 / 3),
+        (POSITION, [ABOVE], 1 / 3),  # The kite is there; the dog that it should be above is not.
+        (POSITION, [DOG], 1 / 3),
+        (RED_DOG, [DOG, ABOVE], 0.5),  # A dog of the wrong colour is no dog to be above of.
+        (RED_DOG, [(*DOG, "red"), ABOVE], 1.0),
+    ],
+)
+def test_tasks_by_hand(
+    rules: ModuleType, names: Sequence[str], task: dict[str, Any], objects: list[Any], share: float
+) -> None:
+    """Objects are (class, box, confidence, colour)."""
+    found: dict[str, list[Any]] = {}
+    colours = {}
+    for name, box, confidence, *colour in objects:
+        one = rules.Found(box, confidence)
+        found.setdefault(name, []).append(one)
+        colours[id(one)] = colour[0] if colour else "white"
+    told = rules.judge(rules.task_of(task, names), found, lambda _, own: [colours[id(one)] for one in own])
+    assert (told.correct, told.share) == (share == 1, share)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +148,6 @@ def test_metadata_that_is_no_task(
 ) -> None:
     with pytest.raises(rules.UnusableError, match=reason):
         rules.task_of(metadata, names)
-
-
-def test_there_are_cocos_80_names(names: Sequence[str]) -> None:
-    assert len(names) == len(set(names)) == 80
-    assert (names[0], names[41], names[64], names[79]) == ("person", "cup", "computer mouse", "toothbrush")
 
 
 def test_sizes_of_the_detectors_input(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,12 +44,6 @@ def test_the_probability_of_yes_by_hand(question: ModuleType) -> None:
     assert question.as_published(answer) == pytest.approx(0.341995, abs=1e-6)
 
 
-def test_what_is_said_around_the_picture(question: ModuleType) -> None:
-    before, after = question.around_the_picture('a "red" {text} {0}')
-    assert before.endswith("questions. USER: ")
-    assert after == '\nDoes this figure show "a "red" {text} {0}"? Please answer yes or no. ASSISTANT: '
-
-
 def small_clip_flant5(folder: Path, shards: int = 2) -> Path:
     """T5's real class with drawn weights, saved as CLIP-FlanT5's training saves; a CLIP and a tokenizer beside it."""
     from transformers import T5Config, T5ForConditionalGeneration, T5Tokenizer
@@ -161,15 +155,6 @@ def test_a_picture_is_filled_to_a_square(clip_flant5: ModuleType) -> None:
     assert [tall.getpixel((column, 0)) for column in range(4)] == [grey, red, grey, grey]
 
 
-def test_projectors(clip_flant5: ModuleType) -> None:
-    assert [type(own).__name__ for own in clip_flant5.projector("mlp3x_gelu", 2, 4)] == [
-        *("Linear", "GELU", "Linear", "GELU", "Linear")
-    ]
-    assert clip_flant5.projector("linear", 2, 4).weight.shape == (4, 2)
-    with pytest.raises(ValueError, match="must be linear or mlpNx_gelu, got 'resampler'"):
-        clip_flant5.projector("resampler", 2, 4)
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -185,12 +170,6 @@ def test_weights_of_another_model(tmp_path: Path, clip_flant5: ModuleType, chang
     save(tmp_path, tensors, shards=1)
     with pytest.raises(ValueError, match=reason):
         clip_flant5.ClipFlanT5(str(tmp_path), str(tmp_path / "tokenizer"), None, "cpu")
-
-
-def test_a_config_of_another_model(tmp_path: Path, clip_flant5: ModuleType) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-    with pytest.raises(ValueError, match=r"is no CLIP-FlanT5: config\.json has no mm_projector_type"):
-        clip_flant5.read_config(str(tmp_path))
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.rewards.votes.voters import AT, choice, pair
-from visual_grpo.errors import UserError
 from visual_grpo.rewards.votes.choices import (
     FIRST,
     SECOND,
@@ -89,8 +88,3 @@ def test_what_the_disk_has_no_room_for_leaves_no_half_line(file: Path, monkeypat
         with pytest.raises(OSError, match="No space"):
             append_line(file, choice(pair(2), FIRST).line())
     assert file.read_bytes() == before
-
-
-def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        read_choices(tmp_path)

@@ -33,29 +33,11 @@ def test_a_linear_utility_is_recovered() -> None:
     assert head.utility(first)[0] - head.utility(second)[0] == pytest.approx((first - second)[0] @ found)
 
 
-def test_logistic_choices_give_the_weights_themselves() -> None:
-    generator = np.random.default_rng(2)
-    first, second = generator.normal(size=(2, 20000, 3))
-    weights = np.array([1.0, -0.5, 0.0])
-    preference = (generator.random(20000) < logistic((first - second) @ weights)).astype(float)
-    head = fit_head(first, second, preference, groups(20000))
-    assert head.weights / head.scale == pytest.approx(weights, abs=0.05)
-
-
 def test_the_held_out_accuracy_is_what_the_noise_leaves() -> None:
     first, second, preference, _ = planted(1000, seed=3, flip=0.2)
     head = fit_head(first, second, preference, groups(1000))
     assert head.accuracy == pytest.approx(0.8, abs=0.04)
     assert head.low < 0.8
-
-
-def test_choices_without_a_reason_are_not_predicted() -> None:
-    accuracies = []
-    for seed in range(5):
-        first, second, _, _ = planted(200, seed)
-        preference = np.random.default_rng(seed + 100).integers(0, 2, 200).astype(float)
-        accuracies.append(fit_head(first, second, preference, groups(200)).accuracy)
-    assert np.mean(accuracies) == pytest.approx(0.5, abs=0.06)
 
 
 def test_prompts_are_held_out_whole() -> None:
@@ -91,14 +73,6 @@ def test_swapped_sides_are_the_same_fit_and_a_fit_is_repeatable() -> None:
     assert swapped.weights == pytest.approx(head.weights, abs=1e-9)
 
 
-def test_a_feature_that_never_differs_does_no_harm() -> None:
-    first, second, preference, _ = planted(100, seed=8)
-    constant = np.full((100, 1), 1 / 3)
-    head = fit_head(np.hstack([first, constant]), np.hstack([second, constant]), preference, groups(100))
-    assert head.weights[-1] == 0
-    assert head.scale[-1] == 1
-
-
 def test_the_interval_of_the_accuracy() -> None:
     first, second, preference, _ = planted(300, seed=9, flip=0.2)
     head = fit_head(first, second, preference, groups(300))
@@ -110,27 +84,11 @@ def test_the_interval_of_the_accuracy() -> None:
 WEAK = 1e-9
 
 
-def test_two_things_differ_by_the_log_odds_of_their_wins() -> None:
-    scores = bradley_terry([0] * 10, [1] * 10, [1] * 7 + [0] * 3, 2, WEAK)
+@pytest.mark.parametrize("preference", [[1] * 7 + [0] * 3, [1] * 6 + [0] * 2 + [0.5] * 2])
+def test_two_things_differ_by_the_log_odds_of_their_wins_with_ties_as_halves(preference: list[float]) -> None:
+    scores = bradley_terry([0] * 10, [1] * 10, preference, 2, WEAK)
     assert scores[0] - scores[1] == pytest.approx(np.log(7 / 3), abs=1e-6)
     assert scores.sum() == pytest.approx(0, abs=1e-9)
-
-
-def test_a_tie_is_half_a_win_of_each() -> None:
-    tied = bradley_terry([0] * 10, [1] * 10, [1] * 6 + [0] * 2 + [0.5] * 2, 2, WEAK)
-    assert tied[0] - tied[1] == pytest.approx(np.log(7 / 3), abs=1e-6)
-
-
-def test_the_sides_do_not_matter() -> None:
-    one = bradley_terry([0, 0, 1, 2], [1, 1, 2, 0], [1, 0, 1, 0.5], 3, 0.1)
-    other = bradley_terry([1, 1, 2, 0], [0, 0, 1, 2], [0, 1, 0, 0.5], 3, 0.1)
-    assert one == pytest.approx(other, abs=1e-12)
-
-
-def test_in_a_chain_log_odds_add_up() -> None:
-    first, second, preference = [0] * 4 + [1] * 5, [1] * 4 + [2] * 5, [1, 1, 1, 0, 1, 1, 1, 1, 0]
-    scores = bradley_terry(first, second, preference, 3, WEAK)
-    assert scores[0] - scores[2] == pytest.approx(np.log(3) + np.log(4), abs=1e-6)
 
 
 def test_one_that_always_wins_stays_finite_and_solves_the_equation_of_the_ridge() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 import visual_grpo.starter.glm_image.modules as modules
 from visual_grpo.starter.glm_image.codebook import IMAGE_END, build_processor, fit_codebook, nearest_codes
 from visual_grpo.starter.glm_image.corpus import SceneBank
-from visual_grpo.starter.glm_image.pretrain_ar import ArBatch, edit_batches, in_turns
+from visual_grpo.starter.glm_image.pretrain_ar import ArBatch, edit_batches
 from visual_grpo.starter.shapes.draw import draw_all, draw_scene, random_edit, stacked
 from visual_grpo.starter.shapes.world import COMBINATIONS, EDITS
 
@@ -105,13 +104,3 @@ def test_sources_are_true_and_targets_are_often_but_not_always_other_than_them(
     empty = (shown == 0).all(1)
     assert [text_of(processor, batch, int(row)).split()[0] for row in empty.nonzero()] == ["add"] * int(empty.sum())
     assert empty.any()
-
-
-def test_kinds_of_batches_alternate() -> None:
-    def numbers(start: int) -> Iterator[ArBatch]:
-        for number in range(start, start + 10):
-            empty = torch.empty(0)
-            yield ArBatch(ids=torch.tensor(number), mask=empty, positions=empty, target=empty)
-
-    turns = in_turns(numbers(0), numbers(100))
-    assert [int(next(turns).ids) for _ in range(5)] == [0, 100, 1, 101, 2]

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as modules
-from visual_grpo.policies.glm_image.sources import write_sources
 from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
-from visual_grpo.starter.glm_image.pretrain_dit import Sources, _source_kv, pretrain_dit
+from visual_grpo.starter.glm_image.pretrain_dit import Sources, pretrain_dit
 
 PICTURES, SOURCES, WIDTH = 6, 3, 32
 """Two pictures of every source, as with two fadings of each target."""
@@ -52,12 +51,3 @@ def test_every_other_step_reads_the_sources(codebook: Tensor) -> None:
     assert torch.equal(trained(codebook, 1, sources(4)), trained(codebook, 1, sources(5)))
     assert not torch.equal(trained(codebook, 2, sources(4)), trained(codebook, 2, sources(5)))
     assert torch.equal(trained(codebook, 2, sources(4)), trained(codebook, 2, sources(4)))
-
-
-@torch.no_grad()
-def test_a_picture_reads_its_own_source(codebook: Tensor) -> None:
-    dit, own = modules.build_dit(codebook, seed=2), sources(4)
-    read = _source_kv(dit, own, torch.tensor([5, 1, 3]), WIDTH)
-    expected = write_sources(dit, [own.latents], [own.tokens], WIDTH).select(torch.tensor([2, 1, 0]))
-    for layer, other in zip(read.caches, expected.caches, strict=True):
-        torch.testing.assert_close(torch.cat(layer.k_caches), torch.cat(other.k_caches), rtol=0, atol=1e-6)

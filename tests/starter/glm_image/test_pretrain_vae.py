@@ -12,7 +12,7 @@ from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as modules
 from visual_grpo.starter.glm_image import pretrain_on_shapes as parts
-from visual_grpo.starter.glm_image.pretrain_dit import colour_error, encode_normalised, pretrain_vae
+from visual_grpo.starter.glm_image.pretrain_dit import colour_error, pretrain_vae
 from visual_grpo.starter.job import Job
 from visual_grpo.starter.shapes.world import BACKGROUND
 
@@ -27,34 +27,6 @@ def test_the_last_steps_see_whole_images(whole_share: float, whole: int) -> None
     images = torch.randint(256, (4, 3, HEIGHT, WIDTH), dtype=torch.uint8)
     pretrain_vae(vae, images, steps=5, whole_share=whole_share, seed=0, report=lambda done: None)
     assert shown == [(8, 3, 64, 64)] * (5 - whole) + [(3, 3, HEIGHT, WIDTH)] * whole
-
-
-def test_crops_start_where_a_latent_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    vae = modules.build_vae(HEIGHT, WIDTH, 0)
-    crops: list[Any] = []
-    vae.encoder.register_forward_hook(lambda module, given, _: crops.append(given[0][:, :, 0, 0]))
-    # Each pixel encodes its position: its row in the first channel, its column in the second.
-    rows, columns = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
-    images = torch.stack([rows, columns, rows]).to(torch.uint8)[None]
-    pretrain_vae(vae, images, steps=4, whole_share=0.0, seed=0, report=lambda done: None)
-    corners = ((torch.cat(crops)[:, :2] + 1) * 127.5).round().long()
-    assert (corners % 8 == 0).all()
-    assert corners[:, 0].unique().tolist() == list(range(0, HEIGHT - 64 + 1, 8))
-    assert set(corners[:, 1].tolist()) <= set(range(0, WIDTH - 64 + 1, 8))
-
-
-def test_latents_are_normalised_channel_by_channel_and_the_configuration_knows_how() -> None:
-    vae = modules.build_vae(HEIGHT, WIDTH, 0)
-    images = torch.randint(256, (40, 3, HEIGHT, WIDTH), dtype=torch.uint8)
-    latents = encode_normalised(vae, images)
-    assert latents.shape == (40, modules.LATENT_CHANNELS, HEIGHT // 8, WIDTH // 8)
-    torch.testing.assert_close(latents.mean((0, 2, 3)), torch.zeros(modules.LATENT_CHANNELS), atol=1e-4, rtol=0)
-    torch.testing.assert_close(latents.std((0, 2, 3)), torch.ones(modules.LATENT_CHANNELS), atol=1e-4, rtol=0)
-    pixels = images[:1].float() / 127.5 - 1
-    with torch.no_grad():
-        raw = vae.encode(pixels).latent_dist.mode()
-    mean, std = (torch.tensor(v)[:, None, None] for v in (vae.config.latents_mean, vae.config.latents_std))
-    torch.testing.assert_close(latents[:1], (raw - mean) / std, atol=1e-4, rtol=1e-4)
 
 
 class Dulling:
@@ -98,7 +70,7 @@ def test_a_vae_that_dulls_colours_is_trained_again_from_other_weights(
         return errors[len(tried) - 1]
 
     monkeypatch.setattr(parts, "colour_error", measured)
-    job = Job(folder=tmp_path, height=32, width=64, seed=0, vae_steps=1, dit_steps=1, ar_steps=1)
+    job = Job(folder=tmp_path, height=32, width=64, seed=0, steps={"vae": 1})
     images = torch.randint(256, (4, 3, 32, 64), dtype=torch.uint8)
     vae = parts.faithful_vae(job, images, images, lambda module, done: None)
     assert len(tried) == attempts

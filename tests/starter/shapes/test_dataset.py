@@ -13,7 +13,7 @@ from PIL import Image
 from visual_grpo.config import Task
 from visual_grpo.images import read_image, to_tensor
 from visual_grpo.starter.shapes import dataset
-from visual_grpo.starter.shapes.dataset import dataset_digest, draw_dataset
+from visual_grpo.starter.shapes.dataset import draw_dataset
 from visual_grpo.starter.shapes.reward import ShapesReward
 from visual_grpo.starter.shapes.world import EDITS
 from visual_grpo.types import PromptRecord
@@ -27,8 +27,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_records_point_to_their_images(tmp_path: Path) -> None:
     draw_dataset(tmp_path / "shapes", 2, 32, 64, seed=0)
-    lines = (tmp_path / "shapes" / "records.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
+    records = records_of(tmp_path / "shapes")
     assert len(records) == len({record["id"] for record in records}) == 300
     assert len({record["prompt"] for record in records}) == 150
     for record in records[::50]:
@@ -56,26 +55,15 @@ def test_edits_point_to_their_sources_and_targets_and_the_reward_agrees(tmp_path
     assert ShapesReward()(asked, sources).parts["instructed"].tolist() == [0.0] * len(records)
 
 
-def test_every_object_is_edited_in_another_way_each_round(tmp_path: Path) -> None:
-    draw_dataset(tmp_path / "edits", 6, 32, 32, seed=0, task="i2i")
-    records = records_of(tmp_path / "edits")
-    for first in range(0, 150, 10):
-        assert {record["metadata"]["edit"] for record in records[first::150]} == set(EDITS)
-    # A resized object can only be resized back: the sixth round repeats the first's, drawn a little differently.
-    assert len({record["group"] for record in records if record["metadata"]["edit"] == "resize"}) == 150
-    assert len(records) == 900
-
-
 def test_a_mixed_dataset_holds_both(tmp_path: Path) -> None:
-    for task in TASKS:
-        draw_dataset(tmp_path / task, 1, 32, 32, seed=4, task=task)
+    digests = {draw_dataset(tmp_path / task, 1, 32, 32, seed=4, task=task) for task in TASKS}
     both = records_of(tmp_path / "mixed")
     prompts, edits = records_of(tmp_path / "t2i"), records_of(tmp_path / "i2i")
     assert both == [record | {"metadata": {**record["metadata"], "edit": None}} for record in prompts] + edits
     assert len({record["id"] for record in both}) == 300
     files = content(tmp_path / "mixed")
     assert all(files[name] == data for name, data in content(tmp_path / "i2i").items() if name.endswith("png"))
-    assert len({dataset_digest(1, 32, 32, 4, task) for task in TASKS}) == 3
+    assert len(digests) == 3
 
 
 def test_the_seed_decides_the_files(tmp_path: Path) -> None:

@@ -36,11 +36,6 @@ def test_full_colours_are_worth_most_and_fading_costs_in_proportion() -> None:
     assert ((full - faded) > 0.15).all()
 
 
-def test_which_colour_was_asked_for_does_not_matter() -> None:
-    images = mixed(0.1)
-    assert torch.equal(PaletteReward()(RECORDS, images).values, PaletteReward()(RECORDS[::-1], images).values)
-
-
 @pytest.mark.parametrize(
     ("metadata", "worth"),
     [

@@ -9,12 +9,13 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from visual_grpo.errors import UserError, counted
@@ -34,6 +35,7 @@ FORMAT = 2
 _VECTORS = ("weights", "mean", "scale")
 
 
+@dataclass(kw_only=True, eq=False)
 class VotesReward:
     """Probability, 0..1, that people would choose the picture over the average one that was voted on.
 
@@ -54,26 +56,23 @@ class VotesReward:
         least_accuracy: share of held-out choices below which the predictions are refused.
     """
 
-    def __init__(
-        self,
-        choices: str | None = None,
-        head: str | None = None,
-        features: str | None = None,
-        least: int = LEAST,
-        least_accuracy: float = 0.55,
-    ) -> None:
-        if (choices is None) == (head is None):
+    choices: str | None = None
+    head: str | None = None
+    features: str | None = None
+    least: int = LEAST
+    least_accuracy: float = 0.55
+
+    def __post_init__(self) -> None:
+        if (self.choices is None) == (self.head is None):
             raise UserError(
                 "votes needs one of the options choices (a file of the pipeline vote, such as"
                 " data/01_raw/votes/choices.jsonl) and head (a head fitted to one)"
             )
-        if not 0 <= least_accuracy < 1:
-            raise UserError(f"votes: least_accuracy must be at least 0 and below 1, got {least_accuracy}")
-        if least < 1:
-            raise UserError(f"votes: least must be at least 1, got {least}")
-        self.choices, self.head, self.features = choices, head, features
-        self.least, self.least_accuracy = least, least_accuracy
-        self._warned = False
+        if not 0 <= self.least_accuracy < 1:
+            raise UserError(f"votes: least_accuracy must be at least 0 and below 1, got {self.least_accuracy}")
+        if self.least < 1:
+            raise UserError(f"votes: least must be at least 1, got {self.least}")
+        self._has_warned = False
 
     def check_machine(self) -> None:
         """Raises UserError for a file that is not there, too few choices, or a head that predicts too badly."""
@@ -89,25 +88,26 @@ class VotesReward:
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
         if not samples:
             return RewardOutput(values=torch.zeros(0), parts={"far": torch.zeros(0)})
-        features, head = self._extract(prompts, samples).numpy(), self._fitted.head
+        fitted = self._fitted
+        features, head = load_features(fitted.features)(prompts, samples).numpy(), fitted.head
+        if features.shape[1] != len(head.weights):
+            raise UserError(
+                f"votes: the head is of {len(head.weights)} features, and {fitted.features!r} gives"
+                f" {features.shape[1]}: it was changed since. Delete the head; it is fitted again"
+            )
         # One by one: vectorised functions round the last places of a batch by another formula.
         scores = [0.5 * (1 + math.tanh(u / 2)) for u in head.utility(features).tolist()]
         far = torch.from_numpy(head.distance(features) > head.reach)
-        self._warn_of(far)
+        if not self._has_warned and far.float().mean() > 0.5:
+            self._has_warned = True
+            log.warning(
+                "Reward votes: %d of %d pictures are unlike all that were voted on (further from their average than any"
+                " of them): their scores are guesses. Vote on such pictures too (kedro run --pipeline=vote). The part"
+                " far is their share.",
+                int(far.sum()),
+                len(far),
+            )
         return RewardOutput(values=torch.tensor(scores, dtype=torch.float64), parts={"far": far.float()})
-
-    def _warn_of(self, far: Tensor) -> None:
-        """Once, of a batch of which more than half is unlike what people saw."""
-        if self._warned or far.float().mean() <= 0.5:
-            return
-        self._warned = True
-        log.warning(
-            "Reward votes: %d of %d pictures are unlike all that were voted on (further from their average than any of"
-            " them): their scores are guesses. Vote on such pictures too (kedro run --pipeline=vote). The part far is"
-            " their share.",
-            int(far.sum()),
-            len(far),
-        )
 
     @cached_property
     def _fitted(self) -> FittedHead:
@@ -121,23 +121,12 @@ class VotesReward:
         log.info("Reward votes: %s", found)
         return found
 
-    def _extract(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        found = load_features(self._fitted.features)(prompts, samples)
-        if found.shape[1] != len(self._fitted.head.weights):
-            raise UserError(
-                f"votes: the head is of {len(self._fitted.head.weights)} features, and {self._fitted.features!r} gives"
-                f" {found.shape[1]}: it was changed since. Delete the head; it is fitted again"
-            )
-        return found
-
     def _checked(self, found: FittedHead) -> FittedHead:
         if self.head is not None and self.features not in (None, found.features):
             raise UserError(f"votes: the head {self.head} is of the features {found.features}, not of {self.features}")
+        decided = counted(found.head.decided, "decided choice")
         if found.head.decided < self.least:
-            raise UserError(
-                f"votes: the head is of {counted(found.head.decided, 'decided choice')}; at least {self.least} are"
-                " needed"
-            )
+            raise UserError(f"votes: the head is of {decided}; at least {self.least} are needed")
         if found.head.accuracy < self.least_accuracy:
             raise UserError(
                 f"votes: of {counted(found.head.decided, 'choice')} that were held out only {found.head.accuracy:.0%}"
@@ -214,25 +203,22 @@ def fitted_head(file: Path, features: str) -> FittedHead:
 
 def _fit(folder: Path, choices: Sequence[Choice], features: str) -> Head:
     extract = load_features(features)
-    found: dict[tuple[str, str], Any] = {}
-    for choice in choices:
-        for name in (choice.of.first, choice.of.second):
-            if (choice.of.record, name) in found:
-                continue
-            record = PromptRecord(id=choice.of.record, prompt=choice.of.prompt, metadata={"family": choice.of.family})
-            found[choice.of.record, name] = extract([record], [to_tensor(read_image(folder / name))])[0].numpy()
-    return fit_head(
-        np.stack([found[choice.of.record, choice.of.first] for choice in choices]),
-        np.stack([found[choice.of.record, choice.of.second] for choice in choices]),
-        np.array([choice.preference for choice in choices]),
-        _groups(choices),
-    )
 
+    @cache
+    def found(record: str, prompt: str, family: str, picture: str) -> NDArray[np.float64]:
+        asked = PromptRecord(id=record, prompt=prompt, metadata={"family": family})
+        return extract([asked], [to_tensor(read_image(folder / picture))])[0].numpy()
 
-def _groups(choices: Sequence[Choice]) -> list[str]:
-    """What is held out together: all choices on a prompt; with too few prompts for that, those on a pair."""
-    prompts = [choice.of.prompt for choice in choices]
-    return prompts if len(set(prompts)) >= FOLDS else [choice.of.pair for choice in choices]
+    def side(name: str) -> NDArray[np.float64]:
+        pairs = [choice.of for choice in choices]
+        return np.stack([found(of.record, of.prompt, of.family, getattr(of, name)) for of in pairs])
+
+    # Held out together: all choices on a prompt; with too few prompts for that, those on a pair.
+    groups = [choice.of.prompt for choice in choices]
+    if len(set(groups)) < FOLDS:
+        groups = [choice.of.pair for choice in choices]
+    preference = np.array([choice.preference for choice in choices])
+    return fit_head(side("first"), side("second"), preference, groups)
 
 
 def write_head(file: Path, fitted: FittedHead) -> None:

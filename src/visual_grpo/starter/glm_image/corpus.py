@@ -28,12 +28,12 @@ _SEED_OFFSET = 1_000_003
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """K pictures of each of the C combinations, all of one size."""
+    """K pictures of each of C prompts, all of one size."""
 
     images: Tensor
     """uint8 [C, K, 3, H, W]."""
     codebook: Tensor
-    """float32 [codes, 48], see `codebook.fit_codebook`."""
+    """float32 [codes, 48]."""
     image_grid: Grid
     preview_grid: Grid
 

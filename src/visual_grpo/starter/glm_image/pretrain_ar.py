@@ -136,7 +136,7 @@ def pretrain_ar(
     """Next-token cross-entropy over the generated tokens. Trains ``model`` in place."""
     model.train()
 
-    def loss_of_step() -> Tensor:
+    def backward() -> None:
         batch = next(batches)
         logits = model(
             input_ids=torch.cat([batch.ids, batch.target[:, :-1]], 1),
@@ -145,8 +145,8 @@ def pretrain_ar(
             use_cache=False,
             logits_to_keep=batch.target.shape[1],
         ).logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), batch.target.flatten())
+        F.cross_entropy(logits.flatten(0, 1).float(), batch.target.flatten()).backward()
 
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    minimise(loss_of_step, trainable, steps=steps, peak_learning_rate=2.5e-3, warmup=40, report=report)
+    minimise(backward, trainable, steps=steps, peak_learning_rate=2.5e-3, warmup=40, report=report)
     model.eval().requires_grad_(False)

@@ -1,11 +1,9 @@
-"""Pretrains the small AutoencoderKL, first on crops of drawn images, then on whole images."""
+"""Pretrains the small AutoencoderKL and the small GlmImageTransformer2DModel."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +13,7 @@ from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift
 from torch import Tensor
 
 from visual_grpo.policies.glm_image.sources import write_sources
-from visual_grpo.starter.optimise import Loss, Report, minimise, minimise_in_parts
+from visual_grpo.starter.optimise import Report, minimise, random_sigma
 from visual_grpo.starter.shapes.world import BACKGROUND
 
 _CROPS = 8
@@ -51,7 +49,7 @@ def pretrain_vae(
     draws = iter([_random_crops] * round(steps * (1 - whole_share)) + [_random_images] * steps)
     vae.train().to(memory_format=torch.channels_last)
 
-    def loss_of_step() -> Tensor:
+    def backward() -> None:
         pixels = next(draws)(images, generator)
         latents = vae.encode(pixels).latent_dist.mean
         noise = torch.randn(latents.shape, generator=generator)
@@ -59,9 +57,10 @@ def pretrain_vae(
         weight = _object_weight(pixels)
         error = (weight * ((decoded - pixels).square() + 0.3 * (decoded - pixels).abs())).mean()
         means = F.avg_pool2d(pixels, _LATENT_PIXELS)
-        return error + _TIE * F.mse_loss(latents[:, : means.shape[1]], means) + 1e-4 * latents.square().mean()
+        tie = _TIE * F.mse_loss(latents[:, : means.shape[1]], means)
+        (error + tie + 1e-4 * latents.square().mean()).backward()
 
-    minimise(loss_of_step, vae.parameters(), steps=steps, peak_learning_rate=2.5e-3, warmup=20, report=report)
+    minimise(backward, vae.parameters(), steps=steps, peak_learning_rate=2.5e-3, warmup=20, report=report)
     vae.eval().requires_grad_(False)
 
 
@@ -142,8 +141,7 @@ _BATCH = 24
 _BATCH_WITH_SOURCES = 16
 """Smaller, because a row with a source costs twice as much."""
 _PARTS = 2
-"""Of a batch, side by side on the cores: while the DiT learns, there is nothing else to do."""
-_LEAST_SIGMA = 0.002
+"""Of a batch, one after the other."""
 _UNCONDITIONAL_SHARE = 0.1
 """Share of rows whose image tokens are dropped, for classifier-free guidance."""
 
@@ -176,7 +174,6 @@ def pretrain_dit(
 
     ``latents``: [N, channels, h, w], normalised; ``tokens``: [N, (h/2) * (w/2)] int64, already upsampled;
     ``glyphs``: [1, L, width], the embedding of a prompt without quoted text; ``size``: (height, width) in pixels.
-    Sigmas are sampled uniformly: a solver's error is an integral over sigma, so few sampling steps suffice.
 
     With ``sources`` (picture i has source i modulo their number), every other step conditions on them. The steps in
     between do not, as in the denoising of prompts and in the unconditional pass of edits; this also halves the cost.
@@ -187,16 +184,14 @@ def pretrain_dit(
     turns = itertools.cycle([False] if sources is None else [False, True])
     unconditional_share = _UNCONDITIONAL_SHARE if sources is None else 2 * _UNCONDITIONAL_SHARE
 
-    def losses_of_step() -> Sequence[Loss]:
+    def backward() -> None:
         with_sources = next(turns)
         count = _BATCH_WITH_SOURCES if with_sources else _BATCH
         rows = torch.randint(len(latents), (count,), generator=generator)
         noise = torch.randn((count, *latents.shape[1:]), generator=generator)
-        sigma = torch.rand(count, 1, 1, 1, generator=generator) * (1 - _LEAST_SIGMA) + _LEAST_SIGMA
+        sigma = random_sigma(count, generator)
         dropped = torch.rand(count, 1, generator=generator) < (0.0 if with_sources else unconditional_share)
-
-        def loss(part: Tensor) -> Tensor:
-            """Of some of the batch, [b] int64: their share of its mean."""
+        for part in torch.arange(count).chunk(_PARTS):
             own, clean = len(part), latents[rows[part]]
             velocity = dit(
                 hidden_states=(1 - sigma[part]) * clean + sigma[part] * noise[part],
@@ -209,11 +204,9 @@ def pretrain_dit(
                 kv_caches=_source_kv(dit, sources, rows[part], glyphs.shape[-1]) if sources and with_sources else None,
                 return_dict=False,
             )[0]
-            return F.mse_loss(velocity, noise[part] - clean) * (own / count)
+            (F.mse_loss(velocity, noise[part] - clean) * (own / count)).backward()
 
-        return [partial(loss, part) for part in torch.arange(count).chunk(_PARTS)]
-
-    minimise_in_parts(losses_of_step, dit.parameters(), steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
+    minimise(backward, dit.parameters(), steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
     dit.eval().requires_grad_(False)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
@@ -45,7 +43,7 @@ def pretrain_language_half(job: Job, advance: Advance) -> None:
     if job.task != "t2i":
         bank = SceneBank(corpus.codebook, job.height, job.width, job.seed)
         kinds.append(edit_batches(model, processor, bank, seed=job.seed))
-    pretrain_ar(model, in_turns(*kinds), steps=job.ar_steps, report=lambda done: advance("ar", done))
+    pretrain_ar(model, in_turns(*kinds), steps=job.steps["ar"], report=lambda done: advance("ar", done))
     model.save_pretrained(job.folder / "vision_language_encoder")
 
 
@@ -68,7 +66,7 @@ def pretrain_decoder_half(job: Job, advance: Advance) -> None:
         glyphs=_no_glyphs(modules.build_glyph_encoder(job.seed)),
         size=corpus.size,
         sources=None if edits is None else Sources(latents=encode_like(vae, plain), tokens=edits.source_tokens),
-        steps=job.dit_steps,
+        steps=job.steps["dit"],
         seed=job.seed,
         report=lambda done: advance("dit", done),
     )
@@ -88,7 +86,7 @@ def faithful_vae(job: Job, images: Tensor, plain: Tensor, advance: Advance) -> A
         pretrain_vae(
             vae,
             images,
-            steps=job.vae_steps,
+            steps=job.steps["vae"],
             whole_share=_WHOLE_SHARE,
             seed=seed,
             report=lambda done: advance("vae", done),
@@ -97,13 +95,6 @@ def faithful_vae(job: Job, images: Tensor, plain: Tensor, advance: Advance) -> A
         if tried[-1][0] <= _COLOUR_ERROR:
             break
     return min(tried, key=lambda found: found[0])[1]
-
-
-HALVES: Mapping[str, Callable[[Job, Advance], None]] = {
-    "decoder": pretrain_decoder_half,
-    "language": pretrain_language_half,
-}
-"""By name, the slower one first."""
 
 
 @torch.no_grad()

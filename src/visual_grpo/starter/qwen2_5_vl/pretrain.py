@@ -10,7 +10,6 @@ predicts the row and column of each image token from the output of the first lay
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,12 +18,11 @@ from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
 from visual_grpo.segmentation.geometry import ring
-from visual_grpo.starter.job import Advance
+from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.optimise import Report, minimise
 from visual_grpo.starter.qwen2_5_vl.model import MERGE, PATCH, build_model, build_processor
 from visual_grpo.starter.scenes import answers
 from visual_grpo.starter.scenes.world import COLORS, PARTS, Scenes, boxes, centers, draw_scenes, query_of
-from visual_grpo.third_party_output import hidden_progress_bars
 
 POOL = 6000
 """Number of training scenes, each used in four mirrored forms."""
@@ -116,13 +114,13 @@ def pretrain(
     vision_steps = round(steps * _VISION_SHARE)
     done = 0
 
-    def loss() -> Tensor:
+    def backward() -> None:
         nonlocal done
         done += 1
-        return lesson.loss(with_answers=done > vision_steps)
+        lesson.loss(with_answers=done > vision_steps).backward()
 
     minimise(
-        loss,
+        backward,
         [*model.parameters(), *lesson.heads.parameters()],
         steps=steps,
         peak_learning_rate=_LEARNING_RATE,
@@ -193,12 +191,8 @@ class _Lesson:
         """Output of the vision tower, [b, tokens, width]."""
         patches = self.processor.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
         grid = self.pool.grid.repeat(len(images), 1)
-        return self.model.model.visual(patches, grid_thw=grid).pooler_output.view(len(images), -1, self.heads_width)
-
-    @property
-    def heads_width(self) -> int:
-        width: int = self.model.config.text_config.hidden_size
-        return width
+        features: Tensor = self.model.model.visual(patches, grid_thw=grid).pooler_output
+        return features.view(len(images), -1, features.shape[-1])
 
     def _answer_log_probs(self, queries: Tensor, features: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs [b, LENGTH, V] of the answers and their tokens [b, LENGTH]."""
@@ -253,15 +247,18 @@ def _mirrored(numbers: Tensor, axis: int, side: int) -> Tensor:
     return mirrored
 
 
-def pretrain_vl(folder: Path, size: tuple[int, int], steps: int, seed: int, advance: Advance) -> None:
-    """Trains model and processor and saves them to ``folder``; ``size`` = (height, width) in pixels.
-
-    Runs in a separate process on one thread, so that the weights do not depend on the number of cores.
-    """
-    torch.set_num_threads(1)
-    with hidden_progress_bars():
-        processor = build_processor(*size)
-        model = build_model(processor, seed)
-        pretrain(model, processor, size=size, steps=steps, seed=seed, report=lambda done: advance("vl", done))
-        model.save_pretrained(folder)
-        processor.save_pretrained(folder)
+def pretrain_vl(job: Job, advance: Advance) -> None:
+    """Trains model and processor and saves them to ``job.folder``."""
+    size = (job.height, job.width)
+    processor = build_processor(*size)
+    model = build_model(processor, job.seed)
+    pretrain(
+        model,
+        processor,
+        size=size,
+        steps=job.steps["vl"],
+        seed=job.seed,
+        report=lambda done: advance("vl", done),
+    )
+    model.save_pretrained(job.folder)
+    processor.save_pretrained(job.folder)

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from visual_grpo.segmentation.geometry import box_of, inner_points
-from visual_grpo.starter.job import digest_of, is_current, whole_folder
+from visual_grpo.starter.job import write_once
 
 COLORS: Mapping[str, tuple[float, float, float]] = {
     "red": (0.75, 0.18, 0.18),
@@ -28,8 +29,8 @@ PARTS = ("plain", "light")
 """Each object has one part of each kind; the light part is brighter by LIGHTER in every channel."""
 LIGHTER = 0.13
 WORDS = (*COLORS, *PARTS)
-VERSION = 1
-"""To be raised when the same configuration gives other scenes or weights."""
+_VERSION = 1
+"""To be raised when the same configuration gives other scenes."""
 
 
 def query_of(color: str, part: str) -> str:
@@ -154,23 +155,16 @@ _IMAGES, _MASKS = "images", "masks"
 
 
 def draw_scene_records(folder: Path, records_per_query: int, height: int, width: int, seed: int) -> str:
-    """Writes ``records.jsonl``, ``images/`` and ``masks/`` unless they already exist for the same arguments.
+    """Writes ``records.jsonl``, ``images/`` and ``masks/`` as `write_once` does.
 
-    Draws ``records_per_query`` scenes on average for each of the eight queries. ``height`` and ``width`` are pixels.
-    Returns the digest of the arguments.
+    Draws ``records_per_query`` scenes on average for each of the eight queries.
     """
-    facts = {"scenes": VERSION, "records_per_query": records_per_query, "height": height, "width": width, "seed": seed}
-    digest = digest_of(facts)
-    if is_current(folder, digest):
-        return digest
-    with whole_folder(folder, digest) as fresh:
-        _write(fresh, records_per_query * len(COLORS) * len(PARTS), height, width, seed)
-    return digest
+    facts = {"scenes": _VERSION, "records_per_query": records_per_query, "height": height, "width": width, "seed": seed}
+    count = records_per_query * len(COLORS) * len(PARTS)
+    return write_once(folder, facts, lambda fresh: _write(fresh, count, height, width, seed))
 
 
 def _write(folder: Path, count: int, height: int, width: int, seed: int) -> None:
-    from PIL import Image
-
     for name in (_IMAGES, _MASKS):
         (folder / name).mkdir()
     # Another random stream than in pretraining, so that held-out scenes were never seen.

@@ -57,7 +57,7 @@ def pretrain_dit(
     drawn_readings = iter([False] * round(steps * _FAITHFUL_SHARE) + [True] * steps)
     dit.train()
 
-    def loss_of_step() -> Tensor:
+    def backward() -> None:
         asked = choose.choices(range(len(COMBINATIONS)), k=_BATCH)
         drawn = [_misread(i, choose) for i in asked] if next(drawn_readings) else asked
         clean = latents[drawn, torch.randint(latents.shape[1], (_BATCH,), generator=generator)]
@@ -72,9 +72,9 @@ def pretrain_dit(
             pooled_projections=pooled[told],
             return_dict=False,
         )[0]
-        return F.mse_loss(velocity, noise - clean)
+        F.mse_loss(velocity, noise - clean).backward()
 
-    minimise(loss_of_step, dit.parameters(), steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
+    minimise(backward, dit.parameters(), steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
     dit.eval().requires_grad_(False)
 
 
@@ -113,7 +113,7 @@ def pretrain_sd3(job: Job, advance: Advance) -> None:
         latents=latents,
         embeds=embeds,
         pooled=pooled,
-        steps=job.dit_steps,
+        steps=job.steps["dit"],
         seed=job.seed,
         report=lambda done: advance("dit", done),
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import Task
-from visual_grpo.starter.job import digest_of, is_current, whole_folder
+from visual_grpo.starter.job import write_once
 from visual_grpo.starter.shapes.draw import Edit, draw, draw_edit, random_edit
 from visual_grpo.starter.shapes.world import ATTRIBUTES, BACKGROUND, CHANGES, COMBINATIONS, EDITS, Combination
 
@@ -22,38 +22,30 @@ _VERSION = 1
 _TARGETS, _SOURCES = "target_images", "source_images"
 
 
-def dataset_digest(records_per_prompt: int, height: int, width: int, seed: int, task: Task = "t2i") -> str:
-    """Digest of everything that a drawn dataset depends on."""
-    facts: dict[str, Any] = {"records_per_prompt": records_per_prompt, "height": height, "width": width}
-    if task != "t2i":  # so that existing text-to-image datasets stay current
-        facts["task"] = task
-    return digest_of({"dataset": _VERSION, "seed": seed, **facts})
-
-
 def draw_dataset(
     folder: Path, records_per_prompt: int, height: int, width: int, seed: int, *, task: Task = "t2i"
 ) -> str:
-    """Writes ``records.jsonl``, ``target_images/`` and, for edits, ``source_images/``.
+    """Writes ``records.jsonl``, ``target_images/`` and, for edits, ``source_images/`` as `write_once` does.
 
-    Does nothing if they already exist for the same arguments. Every combination occurs ``records_per_prompt`` times in
-    each kind of record that ``task`` includes (as the target of its prompt, and as the subject of an edit), each time
-    with a different jitter. ``height`` and ``width`` are pixels. Returns the digest of the arguments.
+    Every combination occurs ``records_per_prompt`` times in each kind of record that ``task`` includes (as the target
+    of its prompt, and as the subject of an edit), each time with a different jitter.
     """
-    digest = dataset_digest(records_per_prompt, height, width, seed, task)
-    if is_current(folder, digest):
-        return digest
-    with whole_folder(folder, digest) as fresh, (fresh / "records.jsonl").open("w", encoding="utf-8") as lines:
+
+    def write(fresh: Path) -> None:
         (fresh / _TARGETS).mkdir()
+        records: list[dict[str, Any]] = []
         if task != "i2i":
-            for record in _prompts(fresh, records_per_prompt, height, width, random.Random(seed)):
-                # Tells the reward that these records share batches with edits.
-                metadata = record["metadata"] | ({"edit": None} if task == "mixed" else {})
-                lines.write(json.dumps(record | {"metadata": metadata}) + "\n")
+            records += _prompts(fresh, records_per_prompt, height, width, random.Random(seed))
+        if task == "mixed":  # Tells the reward that these records share batches with edits.
+            records = [record | {"metadata": record["metadata"] | {"edit": None}} for record in records]
         if task != "t2i":
             (fresh / _SOURCES).mkdir()
-            for record in _edits(fresh, records_per_prompt, height, width, random.Random(seed)):
-                lines.write(json.dumps(record) + "\n")
-    return digest
+            records += _edits(fresh, records_per_prompt, height, width, random.Random(seed))
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (fresh / "records.jsonl").write_text(lines, encoding="utf-8")
+
+    facts = {"records_per_prompt": records_per_prompt, "height": height, "width": width, "task": task, "seed": seed}
+    return write_once(folder, {"shapes": _VERSION, **facts}, write)
 
 
 def _prompts(folder: Path, rounds: int, height: int, width: int, rng: random.Random) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Whether records are of drawn shapes, which alone the rewards of this world can judge."""
+"""Rewards of drawn shapes: are they as asked for, and are their colours clear?"""
 
 from __future__ import annotations
 
@@ -40,26 +40,31 @@ def check_drawn(reward: str, records: Iterable[PromptRecord]) -> None:
         )
 
 
-def score_edits(subject: Judged, other: Judged, has_other: Tensor, kinds: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Values [B] in 0..1 and parts [B, 7]: the four attributes, all, instructed, kept; NaN = nothing to judge.
+def _score_prompts(objects: Objects, asked: Sequence[_Asked]) -> tuple[Tensor, Tensor]:
+    """Values [B] and parts [B, 5]: the four attributes and all of them."""
+    judged = judge(objects, torch.tensor([one.object for one in asked]))
+    right = torch.cat([judged.right, judged.all_right[:, None]], 1).float()
+    return (judged.closeness.sum(1) + right[:, -1]) / (len(ATTRIBUTES) + 1), right
 
-    ``subject`` is the object that is edited by an edit of kind ``kinds[i]``; ``other``, where ``has_other`` ([B] bool),
-    is the second object of the scene. The value is the mean of followed, followed * kept and all correct, so that a
-    copy of the source scores low.
+
+def _score_edits(objects: Objects, asked: Sequence[_Asked]) -> tuple[Tensor, Tensor]:
+    """Values [B] and parts [B, 7]: the four attributes, all, instructed, kept; NaN = nothing to judge.
+
+    The value is the mean of followed, followed * kept and all correct, so that a copy of the source scores low.
     """
-    changed = torch.tensor([[CHANGES.get(kind) == name for name in ATTRIBUTES] for kind in kinds])
-    removes = torch.tensor([kind == "remove" for kind in kinds])
+    regions = torch.tensor([one.regions for one in asked])
+    subject = judge(restricted(objects, regions[:, 0]), torch.tensor([one.object for one in asked]))
+    # Rows without another object use the first one as a placeholder, which is ignored.
+    other = judge(restricted(objects, regions[:, 1]), torch.tensor([one.other or one.object for one in asked]))
+    has_other = torch.tensor([one.other is not None for one in asked])
+    changed = torch.tensor([[CHANGES.get(str(one.edit)) == name for name in ATTRIBUTES] for one in asked])
+    removes = torch.tensor([one.edit == "remove" for one in asked])
     followed, instructed = _instructed(subject, changed, removes)
     closeness, kept = _kept(subject, other, changed, has_other)
     all_right = instructed & kept
-    keeps_something = changed.any(1) | has_other
-    parts = torch.cat(
-        [
-            _attributes(subject, other, removes, has_other),
-            torch.stack([all_right.float(), instructed.float(), kept.float().where(keeps_something, torch.nan)], 1),
-        ],
-        1,
-    )
+    kept_part = kept.float().where(changed.any(1) | has_other, torch.nan)
+    attributes = _attributes(subject, other, removes, has_other)
+    parts = torch.cat([attributes, torch.stack([all_right.float(), instructed.float(), kept_part], 1)], 1)
     return (followed + followed * closeness + all_right) / 3, parts
 
 
@@ -141,59 +146,43 @@ class _Asked:
         return REGIONS.index(position), REGIONS.index(opposite)
 
 
-def _score_prompts(objects: Objects, asked: Sequence[_Asked]) -> tuple[Tensor, Tensor]:
-    """Values [B] and parts [B, 5]."""
-    judged = judge(objects, torch.tensor([one.object for one in asked]))
-    right = torch.cat([judged.right, judged.all_right[:, None]], 1).float()
-    return (judged.closeness.sum(1) + right[:, -1]) / (len(ATTRIBUTES) + 1), right
-
-
-def _score_edits(objects: Objects, asked: Sequence[_Asked]) -> tuple[Tensor, Tensor]:
-    """Values [B] and parts [B, 7]."""
-    regions = torch.tensor([one.regions for one in asked])
-    subject = judge(restricted(objects, regions[:, 0]), torch.tensor([one.object for one in asked]))
-    # Rows without another object use the first one as a placeholder, which `score_edits` ignores.
-    other = judge(restricted(objects, regions[:, 1]), torch.tensor([one.other or one.object for one in asked]))
-    has_other = torch.tensor([one.other is not None for one in asked])
-    return score_edits(subject, other, has_other, [str(one.edit) for one in asked])
-
-
 def _asked(record: PromptRecord) -> _Asked:
-    subject, edit, other = _words(record, record.metadata), record.metadata.get("edit"), record.metadata.get("other")
+    """Raises UserError for a record that cannot be judged."""
+    subject = _words(record, record.metadata)
+    edit, other = record.metadata.get("edit"), record.metadata.get("other")
     if edit is not None and edit not in EDITS:
-        raise UserError(f"reward 'shapes': record {record.id!r} has edit {edit!r}; expected one of {', '.join(EDITS)}")
+        raise _wrong(record, f"has edit {edit!r}; expected one of {', '.join(EDITS)}")
     if other is None:
         return _Asked(object=subject, edit=edit, other=None)
     if edit not in ("add", "remove"):
-        raise UserError(
-            f"reward 'shapes': record {record.id!r} has other {other!r}, which only add and remove may have"
-        )
+        raise _wrong(record, f"has other {other!r}, which only add and remove may have")
     if not isinstance(other, Mapping):
-        raise UserError(f"reward 'shapes': record {record.id!r} has other {other!r}; expected an object or null")
-    words = _words(record, other, "other ")
-    if OPPOSITE.get(record.metadata["position"]) != other["position"]:
-        raise UserError(
-            f"reward 'shapes': record {record.id!r} has objects at {record.metadata['position']!r} and"
-            f" {other['position']!r}; two objects are told apart only at left and right or top and bottom"
+        raise _wrong(record, f"has other {other!r}; expected an object or null")
+    found = _Asked(object=subject, edit=edit, other=_words(record, other, "other "))
+    position = record.metadata["position"]
+    if OPPOSITE.get(position) != other["position"]:
+        raise _wrong(
+            record,
+            f"has objects at {position!r} and {other['position']!r}; two objects are told apart only at left and right"
+            " or top and bottom",
         )
-    return _Asked(object=subject, edit=edit, other=words)
+    return found
 
 
 def _words(record: PromptRecord, described: Mapping[str, Any], whose: str = "") -> list[int]:
     """An object's attributes as indices into the vocabulary."""
     missing = [whose + key for key in ATTRIBUTES if key not in described]
     if missing:
-        raise UserError(
-            f"reward 'shapes': record {record.id!r} lacks metadata {', '.join(missing)};"
-            f" it needs {', '.join(ATTRIBUTES)} (choose another reward for prompts that are not drawn shapes)"
-        )
+        raise _wrong(record, f"lacks metadata {', '.join(missing)}; it needs {', '.join(ATTRIBUTES)}")
     for key in ATTRIBUTES:
         if described[key] not in VOCABULARY[key]:
-            raise UserError(
-                f"reward 'shapes': record {record.id!r} has {whose}{key} {described[key]!r};"
-                f" expected one of {', '.join(VOCABULARY[key])}"
-            )
+            expected = ", ".join(VOCABULARY[key])
+            raise _wrong(record, f"has {whose}{key} {described[key]!r}; expected one of {expected}")
     return [VOCABULARY[key].index(described[key]) for key in ATTRIBUTES]
+
+
+def _wrong(record: PromptRecord, what: str) -> UserError:
+    return UserError(f"reward 'shapes': record {record.id!r} {what}")
 
 
 def _batchable_rows(samples: Sequence[Tensor], asked: Sequence[_Asked]) -> list[list[int]]:
@@ -208,7 +197,7 @@ class PaletteReward:
     """Mean closeness, 0..1, of the object's colour to the nearest named colour.
 
     A picture without an object scores 0 where the prompt asks for one, and 1 where none should be left (the edit
-    ``remove`` of the only object): blank pictures are judged like all others, never left out.
+    ``remove`` of the only object).
 
     Dense and independent of the colour asked for, so that it differs between decodes of the same tokens, where
     ``shapes`` hardly differs because it mostly judges properties that the tokens determine.
@@ -221,17 +210,11 @@ class PaletteReward:
         check_drawn(self.name, records)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
-        pairs = zip(prompts, samples, strict=True)
-        return RewardOutput(values=torch.stack([_closeness(sample, blank=_blank(record)) for record, sample in pairs]))
+        return RewardOutput(values=torch.stack(list(map(_nearest_closeness, prompts, samples))))
 
 
-def _blank(record: PromptRecord) -> float:
-    """What a picture without an object is worth."""
-    removes = record.metadata.get("edit") == "remove"
-    return float(removes and record.metadata.get("other") is None)
-
-
-def _closeness(image: Tensor, *, blank: float) -> Tensor:
+def _nearest_closeness(record: PromptRecord, image: Tensor) -> Tensor:
     objects = find_objects(image[None])
     values = nearness(objects, color_distances(objects).amin(-1))
-    return torch.where(found(objects), values, blank)[0]
+    is_to_be_blank = record.metadata.get("edit") == "remove" and record.metadata.get("other") is None
+    return torch.where(found(objects), values, float(is_to_be_blank))[0]

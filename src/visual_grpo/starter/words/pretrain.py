@@ -7,34 +7,29 @@ patch is covered by ink. So tokens encode where text is, but not which text.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import chain
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers import FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
-from PIL import Image
 from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
 import visual_grpo.starter.glm_image.modules as modules
-from visual_grpo.policies.glm_image.sources import upsampled
 from visual_grpo.starter.glm_image.codebook import (
     CELLS,
     CODEBOOK_SIZE,
     FEATURES,
-    IMAGE_END,
     PATCH,
     build_processor,
-    nearest_codes,
 )
-from visual_grpo.starter.glm_image.corpus import Grid, preview_grid
+from visual_grpo.starter.glm_image.corpus import Corpus, Grid, preview_grid
 from visual_grpo.starter.glm_image.pretrain_ar import ArBatch, encode_texts, pretrain_ar
 from visual_grpo.starter.glm_image.pretrain_dit import encode_normalised, pretrain_vae, time_shift, unshifted_timesteps
 from visual_grpo.starter.job import Advance, Job
-from visual_grpo.starter.optimise import Report, minimise
+from visual_grpo.starter.optimise import Report, minimise, random_sigma
+from visual_grpo.starter.shapes.draw import stacked
 from visual_grpo.starter.words.world import TILES, WORDS, draw, prompt_of
 
 _CYCLE = 5
@@ -61,52 +56,23 @@ _GHOST_COPIES = 4
 """Double exposures of each word; with a single one the DiT could memorise the ghost of each word."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WordCorpus:
-    """The W words as images of one size, clean and as double exposures."""
+def build_corpus(height: int, width: int, seed: int) -> tuple[Corpus, Tensor]:
+    """Draws the corpus of clean signs, one of each word, and uint8 [K, W, 3, H, W]: K double exposures of each.
 
-    clean: Tensor
-    """uint8 [W, 3, H, W]."""
-    exposed: Tensor
-    """uint8 [K, W, 3, H, W]: K double exposures of each word."""
-    codebook: Tensor
-    """float32 [codes, 48], see `codebook.tile_codebook`."""
-    image_grid: tuple[int, int]
-    """Rows and columns of image tokens."""
-    preview_grid: tuple[int, int]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width) in pixels."""
-        return self.clean.shape[-2], self.clean.shape[-1]
-
-    def generated_tokens(self) -> Tensor:
-        """[W, T] int64: the tokens that the AR module generates for each word: preview, image, end token."""
-        preview, image = self._tokens(self.preview_grid), self._tokens(self.image_grid)
-        return torch.cat([preview, image, torch.full((len(image), 1), IMAGE_END)], 1)
-
-    def upsampled_tokens(self) -> Tensor:
-        """[W, 4 * rows * columns] int64: the tokens as input of the DiT, upsampled by 2 in both directions."""
-        return upsampled(self._tokens(self.image_grid).view(-1, *self.image_grid))
-
-    def _tokens(self, grid: tuple[int, int]) -> Tensor:
-        return nearest_codes(self.clean.float() / 255, grid, self.codebook)
-
-
-def build_corpus(height: int, width: int, seed: int) -> WordCorpus:
-    """Draws the corpus; deterministic in its arguments. ``height`` and ``width`` are pixels, multiples of 32."""
+    Deterministic in its arguments. ``height`` and ``width`` are pixels, multiples of 32.
+    """
     rng = random.Random(seed)
     exposed = [
-        torch.stack([_pixels(draw(word, height, width, rng.choice(WORDS), rng.uniform(*GHOST))) for word in WORDS])
+        stacked([draw(word, height, width, rng.choice(WORDS), rng.uniform(*GHOST)) for word in WORDS])
         for _ in range(_GHOST_COPIES)
     ]
-    return WordCorpus(
-        clean=torch.stack([_pixels(draw(word, height, width)) for word in WORDS]),
-        exposed=torch.stack(exposed),
+    clean = Corpus(
+        images=stacked([draw(word, height, width) for word in WORDS])[:, None],
         codebook=tile_codebook(),
         image_grid=(height // PATCH, width // PATCH),
         preview_grid=preview_grid(height, width),
     )
+    return clean, torch.stack(exposed)
 
 
 def text_ids() -> Tensor:
@@ -117,11 +83,6 @@ def text_ids() -> Tensor:
 def no_text_ids() -> Tensor:
     """[1, 1] int64: the glyph encoder's input for a prompt without quoted text."""
     return torch.tensor(ByT5Tokenizer()([""]).input_ids)
-
-
-def _pixels(image: Image.Image) -> Tensor:
-    """uint8 [3, H, W]."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 _BATCH = 48
@@ -152,7 +113,6 @@ _DIT_BATCH = 24
 _UNCONDITIONAL_ROWS = 2
 """Rows of a batch without text and image tokens, for classifier-free guidance; they need a separate forward pass,
 because their texts are shorter and the DiT has no padding mask."""
-_LEAST_SIGMA = 0.002
 
 
 def pretrain_dit_and_glyphs(
@@ -190,11 +150,11 @@ def pretrain_dit_and_glyphs(
             return_dict=False,
         )[0]
 
-    def loss_of_step() -> Tensor:
+    def backward() -> None:
         copies = torch.randint(latents.shape[0], (_DIT_BATCH,), generator=generator)
         words = torch.randint(latents.shape[1], (_DIT_BATCH,), generator=generator)
         clean, noise = latents[copies, words], torch.randn((_DIT_BATCH, *latents.shape[2:]), generator=generator)
-        sigma = torch.rand(_DIT_BATCH, 1, 1, 1, generator=generator) * (1 - _LEAST_SIGMA) + _LEAST_SIGMA
+        sigma = random_sigma(_DIT_BATCH, generator)
         noisy = (1 - sigma) * clean + sigma * noise
         without, rest = slice(0, _UNCONDITIONAL_ROWS), slice(_UNCONDITIONAL_ROWS, None)
         predicted = torch.cat(
@@ -203,58 +163,51 @@ def pretrain_dit_and_glyphs(
                 velocity(noisy[rest], sigma[rest], words[rest], conditional=True),
             ]
         )
-        return F.mse_loss(predicted, noise - clean)
+        F.mse_loss(predicted, noise - clean).backward()
 
     weights = chain(dit.parameters(), glyph_encoder.parameters())
-    minimise(loss_of_step, weights, steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
+    minimise(backward, weights, steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
     for module in (dit, glyph_encoder):
         module.eval().requires_grad_(False)
 
 
 def pretrain_language_half(job: Job, advance: Advance) -> None:
     """Trains the AR module and saves it as ``vision_language_encoder``."""
-    corpus, processor = build_corpus(job.height, job.width, job.seed), build_processor()
+    (corpus, _), processor = build_corpus(job.height, job.width, job.seed), build_processor()
     model = modules.build_ar(processor, corpus.codebook, job.seed)
     grids = [corpus.image_grid, corpus.preview_grid]
-    batches = word_batches(model, processor, corpus.generated_tokens(), grids=grids, seed=job.seed)
-    pretrain_ar(model, batches, steps=job.ar_steps, report=lambda done: advance("ar", done))
+    batches = word_batches(model, processor, corpus.generated_tokens()[:, 0], grids=grids, seed=job.seed)
+    pretrain_ar(model, batches, steps=job.steps["ar"], report=lambda done: advance("ar", done))
     model.save_pretrained(job.folder / "vision_language_encoder")
 
 
 def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     """Trains and saves ``vae``, ``transformer`` and the glyph encoder (``text_encoder``)."""
-    corpus = build_corpus(job.height, job.width, job.seed)
+    corpus, exposed = build_corpus(job.height, job.width, job.seed)
     vae = modules.build_vae(*corpus.size, job.seed)
     # Only clean ink, so that decoded ghosts break letters up instead of covering them in grey.
     # Only crops, because the reward judges letters, not colours.
     pretrain_vae(
         vae,
-        corpus.clean,
-        steps=job.vae_steps,
+        corpus.images[:, 0],
+        steps=job.steps["vae"],
         whole_share=0.0,
         seed=job.seed,
         report=lambda done: advance("vae", done),
     )
-    latents = encode_normalised(vae, corpus.exposed.flatten(0, 1))
+    latents = encode_normalised(vae, exposed.flatten(0, 1))
     dit, glyph_encoder = modules.build_dit(corpus.codebook, job.seed), modules.build_glyph_encoder(job.seed)
     pretrain_dit_and_glyphs(
         dit,
         glyph_encoder,
         modules.build_scheduler(),
-        latents=latents.unflatten(0, corpus.exposed.shape[:2]),
+        latents=latents.unflatten(0, exposed.shape[:2]),
         tokens=corpus.upsampled_tokens(),
         size=corpus.size,
-        steps=job.dit_steps,
+        steps=job.steps["dit"],
         seed=job.seed,
         report=lambda done: advance("dit", done),
     )
     vae.save_pretrained(job.folder / "vae")
     dit.save_pretrained(job.folder / "transformer")
     glyph_encoder.save_pretrained(job.folder / "text_encoder")
-
-
-HALVES: Mapping[str, Callable[[Job, Advance], None]] = {
-    "decoder": pretrain_decoder_half,
-    "language": pretrain_language_half,
-}
-"""By name, the slower one first."""

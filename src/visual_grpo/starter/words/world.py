@@ -15,14 +15,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from visual_grpo.starter.job import digest_of, is_current, whole_folder
+from visual_grpo.starter.job import write_once
 
 CONSONANTS = "HKLNPSTZ"
 VOWELS = "AEOU"
 WORDS = tuple("".join(letters) for letters in product(CONSONANTS, VOWELS, CONSONANTS))
 """All words in a fixed order."""
-VERSION = 2
-"""Version of the pretraining, to be raised when the same configuration gives other weights."""
 LETTERS = 3
 TILES = ((36, 36, 78), (36, 78, 36), (78, 36, 36))
 """From left to right."""
@@ -80,16 +78,9 @@ _TARGETS = "target_images"
 
 
 def draw_words(folder: Path, records_per_prompt: int, height: int, width: int) -> str:
-    """Writes ``records.jsonl`` and ``target_images/`` unless they already exist for the same arguments.
+    """Writes ``records.jsonl`` and ``target_images/`` as `write_once` does, every word ``records_per_prompt`` times."""
 
-    Every word occurs ``records_per_prompt`` times with the same picture. ``height`` and ``width`` are pixels.
-    Returns the digest of the arguments.
-    """
-    facts = {"words": _VERSION, "records_per_prompt": records_per_prompt, "height": height, "width": width}
-    digest = digest_of(facts)
-    if is_current(folder, digest):
-        return digest
-    with whole_folder(folder, digest) as fresh:
+    def write(fresh: Path) -> None:
         (fresh / _TARGETS).mkdir()
         for word in WORDS:
             draw(word, height, width).save(fresh / _target(word))
@@ -104,7 +95,9 @@ def draw_words(folder: Path, records_per_prompt: int, height: int, width: int) -
         ]
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (fresh / "records.jsonl").write_text(lines, encoding="utf-8")
-    return digest
+
+    facts = {"words": _VERSION, "records_per_prompt": records_per_prompt, "height": height, "width": width}
+    return write_once(folder, facts, write)
 
 
 def _target(word: str) -> str:
