@@ -6,7 +6,7 @@ import torch
 
 from visual_grpo.config import RewardConfig
 from visual_grpo.errors import UserError
-from visual_grpo.rewards.catalogue import BUILT_IN, build_reward, build_reward_set
+from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
 from visual_grpo.rewards.combine import Counting, RewardSet
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.types import Needs, PromptRecord, RewardOutput, TextSample
@@ -174,16 +174,6 @@ def test_a_reward_counts_only_where_another_is_had() -> None:
 def test_rules_that_cannot_be_applied_are_refused(rule: Counting, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         counting(easy=rule)
-
-
-def test_rules_come_from_the_configuration() -> None:
-    config = {
-        "jpeg_size": configured(clip=[-1, 0]),
-        "edge_density": configured(clip=[0, 1], only_where={"jpeg_size": 9}),
-    }
-    scores = build_reward_set(config, {"jpeg_size": 1.0, "edge_density": 1.0})(PROMPTS, SAMPLES)
-    assert scores.rewards["edge_density"].tolist() == [0, 0, 0]
-    assert (scores.rewards["jpeg_size"] >= -1).all()
 
 
 def test_all_that_is_missing_on_the_machine_is_told_at_once() -> None:

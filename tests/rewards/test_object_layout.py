@@ -93,20 +93,13 @@ def test_colours_by_name() -> None:
     assert _lab(torch.tensor([255.0, 0, 0]).double()).tolist() == pytest.approx([53.24, 80.09, 67.20], abs=0.01)
 
 
-def test_without_objects_a_record_is_unscored() -> None:
-    values = ObjectLayout(detector=f"{HERE}:squares")([PromptRecord(id="n", prompt="")], [scene()])
-    assert values.isnan().all()
-
-
 @pytest.mark.parametrize(
     ("objects", "told"),
     [
         ("dog", "are 'dog'; expected a list of objects"),
-        ([], r"are \[\]; expected a list"),
         ([{"count": 2}], "expected an object with a label"),
         ([{"label": "dog", "colour": "red"}], "the key 'colour'.*Did you mean 'color'"),
         ([{"label": "dog", "count": 0}], "the count 0; expected a whole number from 1"),
-        ([{"label": "dog", "color": "browm"}], "Did you mean 'brown'"),
         ([{"label": "dog", "position": "above"}], "the position 'above'; expected one of left, right"),
     ],
 )

@@ -25,7 +25,6 @@ def call(returned: object) -> RewardOutput:
     "returned",
     [
         [1, 0.5, None],
-        (1.0, 0.5, float("nan")),
         (score for score in (1.0, 0.5, None)),
         torch.tensor([1.0, 0.5, float("nan")], dtype=torch.float64),
         [torch.tensor(1), np.float64(0.5), torch.tensor(float("nan"))],
@@ -44,18 +43,13 @@ def test_every_way_to_say_three_scores(returned: object) -> None:
     ("returned", "complaint"),
     [
         ([1.0, 2.0], r"'mine'.*each of 3 samples, got shape \[2\].*'a', 'b', 'c'"),
-        (torch.zeros(3, 1), r"got shape \[3, 1\]"),
         (torch.tensor(1.0), r"got shape \[\]"),
         (0.5, "'mine' must return a sequence of numbers.*got 0.5"),
-        (None, "'mine' must return a sequence of numbers.*got None"),
         ({1: 0.5, 2: 0.5, 3: 0.5}, "'mine' must return a sequence of numbers.*got dict$"),
-        ({1.0, 2.0, 3.0}, "'mine' must return a sequence of numbers.*got set$"),
         (RewardOutput(values={1: 0.5, 2: 0.5, 3: 0.5}), "'mine' must return a sequence.*got dict$"),  # type: ignore[arg-type]
         ([1.0, "0.5", 1.0], "'mine' gave the text '0.5' for record 'b'|'mine' gave '0.5' for record 'b'"),
-        ([1.0, 0.0, [2]], r"gave \[2\] for record 'c'"),
         ([1.0, float("inf"), float("-inf")], "'mine' gave inf for record 'b'"),
         ([1.0, 2e299, 0.0], "'mine' gave 2e.299 for record 'b': it is too large for float32, .* is 3.4e.38; return"),
-        (np.array([1.0, 0.0, -2e299]), "'mine' gave -2e.299 for record 'c': it is too large for float32"),
         (torch.tensor([2e299, 0.0, 1.0], dtype=torch.float64), "'mine' gave 2e.299 for record 'a': it is too large"),
         ([1, 10**400, 0], "'mine' gave an integer for record 'b': it is too large for float32"),
         (torch.tensor([0.0, 1.0, torch.inf], dtype=torch.float64), "'mine' gave inf for record 'c': scores are finite"),
@@ -79,7 +73,6 @@ def test_ratios_become_float32_pairs() -> None:
     ("parts", "ratio", "complaint"),
     [
         ({}, torch.zeros(2, 3), "'mine/share' must be a tuple"),
-        ({}, (torch.zeros(3),), "'mine/share' must be a tuple"),
         ({}, (torch.zeros(2), torch.ones(3)), "'mine/share'.*each of 3"),
         ({}, (torch.zeros(3), torch.tensor([1.0, 1.0, torch.nan])), "'mine/share' is 0.0 / nan for record 'c'"),
         ({}, (torch.ones(3), torch.tensor([1.0, -1.0, 1.0])), r"'mine/share' is 1.0 / -1.0 for record 'b'.*at least 0"),
@@ -106,13 +99,6 @@ class Painting:
         return self.painted
 
 
-def test_a_callables_picture_is_shown() -> None:
-    reward = FunctionReward("mine", Painting(SAMPLES[1]))
-    assert reward.paints
-    assert reward.picture(PROMPTS[0], "a text") is SAMPLES[1]
-    assert not FunctionReward("mine", lambda prompts, samples: []).paints
-
-
 @pytest.mark.parametrize(
     ("painted", "complaint"),
     [
@@ -123,6 +109,7 @@ def test_a_callables_picture_is_shown() -> None:
     ],
 )
 def test_a_picture_that_is_none_names_reward_and_record(painted: object, complaint: str) -> None:
+    assert FunctionReward("mine", Painting(SAMPLES[1])).picture(PROMPTS[0], "a text") is SAMPLES[1]
     with pytest.raises(UserError, match=complaint):
         FunctionReward("mine", Painting(painted)).picture(PROMPTS[1], "a text")
 
@@ -208,17 +195,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     ("path", "options", "scores"),
     [
         ("red", {}, [0, 100, 200]),
-        ("Bright", {}, [0, 100, 200]),
         ("Bright", {"scale": 2.0}, [0, 200, 400]),
         ("make", {"power": 3}, [3, 3, 3]),
-        ("above", {"level": 50}, [0, 1, 1]),
         ("above", {"level": 150, "gain": 2.0}, [0, 0, 2]),
         ("free", {"level": 4}, [4, 4, 4]),
         ("bright", {}, [0, 100, 200]),
         ("wrapped", {}, [0, 100, 200]),
         ("late", {}, [1, 1, 1]),
         ("prepared", {}, [2, 2, 2]),
-        ("prepared", {"power": 5}, [5, 5, 5]),
         ("pair", {"first": 3, "second": 4}, [7, 7, 7]),
     ],
 )
@@ -234,12 +218,8 @@ def test_a_plain_function_gets_its_options_and_a_factory_its_own(
     ("path", "options", "complaint"),
     [
         ("Bright", {"scales": 2}, r"has no option 'scales'; it takes: scale\. Did you mean 'scale'\?"),
-        ("above", {"levle": 2}, r"has no option 'levle'; .* Did you mean 'level'\?"),
         ("above", {"level": 2, "gian": 2}, r"has no option 'gian'; it takes: level, gain\. Did you mean 'gain'\?"),
         ("above", {"gain": 2}, "needs the option 'level', got gain"),
-        ("red", {"scale": 2}, r"has no option 'scale'; it takes: none\."),
-        ("make", {}, "needs the option 'power', got none"),
-        ("make", {"powr": 2}, "has no option 'powr'; .* Did you mean 'power'"),
     ],
 )
 def test_an_unknown_or_missing_option_is_named(module: str, path: str, options: dict, complaint: str) -> None:
@@ -251,9 +231,7 @@ def test_an_unknown_or_missing_option_is_named(module: str, path: str, options: 
     ("path", "complaint"),
     [
         ("users_rewards.red", "package.module:name, got 'users_rewards.red'"),
-        (":red", "package.module:name"),
         ("users_reward:red", "no module 'users_reward'.*put the file into the project's root"),
-        ("users_rewards.deep:red", "no module 'users_rewards.deep'"),
         ("users_rewards:rad", "has no 'rad'.*Did you mean 'red'"),
         ("users_rewards:LEVEL", "must be a function or class, it is of type int"),
     ],
@@ -429,17 +407,6 @@ def test_a_reward_that_compares_samples_is_asked_again_group_by_group() -> None:
     assert sizes[2:] == [4, 2, 2]
     assert values[:2].isnan().all()
     assert values[2:].tolist() == [50, 60]
-
-
-def test_needs_must_be_needs() -> None:
-    class Wrong:
-        needs = "a target"
-
-        def __call__(self, prompts, samples):
-            return [0.0] * len(samples)
-
-    with pytest.raises(UserError, match=r"reward 'mine': its `needs` must be a visual_grpo.Needs, got 'a target'"):
-        FunctionReward("mine", Wrong())
 
 
 def test_what_a_reward_changes_for_the_whole_process_is_put_back(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,23 +107,6 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, 
             assert all(torch.equal(here[name], there[name]) for name in here) == same, weights
 
 
-def test_the_task_decides_dataset_steps_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_in(tmp_path)
-    jobs: list[Job] = []
-
-    def caught(tasks: Sequence[partial[None]], at_once: int, advance: object) -> None:
-        jobs.append(tasks[0].args[1])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(side_by_side, "run_side_by_side", caught)
-    for task in TASKS:
-        with pytest.raises(KeyboardInterrupt):
-            build_starter(config, DATA.model_copy(update={"task": task}), SEED, progress=no_total_check)
-        assert (tmp_path / "shapes" / "source_images").exists() == (task != "t2i")
-    assert [(job.task, job.steps["ar"]) for job in jobs] == [("t2i", 2), ("i2i", 2), ("mixed", 4)]
-    assert len({build.model_digest(config, DATA.model_copy(update={"task": task}), SEED) for task in TASKS}) == 3
-
-
 def test_a_model_of_edits_loads_and_edits(
     built: StarterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,8 +160,3 @@ def test_an_interruption_leaves_no_folder(
     with pytest.raises(KeyboardInterrupt):
         build_starter(config, DATA, SEED, progress=total_checked)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shapes"]
-
-
-@contextmanager
-def no_total_check(description: str, total: int) -> Iterator[Counter]:
-    yield Counter()

@@ -37,8 +37,7 @@ class EdgeDensity:
         return [self._density(sample) for sample in samples]
 
     def _density(self, image: Tensor) -> float:
-        weights = torch.tensor(LUMA, device=image.device)[:, None, None]
-        luma = (image.float() / 255 * weights).sum(0)
+        luma = (image.float() / 255 * torch.tensor(LUMA, device=image.device)[:, None, None]).sum(0)
         down, right = torch.gradient(luma)
         return float((torch.hypot(down, right) > self.threshold).float().mean())
 
@@ -112,10 +111,7 @@ class JpegSizeReward:
         self.quality = quality
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        sizes = [self._bytes(sample) for sample in samples]
-        return -torch.tensor(sizes, dtype=torch.float32) / 1000
-
-    def _bytes(self, image: Tensor) -> int:
-        buffer = io.BytesIO()
-        to_pil(image).save(buffer, "JPEG", quality=self.quality)
-        return buffer.tell()
+        buffers = [io.BytesIO() for _ in samples]
+        for buffer, sample in zip(buffers, samples, strict=True):
+            to_pil(sample).save(buffer, "JPEG", quality=self.quality)
+        return -torch.tensor([buffer.tell() for buffer in buffers], dtype=torch.float32) / 1000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -131,10 +130,8 @@ class NegativePointsReward:
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[TextSample]) -> RewardOutput:
         judged: dict[int, Judgement] = {}
-        rows_of: defaultdict[str, list[int]] = defaultdict(list)
-        for row, record in enumerate(prompts):
-            rows_of[record.id].append(row)
-        for rows in rows_of.values():
+        for name in dict.fromkeys(record.id for record in prompts):
+            rows = [row for row, record in enumerate(prompts) if record.id == name]
             image, query = self._prepare(prompts[rows[0]])
             judged |= zip(rows, self._judge(image, query, [samples[row] for row in rows]), strict=True)
         return self._output([judged[row] for row in range(len(prompts))])
@@ -167,11 +164,12 @@ class NegativePointsReward:
         """
         size = (pixels.shape[1], pixels.shape[2])
         parsed = [self._parse(sample, size) for sample in samples]
-        usable = [answer for answer in parsed if isinstance(answer, Answer)]
-        if not usable:
-            return [None] * len(parsed)
-        prompts = [replace(answer.prompt, negatives=self._used_negatives(answer, size)) for answer in usable]
-        masks = iter(self.segmenter.masks(self.segmenter.embed(pixels), prompts))
+        prompts = [
+            replace(answer.prompt, negatives=self._used_negatives(answer, size))
+            for answer in parsed
+            if isinstance(answer, Answer)
+        ]
+        masks = iter(self.segmenter.masks(self.segmenter.embed(pixels), prompts) if prompts else ())
         return [next(masks) if isinstance(answer, Answer) else None for answer in parsed]
 
     def _prepare(self, record: PromptRecord) -> tuple[ImageEmbedding, Query]:
@@ -194,18 +192,11 @@ class NegativePointsReward:
     def _judge(self, image: ImageEmbedding, query: Query, samples: Sequence[TextSample]) -> list[Judgement]:
         """Judges all answers to a query with one batch of segmenter prompts."""
         parsed = [self._parse(sample, query.size) for sample in samples]
-        usable = [answer for answer in parsed if isinstance(answer, Answer)]
-        used = [self._used_negatives(answer, query.size) for answer in usable]
-        pairs = zip(usable, used, strict=True)
-        prompts = [prompt for answer, negatives in pairs for prompt in _prompts(answer, negatives, query)]
-        masks = iter(self.segmenter.masks(image.embedding, prompts).view(len(usable), 3, *query.size))
-        remaining = iter(used)
-        return [
-            self._judgement(query, answer, next(remaining), next(masks))
-            if isinstance(answer, Answer)
-            else _unusable(answer, query)
-            for answer in parsed
-        ]
+        usable = [(a, self._used_negatives(a, query.size)) for a in parsed if isinstance(a, Answer)]
+        prompts = [prompt for answer, used in usable for prompt in _prompts(answer, used, query)]
+        masks = self.segmenter.masks(image.embedding, prompts).view(len(usable), 3, *query.size)
+        judged = iter([self._judgement(query, *pair, own) for pair, own in zip(usable, masks, strict=True)])
+        return [next(judged) if isinstance(answer, Answer) else _unusable(answer, query) for answer in parsed]
 
     def _parse(self, sample: TextSample, size: tuple[int, int]) -> Answer | AnswerError:
         try:

@@ -68,18 +68,17 @@ def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Ten
         if returned.is_complex():
             raise UserError(f"reward {name!r} must return real numbers, got {returned.dtype}")
         return returned.detach().cpu()
-    if isinstance(returned, Mapping | Set):  # Their keys, or their own order, would be taken for the scores.
-        raise _not_scores(name, type(returned).__name__)
     try:
+        if isinstance(returned, Mapping | Set):
+            raise TypeError("its keys, or its own order, would be taken for the scores")
         scores = list(returned)
     except TypeError as error:
-        raise _not_scores(name, repr(returned)) from error
+        got = type(returned).__name__ if isinstance(returned, Mapping | Set) else repr(returned)
+        raise UserError(
+            f"reward {name!r} must return a sequence of numbers, a tensor or a RewardOutput, got {got}"
+        ) from error
     numbers = [_number(name, score, row, prompts) for row, score in enumerate(scores)]
     return torch.tensor(numbers, dtype=torch.float64)
-
-
-def _not_scores(name: str, got: str) -> UserError:
-    return UserError(f"reward {name!r} must return a sequence of numbers, a tensor or a RewardOutput, got {got}")
 
 
 def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) -> float:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from visual_grpo.images import to_pil, to_tensor
 from visual_grpo.segmentation.answer import Answer
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 _SIDE = 192
 """Approximate pixels of a panel's longer side; images are enlarged by a whole factor, never shrunk."""
 _TRUTH, _POSITIVE, _NEGATIVE, _BOX = (255, 255, 255), (60, 220, 90), (255, 70, 70), (250, 200, 60)
 _TINT = (70, 150, 255)
+_OPACITY = 0.6
 _GAP = 4
 
 
@@ -32,12 +29,12 @@ def draw_answer(image: Tensor, truth: Tensor, answer: Answer | None, fault: str 
         truth: bool [H, W].
         masks: bool [2, H, W], without and with the negatives.
     """
-    from PIL import Image
-
     scale = max(1, round(_SIDE / max(truth.shape)))
-    panels = [_outlined(_enlarged(image, scale), truth, scale), *(_tinted(image, mask, scale) for mask in masks)]
+    outline = (torch.nn.functional.max_pool2d(truth[None].float(), 3, 1, 1)[0] > 0) & ~truth
+    panels = [_painted(image, outline, scale, _TRUTH), *(_painted(image, mask, scale, _TINT) for mask in masks)]
     if answer is None:
-        _write(panels[0], fault or "")
+        text = f"no answer: {(fault or '').replace('_', ' ')}"
+        ImageDraw.Draw(panels[0]).text((4, 4), text, fill=_NEGATIVE)
     else:
         for panel in panels:
             _mark(panel, answer, scale)
@@ -47,45 +44,25 @@ def draw_answer(image: Tensor, truth: Tensor, answer: Answer | None, fault: str 
     return to_tensor(canvas)
 
 
-def _enlarged(image: Tensor, scale: int) -> Image:
-    from PIL import Image
-
+def _painted(image: Tensor, mask: Tensor, scale: int, colour: tuple[int, int, int]) -> Image.Image:
+    """The image, enlarged, with the mask in a colour."""
     picture = to_pil(image)
-    return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
-
-
-def _outlined(picture: Image, truth: Tensor, scale: int) -> Image:
-    grown = torch.nn.functional.max_pool2d(truth[None].float(), 3, 1, 1)[0] > 0
-    return _painted(picture, grown & ~truth, scale, _TRUTH, 0.6)
-
-
-def _tinted(image: Tensor, mask: Tensor, scale: int) -> Image:
-    return _painted(_enlarged(image, scale), mask, scale, _TINT, 0.6)
-
-
-def _painted(picture: Image, mask: Tensor, scale: int, colour: tuple[int, int, int], opacity: float) -> Image:
-    from PIL import Image
-
-    alpha = (mask.float() * opacity * 255).round().to(torch.uint8)
+    picture = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+    alpha = (mask.float() * _OPACITY * 255).round().to(torch.uint8)
     stencil = Image.fromarray(alpha.numpy()).resize(picture.size, Image.Resampling.NEAREST)
     picture.paste(Image.new("RGB", picture.size, colour), (0, 0), stencil)
     return picture
 
 
-def _mark(picture: Image, answer: Answer, scale: int) -> None:
-    from PIL import ImageDraw
-
+def _mark(picture: Image.Image, answer: Answer, scale: int) -> None:
     brush, radius = ImageDraw.Draw(picture), max(3, _SIDE // 40)
-    corners = [(value + 0.5) * scale for value in answer.box]
-    brush.rectangle(corners, outline=_BOX)
-    for x, y in ((((p[0] + 0.5) * scale), (p[1] + 0.5) * scale) for p in answer.points):
+
+    def middle(*values: float) -> tuple[float, ...]:
+        return tuple((value + 0.5) * scale for value in values)
+
+    brush.rectangle(middle(*answer.box), outline=_BOX)
+    for x, y in (middle(*point) for point in answer.points):
         brush.ellipse((x - radius, y - radius, x + radius, y + radius), fill=_POSITIVE, outline="black")
-    for x, y in ((((p[0] + 0.5) * scale), (p[1] + 0.5) * scale) for p in answer.negatives):
+    for x, y in (middle(*point) for point in answer.negatives):
         for sign in (1, -1):
             brush.line((x - radius, y - sign * radius, x + radius, y + sign * radius), fill=_NEGATIVE, width=3)
-
-
-def _write(picture: Image, text: str) -> None:
-    from PIL import ImageDraw
-
-    ImageDraw.Draw(picture).text((4, 4), f"no answer: {text.replace('_', ' ')}", fill=_NEGATIVE)

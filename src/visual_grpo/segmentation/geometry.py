@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from scipy.ndimage import distance_transform_edt
 from torch import Generator, Tensor
 
 from visual_grpo.errors import UserError
@@ -19,28 +19,20 @@ Pixel = tuple[int, int]
 
 
 def box_of(mask: Tensor) -> Box:
-    """The bounding box of a mask (bool [H, W]), both corners inclusive.
-
-    Raises:
-        UserError: the mask is empty.
-    """
+    """The bounding box of a mask (bool [H, W]), both corners inclusive; raises UserError if it is empty."""
     _refuse_empty(mask)
     columns, rows = mask.any(0).nonzero(), mask.any(1).nonzero()
     return float(columns[0]), float(rows[0]), float(columns[-1]), float(rows[-1])
 
 
 def inner_points(mask: Tensor, count: int) -> list[Point]:
-    """Up to ``count`` points well inside a mask (bool [H, W]).
+    """Up to ``count`` points well inside a mask (bool [H, W]); raises UserError if it is empty.
 
-    The first is the pixel farthest from the mask's border (its depth is the distance to the nearest pixel outside the
-    mask; pixels outside the image count as outside). Each further point is the pixel farthest from the previous ones
-    among those with at least half of the maximum depth. Fewer points if there are fewer such pixels.
-
-    Raises:
-        UserError: the mask is empty.
+    The first is the pixel farthest from the mask's border; what is outside the image counts as outside. Each further
+    point is the pixel farthest from the previous ones among those at least half as deep. Fewer if there are no more.
     """
     _refuse_empty(mask)
-    depth = distances_to_false(np.pad(mask.cpu().numpy(), 1))[1:-1, 1:-1]
+    depth = distance_transform_edt(np.pad(mask.cpu().numpy(), 1))[1:-1, 1:-1]
     apart = np.full(depth.shape, np.inf)
     points: list[Point] = []
     while len(points) < count:
@@ -52,13 +44,6 @@ def inner_points(mask: Tensor, count: int) -> list[Point]:
         points.append((float(x), float(y)))
         apart = np.minimum(apart, np.hypot(*np.ogrid[-y : depth.shape[0] - y, -x : depth.shape[1] - x]))
     return points
-
-
-def distances_to_false(mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """[H, W]: Euclidean distance of each pixel to the nearest False pixel; 0 for False pixels."""
-    from scipy.ndimage import distance_transform_edt
-
-    return distance_transform_edt(mask)
 
 
 def _refuse_empty(mask: Tensor) -> None:
@@ -85,19 +70,15 @@ def edge(truth: Tensor, count: int, generator: Generator, *, width: float = 5, s
     """Along the object's border, where a mask is most likely to spill over: at most ``width`` pixels outside it."""
     if not truth.any():
         return []
-    away = torch.from_numpy(distances_to_false(~truth.cpu().numpy()))
+    away = torch.from_numpy(distance_transform_edt(~truth.cpu().numpy()))
     return _draw((away > 0) & (away <= width), count, generator, spacing)
 
 
 def multimask(
     truth: Tensor, masks: Tensor, scores: Tensor, count: int, generator: Generator, *, spacing: float = 20
 ) -> list[Pixel]:
-    """Where a segmenter is uncertain: in its alternative masks for one prompt, all but the best one.
-
-    Args:
-        masks: bool [M, H, W].
-        scores: [M], highest for the best mask.
-    """
+    """Where a segmenter is uncertain: in its alternative masks for one prompt, bool [M, H, W], all but the one with the
+    highest of the scores [M]."""
     others = torch.arange(len(masks)) != scores.argmax()
     return _draw(masks[others].any(0) & ~truth, count, generator, spacing)
 

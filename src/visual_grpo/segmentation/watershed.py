@@ -15,6 +15,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
 from visual_grpo.errors import UserError
@@ -101,9 +103,6 @@ def _spanning_tree(
     first: Integers, second: Integers, heights: Integers, count: int
 ) -> tuple[list[int], list[int], list[int]]:
     """The minimum spanning tree's ``count`` - 1 edges, lowest first."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import minimum_spanning_tree
-
     # In a sparse graph 0 means no edge, hence + 1. Float64 represents these integers exactly.
     graph = coo_array((heights + 1.0, (first, second)), shape=(count, count))
     tree = minimum_spanning_tree(graph).tocoo()

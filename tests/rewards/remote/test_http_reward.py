@@ -77,7 +77,6 @@ def test_every_image_gets_its_own_score_whatever_the_batches(worker: Running, op
     [
         ("hang", "did not answer within 0.25 s"),
         ("drip", "did not answer within 0.25 s"),
-        ("cut", "broke off its answer"),
         ("500", "answered 500: a fault"),
         ("rubbish", r"did not answer with JSON: \\x1b\[31m\\x00"),
         ("empty", "did not answer with JSON: nothing"),
@@ -271,15 +270,11 @@ def test_the_machine_check_says_what_to_start() -> None:
     ("options", "complaint"),
     [
         ({"url": "127.0.0.1:80"}, "url must be an address such as http://127.0.0.1:8765, got '127.0.0.1:80'"),
-        ({"url": "file:///etc/passwd"}, "url must be an address"),
         ({"timeout": 0}, "timeout must be a number of seconds above 0, got 0"),
         ({"deadline": float("inf")}, "deadline must be a number of seconds above 0, got inf"),
         ({"retries": -1}, "retries must be a whole number of at least 0, got -1"),
-        ({"concurrency": 0}, "concurrency must be a whole number of at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
-        ({"stop_after": -1}, "stop_after must be a whole number of at least 0"),
         ({"image_format": "gif"}, "image_format must be png or jpeg, got 'gif'"),
-        ({"image_size": 0}, "image_size must be a number of pixels of at least 1"),
         ({"protocol": "unirll"}, r"protocol must be worker.* Did you mean 'unirl'\?"),
         ({"protocol": "unirl"}, "with protocol unirl, model must name the reward"),
         ({"api_key": "a\nb"}, "the header 'Authorization' must be printable text"),

@@ -65,9 +65,7 @@ def test_unirls_body_has_the_result_as_the_last_turn() -> None:
             {"overall_quality": {"a": 1.0, "b": 2.0}},
             Lost("neither 'overall_quality' nor 'overall' is among its metrics a, b"),
         ),
-        ({"overall_quality": {"mean": "0.5"}}, Lost("its score is '0.5', not a finite number or null")),
         ({"other": {"other": 1.0}}, Lost("no score of 'overall_quality': out of memory")),
-        ({}, Lost("no score of 'overall_quality': out of memory")),
         (None, Lost("no score of 'overall_quality': out of memory")),
     ],
 )
@@ -79,22 +77,9 @@ def test_unirls_answers(result: Any, score: Scored | Lost) -> None:
     assert PROTOCOLS["unirl"].answers(answer, BATCH) == [score, Scored(1.0)]
 
 
-def test_unirls_nan_is_unscored() -> None:
-    answer = {"results": [{"overall_quality": {"x": math.nan}}, {"overall_quality": {"x": 1.0}}], "errors": []}
-    first = PROTOCOLS["unirl"].answers(answer, BATCH)[0]
-    assert isinstance(first, Scored)
-    assert math.isnan(first.value)
-
-
 @pytest.mark.parametrize("name", PROTOCOLS)
-@pytest.mark.parametrize("values", [None, [], [1.0], [1.0, 2.0, 3.0], {"0": 1.0}, "ab"])
+@pytest.mark.parametrize("values", [None, [1.0], [1.0, 2.0, 3.0], "ab"])
 def test_another_number_of_scores_is_refused(name: str, values: Any) -> None:
     key = {"worker": "scores", "flow_factory": "rewards", "unirl": "results"}[name]
     with pytest.raises(RequestError, match=r"must be a list|for 2 images"):
         PROTOCOLS[name].answers({key: values}, BATCH)
-
-
-def test_what_is_there() -> None:
-    assert PROTOCOLS["worker"].models({"status": "ok", "model": "hpsv3"}) == ["hpsv3"]
-    assert PROTOCOLS["worker"].models({"status": "ok"}) is None
-    assert PROTOCOLS["unirl"].models({"status": "ok", "rewards": {"clip": [], "hpsv3": []}}) == ["clip", "hpsv3"]

@@ -167,18 +167,6 @@ def test_what_a_part_cannot_say_depends_on_the_record_and_never_on_the_picture(
         assert len(set(values.isnan().tolist())) == 1, name
 
 
-def test_attributes_are_right_if_they_are_of_both_objects() -> None:
-    samples = [
-        scene(ASKED, replace(OTHER, color="green")),
-        scene(replace(ASKED, shape="triangle"), OTHER),
-        scene(replace(OTHER, size="small")),
-    ]
-    records = [edited("add", ASKED, OTHER)] * 2 + [edited("remove", ASKED, OTHER)]
-    parts = ShapesReward()(records, samples).parts
-    wrong = [{name for name in ATTRIBUTES if parts[name][row] == 0} for row in range(3)]
-    assert wrong == [{"color"}, {"shape"}, {"size"}]
-
-
 def test_prompts_beside_edits_are_judged_as_ever() -> None:
     samples = [scene(ASKED), scene(OTHER), scene(ASKED, size=(64, 96))]
     records = [record(ASKED), edited("recolour", OTHER), record(ASKED)]

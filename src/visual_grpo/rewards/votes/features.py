@@ -66,8 +66,7 @@ def _checked(name: str, function: Features) -> Features:
     def features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         found = function(prompts, samples)
         if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(samples):
-            got = described(found)
-            raise UserError(f"features: {name!r} must return a tensor [{len(samples)}, d], got {got}")
+            raise UserError(f"features: {name!r} must return a tensor [{len(samples)}, d], got {described(found)}")
         found = found.detach().cpu().double()
         if not found.isfinite().all():
             raise UserError(f"features: {name!r} returned numbers that are not finite")

@@ -40,12 +40,7 @@ def bradley_terry(first: ArrayLike, second: ArrayLike, preference: ArrayLike, th
         ridge: > 0, of ridge / 2 * |u|^2.
     """
     one, other = np.asarray(first, dtype=np.intp), np.asarray(second, dtype=np.intp)
-    differences = np.zeros((len(one), things))
-    rows = np.arange(len(one))
-    # Added, because a thing may be compared with itself.
-    np.add.at(differences, (rows, one), 1.0)
-    np.add.at(differences, (rows, other), -1.0)
-    return logistic_ridge(differences, preference, ridge)
+    return logistic_ridge(np.eye(things)[one] - np.eye(things)[other], preference, ridge)
 
 
 def logistic_ridge(differences: Values, preference: ArrayLike, ridge: float, start: Values | None = None) -> Values:
@@ -136,13 +131,12 @@ def fit_head(first: Values, second: Values, preference: Values, groups: Sequence
     folds = _folds(groups)
     ridge = _best_ridge(differences, preference, folds)
     right = _right(_held_out(differences, preference, folds), preference)
-    accuracy = float(right.mean()) if len(right) else 0.5
     head = Head(
         weights=logistic_ridge(differences, preference, ridge),
         mean=mean,
         scale=scale,
         ridge=ridge,
-        accuracy=accuracy,
+        accuracy=float(right.mean()) if len(right) else 0.5,
         low=_low(right),
         decided=len(right),
         choices=len(preference),

@@ -19,7 +19,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
 from visual_grpo.segmentation.geometry import ring
 from visual_grpo.starter.job import Advance, Job
-from visual_grpo.starter.optimise import Report, minimise
+from visual_grpo.starter.optimise import minimise
 from visual_grpo.starter.qwen2_5_vl.model import MERGE, PATCH, build_model, build_processor
 from visual_grpo.starter.scenes import answers
 from visual_grpo.starter.scenes.world import COLORS, PARTS, Scenes, boxes, centers, draw_scenes, query_of
@@ -98,37 +98,26 @@ def prompt_of(processor: Qwen2_5_VLProcessor, text: str) -> str:
     return prompt
 
 
-def pretrain(
-    model: Qwen2_5_VLForConditionalGeneration,
-    processor: Qwen2_5_VLProcessor,
-    *,
-    size: tuple[int, int],
-    steps: int,
-    seed: int,
-    report: Report,
-) -> None:
-    """Trains all weights; ``size`` = (height, width) in pixels."""
-    torch.manual_seed(seed)
-    pool = build_pool(processor, *size, seed, min(POOL, steps * _BATCH))  # not more than the steps can use
-    lesson = _Lesson(model, processor, pool, size, torch.Generator().manual_seed(seed))
-    vision_steps = round(steps * _VISION_SHARE)
-    done = 0
-
-    def backward() -> None:
-        nonlocal done
-        done += 1
-        lesson.loss(with_answers=done > vision_steps).backward()
-
+def pretrain_vl(job: Job, advance: Advance) -> None:
+    """Trains model and processor and saves them to ``job.folder``."""
+    size, steps = (job.height, job.width), job.steps["vl"]
+    processor = build_processor(*size)
+    model = build_model(processor, job.seed)
+    torch.manual_seed(job.seed)
+    pool = build_pool(processor, *size, job.seed, min(POOL, steps * _BATCH))  # not more than the steps can use
+    lesson = _Lesson(model, processor, pool, size, torch.Generator().manual_seed(job.seed))
+    is_answered = iter([False] * round(steps * _VISION_SHARE) + [True] * steps)
     minimise(
-        backward,
+        lambda: lesson.loss(with_answers=next(is_answered)).backward(),
         [*model.parameters(), *lesson.heads.parameters()],
         steps=steps,
         peak_learning_rate=_LEARNING_RATE,
         warmup=100,
-        report=report,
+        report=lambda done: advance("vl", done),
     )
     lesson.close()
-    model.eval()
+    model.eval().save_pretrained(job.folder)
+    processor.save_pretrained(job.folder)
 
 
 class _Lesson:
@@ -211,7 +200,7 @@ class _Lesson:
 
     def _answer_loss(self, log_probs: Tensor, targets: Tensor, numbers: Tensor) -> Tensor:
         losses = -log_probs.gather(2, targets[..., None])[..., 0]
-        places = answers.places_of(range(6))
+        places = answers.PLACES[:6]
         soft = self.soft[numbers[:, :6]]
         losses[:, places] = -(soft * log_probs[:, places][..., self.number_ids]).sum(-1)
         return losses.mean()
@@ -245,20 +234,3 @@ def _mirrored(numbers: Tensor, axis: int, side: int) -> Tensor:
     mirrored = numbers.clone()
     mirrored[:, [low, high, *points]] = side - 1 - numbers[:, [high, low, *points]]
     return mirrored
-
-
-def pretrain_vl(job: Job, advance: Advance) -> None:
-    """Trains model and processor and saves them to ``job.folder``."""
-    size = (job.height, job.width)
-    processor = build_processor(*size)
-    model = build_model(processor, job.seed)
-    pretrain(
-        model,
-        processor,
-        size=size,
-        steps=job.steps["vl"],
-        seed=job.seed,
-        report=lambda done: advance("vl", done),
-    )
-    model.save_pretrained(job.folder)
-    processor.save_pretrained(job.folder)
