@@ -82,14 +82,9 @@ def test_pictures_unlike_the_voted_ones_are_told_and_scored_as_they_were(
     voted_on = [to_tensor(read_image(choices.parent / name)) for name in sorted(_pictures(choices))[:40]]
     assert not reward(PROMPTS, voted_on).parts["far"].any(), "none is further than the furthest of them"
     head = reward._fitted.head
-    every = np.concatenate(
-        [
-            pixel_features([PROMPTS[0]], [to_tensor(read_image(choices.parent / name))]).numpy()
-            for name in sorted(_pictures(choices))
-        ]
-    )
-    by_hand = np.sqrt((((every - head.mean) / head.scale) ** 2).mean(1))
-    assert head.reach == pytest.approx(by_hand.max())
+    every = [to_tensor(read_image(choices.parent / name)) for name in sorted(_pictures(choices))]
+    features = np.concatenate([pixel_features([PROMPTS[0]], [picture]).numpy() for picture in every])
+    assert head.reach == pytest.approx(np.sqrt((((features - head.mean) / head.scale) ** 2).mean(1)).max())
     noise = torch.randint(0, 256, (3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     checks = (torch.arange(32)[:, None] + torch.arange(32)) % 2 * 255
     unlike = [noise, checks.expand(3, 32, 32).to(torch.uint8)]
