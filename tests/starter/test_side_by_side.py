@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from torch.multiprocessing import ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from tests.starter import tasks
 from visual_grpo.starter.side_by_side import run_side_by_side

@@ -16,7 +16,7 @@ from visual_grpo.errors import Problems, UserError, counted, nearest_hint
 from visual_grpo.images import is_image
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
 from visual_grpo.threads import in_thread
-from visual_grpo.types import PromptRecord, RewardFunction, RewardOutput, Sample, Scores, weighted_total
+from visual_grpo.types import PromptRecord, Ratio, RewardFunction, RewardOutput, Sample, Scores, weighted_total
 
 RAW = "raw"
 """The part with a reward's scores as they are, where not all of them count so."""
@@ -133,7 +133,7 @@ class RewardSet:
         clipped = {name: own.counted(scored[name], self.weights[name], scored) for name, own in self.counting.items()}
         values = scored | clipped
         parts = {f"{name}/{RAW}": scored[name] for name in self.counting}
-        ratios = {}
+        ratios: dict[str, Ratio] = {}
         for name, output in outputs.items():
             parts |= {f"{name}/{part}": own for part, own in output.parts.items()}
             ratios |= {f"{name}/{ratio}": pair for ratio, pair in output.ratios.items()}

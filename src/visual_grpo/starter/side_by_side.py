@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torch.multiprocessing import ProcessExitedException, start_processes
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from visual_grpo.starter.job import Advance
 
