@@ -240,9 +240,9 @@ class Encoder:
 
     @cached_property
     def processor(self) -> Any:
-        folder = self.processing.folder()
+        folder, processor_class = self.processing.folder(), getattr(transformers, self.processor_class)
         try:
-            return getattr(transformers, self.processor_class).from_pretrained(folder, local_files_only=True)
+            return processor_class.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{self.compute.reward}: the {self.processor_class} in {folder} cannot be loaded: {error}. Save or"
