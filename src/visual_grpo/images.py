@@ -12,21 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import numpy as np
+from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
+
 from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from PIL.Image import Image
     from torch import Tensor
 
 MULTIPLE = 32
 """Sides of a GLM-Image picture are multiples of this many pixels (one AR token)."""
-
 _UINT16_MAX = 65535
-
-_MASK_RANGES = (1, 255, _UINT16_MAX)
-"""Values that may stand for white in a mask."""
-
 _DAMAGE = (
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError),
     *(struct.error, zlib.error),
@@ -36,8 +32,16 @@ _DAMAGE = (
 _RUN_PROGRAMS = ("EPS", "WMF")
 """Formats that are programs themselves: Pillow hands them to Ghostscript or Windows."""
 
-_FIRST_TURNED = 5
-"""EXIF orientations 5 to 8 swap width and height."""
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes an image of an EXIF orientation upright."""
 
 
 class ImageError(UserError):
@@ -48,7 +52,7 @@ class TooManyPixelsError(ImageError):
     """An image that would take too much memory."""
 
 
-def read_image(file: str | Path | IO[bytes]) -> Image:
+def read_image(file: str | Path | IO[bytes]) -> Image.Image:
     """Reads an image upright (EXIF orientation applied) as RGB; the first frame of an animation.
 
     Transparent pixels are blended with white. 16-bit, 32-bit and float images are scaled to 8 bits
@@ -65,20 +69,19 @@ def read_image(file: str | Path | IO[bytes]) -> Image:
 def read_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
     """Width and height of the upright image in pixels; reads only the file's header."""
     with _opened(file) as image:
-        # Pillow itself turns a TIFF's size.
-        turned = image.format != "TIFF" and _orientation(image) >= _FIRST_TURNED
+        # EXIF orientations 5 to 8 swap width and height. Pillow itself turns a TIFF's size.
+        turned = image.format != "TIFF" and _orientation(image) >= 5
         return (image.height, image.width) if turned else (image.width, image.height)
 
 
 def read_mask(file: str | Path | IO[bytes]) -> Tensor:
     """Reads a mask: bool tensor [height, width], True = foreground as defined by `read_mask_image`."""
-    import numpy as np
     import torch
 
     return torch.from_numpy(np.array(read_mask_image(file)) > 0)
 
 
-def read_mask_image(file: str | Path | IO[bytes]) -> Image:
+def read_mask_image(file: str | Path | IO[bytes]) -> Image.Image:
     """Reads a mask of any Pillow mode upright as mode L with values 0 and 255 only.
 
     A pixel is foreground if its brightest channel exceeds half of the range (palette images are converted to RGB
@@ -88,13 +91,10 @@ def read_mask_image(file: str | Path | IO[bytes]) -> Image:
     Raises:
         ImageError: as for `read_image`, and for values outside all of the ranges.
     """
-    import numpy as np
-    from PIL import Image
-
     with _opened(file) as image:
         image.load()
         values = _mask_values(_upright(image))
-        white = next((bound for bound in _MASK_RANGES if values.min() >= 0 and values.max() <= bound), None)
+        white = next((bound for bound in (1, 255, _UINT16_MAX) if values.min() >= 0 and values.max() <= bound), None)
         if white is None:
             raise ImageError(
                 f"{_name(file)}: a mask's values must lie within 0..1, 0..255 or 0..{_UINT16_MAX},"
@@ -106,8 +106,6 @@ def read_mask_image(file: str | Path | IO[bytes]) -> Image:
 @contextmanager
 def pixel_limit(most: int) -> Iterator[None]:
     """Lets Pillow accept images of up to ``most`` pixels, if that is more than its own limit, in this process."""
-    from PIL import Image
-
     before = Image.MAX_IMAGE_PIXELS
     if before is not None:
         Image.MAX_IMAGE_PIXELS = max(before, -(-most // 2))  # Pillow refuses twice this.
@@ -119,8 +117,6 @@ def pixel_limit(most: int) -> Iterator[None]:
 
 def is_intact_png(path: Path) -> bool:
     """True if the file exists and all of its PNG checksums are correct."""
-    from PIL import Image
-
     try:
         with Image.open(path, formats=["PNG"]) as image:
             image.verify()
@@ -129,28 +125,30 @@ def is_intact_png(path: Path) -> bool:
     return True
 
 
-def to_rgb(image: Image) -> Image:
+def to_rgb(image: Image.Image) -> Image.Image:
     """Converts any Pillow mode to RGB; an image that is RGB already is returned as it is."""
     mode = image.mode
     if mode.startswith("I") or mode == "F":
         return _scale_to_bytes(image).convert("RGB")
     if mode == "LAB":
-        return _lab_to_rgb(image)
+        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        converted = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")
+        assert converted is not None  # Only an in-place conversion returns None.
+        return converted
     if mode in ("La", "RGBa"):
         image = image.convert("LA" if mode == "La" else "RGBA")
     if image.has_transparency_data:
-        return _over_white(image)
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image if mode == "RGB" else image.convert("RGB")
 
 
-def fit(image: Image, height: int, width: int) -> Image:
+def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     """Scales an image (Lanczos) so that it just covers height x width pixels, then crops the centre.
 
     Raises:
         ValueError: a side that is not a positive multiple of 32.
     """
-    from PIL import Image, ImageOps
-
     for name, side in (("height", height), ("width", width)):
         if side < MULTIPLE or side % MULTIPLE:
             raise ValueError(f"{name} must be a positive multiple of {MULTIPLE} pixels, got {side}")
@@ -159,36 +157,29 @@ def fit(image: Image, height: int, width: int) -> Image:
     return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
 
 
-def stretch(image: Image, height: int, width: int) -> Image:
+def stretch(image: Image.Image, height: int, width: int) -> Image.Image:
     """Scales an image (Lanczos) to height x width pixels without cropping; the aspect ratio may change."""
-    from PIL import Image
-
     return image.resize((width, height), Image.Resampling.LANCZOS)
 
 
-def stretch_mask(mask: Image, height: int, width: int) -> Image:
+def stretch_mask(mask: Image.Image, height: int, width: int) -> Image.Image:
     """Like `stretch`, with nearest-neighbour sampling, which creates no new values."""
-    from PIL import Image
-
     return mask.resize((width, height), Image.Resampling.NEAREST)
 
 
-def to_tensor(image: Image) -> Tensor:
+def to_tensor(image: Image.Image) -> Tensor:
     """A Pillow image as a uint8 tensor [3, height, width], RGB."""
-    import numpy as np
     import torch
 
     return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1).contiguous()
 
 
-def to_pil(tensor: Tensor) -> Image:
+def to_pil(tensor: Tensor) -> Image.Image:
     """A uint8 tensor [3, height, width] as a Pillow image.
 
     Raises:
         ValueError: another shape or dtype.
     """
-    from PIL import Image
-
     require_image(tensor)
     return Image.fromarray(tensor.detach().cpu().permute(1, 2, 0).contiguous().numpy())
 
@@ -214,24 +205,22 @@ def described(value: object) -> str:
 
 
 @contextmanager
-def _opened(file: str | Path | IO[bytes]) -> Iterator[Image]:
+def _opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
     """Opens an image; an exception that Pillow raises, here or in the body, becomes an `ImageError`."""
-    from PIL import Image, UnidentifiedImageError
-
     try:
         with Image.open(file) as image:
             if image.format in _RUN_PROGRAMS:
-                raise ImageError(
-                    f"{_name(file)}: is {image.format}, which needs another program to be drawn;"
-                    " PNG, JPEG and WebP always work"
-                )
+                raise ImageError(f"{_name(file)}: is {image.format}, which needs another program to be drawn; use PNG")
             yield image
     except FileNotFoundError as error:
         raise ImageError(f"{file}: there is no such file") from error
     except (PermissionError, IsADirectoryError) as error:
         raise ImageError(f"{_name(file)}: the file cannot be opened ({error.strerror or error})") from error
     except UnidentifiedImageError as error:
-        raise ImageError(f"{_name(file)}: {_why_unidentified(file)}") from error
+        raise ImageError(
+            f"{_name(file)}: empty, damaged at its start, or not an image that Pillow can read; PNG, JPEG and WebP"
+            " always work"
+        ) from error
     except Image.DecompressionBombError as error:
         raise TooManyPixelsError(
             f"{_name(file)}: too many pixels to be decoded safely ({str(error).partition(', could')[0]})"
@@ -240,10 +229,8 @@ def _opened(file: str | Path | IO[bytes]) -> Iterator[Image]:
         raise ImageError(f"{_name(file)}: damaged or cut off ({error})") from error
 
 
-def _orientation(image: Image) -> int:
+def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; 1 (upright) if EXIF data are absent or cannot be parsed."""
-    from PIL import ExifTags
-
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
     except (SyntaxError, ValueError, TypeError, KeyError, OSError, struct.error):
@@ -251,26 +238,13 @@ def _orientation(image: Image) -> int:
     return value if value in range(1, 9) else 1
 
 
-def _upright(image: Image) -> Image:
-    from PIL import Image
-
-    turns = Image.Transpose
-    method = {
-        2: turns.FLIP_LEFT_RIGHT,
-        3: turns.ROTATE_180,
-        4: turns.FLIP_TOP_BOTTOM,
-        5: turns.TRANSPOSE,
-        6: turns.ROTATE_270,
-        7: turns.TRANSVERSE,
-        8: turns.ROTATE_90,
-    }.get(_orientation(image))
+def _upright(image: Image.Image) -> Image.Image:
+    method = _TURNS.get(_orientation(image))
     return image if method is None else image.transpose(method)
 
 
-def _mask_values(image: Image) -> np.ndarray:
+def _mask_values(image: Image.Image) -> np.ndarray:
     """[height, width]: the alpha values, or else the brightness, that decide which pixels are foreground."""
-    import numpy as np
-
     if image.has_transparency_data:
         alpha = np.asarray(image.convert("RGBA").getchannel("A"))
         if alpha.min() < alpha.max():
@@ -281,59 +255,26 @@ def _mask_values(image: Image) -> np.ndarray:
     return np.asarray(to_rgb(image)).max(axis=2)
 
 
-def _over_white(image: Image) -> Image:
-    from PIL import Image
-
-    rgba = image.convert("RGBA")
-    white = Image.new("RGBA", rgba.size, "white")
-    return Image.alpha_composite(white, rgba).convert("RGB")
-
-
-def _scale_to_bytes(image: Image) -> Image:
+def _scale_to_bytes(image: Image.Image) -> Image.Image:
     """Converts a single-channel integer or float image to mode L.
 
     I;16 spans 0..65535. Wider modes do not define a range, so it is inferred from the values: floats within 0..1
     are fractions of white; values within 0..255 are bytes; integers within 0..65535 are 16-bit; anything else is
     stretched from its minimum to its maximum.
     """
-    import numpy as np
-    from PIL import Image
-
     with np.errstate(invalid="ignore"):  # A float that is no number is refused here, not by the conversion.
         values = np.asarray(image).astype(np.float64)
     if not np.isfinite(values).all():
         raise ValueError("it has pixels that are not finite numbers")
-    low, high = _range(image.mode, values)
+    low, high = float(values.min()), float(values.max())
+    whites = (_UINT16_MAX,) if image.mode.startswith("I;16") else (1, 255) if image.mode == "F" else (255, _UINT16_MAX)
+    white = next((white for white in whites if low >= 0 and high <= white), None)
+    if white is not None:
+        low, high = 0.0, white
+    elif low == high:
+        high = low + 1
     scaled = (values - low) * (255 / (high - low))
     return Image.fromarray(np.rint(scaled).astype(np.uint8))
-
-
-def _range(mode: str, values: np.ndarray) -> tuple[float, float]:
-    """The values of black and white."""
-    if mode.startswith("I;16"):
-        return 0.0, _UINT16_MAX
-    low, high = float(values.min()), float(values.max())
-    bounds = (1.0, 255.0) if mode == "F" else (255.0, float(_UINT16_MAX))
-    for bound in bounds:
-        if low >= 0 and high <= bound:
-            return 0.0, bound
-    return low, high if high > low else low + 1
-
-
-def _lab_to_rgb(image: Image) -> Image:
-    from PIL import ImageCms
-
-    converted = ImageCms.profileToProfile(
-        image, ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), outputMode="RGB"
-    )
-    assert converted is not None  # only an in-place conversion returns None
-    return converted
-
-
-def _why_unidentified(file: str | Path | IO[bytes]) -> str:
-    if isinstance(file, str | Path) and Path(file).stat().st_size == 0:
-        return "the file is empty (0 bytes)"
-    return "not an image that Pillow can read, or damaged at its start; PNG, JPEG and WebP always work"
 
 
 def _name(file: str | Path | IO[bytes]) -> str:

@@ -32,7 +32,7 @@ def test_rows_stream_in_and_records_come_out(dataset, tmp_path):
         "metadata": '{"k": 1}',
     }
     dataset.save(dict(row, id=name) for name in "ab")
-    (record,) = dataset.load().where(lambda record: record.id == "b")
+    _, record = dataset.load()
     assert record.target_image == tmp_path / "images/a.png"
     assert record.source_images == (tmp_path / "images/b.png",)
     assert record.metadata == {"k": 1}

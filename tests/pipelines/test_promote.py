@@ -21,7 +21,7 @@ from visual_grpo.datasets import RecordsDataset
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.promote import judge, promote
 from visual_grpo.pipelines.rollback import roll_back
-from visual_grpo.records.seen import SeenPrompts
+from visual_grpo.records.split import SeenPrompts
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.tracking.registry import Registry

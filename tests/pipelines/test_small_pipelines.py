@@ -20,7 +20,7 @@ from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.pipelines.compare import Side, compare_adapters, differences
 from visual_grpo.pipelines.generate import draw_prompts
 from visual_grpo.pipelines.score import score_folder, summary
-from visual_grpo.records.seen import SeenPrompts
+from visual_grpo.records.split import SeenPrompts
 from visual_grpo.records.table import RecordTable
 
 SIZE = {"height": 64, "width": 96}

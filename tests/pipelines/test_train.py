@@ -35,7 +35,7 @@ from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.baseline import conditions
 from visual_grpo.pipelines.train import _grid, identity
 from visual_grpo.records.profile import profile_of, read_profile
-from visual_grpo.records.seen import SeenPrompts
+from visual_grpo.records.split import SeenPrompts
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import RunToLog, Tracker

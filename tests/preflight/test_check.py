@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -204,34 +203,16 @@ def test_strict_refuses_the_first_bad_record(tmp_path):
     assert "line 21" in refusal(tmp_path, data={"strict": True})
 
 
-def test_too_few_records_are_told_which_shares_do(tmp_path):
+def test_too_few_records_are_told_with_those_that_were_rejected(tmp_path):
     (tmp_path / "prompts.txt").write_text("\n".join(f'"{n}"' for n in range(3)))
     nothing = {"eval_share": 0.0, "held_out_share": 0.0}
     message = refusal(tmp_path, data=nothing)
-    assert "3 usable records are too few for the shares of the splits: 3 train, 0 eval, 0 held_out." in message
-    given = message.splitlines()[-1].partition("--params=")[2].split(",")
-    shares = {name.removeprefix("data."): json.loads(value) for name, value in (pair.split("=") for pair in given[1:])}
-    assert shares.keys() == nothing.keys()
-    assert settle(tmp_path, data=shares).reward == "text"
-    message = refusal(tmp_path, data={"eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.999})
-    assert "0 train, 0 eval, 0 held_out, 3 sealed." in message
-    assert "data.sealed_share=0.0" in message.splitlines()[-1]
-    (tmp_path / "prompts.txt").write_text('"alone"')
+    assert "3 usable records in the splits: 3 train, 0 eval, 0 held_out. Training and evaluation need one" in message
+    assert "0 train, 0 eval, 0 held_out, 3 sealed." in refusal(tmp_path, data={**nothing, "sealed_share": 0.999})
+    assert settle(tmp_path, data={"eval_share": 0.0, "held_out_share": 0.5}).reward == "text"
+    (tmp_path / "prompts.txt").unlink()
+    jsonl(tmp_path / "records.jsonl", [{"prompt": '"alone"'}, *({"prompt": ""} for _ in range(6))])
     message = refusal(tmp_path)
-    assert "1 usable record is too few for the shares of the splits" in message
-    assert "Training and evaluation need one each: add records" in message
-
-
-def test_too_few_records_are_told_which_others_were_rejected(tmp_path):
-    rows = [{"prompt": '"alone"'}, *({"prompt": ""} for _ in range(6))]
-    jsonl(tmp_path / "records.jsonl", rows)
-    message = refusal(tmp_path)
-    assert "1 usable record is too few" in message
-    assert "6 other records were rejected:\n  records.jsonl, line 2" in message
-    assert "the prompt is empty" in message
+    assert "Rejected were 6 others:\n  records.jsonl, line 2" in message
     assert message.count("\n  records.jsonl, line") == 5
     assert "and 1 more" in message
-    jsonl(tmp_path / "records.jsonl", [*rows[:2], *({"prompt": f'"{n}"'} for n in range(2))])
-    message = refusal(tmp_path, data={"eval_share": 0.0, "held_out_share": 0.0})
-    assert "1 other record was rejected:\n  records.jsonl, line 2" in message
-    assert message.splitlines()[-1].count("--params=") == 1, "the line to paste is still the last"

@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from visual_grpo.config import DataConfig
-from visual_grpo.records.preparation import Preparation
+from visual_grpo.records.preparation import Preparation, remove_unused_images
 from visual_grpo.records.table import RecordTable
 
 
@@ -67,6 +67,7 @@ def prepare(folder, **changes):
     path = changes.pop("path", folder / "data")
     config = data_config(path, **{"held_out_share": 0, "eval_share": 0, **changes})
     Preparation(config).write(folder / "out/records.parquet")
+    remove_unused_images(folder / "out/records.parquet")
     return RecordTable(folder / "out/records.parquet")
 
 

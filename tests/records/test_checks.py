@@ -62,7 +62,7 @@ def test_a_good_record(raw, tmp_path):
         ({"prompt": "a" * 20_001}, "prompt_too_long", "the prompt has 20,001 characters, more than 20,000"),
         ({"prompt": 5}, "wrong_type", "prompt must be text, got 5"),
         ({"prompt": ["x" * 1000]}, "wrong_type", "x..."),
-        ({"prompt": "a\ud800"}, "not_utf8", r"the lone surrogate U+D800 at character 2"),
+        ({"prompt": "a\ud800"}, "not_utf8", "the prompt is not valid UTF-8 at character 2"),
         ({"prompt": "a\0cat"}, "control_character", "U+0000 (control character) at character 2"),
         ({"prompt": "\x1b[2Ja cat"}, "control_character", "U+001B (control character) at character 1"),
         ({"prompt": "it\x92s a cat"}, "control_character", "U+0092 (control character) at character 3"),
@@ -70,7 +70,7 @@ def test_a_good_record(raw, tmp_path):
         ({"id": True}, "wrong_type", "id must be text or a whole number, got True"),
         ({"id": 1.5}, "wrong_type", "id must be text or a whole number, got 1.5"),
         ({"id": " "}, "wrong_type", "id must be text or a whole number, got ' '"),
-        ({"target_image": "b.png"}, "missing_target", "target_image 'b.png' does not exist (looked for "),
+        ({"target_image": "b.png"}, "missing_target", "target_image 'b.png' does not exist or is not an "),
         ({"target_image": "."}, "missing_target", "does not exist"),
         ({"target_image": "a\0.png"}, "missing_target", "does not exist"),
         ({"target_image": "a" * 300}, "missing_target", "cannot be opened (File name too long)"),
@@ -79,9 +79,9 @@ def test_a_good_record(raw, tmp_path):
         ({"source_images": ["a.png", "b.png"]}, "missing_source", "source_image 'b.png' does not exist"),
         ({"source_images": {}}, "wrong_type", "source_image must be the path of an image, got {}"),
         ({"group": ["a"]}, "wrong_type", "group must be text or a whole number, got ['a']"),
-        ({"group": "\udcff"}, "not_utf8", "the group is not valid UTF-8: byte 0xFF"),
+        ({"group": "\udcff"}, "not_utf8", "the group is not valid UTF-8 at character 1"),
         ({"metadata": "ink"}, "wrong_type", "metadata must be a JSON object, got 'ink'"),
-        ({"metadata": {"a": "\udcff"}}, "not_utf8", "the metadata is not valid UTF-8: byte 0xFF"),
+        ({"metadata": {"a": "\udcff"}}, "not_utf8", "the metadata is not valid UTF-8 at"),
         ({"prompt": None, "extra": {"promt": "a"}}, "unknown_key", "no field 'promt'. Did you mean 'prompt'?"),
         ({"extra": {"target_imge": "a.png"}}, "unknown_key", "no field 'target_imge'. Did you mean 'target_image'?"),
         ({"extra": {"style": "ink", "Group": "b"}}, "unknown_key", "Did you mean 'group'?"),
@@ -100,9 +100,7 @@ def test_rejections(raw, change, reason, message):
 @pytest.mark.parametrize(
     ("path", "remedy"),
     [
-        ("~/a.png", "~ is not expanded"),
         ("https://example.com/a.png", "Download the image"),
-        ("images\\a.png", "with / instead of \\"),
         ("b.png", "Correct the path or add the file"),
     ],
 )
@@ -189,25 +187,6 @@ class TestQueries:
         record = self.read(row)
         assert (record.prompt, record.source_images, record.target_image) == ("the left wing", "a.png", "m.png")
         assert record.extra == {"box": [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
-
-    @pytest.mark.parametrize(
-        ("row", "names"),
-        [
-            ({"prompt": "a", "query": "b"}, "prompt and query"),
-            ({"query": "b", "problem": "a"}, "query and problem"),
-            ({"source_image": "a.png", "image": "b.png"}, "source_image and image"),
-            ({"target_image": "a.png", "mask": "b.png"}, "target_image and mask"),
-            ({"box": [0, 0, 1, 1], "bbox": [0, 0, 1, 2]}, "box and bbox"),
-            ({"prompt": "a", "query": "a", "box": [1], "bbox": [1]}, None),
-        ],
-    )
-    def test_two_names_with_different_values_are_rejected(self, row, names):
-        found = self.read({"id": "x", **row})
-        if names is None:
-            assert (found.prompt, found.extra) == ("a", {"box": [1]})
-            return
-        assert (found.reason, found.id, found.place.line) == ("ambiguous_key", "x", 3)
-        assert found.message == f"{names} are both given, and differ"
 
     @given(
         row=st.dictionaries(KEYS | st.text(max_size=12), VALUES, max_size=6),

@@ -43,12 +43,8 @@ def test_splits_are_tables_in_the_same_order(table):
     assert [record.id for record in train[1:3].split("train")] == ["id 2", "id 4"]
 
 
-def test_slices_and_filters(table):
+def test_slices(table):
     assert [record.id for record in table[3:10:3]] == ["id 3", "id 6", "id 9"]
-    assert [record.id for record in table.where(lambda record: record.id.endswith("99"))[:2]] == [
-        "id 99",
-        "id 199",
-    ]
 
 
 def test_only_a_few_row_groups_are_cached(table, monkeypatch):

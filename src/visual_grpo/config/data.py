@@ -45,7 +45,6 @@ class DataConfig(Strict):
         description="pixels of an image; the default is Pillow's limit",
     )
     max_file_mb: float = Field(1000, gt=0, description="MB (10^6 bytes) of an image file")
-    max_record_mb: float = Field(16, gt=0, description="MB of a record's text: a line, a CSV row, a caption")
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> Self:

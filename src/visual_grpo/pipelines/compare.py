@@ -15,7 +15,7 @@ from visual_grpo.errors import UserError, counted
 from visual_grpo.evaluation import compare, generate, report
 from visual_grpo.evaluation.headline import headline, lines
 from visual_grpo.importing import code_digests
-from visual_grpo.records.seen import SeenPrompts
+from visual_grpo.records.split import SeenPrompts
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.model_ref import find_adapters

@@ -21,7 +21,7 @@ def prepare_records(data: DataConfig, starter_report: dict[str, Any], records_dr
     """
     preparation = Preparation(data)
     with console.progress("Preparing records", preparation.count()) as bar:
-        preparation.write_draft(records_draft, lambda done, total: bar.advance())
+        preparation.write(records_draft, bar.advance)
         bar.complete()  # Blank lines were counted, too.
     return records_draft
 

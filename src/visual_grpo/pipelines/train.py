@@ -29,8 +29,7 @@ from visual_grpo.model_card import CARD, model_card
 from visual_grpo.pipelines.baseline import conditions
 from visual_grpo.policies.family import Model
 from visual_grpo.records.profile import profile_of, write_profile
-from visual_grpo.records.seen import SeenPrompts
-from visual_grpo.records.split import SEALED
+from visual_grpo.records.split import SEALED, SeenPrompts
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.rewards.combine import RewardSet

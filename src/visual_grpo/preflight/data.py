@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from visual_grpo.config import DataConfig, Task
+from visual_grpo.errors import counted
 from visual_grpo.preflight.reward import Traits
 from visual_grpo.records.checks import as_prompt, group_key, survey
 from visual_grpo.records.detect import EMBEDDING, Found, find_records
 from visual_grpo.records.image_store import sha256_of
 from visual_grpo.records.raw import RawRecord, Rejected
-from visual_grpo.records.report import also_rejected, are_too_few, nothing_left
-from visual_grpo.records.split import OPEN, SPLITS, Shares, feasible_shares, is_enough, split_counts
+from visual_grpo.records.report import also_rejected, nothing_left
+from visual_grpo.records.split import OPEN, SPLITS, Splitter
 from visual_grpo.types import PromptRecord
 
 OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
@@ -134,24 +136,16 @@ def _are_of(data: DataConfig, task: Task) -> str:
 
 
 def _check_splits(findings: Findings, records: list[RawRecord], data: DataConfig) -> None:
-    keys = [
-        (record.id, group_key(record, [sha256_of(image) for image in record.source_images], data.task))
+    splitter = Splitter(eval_share=data.eval_share, held_out_share=data.held_out_share, sealed_share=data.sealed_share)
+    counts = Counter(
+        splitter(record.id, group_key(record, [sha256_of(image) for image in record.source_images], data.task))
         for record in records
-    ]
-    shares: Shares = (data.eval_share, data.held_out_share, data.sealed_share)
-    counts = split_counts(keys, shares)
-    if is_enough(counts):
+    )
+    if counts["train"] and counts["eval"] + counts["held_out"]:
         return
-    split = ", ".join(f"{counts[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))
-    said = f"{are_too_few(len(records), 'usable record')} for the shares of the splits: {split}."
-    rejected = also_rejected(findings.rejected, findings.rejections)
-    better = feasible_shares(keys, shares)
-    if better is None:
-        findings.problems.append(
-            f"{said} Training and evaluation need one each: add records with other prompts.{rejected}"
-        )
-        return
-    findings.problems.append(f"{said} Add records, or use other shares.{rejected}")
-    findings.added |= {"data.eval_share": better[0], "data.held_out_share": better[1]}
-    if better[2] != data.sealed_share:
-        findings.added["data.sealed_share"] = better[2]
+    each = ", ".join(f"{counts[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))
+    findings.problems.append(
+        f"{counted(len(records), 'usable record')} in the splits: {each}. Training and evaluation need one each: add"
+        " records with other prompts, or change data.eval_share and data.held_out_share."
+        f"{also_rejected(findings.rejected, findings.rejections)}"
+    )

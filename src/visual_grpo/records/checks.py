@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,18 +16,17 @@ from visual_grpo.errors import nearest
 from visual_grpo.records.columns import KEYS, QUERY_KEYS
 from visual_grpo.records.detect import Found
 from visual_grpo.records.guard import Guard
-from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.raw import EmbeddedImage, Item, Note, Original, RawRecord, Rejected, shorten, wrong_type
+from visual_grpo.records.report import DiskCounter
 from visual_grpo.records.split import held_out_by
-from visual_grpo.records.text import check_control_characters, check_utf8
 from visual_grpo.types import PromptRecord
 
 _LONGEST_PROMPT = 20_000
 """Characters: some times what the longest text encoder reads."""
-_ALIKE = 0.8
-"""Similarity of two keys from which one may be a misspelling of the other."""
-_LONGEST_KEY = 50
-"""Characters; a longer key resembles none, and comparing it would take long."""
+
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202d\u202e]")
+"""C0 and C1 control characters other than tab and line breaks, DEL, and the two overrides of writing direction: a
+prompt with one shows another text than the model reads. Other direction marks occur in ordinary Arabic and Hebrew."""
 
 
 def survey(found: Found, task: Task) -> Iterator[RawRecord | Rejected]:
@@ -64,14 +63,15 @@ def checked(raw: RawRecord, task: Task, guard: Guard) -> RawRecord:
     """
     is_query = task == "segmentation"
     prompt, source, target = ("query", "image", "mask") if is_query else ("prompt", "source_image", "target_image")
-    _refuse_misspelt(raw, (*KEYS, *QUERY_KEYS) if is_query else KEYS)
-    sources = raw.source_images if isinstance(raw.source_images, list) else [raw.source_images]
+    _refuse_misspelt(raw, is_query)
+    given = [] if raw.source_images is None else raw.source_images
     record = replace(
         raw,
         prompt=_prompt(raw, prompt),
-        id=_label(raw.id, "id"),
+        id=_label(raw.id, "id").strip(),
         source_images=tuple(
-            _image(raw, source, value, "missing_source", guard) for value in sources if raw.source_images is not None
+            _image(raw, source, value, "missing_source", guard)
+            for value in (given if isinstance(given, list) else [given])
         ),
         target_image=None
         if raw.target_image is None
@@ -79,7 +79,7 @@ def checked(raw: RawRecord, task: Task, guard: Guard) -> RawRecord:
         group=None if raw.group is None else _label(raw.group, "group"),
         metadata=_metadata(raw),
     )
-    _check_task(record, task)
+    _check_task(task, len(record.source_images), record.target_image)
     return record
 
 
@@ -98,27 +98,23 @@ def as_prompt(record: RawRecord, task: Task) -> PromptRecord:
 def group_key(record: RawRecord, source_sha256: Sequence[str], task: Task) -> str:
     """Records that share it are held out together; ``source_sha256`` are of the original source images."""
     # Queries about one image are held out together, whatever they ask.
-    prompt = None if task == "segmentation" else record.prompt
-    return held_out_by(prompt, record.group, source_sha256)
+    return held_out_by(None if task == "segmentation" else record.prompt, record.group, source_sha256)
 
 
-def _check_task(record: RawRecord, task: Task) -> None:
-    sources = len(record.source_images)
+def _check_task(task: Task, sources: int, target: Original | None) -> None:
     if task == "t2i" and sources:
         message = "source_image is given, but data.task is t2i"
         raise Rejected("unexpected_source", message, "Set data.task to i2i or mixed, or leave source_image out")
     if task == "i2i" and not sources:
         message = "there is no source_image, and data.task is i2i"
         raise Rejected("missing_source", message, "Add the image to edit, or set data.task to mixed or t2i")
-    if task != "segmentation":
-        return
-    if not sources:
+    if task == "segmentation" and not sources:
         message = "there is no image, and data.task is segmentation"
         raise Rejected("missing_source", message, "Name the image that the query asks about (key image)")
-    if sources > 1:
+    if task == "segmentation" and sources > 1:
         message = f"there are {sources} images, and data.task is segmentation: a query asks about one"
         raise Rejected("several_sources", message, "Make one record per image, or remove the other images")
-    if record.target_image is None:
+    if task == "segmentation" and target is None:
         remedy = "Name the mask of the queried object (key mask): an image that is bright inside the object"
         raise Rejected("missing_mask", "there is no mask, and data.task is segmentation", remedy)
 
@@ -130,21 +126,34 @@ def _prompt(raw: RawRecord, key: str) -> str:
         raise Rejected("empty_prompt", f"there is no {key}{known}", f"Add it as {key}, or remove the record")
     if not isinstance(value, str):
         raise wrong_type(key, "text", value)
-    check_utf8(value, f"the {key}")
-    if not value.strip():
+    text = value.strip()
+    _check_utf8(text, key)
+    if not text:
         raise Rejected("empty_prompt", f"the {key} is empty", "Write one or remove the record")
-    if len(value) > _LONGEST_PROMPT:
-        message = f"the {key} has {len(value):,} characters, more than {_LONGEST_PROMPT:,}"
+    if len(text) > _LONGEST_PROMPT:
+        message = f"the {key} has {len(text):,} characters, more than {_LONGEST_PROMPT:,}"
         raise Rejected("prompt_too_long", message, "Shorten it: memory grows with its length")
-    check_control_characters(value.strip(), f"the {key}")
-    return value.strip()
+    if (control := _CONTROL.search(text)) is not None:
+        shown = f"U+{ord(control[0]):04X} ({unicodedata.name(control[0], 'control character').lower()})"
+        message = f"the {key} has {shown} at character {control.start() + 1}"
+        raise Rejected("control_character", message, "Remove it; line breaks and tabs may stay")
+    return text
 
 
 def _label(value: Any, key: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
         raise wrong_type(key, "text or a whole number", value)
-    check_utf8(str(value), f"the {key}")
-    return str(value).strip() if key == "id" else str(value)
+    _check_utf8(str(value), key)
+    return str(value)
+
+
+def _check_utf8(text: str, key: str) -> None:
+    """Rejects bytes that are not UTF-8, which are read as surrogates, and escaped lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"the {key} is not valid UTF-8 at character {error.start + 1}"
+        raise Rejected("not_utf8", message, "Save the file as UTF-8") from error
 
 
 def _image(raw: RawRecord, key: str, value: Any, missing: str, guard: Guard) -> Original:
@@ -153,25 +162,17 @@ def _image(raw: RawRecord, key: str, value: Any, missing: str, guard: Guard) -> 
     if not isinstance(value, str) or not value:
         raise wrong_type(key, "the path of an image", value)
     path, name = raw.folder / value, f"{key} {shorten(value)!r}"
-    guard.check(path, name)
+    remedy = "Correct the path or add the file"
     try:
+        guard.check(path, name)
         exists = path.is_file()
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise Rejected(missing, f"{name} cannot be opened ({error.strerror})", "Correct the path") from error
+    except OSError as error:  # A name that is too long, a folder that may not be entered.
+        raise Rejected(missing, f"{name} cannot be opened ({error.strerror})", remedy) from error
     if not exists:
-        message = f"{name} does not exist (looked for {path})"
-        raise Rejected(missing, message, _path_hint(value) or "Correct the path or add the file")
+        if "://" in value:
+            remedy = "Download the image and give its path; URLs are not fetched"
+        raise Rejected(missing, f"{name} does not exist or is not an ordinary file (looked for {path})", remedy)
     return path
-
-
-def _path_hint(value: str) -> str | None:
-    if "://" in value:
-        return "Download the image and give its path; URLs are not fetched"
-    if value.startswith("~"):
-        return "Write the path from the data's folder; ~ is not expanded"
-    if "\\" in value:
-        return "Write the path with / instead of \\"
-    return None
 
 
 def _metadata(raw: RawRecord) -> str:
@@ -181,40 +182,30 @@ def _metadata(raw: RawRecord) -> str:
     try:
         text = json.dumps({**raw.extra, **value}, ensure_ascii=False, sort_keys=True)
     except RecursionError as error:
-        raise Rejected(
-            "too_deep", "objects and lists are too deep inside each other", "Use a flatter record"
-        ) from error
-    check_utf8(text, "the metadata")
+        message = "objects and lists are too deep inside each other"
+        raise Rejected("too_deep", message, "Use a flatter record") from error
+    _check_utf8(text, "metadata")
     return text
 
 
-def _refuse_misspelt(raw: RawRecord, known: tuple[str, ...]) -> None:
+def _refuse_misspelt(raw: RawRecord, is_query: bool) -> None:
     """Rejects a key that looks like a known one which is missing: without its target, it would train as another."""
     given = {
-        **dict.fromkeys(("prompt", "query", "problem"), raw.prompt),
-        **dict.fromkeys(("target_image", "mask"), raw.target_image),
-        **dict.fromkeys(("source_image", "image"), raw.source_images),
-        "group": raw.group,
-        "metadata": raw.metadata,
-        **raw.extra,
+        **dict.fromkeys(("prompt", "query", "problem"), raw.prompt is not None),
+        **dict.fromkeys(("target_image", "mask"), raw.target_image is not None),
+        **dict.fromkeys(("source_image", "image"), raw.source_images is not None),
+        **{name: getattr(raw, name) is not None for name in ("id", "group", "metadata")},
+        **{name: raw.extra.get(name) is not None for name in ("box", "bbox", "points")},
     }
+    known = (*KEYS, *QUERY_KEYS) if is_query else KEYS
+    missing = {name.replace("_", ""): name for name in known if not given[name]}
     for key in raw.extra:
-        meant = _meant(key, known) if len(key) <= _LONGEST_KEY and key not in known else None
-        if meant is not None and given.get(meant) is None:
-            raise Rejected("unknown_key", f"there is no field {shorten(key)!r}. Did you mean {meant!r}?", "Rename it")
-
-
-@lru_cache(maxsize=4096)
-def _meant(key: str, known: tuple[str, ...]) -> str | None:
-    """The known key that ``key`` is a misspelling of, or another spelling: ``source-image``, ``targetImage``."""
-    if not key[:1].isalnum():  # People comment a key out with a sign.
-        return None
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+", " ", key).lower().split()
-    meant = nearest("_".join(words), known, cutoff=_ALIKE)
-    # One more word, as in prompt_zh, makes another name. Nearly all short words resemble id.
-    if meant is not None and meant != "id" and len(words) in (1, len(meant.split("_"))):
-        return meant
-    return next((key for key in known if key.replace("_", "") == "".join(words)), None)
+        # People comment a key out with a sign; a number or another language's code makes another name.
+        if key[:1].isalpha() and key not in known and len(key) < 20:
+            meant = nearest(re.sub(r"[\W_]", "", key).lower(), missing, cutoff=0.83)
+            if meant is not None and not key[-1].isdigit():
+                hint = f"there is no field {key!r}. Did you mean {missing[meant]!r}?"
+                raise Rejected("unknown_key", hint, "Rename it, or begin it with _")
 
 
 def _path(image: Original) -> Path:

@@ -12,19 +12,14 @@ from zipfile import BadZipFile, ZipFile
 
 from visual_grpo.command import Command
 from visual_grpo.config import DataConfig, Task
-from visual_grpo.errors import UserError, counted, nearest, nearest_hint
+from visual_grpo.errors import UserError, nearest, nearest_hint
 from visual_grpo.files import file_digest, fresh_folder
-from visual_grpo.records import tables
-from visual_grpo.records.captions import caption_name, find_captions, read_captions
-from visual_grpo.records.guard import Guard, is_image_name, is_special, is_system_file
-from visual_grpo.records.masks import find_coco, find_masks, read_coco, read_masks
-from visual_grpo.records.prompts_txt import find_prompts, read_prompts
+from visual_grpo.records import coco, folders, tables
+from visual_grpo.records.guard import Guard, is_image_name, is_system_file
 from visual_grpo.records.raw import Item, Note
 
 _MOST_NAMES = 100_000
 """Files of a folder without records that are looked at for the message."""
-
-Reader = Callable[..., Iterator[Item]]
 
 
 @dataclass(frozen=True)
@@ -33,17 +28,15 @@ class Layout:
 
     files: str
     find: Callable[[Path, Guard], Path | None]
-    read: Reader
+    read: Callable[..., Iterator[Item]]
 
 
 LAYOUTS = {
-    "records": Layout(
-        "records.jsonl with a prompt on each line", lambda path, _: tables.find_records(path), tables.read_records
-    ),
+    "records": Layout("records.jsonl with a prompt on each line", tables.find_records, tables.read_records),
     "prompts": Layout(
         "prompts.txt with a prompt on each line and, where you have them, target_images/0.png, 1.png, ...",
-        lambda path, _: find_prompts(path),
-        read_prompts,
+        folders.find_prompts,
+        folders.read_prompts,
     ),
     "image_folder": Layout(
         "metadata.jsonl or metadata.csv (also in folders below) with file_name and text, prompt or caption",
@@ -51,21 +44,25 @@ LAYOUTS = {
         tables.read_metadata,
     ),
     "captions": Layout(
-        "images with a caption of the same name, such as cat.jpg with cat.txt", find_captions, read_captions
+        "images with a caption of the same name, such as cat.jpg with cat.txt",
+        folders.find_captions,
+        folders.read_captions,
     ),
     "table": Layout(
         "*.parquet, *.csv or *.jsonl (also in data), or a folder of save_to_disk, with a column for the prompt",
-        lambda path, _: tables.find_table(path),
+        tables.find_table,
         tables.read_table,
     ),
-    "coco": Layout("COCO annotations (*.json) beside the images", lambda path, _: find_coco(path), read_coco),
-    "masks": Layout("images/a.png with masks/THING/a.png, or masks/a.png with masks/a.txt", find_masks, read_masks),
+    "coco": Layout("COCO annotations (*.json) beside the images", coco.find_coco, coco.read_coco),
+    "masks": Layout(
+        "images/a.png with masks/THING/a.png, or masks/a.png with masks/a.txt", folders.find_masks, folders.read_masks
+    ),
 }
 """By name, in the order in which ``auto`` tries them."""
 
-_OF_MASKS = ("records", "masks", "coco", "image_folder", "table")
-"""The first that ``auto`` tries for queries."""
-_OF_MANY_FOLDERS = ("image_folder", "captions")
+_MASKS_FIRST = ("records", "masks", "coco", "image_folder", "table", "prompts", "captions")
+"""The order for queries."""
+_IN_SUBFOLDERS = ("image_folder", "captions")
 """Layouts of one dataset in several folders."""
 EMBEDDING = ("table", "coco", "hub")
 """Layouts whose images are decoded as the records are read."""
@@ -113,20 +110,20 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> Found:
     if path.suffix.lower() == ".zip" and path.is_file():
         path = _unzipped(path)
     guard = Guard.of(data, path)
-    names: list[str] = list(LAYOUTS) if data.layout == "auto" else [data.layout]
-    if data.task == "segmentation":
-        names.sort(key=lambda name: _OF_MASKS.index(name) if name in _OF_MASKS else len(_OF_MASKS))
+    names = [data.layout] if data.layout != "auto" else _MASKS_FIRST if data.task == "segmentation" else list(LAYOUTS)
     for name in names:
         if (found := LAYOUTS[name].find(path, guard)) is None:
             continue
         if found != path:  # What the user has named may be a link.
-            guard.require(found)
-        if path.is_dir() and data.layout == "auto" and name in _OF_MANY_FOLDERS and not _has_own(path):
-            _refuse_several(path, guard, parameter, names, aside=EMBEDDING)
+            guard.require_inside(found)
+        if path.is_dir() and data.layout == "auto" and name in _IN_SUBFOLDERS:
+            own = (is_image_name(entry.name) or tables.is_metadata(entry.name) for entry in path.iterdir())
+            if not any(own):
+                _refuse_several(path, guard, parameter, names, ignored=EMBEDDING)
         return Found(name, found, guard, data)
     if path.is_dir():
         _refuse_several(path, guard, parameter, names)
-    raise UserError(_nothing(path, guard, parameter, names))
+    raise UserError(_nothing_found(path, guard, parameter, names))
 
 
 def _unzipped(path: Path) -> Path:
@@ -144,11 +141,13 @@ def _unzipped(path: Path) -> Path:
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
 
-def _refuse_several(path: Path, guard: Guard, parameter: str, names: list[str], aside: Collection[str] = ()) -> None:
+def _refuse_several(
+    path: Path, guard: Guard, parameter: str, names: Collection[str], ignored: Collection[str] = ()
+) -> None:
     """Raises a UserError if folders in ``path`` are datasets of their own, which are not read together.
 
     Args:
-        aside: layouts that may lie beside images without being meant, such as a log in CSV.
+        ignored: layouts that may lie beside images without being meant, such as a log in CSV.
     """
     found: dict[str, str] = {}
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not is_system_file(entry.name)):
@@ -156,50 +155,33 @@ def _refuse_several(path: Path, guard: Guard, parameter: str, names: list[str], 
             fits = (name for name in names if LAYOUTS[name].find(folder, guard) is not None)
             if (layout := next(fits, None)) is not None:
                 found[folder.name] = layout
-    layouts = set(found.values()) - {*aside}
-    if len(layouts) > 1 or (layouts and not layouts & {*_OF_MANY_FOLDERS}):
+    layouts = set(found.values()) - {*ignored}
+    if len(layouts) > 1 or (layouts and not layouts & {*_IN_SUBFOLDERS}):
         each = ", ".join(f"{name} ({layout})" for name, layout in found.items())
         several = "has several datasets" if len(found) > 1 else "has its records in a folder below"
         example = path / next(iter(found))
         raise UserError(f"{parameter}: {path} {several}: {each}. Give one of them: --params={parameter}={example}")
 
 
-def _has_own(path: Path) -> bool:
-    """True if images or metadata lie in the folder itself."""
-    return any(is_image_name(entry.name) or tables.is_metadata(entry.name) for entry in path.iterdir())
-
-
 def _other_places(path: Path, parameter: str) -> str:
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    hub = not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir()
-    drawing = Command.now().without("data.path").of_pipeline("starter")
-    return (
-        f"{nearest_hint(path.name, siblings)} Give a folder or file with records: --params={parameter}=FOLDER."
-        + (f" For a dataset of the Hugging Face hub: --params={parameter}={tables.HUB}{path}." if hub else "")
-        + (f" To draw the default dataset:\n{drawing}" if parameter == "data.path" else "")
-    )
+    text = f"{nearest_hint(path.name, siblings)} Give a folder or file with records: --params={parameter}=FOLDER."
+    if not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir():
+        text += f" For a dataset of the Hugging Face hub: --params={parameter}={tables.HUB}{path}."
+    if parameter == "data.path":
+        text += f" To draw the default dataset:\n{Command.now().without('data.path').of_pipeline('starter')}"
+    return text
 
 
-def _nothing(path: Path, guard: Guard, parameter: str, layouts: list[str]) -> str:
-    """The message that no layout fits: what is there, what is nearly right, what was looked for."""
+def _nothing_found(path: Path, guard: Guard, parameter: str, layouts: Collection[str]) -> str:
+    """The message that no layout fits: what is there, and what was looked for."""
     names = sorted(islice(guard.walk(path), _MOST_NAMES)) if path.is_dir() else [path.name]
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
-    has = "has " + (", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files")
-    what = has if path.is_dir() else f"is {'not an ordinary file' if is_special(path) else 'a file'}"
+    has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files"
+    hint = ""
+    if image := next((PurePath(name).name for name in names if is_image_name(name)), None):
+        hint = f" No image has a caption: for {image} there is no {folders.caption_name(image)}."
+    elif near := nearest("prompts.txt", names, cutoff=0.75):
+        hint = f" There is no prompts.txt but {near}: rename it, or give it as data.path."
     tried = "".join(f"\n  {name}: {LAYOUTS[name].files}" for name in layouts)
-    hint = "".join(f" {text}." for text in _hints(path, names))
-    return f"{parameter}: no records found in {path}, which {what}.{hint} Looked for:{tried}"
-
-
-def _hints(path: Path, names: list[str]) -> Iterator[str]:
-    images = [name for name in names if is_image_name(name)]
-    if images:
-        example = images[0].rpartition("/")[2]
-        uncaptioned = f"{counted(len(images), 'image')}, none with a caption: for {example} there is no"
-        yield f"There {'is' if len(images) == 1 else 'are'} {uncaptioned} {caption_name(example)}"
-    for wanted in ("records.jsonl", "prompts.txt", "metadata.csv"):
-        if is_special(path / wanted):
-            yield f"{wanted} is not an ordinary file"
-        near = nearest(wanted, [name for name in names if "/" not in name], cutoff=0.75)
-        if near is not None:
-            yield f"There is no {wanted} but {near}: rename it, or give it as data.path"
+    return f"{parameter}: no records found in {path}, which has {has}.{hint} Looked for:{tried}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from visual_grpo.config import DataChecks
@@ -21,9 +20,6 @@ _WORDS = {
     "prompt_text": "pairs of characters in the prompts",
     "prompt_characters": "length of the prompts in characters",
     "prompt_words": "length of the prompts in words",
-    "width": "original width",
-    "height": "original height",
-    "aspect": "original aspect ratio",
 }
 
 
@@ -57,10 +53,33 @@ def check(before: Profile | None, now: Profile, limits: DataChecks, section: str
         before: of the data that the champion was trained on; None = there is none, so nothing can have drifted.
         section: where the limits are set, for the sentences.
     """
-    found = [*_of_itself(now, limits)]
-    if before is not None:
-        found += [*_fewer(before, now, limits), *_drifted(before, now, limits)]
-    return [f"{text} ({section}.{limit})." for text, limit in found]
+    faults: list[str] = []
+
+    def note(text: str, limit: str) -> None:
+        faults.append(f"{text} ({section}.{limit}).")
+
+    usable = counted(now.accepted, "usable record")
+    if now.accepted < limits.min_records:
+        note(f"{usable}, needed are {limits.min_records}", "min_records")
+    found = now.accepted + now.rejected
+    if now.rejected > limits.max_rejected * found:
+        rejected = f"{now.rejected} of {counted(found, 'record')} rejected: {now.rejected / found:.1%}"
+        note(f"{rejected}, allowed are {limits.max_rejected:.1%}", "max_rejected")
+    if before is None:
+        return faults
+    fewer, lost = 1 - now.accepted / before.accepted, lost_share(before.prompts, now.prompts)
+    if fewer > limits.max_fewer_records:
+        change = f"{usable}, {before.accepted} before: {fewer:.1%} fewer"
+        note(f"{change}, allowed are {limits.max_fewer_records:.1%}", "max_fewer_records")
+    if lost > limits.max_lost_prompts:
+        gone = f"{lost:.1%} of the earlier prompts are gone"
+        note(f"{gone}, allowed are {limits.max_lost_prompts:.1%}", "max_lost_prompts")
+    for one in drift(before, now):
+        limit = float(getattr(limits, one.limit))
+        if one.distance > max(limit, one.chance):
+            why = "" if limit >= one.chance else ", which chance may bring in data as small as these"
+            note(f"{one.said}, allowed is {max(limit, one.chance):.2f}{why}", one.limit)
+    return faults
 
 
 def lost_share(before: Prompts, now: Prompts) -> float:
@@ -70,60 +89,21 @@ def lost_share(before: Prompts, now: Prompts) -> float:
     return len(covered - set(now.hashes)) / len(covered) if covered else 0.0
 
 
-Finding = tuple[str, str]
-"""(fault, limit that it exceeds)."""
-
-
-def _of_itself(now: Profile, limits: DataChecks) -> Iterator[Finding]:
-    if now.accepted < limits.min_records:
-        yield f"{counted(now.accepted, 'usable record')}, needed are {limits.min_records}", "min_records"
-    found = now.accepted + now.rejected
-    if now.rejected > limits.max_rejected * found:
-        yield (
-            f"{now.rejected} of {counted(found, 'record')} rejected: {now.rejected / found:.1%}, allowed are"
-            f" {limits.max_rejected:.1%}",
-            "max_rejected",
-        )
-
-
-def _fewer(before: Profile, now: Profile, limits: DataChecks) -> Iterator[Finding]:
-    fewer = 1 - now.accepted / before.accepted
-    if fewer > limits.max_fewer_records:
-        yield (
-            f"{counted(now.accepted, 'usable record')}, {before.accepted} before: {fewer:.1%} fewer, allowed are"
-            f" {limits.max_fewer_records:.1%}",
-            "max_fewer_records",
-        )
-    lost = lost_share(before.prompts, now.prompts)
-    if lost > limits.max_lost_prompts:
-        yield (
-            f"{lost:.1%} of the earlier prompts are gone, allowed are {limits.max_lost_prompts:.1%}",
-            "max_lost_prompts",
-        )
-
-
-def _drifted(before: Profile, now: Profile, limits: DataChecks) -> Iterator[Finding]:
-    for found in drift(before, now):
-        limit = float(getattr(limits, found.limit))
-        allowed = max(limit, found.chance)
-        if found.distance > allowed:
-            why = "" if allowed == limit else ", which chance may bring in data as small as these"
-            yield f"{found.said}, allowed is {allowed:.2f}{why}", found.limit
-
-
 def _of_values(name: str, before: Values, now: Values) -> Drift:
-    """The largest difference of the shares of numbers below a bound, over all bounds."""
+    """The largest difference of the shares of numbers below a bound, over all bounds (Kolmogorov-Smirnov)."""
     from scipy import stats
 
     distance = float(stats.ks_2samp(before.quantiles, now.quantiles, method="asymp").statistic)
     chance = float(stats.kstwobign.isf(FALSE_ALARM)) * math.sqrt(_scatter(before, now))
     medians = [values.quantiles[len(values.quantiles) // 2] for values in (before, now)]
+    role, _, what = name.partition("_")
+    words = _WORDS.get(name, f"{what} of the {role} images")
     return Drift(
         feature=name,
         distance=distance,
         chance=min(1.0, chance),
-        limit="max_prompt_length_drift" if name.startswith("prompt_") else "max_image_drift",
-        said=f"{_words(name)}: median {medians[0]:.4g} before, {medians[1]:.4g} now; distance {distance:.2f}",
+        limit="max_prompt_length_drift" if role == "prompt" else "max_image_drift",
+        said=f"{words}: median {medians[0]:.4g} before, {medians[1]:.4g} now; distance {distance:.2f}",
     )
 
 
@@ -141,7 +121,7 @@ def _of_shares(name: str, before: Shares, now: Shares) -> Drift:
         distance=distance,
         chance=min(1.0, math.sqrt(_SPREAD_ALLOWED * mean)),
         limit="max_kind_drift" if name == "kinds" else "max_prompt_text_drift",
-        said=f"{_words(name)}: distance {distance:.2f}",
+        said=f"{_WORDS[name]}: distance {distance:.2f}",
     )
 
 
@@ -153,10 +133,3 @@ def _scatter(before: Sized, now: Sized) -> float:
     """
     repeated = min(side.records / side.n for side in (before, now))
     return repeated / before.records + repeated / now.records
-
-
-def _words(feature: str) -> str:
-    if feature in _WORDS:
-        return _WORDS[feature]
-    role, _, what = feature.partition("_")
-    return f"{_WORDS.get(what, what)} of the {role} images"

@@ -1,17 +1,17 @@
-"""Decides which files of a dataset may be opened: it may come from a stranger and name any file of this machine."""
+"""Opens the files of a dataset within its limits: it may come from a stranger and name any file of this machine."""
 
 from __future__ import annotations
 
+import codecs
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Self
+from typing import Self, TextIO
 
 from visual_grpo.config import DataConfig
-from visual_grpo.errors import UserError, sentence
-from visual_grpo.records.raw import Place, Rejected
+from visual_grpo.errors import UserError
+from visual_grpo.records.raw import Rejected
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
@@ -20,20 +20,16 @@ IMAGE_SUFFIXES = frozenset(
 """In lower case. HEIC cannot be read, but is included so that HEIC files are reported instead of ignored."""
 
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
-_SYSTEM_FOLDERS = ("/proc/", "/sys/")
-"""Their files look like ordinary ones, but some block when they are read, and others have the process's secrets."""
 _MB = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """The limits of ``data``; every check is made without opening the file."""
+    """The limits of ``data``."""
 
     folder: Path | None
     """Resolved folder that no record may leave; None = files may be anywhere."""
     max_file_bytes: int
-    max_record_bytes: int
-    """Limit of a record's text: a line, a CSV row, a caption."""
     max_pixels: int
 
     @classmethod
@@ -42,30 +38,19 @@ class Guard:
         return cls(
             folder=None if data.allow_outside else _data_folder(path or Path(data.path)),
             max_file_bytes=round(data.max_file_mb * _MB),
-            max_record_bytes=round(data.max_record_mb * _MB),
             max_pixels=data.max_pixels,
         )
 
     def check(self, path: Path, name: str) -> None:
-        """Checks a file that a record names; one that does not exist passes.
-
-        Raises:
-            Rejected: outside the folder, not an ordinary file, or too large.
-        """
-        self.check_place(path, name)
-        if (status := _status(path)) is not None:
-            self.check_size(status.st_size, name)
-
-    def check_place(self, path: Path, name: str) -> None:
-        """Raises `Rejected` for a path that leads outside (``..``, absolute, a link) or is no ordinary file."""
+        """Raises `Rejected` for a path that leads outside (``..``, absolute, a link) or a file that is too large."""
         if not self.is_inside(path):
             raise Rejected(
                 "outside_folder",
                 f"{name} leads outside the data's folder, {self.folder}",
                 "Move the file into the folder, or set data.allow_outside=true if you trust these records",
             )
-        if is_special(path):
-            raise Rejected("special_file", f"{name} is not an ordinary file", "Give the path of a file")
+        if path.is_file():
+            self.check_size(path.stat().st_size, name)
 
     def check_size(self, size: int, name: str) -> None:
         if size > self.max_file_bytes:
@@ -82,53 +67,57 @@ class Guard:
         except (ValueError, OSError):
             return True
 
-    def require(self, path: Path) -> None:
-        """Raises a UserError for a file with many records that must not be read."""
-        try:
-            self.check_place(path, str(path))
-        except Rejected as rejected:
-            raise UserError(f"{sentence(rejected.message)} {rejected.remedy}.") from rejected
+    def require_inside(self, path: Path) -> None:
+        """Raises a UserError for a file or folder with many records that must not be read."""
+        if not self.is_inside(path):
+            raise UserError(
+                f"{path} leads outside the data's folder, {self.folder}. Move it into the folder, or set"
+                " data.allow_outside=true if you trust these records."
+            )
 
-    def walk(self, folder: Path, refused: list[Rejected] | None = None) -> Iterator[str]:
+    def read_text(self, path: Path, name: str) -> str:
+        """Reads a small file completely.
+
+        Raises:
+            Rejected: it is outside, too large, unreadable or not UTF-8.
+        """
+        self.check(path, name)
+        try:
+            return path.read_text(encoding="utf-8-sig")
+        except OSError as error:
+            raise Rejected("unreadable_text", f"{name} cannot be read ({error.strerror})", "Check the file") from error
+        except UnicodeDecodeError as error:
+            raise Rejected("not_utf8", f"{name} is not valid UTF-8", "Save the file as UTF-8") from error
+
+    def walk(self, folder: Path) -> Iterator[str]:
         """Yields the files below a folder as relative paths with ``/``, sorted within each folder, files first.
 
-        Links to folders are followed, each folder once; one that leads outside is not entered and added to
-        ``refused``. Dotfiles and system files of Windows and macOS are skipped.
+        Links to folders are followed, each folder once. Dotfiles and system files of Windows and macOS are skipped.
+
+        Raises:
+            UserError: a link leads outside the data's folder.
         """
-        waiting, seen = [""], set()
-        while waiting:
-            prefix = waiting.pop()
-            status = (folder / prefix).stat()
-            if (status.st_dev, status.st_ino) in seen:
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            entries = sorted(os.scandir(folder / prefix), key=lambda entry: entry.name)
-            entries = [entry for entry in entries if not is_system_file(entry.name)]
-            yield from (prefix + entry.name for entry in entries if not entry.is_dir())
-            inside = []
-            for name in (f"{prefix}{entry.name}/" for entry in entries if entry.is_dir()):
-                try:
-                    self.check_place(folder / name, f"the folder {name}")
-                    inside.append(name)
-                except Rejected as rejected:
-                    (refused if refused is not None else []).append(rejected.at(Place(name)))
-            waiting += reversed(inside)
+        seen = set()
+        for base, folders, files in os.walk(folder, followlinks=True):
+            self.require_inside(Path(base))
+            real = os.path.realpath(base)
+            folders[:] = [] if real in seen else sorted(name for name in folders if not is_system_file(name))
+            if real not in seen:
+                seen.add(real)
+                below = Path(base).relative_to(folder)
+                yield from ((below / name).as_posix() for name in sorted(files) if not is_system_file(name))
 
 
-def is_special(path: Path) -> bool:
-    """True if a path is a pipe, a device, a socket or a file of the operating system."""
-    status = _status(path)
-    if status is None:
-        return False
-    is_system = os.path.realpath(path).startswith(_SYSTEM_FOLDERS)
-    return is_system or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
+def open_text(path: Path, newline: str | None = None) -> TextIO:
+    """Opens UTF-8 text with or without a byte order mark; other bytes become surrogates, which `checks` rejects.
 
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except (OSError, ValueError):
-        return None
+    Raises:
+        UserError: the file is UTF-16.
+    """
+    with path.open("rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise UserError(f"{path}: this is UTF-16 text. Save the file as UTF-8.")
+    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
 def is_image_name(name: str) -> bool:

@@ -85,45 +85,32 @@ class ImageStore:
             Rejected: the image cannot be read, has too many pixels, or a side is below 32 pixels.
         """
         digest = sha256_of(original)
-        name = self._name(digest, record_id, role)
-        size = self._checked_size(original)
-        if not is_intact_png(self.folder / name):
-            size = self._make(original, name, kind)
-        return PreparedImage(name, sha256_of(self.folder / name), digest, size)
-
-    def _make(self, original: Original, name: str, kind: Kind) -> tuple[int, int]:
-        """Stores the prepared image; returns the original's width and height."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        fresh = self.folder / f".{uuid.uuid4().hex}.png"
-        try:
-            image = open_original(kind.read, original)
-            kind.resize(image, self.height, self.width).save(fresh, compress_level=_COMPRESSION)
-            fresh.replace(self.folder / name)
-        finally:
-            fresh.unlink(missing_ok=True)
-        return image.size
-
-    def _checked_size(self, original: Original) -> tuple[int, int]:
-        """Width and height from the header."""
-        width, height = original_size(original)
-        if width * height > self.max_pixels:
-            raise Rejected(
-                "too_many_pixels",
-                f"{_name_of(original)} is {width}x{height} pixels, {width * height:,} in all, more than"
-                f" data.max_pixels={self.max_pixels}",
-                "Scale it down, raise data.max_pixels or remove the record",
-            )
-        if min(width, height) < _SMALLEST:
-            message = f"{_name_of(original)} is {width}x{height} pixels; both sides need {_SMALLEST} or more"
-            raise Rejected("image_too_small", message, "Replace the image or remove the record")
-        return width, height
-
-    def _name(self, original_sha256: str, record_id: str, role: str) -> str:
-        """A readable file name that is safe on every file system, whatever characters the id has."""
-        content = "\0".join([str(_VERSION), record_id, role, original_sha256, str(self.height), str(self.width)])
+        # Readable, and safe on every file system, whatever characters the id has.
+        content = "\0".join([str(_VERSION), record_id, role, digest, str(self.height), str(self.width)])
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", record_id)[:60].strip("._")
-        return "-".join(part for part in (readable, role, key) if part) + ".png"
+        file = self.folder / ("-".join(part for part in (readable, role, key) if part) + ".png")
+        size = original_size(original)
+        self._check_size(original, *size)
+        if not is_intact_png(file):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            fresh = self.folder / f".{uuid.uuid4().hex}.png"
+            try:
+                image = open_original(kind.read, original)
+                kind.resize(image, self.height, self.width).save(fresh, compress_level=_COMPRESSION)
+                fresh.replace(file)
+            finally:
+                fresh.unlink(missing_ok=True)
+        return PreparedImage(file.name, sha256_of(file), digest, size)
+
+    def _check_size(self, original: Original, width: int, height: int) -> None:
+        name = original.name if isinstance(original, EmbeddedImage) else original
+        if width * height > self.max_pixels:
+            message = f"{name} is {width}x{height} pixels, more than data.max_pixels={self.max_pixels}"
+            raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
+        if min(width, height) < _SMALLEST:
+            message = f"{name} is {width}x{height} pixels; both sides need {_SMALLEST} or more"
+            raise Rejected("image_too_small", message, "Replace the image or remove the record")
 
 
 def original_size(original: Original) -> tuple[int, int]:
@@ -132,11 +119,7 @@ def original_size(original: Original) -> tuple[int, int]:
 
 
 def open_original(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
-    """Applies ``read`` to an image's file.
-
-    Raises:
-        Rejected: it cannot be read.
-    """
+    """Applies ``read`` to an image's file; raises `Rejected` if it cannot be read."""
     try:
         return read(original.open() if isinstance(original, EmbeddedImage) else original)
     except TooManyPixelsError as error:
@@ -145,16 +128,12 @@ def open_original(read: Callable[[Path | IO[bytes]], T], original: Original) -> 
         raise Rejected("corrupt_image", str(error), "Replace the image or remove the record") from error
 
 
-def sha256_of(path: Original) -> str:
+def sha256_of(original: Original) -> str:
     """sha256 of the file's bytes, 64 hex digits."""
-    if isinstance(path, EmbeddedImage):
-        return path.sha256
+    if isinstance(original, EmbeddedImage):
+        return original.sha256
     try:
-        return file_digest(path)
+        return file_digest(original)
     except OSError as error:
-        message = f"{path} cannot be read ({error.strerror})"
+        message = f"{original} cannot be read ({error.strerror})"
         raise Rejected("corrupt_image", message, "Check the file and its permissions") from error
-
-
-def _name_of(original: Original) -> str:
-    return original.name if isinstance(original, EmbeddedImage) else str(original)

@@ -11,23 +11,20 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
-from visual_grpo.config import DataConfig, Task
+from visual_grpo.config import DataConfig
 from visual_grpo.errors import counted, sentence
 from visual_grpo.images import pixel_limit
 from visual_grpo.records.checks import checked, group_key, with_ids
 from visual_grpo.records.detect import find_records
-from visual_grpo.records.guard import Guard
 from visual_grpo.records.image_store import ImageStore, PreparedImage
-from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.queries import prepare_query
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, prefix_rejections, shorten
-from visual_grpo.records.report import Report
+from visual_grpo.records.report import DiskCounter, Report
 from visual_grpo.records.split import SEALED, Splitter
 from visual_grpo.records.table import RecordTable, write_manifest
 
@@ -38,8 +35,8 @@ _AHEAD = 8
 """Records of each thread that are prepared together."""
 _SHOWN = 5
 
-Progress = Callable[[int, int], None]
-"""Called with (records done, records in total) after every record."""
+Prepared = tuple[dict[str, Any], int]
+"""A row of the manifest, and how many of its images were smaller than the prepared size."""
 
 
 class Preparation:
@@ -62,137 +59,107 @@ class Preparation:
     def count(self) -> int:
         return self._found.count()
 
-    def write(self, manifest: Path, progress: Progress | None = None) -> None:
-        """Prepares every record, replaces the manifest and removes images that it no longer names.
+    def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> None:
+        """Prepares every record and replaces the manifest; images that only the old one names stay beside it.
 
-        The old manifest and its images stay until the new one is complete.
+        Args:
+            progress: called after every record.
 
         Raises:
             UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
         """
-        self.write_draft(manifest, progress)
-        remove_unused_images(manifest)
-
-    def write_draft(self, manifest: Path, progress: Progress | None = None) -> None:
-        """Does as `write`, but leaves all other images beside the manifest: an older manifest there may name them."""
         config, report = self._config, Report(strict=self._config.strict)
         store = ImageStore(
             folder=manifest.parent / IMAGES, height=config.height, width=config.width, max_pixels=config.max_pixels
         )
         with warnings.catch_warnings(), pixel_limit(config.max_pixels):
             warnings.filterwarnings("ignore", module=r"PIL\.")  # odd EXIF data and the like do no harm
-            rows = (self._row(prepared, report) for prepared in self._accepted(store, report, progress))
-            write_manifest(manifest, rows, lambda: self._finish(report))
+            write_manifest(manifest, self._rows(store, report, progress), lambda: self._facts(report))
 
-    def _accepted(self, store: ImageStore, report: Report, progress: Progress | None) -> Iterator[_Prepared]:
-        """Prepares records in order; those that cannot be used go to the report."""
-        total = self.count() if progress else 0
+    def _rows(self, store: ImageStore, report: Report, progress: Callable[[], object]) -> Iterator[dict[str, Any]]:
+        """The manifest's rows in the records' order; those that cannot be used go to the report."""
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
         items = with_ids(self._found.items())
-        prepare = partial(_prepare, store=store, task=self._config.task, guard=self._found.guard)
-        done = 0
         with ThreadPoolExecutor(threads) as pool, DiskCounter() as ids:
             while batch := list(islice(items, _AHEAD * threads)):
-                for outcome in pool.map(prepare, batch):
+                for item, outcome in zip(batch, pool.map(lambda item: self._prepare(item, store), batch), strict=True):
                     if isinstance(outcome, Note):
-                        report.warn(outcome)
+                        report.warnings.append(outcome)
                         continue
-                    if isinstance(outcome, _Prepared) and ids.add(outcome.record.id) > 1:
-                        outcome = _duplicate(outcome.record)
+                    if isinstance(item, RawRecord) and isinstance(outcome, tuple) and ids.add(outcome[0]["id"]) > 1:
+                        remedy = "Give every record its own id, or leave ids out to get them made"
+                        message = "an earlier record has the same id"
+                        outcome = Rejected("duplicate_id", message, remedy, item.place, shorten(outcome[0]["id"]))
                     if isinstance(outcome, Rejected):
                         report.reject(outcome)
                     else:
-                        yield outcome
-                    done += 1
-                    if progress is not None:
-                        progress(done, total)
+                        report.accept(*outcome)
+                        yield outcome[0]
+                    progress()
 
-    def _row(self, prepared: _Prepared, report: Report) -> dict[str, Any]:
-        """The manifest's row, counted in the report."""
-        record, target, sources, metadata, target_file = prepared
+    def _prepare(self, item: Item, store: ImageStore) -> Prepared | Rejected | Note:
+        if not isinstance(item, RawRecord):
+            return item
+        task, target = self._config.task, None
+        try:
+            record = checked(item, task, self._found.guard)
+            metadata, name = record.metadata, item.target_image
+            if task == "segmentation":
+                metadata, image, target = prepare_query(store, record)
+                return self._row(record, metadata, target, [image], None)
+            if record.target_image is not None:
+                target = store.prepare(record.target_image, record.id, "target")
+            with prefix_rejections("source_image"):
+                sources = [
+                    store.prepare(source, record.id, f"source{number}")
+                    for number, source in enumerate(record.source_images)
+                ]
+        except Rejected as rejected:
+            return rejected.at(item.place, item.shown_id)
+        # A file's name may hold bytes that are no UTF-8, which a table cannot.
+        name = name.encode("utf-8", "backslashreplace").decode() if isinstance(name, str) else None
+        return self._row(record, metadata, target, sources, name)
+
+    def _row(
+        self,
+        record: RawRecord,
+        metadata: str,
+        target: PreparedImage | None,
+        sources: list[PreparedImage],
+        target_file: str | None,
+    ) -> Prepared:
         config = self._config
-        images = [image for image in (target, *sources) if image is not None]
-        sums = [source.original_sha256 for source in sources]
-        shared = group_key(record, sums, config.task)
-        split = self._splitter(record.id, shared)
-        smaller = [image.original_size[0] < config.width or image.original_size[1] < config.height for image in images]
-        report.accept(
-            split=split,
-            prompt=record.prompt,
-            has_target=target is not None,
-            enlarged=sum(smaller),
-        )
-        return {
+        images = [*sources, *([] if target is None else [target])]
+        shared = group_key(record, [source.original_sha256 for source in sources], config.task)
+        row = {
             "id": record.id,
             "prompt": record.prompt,
-            "split": split,
+            "split": self._splitter(record.id, shared),
             "held_with": hashlib.sha256(shared.encode()).hexdigest(),
             "metadata": metadata,
             "target_file": target_file,
-            **({} if target is None else _target_columns(target)),
             "width": config.width if images else None,
             "height": config.height if images else None,
             "source_images": [f"{IMAGES}/{source.name}" for source in sources],
             "source_sha256": [source.sha256 for source in sources],
-            "source_original_sha256": sums,
+            "source_original_sha256": [source.original_sha256 for source in sources],
         }
+        if target is not None:
+            row |= {
+                "target_image": f"{IMAGES}/{target.name}",
+                "target_sha256": target.sha256,
+                "target_original_sha256": target.original_sha256,
+                "original_width": target.original_size[0],
+                "original_height": target.original_size[1],
+            }
+        sizes = [image.original_size for image in images]
+        return row, sum(width < config.width or height < config.height for width, height in sizes)
 
-    def _finish(self, report: Report) -> dict[str, Any]:
+    def _facts(self, report: Report) -> dict[str, Any]:
         config = self._config
-        report.finish({"eval": config.eval_share, "held_out": config.held_out_share, SEALED: config.sealed_share})
+        shares = {"eval": config.eval_share, "held_out": config.held_out_share, SEALED: config.sealed_share}
         facts = {"path": config.path, "layout": self._found.layout, "height": config.height, "width": config.width}
-        return facts | report.as_dict()
-
-
-class _Prepared(NamedTuple):
-    """A record whose images are stored."""
-
-    record: RawRecord
-    target: PreparedImage | None
-    sources: tuple[PreparedImage, ...]
-    metadata: str
-    target_file: str | None
-
-
-def _prepare(item: Item, store: ImageStore, task: Task, guard: Guard) -> _Prepared | Rejected | Note:
-    if not isinstance(item, RawRecord):
-        return item
-    try:
-        record = checked(item, task, guard)
-        if task == "segmentation":
-            metadata, image, mask = prepare_query(store, record)
-            return _Prepared(record, mask, (image,), metadata, None)
-        target = None
-        if record.target_image is not None:
-            target = store.prepare(record.target_image, record.id, "target")
-        with prefix_rejections("source_image"):
-            sources = tuple(
-                store.prepare(source, record.id, f"source{number}")
-                for number, source in enumerate(record.source_images)
-            )
-    except Rejected as rejected:
-        return rejected.at(item.place, item.shown_id)
-    # A file's name may hold bytes that are no UTF-8, which a table cannot.
-    named = (
-        item.target_image.encode("utf-8", "backslashreplace").decode() if isinstance(item.target_image, str) else None
-    )
-    return _Prepared(record, target, sources, record.metadata, named)
-
-
-def _duplicate(record: RawRecord) -> Rejected:
-    remedy = "Give every record its own id, or leave ids out to get them made"
-    message = "an earlier record has the same id"
-    return Rejected("duplicate_id", message, remedy, record.place, shorten(record.id))
-
-
-def _target_columns(target: PreparedImage) -> dict[str, Any]:
-    return {
-        "target_image": f"{IMAGES}/{target.name}",
-        "target_sha256": target.sha256,
-        "target_original_sha256": target.original_sha256,
-        "original_width": target.original_size[0],
-        "original_height": target.original_size[1],
-    }
+        return facts | report.finish(shares)
 
 
 def remove_unused_images(manifest: Path) -> None:
@@ -228,20 +195,15 @@ def prepared_beside(path: str, data: DataConfig, note: Callable[[str], None], pa
         manifest = Path(folder) / "records.parquet"
         Preparation(config, parameter).write(manifest)
         records = RecordTable(manifest)
-        for text in _left_out(records.report):
-            note(text)
+        _note_left_out(records.report, note)
         yield records
 
 
-def _left_out(report: Mapping[str, Any]) -> Iterator[str]:
-    """Lines that say what of the data is not used."""
+def _note_left_out(report: Mapping[str, Any], note: Callable[[str], None]) -> None:
     rejected = report["rejected"]
     if rejected["total"]:
-        yield f"Left out {rejected['total']} of {counted(report['records'], 'record')}:"
+        note(f"Left out {rejected['total']} of {counted(report['records'], 'record')}:")
         for one in rejected["listed"][:_SHOWN]:
-            place, message = Place(one["file"], one["line"]), one["message"]
-            yield f"  {message}" if one["file"] in message else f"  {place}: {message}"
-        if rejected["total"] > _SHOWN:
-            yield f"  and {rejected['total'] - _SHOWN} more"
+            note(f"  {Place(one['file'], one['line'])}: {one['message']}")
     for warning in report["warnings"]:
-        yield f"Note: {sentence(warning)}"
+        note(f"Note: {sentence(warning)}")

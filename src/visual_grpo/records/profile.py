@@ -99,13 +99,21 @@ def profile_of(records: RecordTable) -> Profile:
     splits: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     prompts: _Sample[str] = _Sample(PROMPTS)
-    images = {role: _Sample[dict[str, Any]](IMAGES) for role in ("target", "source")}
+    images = {role: _Sample[tuple[Path, tuple[Any, Any]]](IMAGES) for role in ("target", "source")}
+    folder = records.path.parent
     for row in records.rows():
         splits[row["split"]] += 1
         kinds[_kind(row)] += 1
         normalised = prompt_key(row["prompt"])
         prompts.add(normalised, normalised)
-        _add_images(images, row, records.path.parent)
+        if row["target_image"] is not None:
+            size = row["original_width"], row["original_height"]
+            images["target"].add(
+                f"{row['target_sha256'] or row['target_image']} {size}", (folder / row["target_image"], size)
+            )
+        sources = row["source_images"] or ()
+        for name, sha256 in zip(sources, row["source_sha256"] or sources, strict=True):
+            images["source"].add(sha256, (folder / name, (None, None)))
     hashes, texts, counts = zip(*prompts.items(), strict=True)
     values = {
         "prompt_characters": _values([len(text) for text in texts], counts),
@@ -129,10 +137,10 @@ def write_profile(profile: Profile, folder: Path) -> None:
 
 
 def read_profile(folder: Path) -> Profile | None:
-    """The profile of the data that a folder's adapters were trained on; None for a training of an older version.
+    """The profile of the data that a folder's adapters were trained on; None if there is none.
 
     Raises:
-        UserError: the file is damaged, or of a version that cannot be compared.
+        UserError: the file is damaged.
     """
     file = folder / DATA_PROFILE
     if not file.is_file():
@@ -141,8 +149,7 @@ def read_profile(folder: Path) -> Profile | None:
         return Profile.model_validate_json(file.read_bytes())
     except ValidationError as error:
         raise UserError(
-            f"{file} is damaged, or was written by another version: expected the profile of a training's data, got"
-            f" {error.error_count()} wrong entries. Take the file from the training's MLflow run (artifacts"
+            f"{file} is damaged: {error.error_count()} wrong entries. Take it from the training's MLflow run (artifacts"
             " `adapters`), or remove it, and the data are not compared with those of that training."
         ) from error
 
@@ -153,23 +160,12 @@ def _kind(row: Mapping[str, Any]) -> str:
     return f"{images}, {'no target' if row['target_image'] is None else 'with a target'}"
 
 
-def _add_images(samples: Mapping[str, _Sample[dict[str, Any]]], row: Mapping[str, Any], folder: Path) -> None:
-    if row["target_image"] is not None:
-        size = row["original_width"], row["original_height"]
-        key = f"{row['target_sha256'] or row['target_image']} {size}"
-        samples["target"].add(key, {"path": folder / row["target_image"], "size": size})
-    sources = row["source_images"] or ()
-    for name, sha256 in zip(sources, row["source_sha256"] or sources, strict=True):
-        samples["source"].add(sha256, {"path": folder / name, "size": (None, None)})
-
-
-def _image_values(role: str, images: Sequence[tuple[str, Mapping[str, Any], int]]) -> dict[str, Values]:
+def _image_values(role: str, images: Sequence[tuple[str, tuple[Path, tuple[Any, Any]], int]]) -> dict[str, Values]:
     """Distributions of the prepared pixels; sizes are those of the originals, which a manifest has of targets only."""
     found: dict[str, list[tuple[float, int]]] = {}
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        described = list(pool.map(image_features, (image["path"] for _, image, _ in images)))
-    for (_, image, count), features in zip(images, described, strict=True):
-        width, height = image["size"]
+        described = list(pool.map(image_features, (path for _, (path, _), _ in images)))
+    for (_, (_, (width, height)), count), features in zip(images, described, strict=True):
         if width and height:
             features |= {"width": width, "height": height, "aspect": width / height}
         for name, value in features.items():
@@ -214,9 +210,6 @@ def image_features(path: Path) -> dict[str, float]:
     """Brightness, contrast, colourfulness and sharpness of an image; each is 0 or more, of values from 0 to 1.
 
     Colourfulness after Hasler and Suesstrunk, Measuring colourfulness in natural images (2003).
-
-    Raises:
-        ImageError: the file cannot be read as an image.
     """
     from scipy import ndimage
 
@@ -245,8 +238,7 @@ class _Sample(Generic[T]):
         self.size = size
         self.complete = True
         """False if a key was left out; known after `items`."""
-        self._kept: dict[str, T] = {}
-        self._counts: Counter[str] = Counter()
+        self._kept: dict[str, tuple[T, int]] = {}
         self._highest = "g"  # Above every hash.
 
     def add(self, key: str, item: T) -> None:
@@ -255,8 +247,7 @@ class _Sample(Generic[T]):
         if hashed > self._highest:
             self.complete = False
             return
-        self._kept[hashed] = item
-        self._counts[hashed] += 1
+        self._kept[hashed] = (item, self._kept.get(hashed, (item, 0))[1] + 1)
         if len(self._kept) >= 2 * self.size:
             self.items()
 
@@ -267,5 +258,4 @@ class _Sample(Generic[T]):
             # What is dropped once is never kept again, so that the counts of the others are complete.
             self._highest, self.complete = lowest[-1], False
             self._kept = {hashed: self._kept[hashed] for hashed in lowest}
-            self._counts = Counter({hashed: self._counts[hashed] for hashed in lowest})
-        return [(hashed, self._kept[hashed], self._counts[hashed]) for hashed in lowest]
+        return [(hashed, *self._kept[hashed]) for hashed in lowest]

@@ -6,27 +6,19 @@ Coordinates are in pixels; (0, 0) is the centre of the first pixel.
 from __future__ import annotations
 
 import json
-import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from visual_grpo.images import read_mask
-from visual_grpo.records.image_store import (
-    MASK,
-    STRETCHED,
-    ImageStore,
-    PreparedImage,
-    open_original,
-    original_size,
-)
+from visual_grpo.records.image_store import MASK, STRETCHED, ImageStore, PreparedImage, open_original, original_size
 from visual_grpo.records.raw import RawRecord, Rejected, prefix_rejections, wrong_type
 from visual_grpo.segmentation.geometry import box_of, inner_points
 from visual_grpo.segmentation.segmenter import Box, Point
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 _POINTS = 2
 """Number of positive points that are derived from the mask if none are given, as in Seg-Zero's records."""
+
+_LARGEST = 1e9
+"""No coordinate in pixels is larger; infinity, NaN and integers beyond all floats are none."""
 
 Size = tuple[int, int]
 """(width, height) in pixels."""
@@ -65,41 +57,27 @@ def prepare_query(store: ImageStore, record: RawRecord) -> tuple[str, PreparedIm
         "box": box_of(mask) if box is None else stretched_box(box, size, to),
         "points": inner_points(mask, _POINTS) if points is None else stretched_points(points, size, to),
     }
-    return _merged_metadata(record, placed), image, stored
+    given = json.loads(record.metadata)
+    for key in placed:
+        if given.get(key) != extra.get(key):
+            remedy = f"Move {key} from the metadata to the record's top level, or rename it"
+            raise Rejected("ambiguous_key", f"the metadata have a {key}, which the prepared one would replace", remedy)
+    return json.dumps({**given, **placed}, ensure_ascii=False, sort_keys=True), image, stored
 
 
 def _empty(record: RawRecord, store: ImageStore) -> Rejected:
-    mask: Tensor = open_original(read_mask, record.target_image)
-    if mask.any():
+    if open_original(read_mask, record.target_image).any():
         message = f"the mask is empty at {store.width}x{store.height} pixels: its object is too small"
         return Rejected("empty_mask", message, "Raise data.height and data.width, or remove the record")
     message = "the mask is empty: none of its pixels is brighter than half of its range"
     return Rejected("empty_mask", message, "Draw the object in white on black, or remove the record")
 
 
-def _merged_metadata(record: RawRecord, placed: dict[str, Any]) -> str:
-    """The record's metadata as JSON, with ``placed`` instead of the original box and points."""
-    given = json.loads(record.metadata)
-    for key in placed:
-        if given.get(key) != record.extra.get(key):
-            raise Rejected(
-                "ambiguous_key",
-                f"the metadata already have a {key}, which would be overwritten by the prepared {key}",
-                f"Move {key} from the metadata to the record's top level, or rename it",
-            )
-    return json.dumps({**given, **placed}, ensure_ascii=False, sort_keys=True)
-
-
 def box_from(value: Any) -> Box:
-    """Parses ``[x1, y1, x2, y2]``.
-
-    Raises:
-        Rejected: any other value, or x2 < x1, or y2 < y1.
-    """
-    numbers = _numbers(value, 4)
-    if numbers is None:
+    """Parses ``[x1, y1, x2, y2]``; raises `Rejected` for any other value, or x2 < x1, or y2 < y1."""
+    if not _are_numbers(value, 4):
         raise wrong_type("box", "[x1, y1, x2, y2], four numbers in pixels", value)
-    x1, y1, x2, y2 = numbers
+    x1, y1, x2, y2 = map(float, value)
     if x2 < x1 or y2 < y1:
         message = f"box {value} ends before it begins: x2 must not be less than x1, nor y2 than y1"
         raise Rejected("wrong_box", message, "Give the corners as [x1, y1, x2, y2], not a width and height")
@@ -107,16 +85,10 @@ def box_from(value: Any) -> Box:
 
 
 def points_from(value: Any) -> tuple[Point, ...]:
-    """Parses ``[[x, y], ...]``.
-
-    Raises:
-        Rejected: any other value, or an empty list.
-    """
-    pairs = [_numbers(point, 2) for point in value] if isinstance(value, list | tuple) else []
-    points = tuple((pair[0], pair[1]) for pair in pairs if pair is not None)
-    if not points or len(points) < len(pairs):
+    """Parses ``[[x, y], ...]``; raises `Rejected` for any other value, or an empty list."""
+    if not isinstance(value, list | tuple) or not value or not all(_are_numbers(point, 2) for point in value):
         raise wrong_type("points", "[[x, y], ...], a list of pairs of numbers in pixels", value)
-    return points
+    return tuple((float(x), float(y)) for x, y in value)
 
 
 def stretched_box(box: Box, size: Size, to: Size) -> Box:
@@ -127,10 +99,11 @@ def stretched_box(box: Box, size: Size, to: Size) -> Box:
     Raises:
         Rejected: a corner outside the image.
     """
-    _check_inside("box", box[:2], size, beyond=1)
-    _check_inside("box", box[2:], size, beyond=1)
+    corners = (box[:2], box[2:])
+    for corner in corners:
+        _check_inside("box", corner, size, beyond=1)
     (left, top), (right, bottom) = (
-        _stretched((min(x, size[0] - 1), min(y, size[1] - 1)), size, to) for x, y in (box[:2], box[2:])
+        _stretched((min(x, size[0] - 1), min(y, size[1] - 1)), size, to) for x, y in corners
     )
     return left, top, right, bottom
 
@@ -156,14 +129,9 @@ def _check_inside(key: str, point: Point, size: Size, beyond: float) -> None:
         raise Rejected(f"wrong_{key}", message, "Give absolute pixels of the upright image at its own size")
 
 
-def _numbers(value: Any, count: int) -> list[float] | None:
-    """The value as ``count`` finite floats; None if it is anything else."""
-    if not isinstance(value, list | tuple) or len(value) != count:
-        return None
-    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in value):
-        return None
-    try:
-        numbers = [float(number) for number in value]
-    except OverflowError:
-        return None
-    return numbers if all(map(math.isfinite, numbers)) else None
+def _are_numbers(value: Any, count: int) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == count
+        and all(type(number) in (int, float) and abs(number) < _LARGEST for number in value)
+    )

@@ -43,7 +43,6 @@ class EmbeddedImage:
         return hashlib.sha256(self.data).hexdigest()
 
     def open(self) -> BytesIO:
-        """The data as a file object whose ``name`` is used in messages."""
         file = BytesIO(self.data)
         file.name = self.name
         return file
@@ -105,10 +104,6 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
     def __str__(self) -> str:
         name = "" if self.id is None else f" (id {self.id!r})"
         return visible(f"{self.place}{name}: {sentence(self.message)} {self.remedy}.")
-
-    def as_dict(self) -> dict[str, Any]:
-        place = {"file": self.place.file, "line": self.place.line}
-        return {"id": self.id, **place, "reason": self.reason, "message": self.message, "remedy": self.remedy}
 
 
 Item = RawRecord | Rejected | Note

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+import hashlib
+import sqlite3
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from visual_grpo.errors import UserError, counted, visible
-from visual_grpo.records.on_disk import DiskCounter
 from visual_grpo.records.raw import Rejected
-from visual_grpo.records.split import FEW_PROMPTS, SEALED, SPLITS, prompt_key
+from visual_grpo.records.split import FEW_PROMPTS, SPLITS, prompt_key
 
 LISTED = 1000
 """Maximum number of rejected records that are listed individually; all are counted."""
 LONG_PROMPT = 1000
 """Characters; a step costs memory and time for its longest prompt."""
 _SHOWN = 5
+
+
+class DiskCounter:
+    """Counts strings by their digests in a temporary SQLite file: those of many records would not fit into memory."""
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        for statement in ("PRAGMA journal_mode = OFF", "PRAGMA temp_store = FILE", "BEGIN"):
+            self._database.execute(statement)
+        self._database.execute("CREATE TABLE keys (digest BLOB PRIMARY KEY, seen INTEGER) WITHOUT ROWID")
+
+    def add(self, key: str) -> int:
+        """Counts a key; returns its new count, 1 for the first time."""
+        seen = self.count(key) + 1
+        self._database.execute("REPLACE INTO keys VALUES (?, ?)", (_digest(key), seen))
+        return seen
+
+    def count(self, key: str) -> int:
+        """Returns how often a key has been added."""
+        found = self._database.execute("SELECT seen FROM keys WHERE digest = ?", (_digest(key),)).fetchone()
+        return 0 if found is None else int(found[0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class Report:
@@ -32,8 +64,8 @@ class Report:
         self._records: Counter[str] = Counter()
         self._prompts: Counter[str] = Counter()
         self._seen_prompts = DiskCounter()
-        self._targets = self._enlarged = self._long = self._longest = 0
-        self._warnings: list[str] = []
+        self._targets = self._enlarged = self._long = 0
+        self.warnings: list[str] = []
 
     def reject(self, rejection: Rejected) -> None:
         """Counts a rejected record; raises a UserError if ``strict`` is on."""
@@ -43,56 +75,32 @@ class Report:
         if len(self._rejections) < LISTED:
             self._rejections.append(rejection)
 
-    def accept(self, *, split: str, prompt: str, has_target: bool, enlarged: int) -> None:
-        """Counts a prepared record, of which ``enlarged`` images were smaller than the prepared size."""
+    def accept(self, row: Mapping[str, Any], enlarged: int) -> None:
+        """Counts a row of the manifest, of which ``enlarged`` images were smaller than the prepared size."""
+        split, prompt = row["split"], row["prompt"]
         self._records[split] += 1
         self._prompts[split] += self._seen_prompts.add(f"{split}\0{prompt_key(prompt)}") == 1
-        self._targets += has_target
+        self._targets += "target_image" in row
         self._enlarged += enlarged
         self._long += len(prompt) > LONG_PROMPT
-        self._longest = max(self._longest, len(prompt))
 
-    def warn(self, text: str) -> None:
-        self._warnings.append(visible(text))
-
-    def finish(self, shares: dict[str, float]) -> None:
-        """Completes the report after the last record; ``shares`` are the configured ones of the splits.
+    def finish(self, shares: Mapping[str, float]) -> dict[str, Any]:
+        """The report as JSON-compatible values; ``shares`` are the configured ones of the splits.
 
         Raises:
             UserError: no usable record, or none to train on.
         """
-        accepted = self._records.total()
-        if not accepted:
-            raise UserError(nothing_left(self._rejections, self._reasons.total()))
-        if not self._records["train"]:
-            others = [split for split in SPLITS if split in shares and (split != SEALED or shares[split] > 0)]
-            are_all = "The only usable record is" if accepted == 1 else f"All {accepted} usable records are"
-            raise UserError(
-                f"{are_all} in the splits {_listed(others, 'or')}, none is left to train on."
-                f" Add records or lower {_listed([f'data.{split}_share' for split in others], 'and')}."
-                f"{also_rejected(self._rejections, self._reasons.total())}"
-            )
-        for split, share in shares.items():
-            if share > 0 and not self._records[split]:
-                few = are_too_few(accepted, "record")
-                self.warn(f"the split {split} is empty although its share is {share:.0%}: {few}")
-        if 0 < self._prompts["held_out"] < FEW_PROMPTS:
-            self.warn(
-                f"{counted(self._prompts['held_out'], 'prompt')} in held_out: fewer than {FEW_PROMPTS} are too few to"
-                " rely on what an evaluation finds. Add records or raise data.held_out_share"
-            )
-        if self._long:
-            self.warn(
-                f"{counted(self._long, 'prompt')} of more than {LONG_PROMPT} characters (the longest {self._longest}):"
-                " a model that reads them whole needs many times the memory and time for a step with one of them."
-                " Shorten them"
-            )
-        if self._enlarged:
-            self.warn(f"{counted(self._enlarged, 'image')} smaller than the prepared size: enlarged")
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as JSON-compatible values."""
         accepted, rejected = self._records.total(), self._reasons.total()
+        if not accepted:
+            raise UserError(nothing_left(self._rejections, rejected))
+        if not self._records["train"]:
+            others = [split for split, share in shares.items() if share > 0]
+            raise UserError(
+                f"Of {counted(accepted, 'usable record')} none is left to train on: the splits {', '.join(others)} take"
+                f" all. Add records or lower {', '.join(f'data.{split}_share' for split in others)}."
+                f"{also_rejected(self._rejections, rejected)}"
+            )
+        self._warn(shares, accepted)
         return {
             "records": accepted + rejected,
             "accepted": accepted,
@@ -101,10 +109,28 @@ class Report:
             "rejected": {
                 "total": rejected,
                 "by_reason": dict(self._reasons.most_common()),
-                "listed": [rejection.as_dict() for rejection in self._rejections],
+                "listed": [_listed(rejection) for rejection in self._rejections],
             },
-            "warnings": self._warnings,
+            "warnings": [*map(visible, self.warnings)],
         }
+
+    def _warn(self, shares: Mapping[str, float], accepted: int) -> None:
+        for split, share in shares.items():
+            if share > 0 and not self._records[split]:
+                few = f"{counted(accepted, 'record')} in all"
+                self.warnings.append(f"the split {split} is empty although its share is {share:.0%}: {few}")
+        if 0 < self._prompts["held_out"] < FEW_PROMPTS:
+            self.warnings.append(
+                f"{counted(self._prompts['held_out'], 'prompt')} in held_out: fewer than {FEW_PROMPTS} are too few to"
+                " rely on what an evaluation finds. Add records or raise data.held_out_share"
+            )
+        if self._long:
+            self.warnings.append(
+                f"{counted(self._long, 'prompt')} of more than {LONG_PROMPT} characters: a model that reads them whole"
+                " needs many times the memory and time for a step with one of them. Shorten them"
+            )
+        if self._enlarged:
+            self.warnings.append(f"{counted(self._enlarged, 'image')} smaller than the prepared size: enlarged")
 
 
 def nothing_left(rejections: Sequence[Rejected], count: int) -> str:
@@ -119,13 +145,7 @@ def also_rejected(rejections: Sequence[Rejected], count: int) -> str:
     """To add to a message about too few usable records: which others there would be; "" where none was rejected."""
     if not rejections:
         return ""
-    were = "was" if count == 1 else "were"
-    return f" {counted(count, 'other record')} {were} rejected:{_first_of(rejections, count)}"
-
-
-def are_too_few(number: int, what: str) -> str:
-    """``1 record is too few``, ``2 records are too few``."""
-    return f"{counted(number, what)} {'is' if number == 1 else 'are'} too few"
+    return f" Rejected {'was' if count == 1 else 'were'} {counted(count, 'other')}:{_first_of(rejections, count)}"
 
 
 def _first_of(rejections: Sequence[Rejected], count: int) -> str:
@@ -134,7 +154,12 @@ def _first_of(rejections: Sequence[Rejected], count: int) -> str:
     return shown + (f"\n  and {more} more" if more else "")
 
 
-def _listed(names: Sequence[str], word: str) -> str:
-    """``a, b or c``."""
-    *others, last = names
-    return f"{', '.join(others)} {word} {last}" if others else last
+def _listed(rejected: Rejected) -> dict[str, Any]:
+    return {
+        "id": rejected.id,
+        "file": rejected.place.file,
+        "line": rejected.place.line,
+        "reason": rejected.reason,
+        "message": rejected.message,
+        "remedy": rejected.remedy,
+    }

@@ -7,21 +7,21 @@ record to another split.
 from __future__ import annotations
 
 import hashlib
+import json
 import unicodedata
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from visual_grpo.errors import UserError
+
+SEEN = "seen_prompts.json"
 SEALED = "sealed"
 """The split that only promotions open: nothing else draws, scores or shows its records."""
 OPEN = ("train", "eval", "held_out")
 SPLITS = (*OPEN, SEALED)
 FEW_PROMPTS = 10
 """An interval over fewer independent prompts is not to be relied on."""
-
-Shares = tuple[float, float, float]
-"""data.eval_share, data.held_out_share and data.sealed_share."""
-_STEPS = tuple(step / 20 for step in range(13))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,29 +75,35 @@ def _fraction(kind: str, text: str) -> float:
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
-def split_counts(keys: Sequence[tuple[str, str]], shares: Shares) -> Counter[str]:
-    """Counts the records that each split gets; ``keys`` are (id, group key) of each record."""
-    splitter = Splitter(eval_share=shares[0], held_out_share=shares[1], sealed_share=shares[2])
-    return Counter(splitter(record_id, shared) for record_id, shared in keys)
+class SeenPrompts:
+    """Hashes of the prompts that a training has seen, as `prompt_key` gives them, kept beside its adapters."""
+
+    def __init__(self, hashes: Iterable[str] = ()) -> None:
+        self.hashes = frozenset(hashes)
+
+    @classmethod
+    def of(cls, prompts: Iterable[str]) -> SeenPrompts:
+        return cls(map(_hash, prompts))
+
+    @classmethod
+    def read(cls, folder: Path) -> SeenPrompts:
+        """Reads those of the training that left ``folder``; raises a UserError if they are missing or damaged."""
+        file = folder / SEEN
+        try:
+            return cls(map(str, json.loads(file.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{file} is missing or damaged: expected a list of hashes. Train again.") from error
+
+    def write(self, folder: Path) -> None:
+        (folder / SEEN).write_text(json.dumps(sorted(self.hashes)), encoding="utf-8")
+
+    def __contains__(self, prompt: str) -> bool:
+        return _hash(prompt) in self.hashes
+
+    def __or__(self, other: SeenPrompts) -> SeenPrompts:
+        return SeenPrompts(self.hashes | other.hashes)
 
 
-def is_enough(counts: Counter[str]) -> bool:
-    """True if there is a record to train on and one to evaluate."""
-    return counts["train"] > 0 and counts["eval"] + counts["held_out"] > 0
-
-
-def feasible_shares(keys: Sequence[tuple[str, str]], shares: Shares) -> Shares | None:
-    """The nearest shares that leave no split empty, else the nearest that are enough; None if there are none.
-
-    The sealed share stays as it is, or is 0 if no others do with it.
-    """
-    for sealed in dict.fromkeys((shares[2], 0.0)):
-        wanted = SPLITS if sealed > 0 else OPEN
-        grid = [(own, held, sealed) for own in _STEPS for held in _STEPS if own + held + sealed < 1]
-        nearest = sorted(grid, key=lambda own: abs(own[0] - shares[0]) + abs(own[1] - shares[1]))
-        counts = {own: split_counts(keys, own) for own in nearest}
-        found = next((own for own in nearest if all(counts[own][split] for split in wanted)), None)
-        found = found or next((own for own in nearest if is_enough(counts[own])), None)
-        if found is not None:
-            return found
-    return None
+def _hash(prompt: str) -> str:
+    """64 bits: among a million prompts, two share a hash with a probability of 3e-8."""
+    return hashlib.blake2b(prompt_key(prompt).encode(), digest_size=8).hexdigest()

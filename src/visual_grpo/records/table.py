@@ -49,7 +49,7 @@ def schema() -> pa.Schema:
 
 
 def write_manifest(
-    path: Path, rows: Iterable[Mapping[str, Any]], report: Callable[[], Mapping[str, Any]] | None = None
+    path: Path, rows: Iterable[Mapping[str, Any]], report: Callable[[], Mapping[str, Any]] = dict
 ) -> None:
     """Writes rows in groups to a temporary file, which replaces ``path`` when it is complete.
 
@@ -67,8 +67,7 @@ def write_manifest(
         with pq.ParquetWriter(fresh, schema(), compression="zstd") as writer:
             while group := [dict(row) for row in islice(remaining, ROWS_PER_GROUP)]:
                 writer.write_table(pa.Table.from_pylist(group, schema=schema()))
-            if report is not None:
-                writer.add_key_value_metadata({_REPORT_KEY: json.dumps(report())})
+            writer.add_key_value_metadata({_REPORT_KEY: json.dumps(report())})
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
@@ -93,15 +92,10 @@ class RecordTable(Sequence[PromptRecord]):
         members = np.isin(self._file.read(columns=["split"])["split"].to_numpy(), names)
         return RecordTable(self.path, self._rows[members[self._rows]])
 
-    def where(self, keep: Callable[[PromptRecord], bool]) -> RecordTable:
-        """The records for which ``keep`` is true."""
-        return RecordTable(self.path, self._rows[np.fromiter(map(keep, self), dtype=bool, count=len(self))])
-
     @property
     def report(self) -> dict[str, Any]:
         """The data report that was stored with the manifest; empty if there is none."""
-        stored = (self._file.metadata.metadata or {}).get(_REPORT_KEY)
-        return {} if stored is None else dict(json.loads(stored))
+        return dict(json.loads((self._file.metadata.metadata or {}).get(_REPORT_KEY, "{}")))
 
     @cached_property
     def digest(self) -> str:
@@ -134,7 +128,7 @@ class RecordTable(Sequence[PromptRecord]):
         return f"RecordTable({str(self.path)!r}, {len(self)} records)"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Excludes the open file, so that a table can be pickled for another process."""
+        """Excludes the open file, so that a table can be copied and pickled."""
         return {"path": self.path, "_rows": self._rows}
 
     @cached_property

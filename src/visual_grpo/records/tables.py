@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import glob
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from visual_grpo.config import Task
 from visual_grpo.errors import UserError
 from visual_grpo.records.columns import PROMPTS, QUERIES, record_of
-from visual_grpo.records.guard import Guard
+from visual_grpo.records.guard import Guard, open_text
 from visual_grpo.records.raw import EmbeddedImage, Item, Note, Place, Rejected, shorten
-from visual_grpo.records.text import check_line, check_utf8, json_object, open_text, read_lines, refuse_utf16, too_long
 
 if TYPE_CHECKING:
     import datasets
@@ -27,24 +26,19 @@ if TYPE_CHECKING:
 HUB = "hf://datasets/"
 """Prefix of ``data.path`` for a dataset of the Hugging Face hub."""
 SUFFIXES = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl", ".json")
-_BY_LIBRARY = (".parquet", ".arrow")
-_SAVED = ("dataset_dict.json", "state.json")
-"""Files that ``save_to_disk`` leaves."""
 _SPLIT_FOLDERS = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
 _NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
 """Spellings of missing values in spreadsheets and pandas, in lower case."""
 _BATCH = 16
 """Rows of a Parquet table in memory at a time."""
 
-Row = Mapping[str, Any] | Rejected
+Row = dict[str, Any] | Rejected
 
 
-def find_records(path: Path) -> Path | None:
+def find_records(path: Path, guard: Guard) -> Path | None:
     """A file of JSON lines, or ``records.jsonl`` in the folder."""
-    if path.is_dir():
-        path = path / "records.jsonl"
-    fits = path.suffix.lower() == ".jsonl" and path.name.lower() != "metadata.jsonl"
-    return path if fits and path.is_file() else None
+    file = path / "records.jsonl" if path.is_dir() else path
+    return file if file.suffix.lower() == ".jsonl" and not is_metadata(file.name) and file.is_file() else None
 
 
 def read_records(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
@@ -54,7 +48,7 @@ def read_records(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
 def find_metadata(path: Path, guard: Guard) -> Path | None:
     """A metadata file of the hub's image folders, or a folder with at least one below it."""
     if path.is_dir():
-        return path if any(is_metadata(name) for name in guard.walk(path)) else None
+        return path if next(_metadata_files(path, guard), None) else None
     return path if path.is_file() and is_metadata(path.name) else None
 
 
@@ -67,43 +61,45 @@ def read_metadata(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
     if path.is_file():
         yield from _items(path, path.name, guard, task)
         return
-    refused: list[Rejected] = []
     splits, previous = set(), None
-    for name in filter(is_metadata, guard.walk(path, refused)):
+    for name in _metadata_files(path, guard):
         file = path / name
-        try:
-            guard.check_place(file, name)
-        except Rejected as rejected:
-            yield rejected.at(Place(name))
-            continue
+        guard.require_inside(file)
         if file.parent == previous:
             raise UserError(f"{file.parent}: has both metadata.jsonl and metadata.csv. Keep one of them.")
         previous = file.parent
         split = next((part for part in Path(name).parts[:-1] if part.lower() in _SPLIT_FOLDERS), None)
         splits.add(split)
         yield from _items(file, name, guard, task, more={} if split is None else {"split": split})
-    yield from refused
-    if splits - {None}:
+    if named := sorted(filter(None, splits)):
         yield Note(
-            f"the split folders {', '.join(sorted(filter(None, splits)))} are only stored as metadata['split'];"
+            f"the split folders {', '.join(named)} are only stored as metadata['split'];"
             " data.eval_share and data.held_out_share determine the splits"
         )
 
 
-def find_table(path: Path) -> Path | None:
+def _metadata_files(path: Path, guard: Guard) -> Iterator[str]:
+    return (name for name in guard.walk(path) if is_metadata(name) and (path / name).is_file())
+
+
+def is_metadata(name: str) -> bool:
+    return name.rpartition("/")[2].lower() in ("metadata.jsonl", "metadata.csv")
+
+
+def find_table(path: Path, guard: Guard) -> Path | None:
     """A table, a folder with tables (also in its subfolder ``data``) or one that ``save_to_disk`` has left."""
     if path.is_dir():
-        return path if is_saved(path) or _tables(path) else None
+        return path if _is_saved(path) or _tables(path) else None
     return path if path.is_file() and path.suffix.lower() in SUFFIXES else None
 
 
 def read_table(path: Path, guard: Guard, task: Task, split: str | None = None) -> Iterator[Item]:
-    if is_saved(path):
+    if _is_saved(path):
         yield from _rows_of(_opened(path, split), path.name, path, guard, task)
         return
     for file in [path] if path.is_file() else _tables(path):
         if file != path:
-            guard.require(file)
+            guard.require_inside(file)
         yield from _items(file, file.name if file == path else file.relative_to(path).as_posix(), guard, task)
 
 
@@ -111,41 +107,35 @@ def read_hub(path: str, guard: Guard, task: Task, split: str | None, revision: s
     """Yields the rows of ``hf://datasets/OWNER/NAME``, which `datasets` downloads into its cache once."""
     import datasets
 
-    with _said(path):
+    with _errors_naming(path):
         found = datasets.load_dataset(path.removeprefix(HUB), split=split, revision=revision)
     return _rows_of(_one_split(found, path, split), path.removeprefix(HUB), None, guard, task)
 
 
 def count_table(path: Path, split: str | None) -> int | None:
     """The number of rows, if it is known without reading them."""
-    if is_saved(path):
+    if _is_saved(path):
         return int(_opened(path, split).num_rows)
     files = [path] if path.is_file() else _tables(path)
     if any(file.suffix.lower() != ".parquet" for file in files):
         return None
     import pyarrow.parquet as pq
 
-    with _said(path):
+    with _errors_naming(path):
         return sum(pq.read_metadata(file).num_rows for file in files)
 
 
-def is_saved(path: Path) -> bool:
-    return any((path / name).is_file() for name in _SAVED)
-
-
-def is_metadata(name: str) -> bool:
-    return name.rpartition("/")[2].lower() in ("metadata.jsonl", "metadata.csv")
+def _is_saved(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
 def _tables(path: Path) -> list[Path]:
-    found = [file for folder in (path, path / "data") for file in sorted(folder.glob("[!.]*"))]
+    found = [file for folder in (path, path / "data") for file in sorted(folder.glob("[!.]*")) if file.is_file()]
     return [file for file in found if file.suffix.lower() in SUFFIXES and (file.suffix != ".json" or _is_list(file))]
 
 
 def _is_list(file: Path) -> bool:
     """True if a JSON file is a list, as other JSON files beside data seldom are."""
-    if not file.is_file():
-        return False
     with open_text(file) as text:
         return text.read(100).lstrip().startswith("[")
 
@@ -153,10 +143,12 @@ def _is_list(file: Path) -> bool:
 def _items(
     file: Path, name: str, guard: Guard, task: Task, *, canonical: bool = False, more: Mapping[str, Any] | None = None
 ) -> Iterator[Item]:
-    if file.suffix.lower() in _BY_LIBRARY:
+    suffix = file.suffix.lower()
+    if suffix in (".parquet", ".arrow"):
         yield from _rows_of(_streamed(file), name, file.parent, guard, task)
         return
-    for number, row in _text_rows(file, guard.max_record_bytes):
+    reader = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(suffix, _json_lines)
+    for number, row in reader(file):
         place = Place(name, number)
         if isinstance(row, Rejected):
             yield row.at(place)
@@ -164,72 +156,66 @@ def _items(
             yield record_of({**(more or {}), **row}, place, file.parent, task, canonical=canonical)
 
 
-def _text_rows(file: Path, longest: int) -> Iterator[tuple[int, Row]]:
-    suffix = file.suffix.lower()
-    if suffix in (".csv", ".tsv"):
-        yield from _csv_rows(file, longest)
-    elif suffix == ".json":
-        try:
-            with open_text(file) as text:
-                found = json.load(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{file} is not valid JSON ({error}). Correct it.") from error
-        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-            raise UserError(f"{file}: expected a list of objects, one a record. Use records.jsonl instead.")
-        yield from enumerate(found, 1)
-    else:
-        for number, line in read_lines(file):
+def _json_rows(file: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        with open_text(file) as text:
+            found = json.load(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not valid JSON ({error}). Correct it.") from error
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        raise UserError(f"{file}: expected a list of objects, one a record. Use records.jsonl instead.")
+    yield from enumerate(found, 1)
+
+
+def _json_lines(file: Path) -> Iterator[tuple[int, Row]]:
+    with open_text(file) as lines:
+        for number, line in enumerate(lines, 1):
             if line.strip():
-                try:
-                    check_line(line, longest)
-                    yield number, json_object(line)
-                except Rejected as rejected:
-                    yield number, rejected
+                yield number, _json_object(line)
 
 
-def _csv_rows(file: Path, longest: int) -> Iterator[tuple[int, Row]]:
+def _json_object(line: str) -> Row:
+    remedy = 'Write one JSON object on each line, such as {"prompt": "a red circle"}'
+    try:
+        # Other languages' NaN and Infinity, which no JSON can hold again.
+        value = json.loads(line, parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        return Rejected("not_json", f"the line is not valid JSON ({error})", remedy)
+    if isinstance(value, dict):
+        return value
+    return Rejected("not_json", f"the line is a JSON {type(value).__name__}, not an object", remedy)
+
+
+def _csv_rows(file: Path) -> Iterator[tuple[int, Row]]:
     """Yields (number of the row's last line, row by column name); missing values are None."""
-    refuse_utf16(file)
-    csv.field_size_limit(longest)
     with open_text(file, newline="") as text:
-        rows = csv.reader(text, delimiter="\t" if file.suffix.lower() == ".tsv" else ",")
+        rows = csv.DictReader(text, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", restkey="")
         try:
-            header = [name.strip() for name in next(rows, [])]
+            rows.fieldnames = header = [name.strip() for name in rows.fieldnames or ()]
+            if not {*PROMPTS, *QUERIES} & {*header}:
+                raise UserError(
+                    f"{file}: the header must name the prompt's column ({', '.join(PROMPTS)}), separated by commas; it"
+                    f" is {shorten(str(header))}. Rename the column, or write a records.jsonl."
+                )
+            for row in rows:
+                if isinstance(row.get(""), list):
+                    message = f"the row has more fields than the header, {len(header)}"
+                    yield rows.line_num, Rejected("not_csv", message, 'Put quotes (") around text with commas')
+                else:
+                    yield rows.line_num, {name: None if _is_null(value) else value for name, value in row.items()}
         except csv.Error as error:
-            raise UserError(f"{file}: the header is not valid CSV ({error}). Save it as CSV with UTF-8.") from error
-        if not {*PROMPTS, *QUERIES["prompt"]} & set(header):
-            raise UserError(
-                f"{file}: the header must name the prompt's column ({', '.join(PROMPTS)}), separated by commas; it is"
-                f" {shorten(str(header))}. Rename the column, or write a records.jsonl."
-            )
-        while True:
-            try:
-                row = next(rows)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield rows.line_num, Rejected("not_csv", f"the row is not valid CSV ({error})", "Correct the row")
-                continue
-            if row:
-                yield rows.line_num, _csv_row(header, row, longest)
+            raise UserError(f"{file}, line {rows.line_num}, is not valid CSV ({error}). Correct the row.") from error
 
 
-def _csv_row(header: list[str], row: list[str], longest: int) -> Row:
-    if len(row) > len(header):
-        message = f"the row has {len(row)} fields, the header {len(header)}"
-        return Rejected("not_csv", message, 'Put quotes (") around text with commas')
-    if sum(map(len, row)) > longest:
-        return too_long("the row", longest)
-    fields = [None if text.strip().lower() in _NULLS else text for text in row]
-    return dict(zip(header, fields + [None] * (len(header) - len(row)), strict=True))
+def _is_null(value: str | None) -> bool:
+    return value is None or value.strip().lower() in _NULLS
 
 
 def _rows_of(found: Any, name: str, folder: Path | None, guard: Guard, task: Task) -> Iterator[Item]:
     """The records of a `Dataset`; without a folder, one of the hub, whose files lie in the cache."""
     found = found.to_iterable_dataset() if hasattr(found, "to_iterable_dataset") else found
-    rows: Iterable[Mapping[str, Any]] = found.decode(False)  # Images as bytes or path.
-    with _said(name):
-        for number, row in enumerate(rows, 1):
+    with _errors_naming(name):
+        for number, row in enumerate(found.decode(False), 1):  # Images as bytes or path.
             place = Place(name, number)
             try:
                 cells = {key: _cell(value, f"{place}, column {key}", guard, folder) for key, value in row.items()}
@@ -249,10 +235,6 @@ def _cell(value: Any, name: str, guard: Guard, folder: Path | None) -> Any:
     if isinstance(value, bytes):
         guard.check_size(len(value), name)
         return EmbeddedImage(name, value)
-    if isinstance(value, str):
-        if len(value) > guard.max_record_bytes:
-            raise too_long(f"the {name}", guard.max_record_bytes)
-        check_utf8(value, f"the {name}")
     return value
 
 
@@ -261,7 +243,7 @@ def _streamed(file: Path) -> datasets.IterableDataset:
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # Ours is the one message.
     kind, options = ("parquet", {"batch_size": _BATCH}) if file.suffix.lower() == ".parquet" else ("arrow", {})
-    with _said(file):
+    with _errors_naming(file):
         files = glob.escape(str(file))
         return datasets.load_dataset(kind, data_files=files, split="train", streaming=True, **options)
 
@@ -269,7 +251,7 @@ def _streamed(file: Path) -> datasets.IterableDataset:
 def _opened(path: Path, split: str | None) -> datasets.Dataset:
     import datasets
 
-    with _said(path):
+    with _errors_naming(path):
         return _one_split(datasets.load_from_disk(str(path)), str(path), split)
 
 
@@ -284,7 +266,7 @@ def _one_split(found: Any, name: str, split: str | None) -> Any:
 
 
 @contextmanager
-def _said(name: object) -> Iterator[None]:
+def _errors_naming(name: object) -> Iterator[None]:
     """Turns the library's error into one that names the file."""
     import pyarrow as pa
 
