@@ -194,7 +194,7 @@ def test_unreadable_files_say_what_is_wrong(tmp_path):
     Image.effect_noise((256, 256), 80).save(buffer, "JPEG")
     (tmp_path / "cut.jpg").write_bytes(buffer.getvalue()[:5000])
     for name, message in [
-        ("empty.png", "empty.png: empty, damaged at its start"),
+        ("empty.png", "empty.png: not an image that Pillow can read, empty"),
         ("phone.heic", "phone.heic: .* not an image that Pillow can read"),
         ("cut.jpg", "cut.jpg: damaged or cut off"),
         ("none.png", "none.png: there is no such file"),

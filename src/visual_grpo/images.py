@@ -218,7 +218,7 @@ def _opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
         raise ImageError(f"{_name(file)}: the file cannot be opened ({error.strerror or error})") from error
     except UnidentifiedImageError as error:
         raise ImageError(
-            f"{_name(file)}: empty, damaged at its start, or not an image that Pillow can read; PNG, JPEG and WebP"
+            f"{_name(file)}: not an image that Pillow can read, empty, or damaged at its start; PNG, JPEG and WebP"
             " always work"
         ) from error
     except Image.DecompressionBombError as error:

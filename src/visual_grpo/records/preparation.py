@@ -204,6 +204,9 @@ def _note_left_out(report: Mapping[str, Any], note: Callable[[str], None]) -> No
     if rejected["total"]:
         note(f"Left out {rejected['total']} of {counted(report['records'], 'record')}:")
         for one in rejected["listed"][:_SHOWN]:
-            note(f"  {Place(one['file'], one['line'])}: {one['message']}")
+            place, message = Place(one["file"], one["line"]), one["message"]
+            note(f"  {message}" if one["file"] in message else f"  {place}: {message}")
+        if rejected["total"] > _SHOWN:
+            note(f"  and {rejected['total'] - _SHOWN} more")
     for warning in report["warnings"]:
         note(f"Note: {sentence(warning)}")
