@@ -195,7 +195,7 @@ def test_unreadable_files_say_what_is_wrong(tmp_path):
     (tmp_path / "cut.jpg").write_bytes(buffer.getvalue()[:5000])
     for name, message in [
         ("empty.png", "empty.png: not an image that Pillow can read, empty"),
-        ("phone.heic", "phone.heic: .* not an image that Pillow can read"),
+        ("phone.heic", "phone.heic: not an image that Pillow can read"),
         ("cut.jpg", "cut.jpg: damaged or cut off"),
         ("none.png", "none.png: there is no such file"),
         (".", r"the file cannot be opened \(Is a directory\)"),

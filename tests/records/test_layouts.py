@@ -185,7 +185,7 @@ class TestCaptions:
             ("e.png", "not_utf8"),
         ]
         assert rejections[0].remedy == "Write its prompt to c.txt"
-        assert notes == ["14 files that are no images or captions of one were ignored, such as README0.txt"]
+        assert notes == ["ignored 14 files beside images and their captions, such as README0.txt"]
 
 
 PROMPTS = ['she said "hello, you"', "two\nlines", "一只在雪地里的猫, 水墨画"]

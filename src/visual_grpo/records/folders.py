@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path, PurePath, PurePosixPath
 
 from visual_grpo.config import Task
-from visual_grpo.errors import UserError
+from visual_grpo.errors import UserError, counted
 from visual_grpo.records.guard import Guard, is_image_name, open_text
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
 
@@ -87,7 +87,7 @@ def read_captions(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
                 yield rejected.at(place)
         ignored += sorted({*names} - {*images, *map(caption_name, images)})
     if ignored:
-        yield Note(f"{len(ignored)} files that are no images or captions of one were ignored, such as {ignored[0]}")
+        yield Note(f"ignored {counted(len(ignored), 'file')} beside images and their captions, such as {ignored[0]}")
 
 
 def caption_name(image: str) -> str:
