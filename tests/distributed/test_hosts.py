@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.commands import LEARNED, LONG, ROW_BY_ROW, Running, command, difference, prepare, weights
+from tests.distributed.test_toys import is_there
 from tests.small_project import paste
 
 ADDRESSES = ("10.231.7.1", "10.231.7.2")
@@ -81,12 +81,10 @@ def test_two_hosts_train_and_judge_together_and_the_loss_of_one_ends_both(
         assert len(ranks) == 2
         ip("-n", namespaces[1], "link", "set", "grpo0", "down")
         began = time.monotonic()
-        while any(Path(f"/proc/{pid}/cmdline").exists() for pid in ranks) and time.monotonic() < began + 60:
+        while any(is_there(pid) for pid in ranks) and time.monotonic() < began + 60:
             time.sleep(0.2)
         spent = time.monotonic() - began
-        assert spent < 45, "a rank goes on without the other"
-        for own in hosts.commands:  # A torchrun that has lost the other may wait for it for minutes.
-            own.send_signal(signal.SIGTERM)
-        said = hosts.ended(90)
+        assert spent < 30, "a rank goes on without the other"
+        said = hosts.ended(60)
         sys.stdout.write(f"after {spent:.1f} s: {said}")
     assert any("Another process of this command is gone" in error for _, error in said)

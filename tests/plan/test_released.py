@@ -45,9 +45,7 @@ pytestmark = pytest.mark.slow
 def test_a_released_configuration_fits_its_card_without_a_download(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     environment, changes = CONFIGURATIONS[name]
-    plan = make_plan(
-        parameters_of(environment, {**changes, "plan": {**changes.get("plan", {}), "largest_batches": False}})
-    )
+    plan = make_plan(parameters_of(environment, changes))
     assert plan["fits"], plan["changes"]
     assert sum(phase["host_waits"] for phase in plan["step"]) <= WAITS[name]
     for part, billions in PARAMETERS.get(name, {}).items():
@@ -68,6 +66,6 @@ def test_a_call_of_glm_image_takes_the_published_memory(size: int, images: int, 
     for network in planned.networks.values():
         meter.hold([*network.parameters(), *network.buffers()])
     records = [PromptRecord(id=str(n), prompt=prompt_of(64, n)) for n in range(images)]
-    with torch.no_grad(), fewer_repeats(meter, lambda _: None), as_on_a_device(), meter:
+    with torch.no_grad(), fewer_repeats(meter), as_on_a_device(), meter:
         planned.model.generate(records, list(range(images)), config.sampling.stock)
     assert meter.peak / 1e9 == pytest.approx(peak_gb, rel=0.1)

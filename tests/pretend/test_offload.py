@@ -37,7 +37,7 @@ def watched() -> Iterator[list[int]]:
     def counting(real: Callable[..., None]) -> Callable[..., None]:
         def come(self: Any) -> None:
             real(self)
-            together.append(len(self._turns.there))
+            together.append(len(self._there))
 
         return come
 
@@ -96,8 +96,10 @@ def test_one_network_is_there_at_a_time_and_those_that_are_needed_together() -> 
             assert first(torch.ones(1, 2, device=DEVICE)).device == DEVICE
             second(torch.ones(1, 3, device=DEVICE))
             assert where(first) == where(second) == {DEVICE}
+        with pytest.raises(ZeroDivisionError), present(second):
+            raise ZeroDivisionError
         third(torch.ones(1, 4, device=DEVICE))
-        assert where(first) == where(second) == host
+        assert where(first) == where(second) == host, "nobody is needed after an error"
         assert where(third) == {DEVICE}
         put_away(third)
         assert where(third) == host
@@ -127,16 +129,6 @@ def test_a_host_keeps_each_tensor_in_a_power_of_two_once() -> None:
         # Of each: the weight that two layers share, two biases, and the buffer of int64.
         assert pinned_bytes(networks["first"]) == 64 + 16 + 16 + 32, "36 + 12 + 12 + 24 bytes"
         assert pinned_bytes(*networks.values()) == 128 + (128 + 32 + 32 + 64), "100 + 20 + 20 + 40 bytes more"
-
-
-def test_an_error_leaves_nobody_needed() -> None:
-    with Accelerator():
-        networks = small(first=2, second=3)
-        take_turns(networks, DEVICE)
-        with pytest.raises(ZeroDivisionError), present(networks["first"]):
-            raise ZeroDivisionError
-        networks["second"](torch.ones(1, 3, device=DEVICE))
-        assert where(networks["first"]) == {torch.device("cpu")}
 
 
 def test_what_is_trained_keeps_its_identity_and_its_place(sd3_folder: Path, tmp_path: Path) -> None:
@@ -187,12 +179,11 @@ def test_saved_adapters_draw_as_if_all_were_there(sd3_folder: Path, tmp_path: Pa
     assert all(torch.equal(one, other) for one, other in zip(all_there, turns_taken, strict=True))
 
 
-def test_a_model_of_one_network_is_refused(vl_folder: Path, tmp_path: Path) -> None:
+def test_a_model_of_one_network_is_refused_and_on_a_cpu_all_stays_where_it_computes(
+    vl_folder: Path, sd3_folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"model\.offload is phases, but qwen2_5_vl is one network"):
         components.make_plan(offloaded(tmp_path, CASES["qwen2_5_vl"][1]), str(vl_folder))
-
-
-def test_on_a_cpu_all_stays_where_it_computes(sd3_folder: Path, tmp_path: Path) -> None:
     config = config_of(tmp_path, "cpu", **{**CASES["sd3"][1], "model": {"offload": "phases"}})
     model = components.build_model(config, str(sd3_folder))
     assert not any(hasattr(network, "_hf_hook") for network in networks_of(model))

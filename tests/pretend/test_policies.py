@@ -92,23 +92,20 @@ def test_a_policy_is_trained_on_a_gpu_as_on_the_cpu(case: Any, tmp_path: Path, n
         assert count == (looks is not None and number % looks == 0), (number, gpu.transfers)
 
 
-def test_a_copy_at_every_token_is_seen(case: Any, tmp_path: Path) -> None:
+def test_a_copy_at_every_token_is_seen_and_a_tensor_left_on_the_host_is_refused(case: Any, tmp_path: Path) -> None:
     folder, changes, records = case("qwen2_5_vl")
-    changes = {**changes, "grpo": {"steps": 1, "updates_per_rollout": 1}}
-    slow = {"draw": lambda real: lambda log_probs, uniforms: real(log_probs, uniforms.cpu().to(log_probs.device))}
-    with Accelerator() as gpu, transfers_between_tokens(gpu) as between, replaced(token_model, "draw", slow["draw"]):
-        train(config_of(tmp_path, "cuda:0", **changes), folder, records)
-    assert all(count >= 2 for _, count in between)
+    config = config_of(tmp_path, "cuda:0", **{**changes, "grpo": {"steps": 1, "updates_per_rollout": 1}})
+
+    def copies(real: Any) -> Any:
+        return lambda log_probs, uniforms: real(log_probs, uniforms.cpu().to(log_probs.device))
+
+    def stays(real: Any) -> Any:
+        return lambda log_probs, uniforms: real(log_probs, uniforms.cpu())
+
+    with Accelerator() as gpu, transfers_between_tokens(gpu) as between, replaced(token_model, "draw", copies):
+        train(config, folder, records)
     assert between
-
-
-def test_a_tensor_left_on_the_host_is_refused(case: Any, tmp_path: Path) -> None:
-    folder, changes, records = case("qwen2_5_vl")
-    changes = {**changes, "grpo": {"steps": 1, "updates_per_rollout": 1}}
-    left = {"draw": lambda real: lambda log_probs, uniforms: real(log_probs, uniforms.cpu())}
-    with (
-        Accelerator(),
-        replaced(token_model, "draw", left["draw"]),
-        pytest.raises(DeviceMixError, match=r"aten.mul got .* on cpu, .* on cuda:0, policies/tokens.py"),
-    ):
-        train(config_of(tmp_path, "cuda:0", **changes), folder, records)
+    assert all(count >= 2 for _, count in between)
+    said = r"aten.mul got .* on cpu, .* on cuda:0, policies/tokens.py"
+    with Accelerator(), replaced(token_model, "draw", stays), pytest.raises(DeviceMixError, match=said):
+        train(config, folder, records)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tests.pretend.test_policies import CASES
@@ -48,3 +49,8 @@ def bytes_of(networks: Sequence[nn.Module]) -> int:
     """Of memory that is set aside for parameters and buffers."""
     storages = [t.untyped_storage() for network in networks for t in (*network.parameters(), *network.buffers())]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def assert_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(value, other[name]) for name, value in one.items())

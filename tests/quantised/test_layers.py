@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from visual_grpo.hardware.quantised import FORMATS, QuantisedLinear, quantise
+from visual_grpo.hardware.quantised import FORMATS, QuantisedLinear, quantise, quantised_layers
 
 pytest.importorskip("bitsandbytes", reason="make quantised")
 CPU = torch.device("cpu")
@@ -19,16 +19,13 @@ NF4 = (
 )
 """Appendix E of arXiv 2305.14314."""
 LEVELS = {"4bit": torch.tensor(NF4), "8bit": torch.arange(-127, 128) / 127}
-ERROR = {"4bit": (0.08, 0.10), "8bit": (0.005, 0.009)}
-"""Relative error of normal weights, as a root mean square: of NF4 in blocks of 64, and of 255 steps to the largest of
-256 (about 2.8 deviations): 2.8 / 127 / sqrt(12) = 0.0064."""
 
 
 def layer(dtype: torch.dtype = torch.float32, inputs: int = 128, outputs: int = 96) -> nn.Linear:
     torch.manual_seed(0)
     made = nn.Linear(inputs, outputs).requires_grad_(False)
     nn.init.normal_(made.weight, std=0.02)
-    made.weight.data[3, 5] = 0.5
+    made.weight.data[9, 5] = 0.5
     return made.to(dtype)
 
 
@@ -40,8 +37,9 @@ def quantised(base: nn.Linear, bits: str) -> QuantisedLinear:
 @pytest.mark.parametrize("bits", FORMATS)
 def test_every_number_becomes_the_nearest_level_of_its_block(bits: str, dtype: torch.dtype) -> None:
     base = layer(dtype)
+    base.weight.data[:8] = 0
     blocks = base.weight.float().view(-1, FORMATS[bits].block)
-    scales = blocks.abs().amax(1, keepdim=True)
+    scales = blocks.abs().amax(1, keepdim=True).clamp(min=1e-9)
     levels = LEVELS[bits]
     nearest = levels[((blocks / scales)[..., None] - levels).abs().argmin(-1)] * scales
     found = quantised(base, bits)
@@ -50,27 +48,7 @@ def test_every_number_becomes_the_nearest_level_of_its_block(bits: str, dtype: t
     error, least = ((own - blocks).abs() for own in (found.weight.float().view_as(blocks), nearest))
     rounding = torch.finfo(dtype).eps * nearest.abs() + 1e-4 * scales  # Hardly a number between two steps is turned.
     assert bool((error <= least + rounding).all())
-
-
-@pytest.mark.parametrize("bits", FORMATS)
-def test_the_error_is_that_of_the_format_and_not_none(bits: str) -> None:
-    torch.manual_seed(0)
-    base = nn.Linear(256, 256).requires_grad_(False)
-    nn.init.normal_(base.weight)
-    found = quantised(base, bits)
-    least, most = ERROR[bits]
-    weight = float((found.weight - base.weight).norm() / base.weight.norm())
-    x = torch.randn(512, 256)
-    product = float((found(x) - base(x)).norm() / (base(x) - base.bias).norm())
-    assert least < weight < most
-    assert least < product < most
-
-
-@pytest.mark.parametrize("bits", FORMATS)
-def test_zeros_stay_zeros(bits: str) -> None:
-    base = layer()
-    base.weight.data[:8] = 0
-    assert torch.equal(quantised(base, bits).weight[:8], torch.zeros(8, 128))
+    assert not found.weight[:8].any(), "zeros stay zeros"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,9 +107,6 @@ def test_layers_of_blocks_are_quantised_and_heads_and_odd_sizes_are_not() -> Non
     before = network.blocks[0][0]
     quantise({"network": network}, "4bit", CPU, kept=CPU)
     assert network.blocks[0][0] is before, "what is quantised stays as it is"
-
-
-def test_full_changes_nothing() -> None:
-    network: Any = Network()
-    quantise({"network": network}, "full", CPU, kept=CPU)
-    assert not any(isinstance(module, QuantisedLinear) for module in network.modules())
+    whole: Any = Network()
+    quantise({"network": whole}, "full", CPU, kept=CPU)
+    assert not quantised_layers(whole)

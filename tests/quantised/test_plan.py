@@ -81,7 +81,7 @@ def test_advice_names_the_next_smaller_base(pipeline_folder: Path) -> None:
     lines = {}
     for bits in ("full", "8bit", "4bit"):
         config = config_of(pipeline_folder, bits)
-        lines[bits] = " ".join(_changes(config, card, 10**12, 10**12, 10**12, {}, 1))
+        lines[bits] = " ".join(_changes(config, card, 10**12, 10**12, {}, 1))
     assert "model.base_weights=8bit" in lines["full"]
     assert "model.base_weights=4bit" in lines["8bit"]
     assert "base_weights" not in lines["4bit"]

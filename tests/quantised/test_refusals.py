@@ -12,12 +12,10 @@ from torch import nn
 
 from tests.pretend.trained import records_of
 from tests.quantised.making import few_bits, loaded, trainer_of
-from visual_grpo import load_policy
 from visual_grpo.computed_with import NUMERICS, computed_with
 from visual_grpo.decisive_parameters import decisive
 from visual_grpo.errors import UserError
-from visual_grpo.hardware import bits
-from visual_grpo.hardware.quantised import check_base_weights, require_quantised
+from visual_grpo.hardware.quantised import Format, check_base_weights, require_quantised
 from visual_grpo.plan.phases import replaced
 from visual_grpo.policies import loading
 from visual_grpo.preflight.configuration import check
@@ -37,34 +35,27 @@ def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
         ("grpo.optimizer", "adamw_8bit", {"grpo": {"optimizer": "adamw_8bit"}}),
     ],
 )
-def test_a_missing_library_is_told_by_the_first_check(
+def test_a_missing_library_is_told_by_the_first_check_and_before_a_model_is_loaded(
     pipeline_folder: Path, tmp_path: Path, setting: str, value: str, changes: Any
 ) -> None:
     model = {"path": str(pipeline_folder), **changes.pop("model", {})}
     config = few_bits(tmp_path, "dit", model.pop("base_weights", "full"), model=model, **changes)
     with pytest.raises(UserError, match=f"{setting} is {value}, which needs the library bitsandbytes.*make quantised"):
         check(config, scores=False)
-
-
-@pytest.mark.usefixtures("without_library")
-def test_a_missing_library_is_told_before_a_model_is_loaded(tmp_path: Path, pipeline_folder: Path) -> None:
-    (tmp_path / "nothing").mkdir()
     with pytest.raises(UserError, match="make quantised"):
-        load_policy(str(pipeline_folder), base_weights="4bit", family="glm_image", size=(64, 96), device="cpu")
-    with pytest.raises(UserError, match="make quantised"):
-        trainer_of(few_bits(tmp_path, "dit", "full", grpo={"optimizer": "adamw_8bit"}), pipeline_folder)
+        trainer_of(config, pipeline_folder)
 
 
 def test_a_library_that_does_not_work_is_told_with_its_reason() -> None:
     pytest.importorskip("bitsandbytes", reason="make quantised")
 
-    def fails(real: Any) -> Any:
-        def run(device: torch.device) -> None:
-            raise RuntimeError("no kernel image")
+    def fails(form: Format, weight: torch.Tensor) -> None:
+        raise RuntimeError("no kernel image")
 
-        return run
-
-    with replaced(bits, "_try", fails), pytest.raises(UserError, match="does not work on cpu: no kernel image"):
+    with (
+        replaced(Format, "quantise", lambda real: fails),
+        pytest.raises(UserError, match="does not work on cpu: no kernel image"),
+    ):
         check_base_weights("8bit", torch.device("cpu"))
 
 
@@ -86,15 +77,12 @@ def test_a_family_that_quantises_nothing_is_refused_when_its_model_is_built(
         loaded(config, pipeline_folder)
 
 
-def test_another_base_decides_every_result_and_no_resume_may_change_it() -> None:
+def test_another_base_decides_every_result_and_no_resume_may_change_it(tmp_path: Path) -> None:
     tree = {"model": {"base_weights": "8bit"}, "grpo": {"optimizer": "adamw_8bit"}}
     for pipeline in ("baseline", "evaluate"):
         assert decisive(pipeline, tree) == {"model.base_weights": "8bit"}
     assert len(decisive("train", tree)) == 2
     assert not {"model.base_weights", "grpo.optimizer"} & set(MAY_CHANGE)
-
-
-def test_the_version_of_the_library_counts_only_where_it_computes(tmp_path: Path) -> None:
     full, few = (computed_with(few_bits(tmp_path, "dit", own))[NUMERICS] for own in ("full", "4bit"))
     assert "bitsandbytes" not in full
     assert "bitsandbytes" in few

@@ -1,4 +1,4 @@
-"""What the pipeline plan counts for."""
+"""Settings of the pipelines plan and gpu_check."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from visual_grpo.config.base import Name, Strict
 
 
 class PlanConfig(Strict):
-    """Settings of the pipeline plan, which needs neither weights nor a GPU."""
+    """Counts memory and operations of a training, without weights or a GPU."""
 
     gpu: Name | None = Field(
         None,
@@ -18,5 +18,13 @@ class PlanConfig(Strict):
     prompt_words: int = Field(
         64, ge=1, le=2048, description="length of the planned prompts, of which a word is about a token"
     )
-    largest_batches: bool = Field(True, description="also look for the largest batches that fit")
     tables: bool = Field(False, description="print every phase, not only the answer; plan.json always has all")
+
+
+class GpuCheckConfig(Strict):
+    """Takes steps of each trained module on the GPU and compares them with the plan."""
+
+    prompts: int = Field(
+        1, ge=1, description="prompts of each step, with grpo.group_size samples each; fewer than a training's"
+    )
+    steps: int = Field(2, ge=1, description="of each module; the last one is timed")

@@ -14,9 +14,8 @@ from pydantic import Field, model_validator
 from visual_grpo.config.alarm import AlarmConfig
 from visual_grpo.config.base import AdapterName, NotEmpty, Strict
 from visual_grpo.config.data import DataConfig, StarterConfig
-from visual_grpo.config.gpu_check import GpuCheckConfig
 from visual_grpo.config.outputs import with_output_folders
-from visual_grpo.config.plan import PlanConfig
+from visual_grpo.config.plan import GpuCheckConfig, PlanConfig
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_rewards
 from visual_grpo.config.promotion import PromotionConfig

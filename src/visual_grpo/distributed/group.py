@@ -53,7 +53,7 @@ def everyone(compute: Callable[[], R]) -> list[R]:
     _call(lambda: dist.all_gather_object(answers, (value, error and _sendable(error))))
     for number, (_, failed) in enumerate(answers):
         if failed is not None:
-            raise failed if error is None or number != rank() else error
+            raise error if error and number == rank() else failed
     return [found for found, _ in answers]
 
 
@@ -70,7 +70,7 @@ def from_first(compute: Callable[[], R]) -> R:
 
 
 def received() -> Any:
-    """On another rank: what rank 0 gives to `from_first`."""
+    """`from_first` on another rank."""
     return everyone(lambda: None)[0]
 
 

@@ -9,7 +9,6 @@ import platform
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from visual_grpo.config import Parameters
 from visual_grpo.distributed import group
@@ -42,6 +42,8 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals on which rank 0 decides for all."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "tokenizers", "safetensors")
 _END = b"end"
+_NOTICED = 12
+"""Seconds after which a silent connection to another host counts as lost."""
 
 _store: Any = None
 """Tells the other ranks that a job has begun, which may be hours away, and rank 0 why one has failed."""
@@ -88,15 +90,15 @@ def launched_by_torchrun(command: Callable[[], object]) -> None:
     if not on_one_host:
         _notice_lost_hosts()
     if rank:
-        _ignore_signals()
-        _when_orphaned(lambda: os._exit(BEREFT), after=20)  # Rank 0 may be saving the step.
-        _serve()
-    _when_orphaned(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        _follow_rank_0()
+    _prctl_pr_set_pdeathsig(signal.SIGTERM)
     try:
         command()
     except SystemExit as end:
         if end.code in (0, None):  # Else torchrun ends the others, and may start all again.
             _store.set(f"job/{_jobs}", _END)
+        else:
+            _end_a_lost_torchrun()
         raise
 
 
@@ -106,7 +108,7 @@ def _start(count: int) -> list[BaseProcess]:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     _store, _jobs = TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False, timeout=group.TIMEOUT), 0
     started: list[BaseProcess] = [
-        multiprocessing.get_context("spawn").Process(target=_follow, args=(rank, count, _store.port), daemon=True)
+        multiprocessing.get_context("spawn").Process(target=_started, args=(rank, count, _store.port), daemon=True)
         for rank in range(1, count)
     ]
     # A terminal sends Ctrl-C to all: without the delay a new process would end before it can ignore it.
@@ -132,30 +134,32 @@ def _start(count: int) -> list[BaseProcess]:
 def _end(started: Sequence[BaseProcess]) -> None:
     for process in started:
         process.kill()
-    for process in started:
         process.join()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _follow(rank: int, count: int, port: int) -> None:
-    """The main function of a rank that `_start` has started."""
+def _started(rank: int, count: int, port: int) -> None:
+    """The main function of a process of `_start`."""
     global _store
-    _ignore_signals()
-    _when_orphaned(lambda: os._exit(BEREFT))
     silence_libraries()
     _store = TCPStore("127.0.0.1", port, count, is_master=False, timeout=group.TIMEOUT)
     _store.set(f"here/{rank}", "")
     _join(rank, count)
-    _serve()
+    _follow_rank_0()
 
 
 def _join(rank: int, count: int) -> None:
+    if rank:
+        _prctl_pr_set_pdeathsig(signal.SIGKILL)
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=_store, rank=rank, world_size=count, timeout=group.TIMEOUT)
 
 
-def _serve() -> None:
+def _follow_rank_0() -> None:
     """Runs one job after the other until rank 0 ends; does not return."""
     number = 0
     try:
@@ -171,6 +175,7 @@ def _serve() -> None:
         fault, known = machine_fault(error), user_error(error)
         # A collective that fails for want of memory is this rank's own error.
         if isinstance(error, LostRankError) and fault is None:
+            _end_a_lost_torchrun()
             os._exit(BEREFT)
         with suppress(RuntimeError):  # Rank 0 may be gone.
             _store.set("failed", f"process {group.rank() + 1}: {fault or known or traceback.format_exc()}")
@@ -203,9 +208,7 @@ def _own_device(device: torch.device) -> torch.device:
 
 def _require_same_hosts(folders: Sequence[str | Path | None]) -> None:
     """Raises UserError where code, versions or files differ: then a sample would depend on who draws it."""
-    package, code = Path(__file__).parents[1], hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
-        code.update(file.read_bytes())
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py"))))
     facts = {"python": platform.python_version(), "the code of visual_grpo": code.hexdigest()}
     facts |= {name: metadata.version(name) for name in _LIBRARIES}
     facts |= {f"the files of {folder}": str(content_digest(folder)) for folder in folders if folder is not None}
@@ -221,7 +224,7 @@ def _require_same_hosts(folders: Sequence[str | Path | None]) -> None:
 
 def _cause(error: LostRankError, started: Sequence[BaseProcess]) -> str:
     """How the rank ended that was lost: it may take a moment to show."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
         with suppress(RuntimeError):  # torchrun's store may be gone.
             if _store.check(["failed"]):
@@ -238,28 +241,18 @@ def _cause(error: LostRankError, started: Sequence[BaseProcess]) -> str:
     return str(error) if started else f"{error}. How it ended is in the output of torchrun on its host."
 
 
-def _ignore_signals() -> None:
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
-
-
-def _when_orphaned(end: Callable[[], object], after: float = 0.0) -> None:
-    """Calls ``end``, ``after`` seconds after the process that started this one is gone, however that ended."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        time.sleep(after)
-        end()
-
-    threading.Thread(target=watch, name="watch of the parent", daemon=True).start()
+def _end_a_lost_torchrun() -> None:
+    """Where the host that keeps torchrun's store is gone, this host's torchrun would wait for it for minutes."""
+    try:
+        _store.check(["failed"])
+    except RuntimeError:
+        if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != 1:
+            os.kill(os.getppid(), signal.SIGKILL)
 
 
 def _notice_lost_hosts() -> None:
-    """Has the system notice within 20 s that a host is gone: gloo's connections would wait for `group.TIMEOUT`."""
-    options = {"KEEPIDLE": 5, "KEEPINTVL": 5, "KEEPCNT": 3, "USER_TIMEOUT": 20_000}
+    """Has the system notice that a host is gone: gloo's connections would wait for `group.TIMEOUT`."""
+    options = {"KEEPIDLE": 4, "KEEPINTVL": 4, "KEEPCNT": 2, "USER_TIMEOUT": 1000 * _NOTICED}
     for file in Path("/proc/self/fd").glob("*"):
         with suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

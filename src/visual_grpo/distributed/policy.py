@@ -6,6 +6,7 @@ Shapes: B rows of a rollout, b of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -110,25 +111,23 @@ class DistributedModel:
         return [sample for part in parts for sample in part]
 
 
-class LeadingModel(DistributedModel):
-    """Rank 0's, where it alone knows what is to be drawn: the others `follow`. A context."""
-
+class _LeadingModel(DistributedModel):
     def generate(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> Sequence[Sample]:
         group.from_first(lambda: (records, seeds, sampler))
         return super().generate(records, seeds, sampler)
 
-    def __enter__(self) -> LeadingModel:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            group.from_first(lambda: None)
+@contextmanager
+def leading(local: AdaptedModel) -> Iterator[DistributedModel]:
+    """On rank 0, where it alone knows what is to be drawn: the others `follow`."""
+    yield _LeadingModel(local)
+    group.from_first(lambda: None)
 
 
 def follow(local: AdaptedModel) -> None:
-    """Draws this rank's share of whatever rank 0's `LeadingModel` draws, until that ends."""
+    """Draws this rank's share of whatever rank 0 draws, until its `leading` ends."""
     while (call := group.received()) is not None:
         DistributedModel(local).generate(*call)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from visual_grpo.config import GRPOConfig
 from visual_grpo.errors import UserError
-from visual_grpo.hardware.bits import bitsandbytes
+from visual_grpo.hardware.quantised import bitsandbytes
 
 Kind = Literal["constant", "linear", "cosine"]
 SETTING = "grpo.optimizer"

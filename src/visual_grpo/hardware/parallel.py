@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -23,33 +22,29 @@ def map_on_cores(
     """Applies ``function`` to each item, with ``gradient`` or without; results are in the order of the items.
 
     On a CPU, items run in (cores / torch threads) parallel workers; unlike more torch threads, this does not change
-    rounding. On a GPU, and of networks that are cut (`shards`), items run one after the other.
+    rounding. On a GPU, and with sharded networks, items run one after the other.
     """
     items = list(items)
-    threads = torch.get_num_threads()
-    # Layers are gathered in an order that all processes share: not by several threads at a time.
+    # Sharded layers are gathered in an order that all processes share: not by several threads at a time.
     alone = device.type != "cpu" or shards.active()
-    workers = 1 if alone else min(len(items), _cores() // threads)
-    run = partial(_run, function, gradient)
+    workers = 1 if alone else min(len(items), _cores() // torch.get_num_threads())
+
+    def run(item: A) -> B:
+        with torch.set_grad_enabled(gradient):  # Each thread has its own setting.
+            return function(item)
+
     if workers < 2:
         return [run(item) for item in items]
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(run, items))
 
 
-def _run(function: Callable[[A], B], gradient: bool, item: A) -> B:
-    """Sets the recording of gradients inside the worker: it is per thread and is not inherited from the creator."""
-    with torch.set_grad_enabled(gradient):
-        return function(item)
-
-
 def share_cores(processes: int) -> None:
-    """From now on this process takes its part of the cores, beside so many others that do the same."""
+    """Leaves this process its part of the cores, beside so many others that do the same."""
     global _processes
     _processes = processes
 
 
 def _cores() -> int:
-    """Number of CPU cores available to this process."""
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, there // _processes)

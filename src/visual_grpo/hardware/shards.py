@@ -1,9 +1,9 @@
 """Frozen networks of which each rank keeps a part of every layer, for models that do not fit on one GPU.
 
-torch's FSDP2 (`fully_shard`) gathers a layer before it runs and frees it afterwards. Gathering is a collective: all
-ranks must run the same layers in the same order. Here their prompts differ, answers end at different tokens, and a rank
-may have no prompt at all. So before each layer they agree on which one to gather, by a small all-reduce; a rank that
-needs another layer, or has finished its part (`lending`), contributes its shard.
+torch's FSDP2 (`fully_shard`) gathers a layer before it runs and frees it afterwards, which all ranks must do in the
+same order. Here prompts differ, answers end at different tokens, and a rank may have no prompt at all. So before each
+layer they agree on which one to gather, by a small all-reduce; a rank that needs another layer, or has finished its
+part (`lending`), contributes its shard.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from visual_grpo.errors import LostRankError
 
 _NONE = 1 << 30
-"""A layer number that no layer has, from a rank that needs none."""
+"""The layer number of a rank that needs no layer."""
+_shards: _Shards | None = None
 
 
 def begin(device: torch.device) -> None:
-    """From now on `cut` cuts, over all ranks of the process group, until `end`."""
+    """Has `cut` shard over all ranks of the process group, until `end`."""
     global _shards
     _shards = _Shards(device)
 
@@ -34,7 +35,6 @@ def end() -> None:
 
 
 def active() -> bool:
-    """Between `begin` and `end`."""
     return _shards is not None
 
 
@@ -66,7 +66,7 @@ def _lend() -> None:
 
 
 class _Shards:
-    """The layers that are cut, by the number that all ranks know them by."""
+    """The sharded layers, by the number that all ranks know them by."""
 
     def __init__(self, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -74,7 +74,7 @@ class _Shards:
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self._layers: list[Any] = []
         self._firsts: list[tuple[nn.Module, str]] = []
-        """Where each layer has one of its cut parameters."""
+        """Where each layer has one of its sharded parameters."""
 
     def cut(self, layer: nn.Module) -> None:
         from torch.distributed.fsdp import fully_shard
@@ -94,13 +94,9 @@ class _Shards:
             self.gather(number)
 
     def _before_backward(self, number: int, output: Any) -> None:
-        def need(gradient: Tensor) -> Tensor:
-            self._need(number)
-            return gradient
-
         for tensor in output if isinstance(output, tuple) else (output,):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
-                tensor.register_hook(need)
+                tensor.register_hook(lambda _: self._need(number))
 
     def gather(self, wanted: int | None) -> int:
         """Gathers the first layer that any rank wants, and returns its number."""
@@ -127,17 +123,11 @@ class _Shards:
         return not isinstance(part._parameters[name], DTensor)
 
 
-_shards: _Shards | None = None
-
-
 def layers_of(network: nn.Module) -> list[nn.Module]:
-    """The members of every outermost row of like layers; convolutions are left out, as a VAE is small."""
+    """Returns the members of every outermost row of like layers; leaves out convolutions, as a VAE is small."""
     found = []
     for part in network.children():
-        if isinstance(part, nn.ModuleList) and _is_row(part):
-            found += list(part)
-        else:
-            found += layers_of(part)
+        found += list(part) if isinstance(part, nn.ModuleList) and _is_row(part) else layers_of(part)
     return found
 
 

@@ -13,7 +13,7 @@ from visual_grpo.computed_with import MEANING, computed_with
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.decisive_parameters import decisive
 from visual_grpo.distributed import group, launch
-from visual_grpo.distributed.policy import LeadingModel, follow
+from visual_grpo.distributed.policy import follow, leading
 from visual_grpo.evaluation import generate
 from visual_grpo.files import final_of, tree_digest
 from visual_grpo.hardware.device import device_kind
@@ -83,7 +83,7 @@ def draw_samples(
     with (
         launch.ranks(config, draw_on_rank, model=starter_report["model"], adapters=adapters),
         console.progress(title, count) as bar,
-        LeadingModel(_load(config, starter_report["model"], adapters)) as model,
+        leading(_load(config, starter_report["model"], adapters)) as model,
     ):
         generate.draw_and_score(
             model,

@@ -6,8 +6,7 @@ from typing import Any
 
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
-from visual_grpo.gpu_check.check import check_gpu
-from visual_grpo.gpu_check.report import show
+from visual_grpo.gpu_check import check_gpu, show
 
 
 def check(parameters: Parameters) -> dict[str, Any]:
@@ -19,6 +18,6 @@ def check(parameters: Parameters) -> dict[str, Any]:
 
 def require_whole(gpu_check: dict[str, Any]) -> None:
     """Raises UserError where a case ended with an error."""
-    failed = [f"{case['case']}: {case['error']}" for case in gpu_check["cases"] if "error" in case]
+    failed = [f"{case['module']}: {case['error']}" for case in gpu_check["cases"] if "error" in case]
     if failed:
         raise UserError("\n".join(["These steps could not be taken:", *failed]))

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from PIL import Image
+from torch import Tensor
 
 from visual_grpo import components
 from visual_grpo.config import Parameters, RewardConfig, SamplerConfig
+from visual_grpo.hardware.shards import layers_of
 from visual_grpo.hardware.turns import brought, on_device, put_away
 from visual_grpo.plan.host_values import HostValues
 from visual_grpo.plan.meter import Meter, as_on_a_device
 from visual_grpo.plan.model import PlannedModel, segmenter_of
 from visual_grpo.plan.phases import CONDITIONS, phases_of
-from visual_grpo.plan.repeats import Denoised, fewer_micro_batches, fewer_repeats
+from visual_grpo.plan.repeats import fewer_micro_batches, fewer_repeats
+from visual_grpo.policies.family_settings import Plan
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample
 
-REWARD = "planned"
+_REWARD = "planned"
 _WORDS = ("red", "round", "small", "bright", "distant")
 
 
@@ -32,13 +34,9 @@ class DryRunner:
 
     def __init__(self, config: Parameters, planned: PlannedModel) -> None:
         self.config, self.planned = with_planned_reward(config), planned
-        self.trajectories: dict[str, Any] = {}
-        """Those of the last step, by module."""
-        self.denoised: Denoised | None = None
         self.networks = planned.networks | segmenter_of(config)
         self._values = HostValues()
-        self.scorer = RewardSet({REWARD: (unequal_scores, 1.0)})
-        self.trainer: Any = components.build_trainer(self.config, planned.plan, planned.model, self.scorer)
+        self.trainer = planned_trainer(self.config, planned.plan, planned.model)
         put_away(*planned.networks.values())  # Offloaded networks came to get their adapters.
         with self.counting() as meter:
             pass
@@ -52,7 +50,7 @@ class DryRunner:
                 own.optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> Meter:
-        """Rollout, rewards that cost nothing, reference, replay, gradient, optimiser."""
+        """Counts rollout, rewards that cost nothing, reference, replay, gradient and optimiser."""
         count = max(self.config.grpo_of(module).prompts_per_step for module in self.planned.plan.modules)
         with ExitStack() as stack:
             records = stack.enter_context(records_for(self.config, count))
@@ -61,14 +59,13 @@ class DryRunner:
             for module, own in self.trainer.modules.items():
                 grpo = self.config.grpo_of(module)
                 rows = grpo.prompts_per_step * grpo.group_size
-                size = min(grpo.micro_batch_size or rows, rows)
-                seen = partial(self.trajectories.__setitem__, module)
-                stack.enter_context(fewer_micro_batches(meter, own.policy, rows, size, seen))
+                micro_batches = -(-rows // (grpo.micro_batch_size or rows))
+                stack.enter_context(fewer_micro_batches(meter, own.policy, micro_batches))
             next(iter(self.trainer.fit(records)))
         return meter
 
     def evaluation(self, sampler: SamplerConfig, count: int) -> Meter:
-        """One batch of ``count`` samples."""
+        """Counts one batch of ``count`` samples."""
         with (
             records_for(self.config, count) as records,
             self.counting() as meter,
@@ -85,25 +82,42 @@ class DryRunner:
         for network in self.networks.values():
             meter.hold(on_device(network))
         if self.config.distributed.sharded:
-            meter.live -= _on_other_cards(networks, self.config.distributed.processes)
+            blocks = [block for network in networks for block in layers_of(network)]
+            meter.live -= on_other_cards(blocks, self.config.distributed.processes)
         for own in self.trainer.modules.values():
             kept = (value for state in own.optimizer.state.values() for value in state.values())
             meter.hold(value for value in kept if isinstance(value, Tensor))
         before = brought(*networks)
-        with (
-            fewer_repeats(meter, lambda denoised: setattr(self, "denoised", denoised)),
-            as_on_a_device(),
-            meter,
-        ):
+        with fewer_repeats(meter), as_on_a_device(), meter:
             yield meter
         meter.brought = brought(*networks) - before
 
 
+def on_other_cards(blocks: Sequence[torch.nn.Module], count: int) -> int:
+    """Bytes of frozen blocks that one of ``count`` cards does not hold; it holds two whole blocks at a time."""
+    sizes = [sum(p.nbytes for p in block.parameters() if not p.requires_grad) for block in blocks]
+    return sum(sizes) - sum(sizes) // count - 2 * max(sizes, default=0)
+
+
+def planned_trainer(config: Parameters, plan: Plan, model: Any) -> Any:
+    """The trainer of `with_planned_reward`."""
+    return components.build_trainer(config, plan, model, RewardSet({_REWARD: (unequal_scores, 1.0)}))
+
+
+def with_planned_reward(config: Parameters) -> Parameters:
+    """Replaces the rewards of every module by one that costs nothing."""
+    modules = {name: own.model_copy(update={"rewards": {}}) for name, own in config.modules.items()}
+    return config.model_copy(update={"rewards": {_REWARD: RewardConfig()}, "modules": modules})
+
+
+def unequal_scores(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
+    """[len(samples)] float32; different ones in every group, so that there is something to learn."""
+    return torch.arange(len(samples), dtype=torch.float32) % 7
+
+
 @contextmanager
 def records_for(config: Parameters, count: int) -> Iterator[list[PromptRecord]]:
-    """Distinct prompts of about ``plan.prompt_words`` tokens, with a blank picture where the task needs one."""
-    from PIL import Image
-
+    """Yields distinct prompts of about ``plan.prompt_words`` tokens, with a blank picture where the task needs one."""
     with TemporaryDirectory() as folder:
         sources: tuple[Path, ...] = ()
         if config.data.task in ("i2i", "segmentation"):
@@ -119,29 +133,3 @@ def prompt_of(words: int, number: int) -> str:
     """Prompts of different numbers have different lengths, as real ones do."""
     count = max(words - number % 5, 1)
     return " ".join(_WORDS[(place + number) % len(_WORDS)] for place in range(count))
-
-
-def with_planned_reward(config: Parameters) -> Parameters:
-    """Replaces the rewards of every module by the one called `REWARD`."""
-    modules = {name: own.model_copy(update={"rewards": {}}) for name, own in config.modules.items()}
-    return config.model_copy(update={"rewards": {REWARD: RewardConfig()}, "modules": modules})
-
-
-def unequal_scores(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
-    """[len(samples)] float32; different ones in every group, so that there is something to learn."""
-    return torch.arange(len(samples), dtype=torch.float32) % 7
-
-
-def _on_other_cards(networks: Iterable[nn.Module], count: int) -> int:
-    """Bytes of frozen blocks that one of ``count`` cards does not hold; it holds two whole blocks at a time."""
-    blocks = [block for network in networks for block in _blocks(network)]
-    sizes = [sum(p.nbytes for p in block.parameters() if not p.requires_grad) for block in blocks]
-    return sum(sizes) - sum(sizes) // count - 2 * max(sizes, default=0)
-
-
-def _blocks(network: nn.Module) -> Iterator[nn.Module]:
-    for part in network.children():
-        if isinstance(part, nn.ModuleList):
-            yield from part
-        else:
-            yield from _blocks(part)

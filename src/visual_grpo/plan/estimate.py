@@ -17,11 +17,10 @@ LAUNCH_SECONDS = 14.6e-6
 """Between two kernels in eager mode: 35 ms a token over 2,397 kernels."""
 FLOPS_SHARE = 0.398
 """Of the dense rate: 2.54 s a PFLOP on an H100 of 989 TFLOP/s."""
-KERNEL_FLOPS_SHARE, BANDWIDTH_SHARE = 0.45, 0.8
-"""Of the card's rates, in one large matrix product or copy; assumed."""
+BANDWIDTH_SHARE = 0.8
+"""Of the card's bandwidth; assumed."""
 HOST_BANDWIDTH = 25e9
 """Bytes a second from pinned host memory, PCIe 4.0; assumed."""
-_GIB = 2**30
 _SPARE = 0.05
 """Share of the memory left to the CUDA context, workspaces and fragmentation."""
 
@@ -41,7 +40,7 @@ class Card:
     @property
     def usable(self) -> int:
         """Bytes that tensors may take."""
-        return round(self.memory * _GIB * (1 - _SPARE))
+        return round(self.memory * 2**30 * (1 - _SPARE))
 
 
 CARDS: Mapping[str, Card] = {
@@ -62,29 +61,28 @@ CARDS: Mapping[str, Card] = {
 
 def find_card(name: str) -> Card:
     """Ignores case, blanks, hyphens and RTX. Raises UserError with the known names."""
-    wanted = _plain(name)
     for card in CARDS.values():
-        if wanted in (_plain(card.name), _plain(card.name).removeprefix("rtx")):
+        if _plain(name) == _plain(card.name):
             return card
-    begun = next((card.name for card in CARDS.values() if _plain(card.name).startswith(wanted)), None)
-    hint = nearest_hint(name, CARDS) if begun is None else f" Did you mean {begun!r}?"
     known = ", ".join(f"{card.name} ({card.memory:.0f} GiB)" for card in CARDS.values())
-    raise UserError(f"plan.gpu is {name!r}, which is no known card.{hint} Known: {known}")
+    raise UserError(f"plan.gpu is {name!r}, which is no known card.{nearest_hint(name, CARDS)} Known: {known}")
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum()).removeprefix("rtx")
 
 
 def smallest_card(peak: int) -> Card:
-    """The smallest that holds ``peak`` bytes; the largest where none does."""
+    """Returns the smallest that holds ``peak`` bytes; the largest where none does."""
     by_memory = sorted(CARDS.values(), key=lambda card: card.memory)
     return next((card for card in by_memory if peak <= card.usable), by_memory[-1])
 
 
 def phase_seconds(phase: Phase, card: Card, dtype: str) -> float:
-    """The longest of the operations at the share that the stock pipeline reaches, of each kernel's operations or bytes
-    at rates that large kernels reach, and of the launches."""
+    """Takes the longest of operations, memory traffic and kernel launches."""
     dense = card.single if dtype == "float32" else card.half
-    rate, moved = KERNEL_FLOPS_SHARE * dense, BANDWIDTH_SHARE * card.bandwidth
-    kernels = sum(count * max(flops / rate, size / moved) for (flops, size), count in phase.work.items())
-    return max(phase.flops / (FLOPS_SHARE * dense), kernels, phase.work.total() * LAUNCH_SECONDS)
+    moved = phase.moved / (BANDWIDTH_SHARE * card.bandwidth)
+    return max(phase.flops / (FLOPS_SHARE * dense), moved, phase.kernels * LAUNCH_SECONDS)
 
 
 def seconds_of(meter: Meter, card: Card, dtype: str) -> float:
@@ -112,7 +110,3 @@ def run_seconds(config: Parameters, plan: Plan, step: float, batch: Mapping[str,
         "baseline": judged + len(plan.controls) * images * each["stock"],
         "evaluate": judged,
     }
-
-
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())

@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
@@ -20,9 +20,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from visual_grpo.plan.host_values import HostValues
+from visual_grpo.plan.phases import OUTSIDE
 
-OUTSIDE = "other"
-"""The phase of what belongs to no other."""
 aten = torch.ops.aten
 _VALUE_SHAPED = {
     *(aten.nonzero, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.masked_select),
@@ -30,23 +29,24 @@ _VALUE_SHAPED = {
 }
 """The shape of their result depends on values, so the host waits for it."""
 _INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
-_MAY_MIX = {*_INDEXED, aten._to_copy, aten.copy_}
-"""CUDA allows host tensors beside the device's here."""
 _NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
 
 @dataclass(kw_only=True)
 class Phase:
+    """Counted by `Meter`; `gpu_check.Stopwatch` measures seconds and the peak alone."""
+
     peak: int = 0
     """Bytes of all live tensors, weights included."""
+    seconds: float = 0.0
+    rest: int = 0
+    """Bytes that are left when the phase ends; what is above them grows with its batch."""
     waits: float = 0.0
     """How often the host waits for a value of the device."""
-    work: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """(FLOPs, bytes read and written) of a kernel -> number of such kernels."""
-
-    @property
-    def flops(self) -> float:
-        return sum(flops * count for (flops, _), count in self.work.items())
+    kernels: float = 0.0
+    flops: float = 0.0
+    moved: float = 0.0
+    """Bytes read and written."""
 
 
 class Meter(TorchDispatchMode):
@@ -54,7 +54,7 @@ class Meter(TorchDispatchMode):
 
     Host reads are answered from `HostValues`. An unknown number is 0; unknown truth values are True where they are
     copied and False where one is asked for, so that generated answers have their greatest length and gradients are
-    finite. Operations on tensors of two devices raise RuntimeError, as on a GPU.
+    finite.
     """
 
     def __init__(self, values: HostValues | None = None) -> None:
@@ -93,6 +93,7 @@ class Meter(TorchDispatchMode):
         try:
             yield
         finally:
+            self._row().rest = self.live
             self._path.pop()
 
     @contextmanager
@@ -108,7 +109,7 @@ class Meter(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = _tensors_in((args, kwargs))
         if any(tensor.is_meta for tensor in inputs):
-            result = self._run(function, args, kwargs, inputs)
+            result = self._run(function, args, kwargs)
         else:
             result = function(*args, **kwargs)
         outputs = _tensors_in(result)
@@ -118,11 +119,13 @@ class Meter(TorchDispatchMode):
         if any(tensor.is_meta for tensor in (*outputs, *inputs)) and _starts_kernel(function, inputs, outputs):
             formula = flop_registry.get(function.overloadpacket)
             flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
-            row.work[flops, _bytes_of(inputs, outputs)] += self.weight  # type: ignore[assignment]
+            row.kernels += self.weight
+            row.flops += self.weight * flops
+            row.moved += self.weight * _bytes_of(inputs, outputs)
         self._values.follow(function, args, kwargs, inputs, outputs)
         return result
 
-    def _run(self, function: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor]) -> Any:
+    def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
         packet = function.overloadpacket
         if packet is aten._to_copy and torch.device(kwargs.get("device") or "meta").type == "cpu":
             value, dtype = self._asked(args[0]), kwargs.get("dtype") or args[0].dtype
@@ -139,25 +142,19 @@ class Meter(TorchDispatchMode):
             self._asked(args[0])
             return self._values.shaped(function, args, kwargs)
         if packet in _INDEXED:
-            args = (args[0], self._by_number(args[1]), *args[2:])
-        elif packet not in _MAY_MIX and any(tensor.device.type == "cpu" and tensor.dim() for tensor in inputs):
-            raise RuntimeError(f"{packet} gets tensors of two devices, which a GPU refuses, at {_call_site()}")
+            args = (args[0], [number for index in args[1] for number in self._numbers(index)], *args[2:])
         return function(*args, **kwargs)
 
-    def _by_number(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Replaces masks by the positions of their true values, for which the host asks the device."""
-        numbers: list[Tensor | None] = []
-        for index in indices:
-            if index is None or index.dtype != torch.bool:
-                numbers.append(index)
-                continue
-            value = self._asked(index) if index.is_meta else index
-            chosen = torch.ones(index.shape, dtype=torch.bool) if value is None else value
-            numbers += [self._values.on_device(number) for number in chosen.nonzero(as_tuple=True)]
-        return numbers
+    def _numbers(self, index: Tensor | None) -> list[Tensor | None]:
+        """Replaces a mask by the positions of its true values, for which the host asks the device."""
+        if index is None or index.dtype != torch.bool:
+            return [index]
+        value = self._asked(index) if index.is_meta else index
+        chosen = torch.ones(index.shape, dtype=torch.bool) if value is None else value
+        return [self._values.on_device(number) for number in chosen.nonzero(as_tuple=True)]
 
     def _asked(self, tensor: Tensor) -> Tensor | None:
-        """The values for which the host waits."""
+        """Returns values for which the host waits."""
         self.waits[_call_site()] += round(self.weight) or 1
         self._row().waits += self.weight
         return self._values.value(tensor)

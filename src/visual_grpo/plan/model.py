@@ -30,7 +30,7 @@ class PlannedModel:
     plan: Plan
     model: Model
     networks: dict[str, nn.Module]
-    """Every network of the model by the name of its part."""
+    """By the name of the model's part."""
     source: str
 
 
@@ -47,7 +47,7 @@ def planned_model(config: Parameters) -> PlannedModel:
 
 
 def segmenter_of(config: Parameters) -> dict[str, nn.Module]:
-    """The SAM 2 that a reward keeps on the card beside the policy, without weights; empty where there is none."""
+    """The SAM 2 that a reward keeps on the card, without weights; empty where there is none."""
     reward = config.rewards.get("negative_points")
     options: Any = {} if reward is None else reward.options.get("segmenter")
     if not isinstance(options, dict) or options.get("kind") != "sam2":
@@ -61,7 +61,7 @@ def segmenter_of(config: Parameters) -> dict[str, nn.Module]:
 
 @contextmanager
 def configuration_folder(config: Parameters) -> Iterator[tuple[str, str]]:
-    """The folder with the configuration files of the model, and where they come from in words."""
+    """Yields the folder with the model's configuration files, and their origin in words."""
     path = config.model.path or config.starter.model
     if config.model.path is None and not Path(path).is_dir():
         raise UserError(
@@ -88,9 +88,8 @@ def _files_of(path: str) -> Iterator[tuple[str, str]]:
     if not released.is_file():
         known = sorted(file.stem.replace("--", "/") for file in _RELEASED.glob("*.json"))
         raise UserError(
-            f"{path} has no configuration files on this machine.{nearest_hint(path, known)} Download them without"
-            f" the weights:\n  hf download {path} --exclude '*.safetensors' '*.bin'\nOr name a folder. Without a"
-            f" download there are {', '.join(known)}."
+            f"{path} has no configuration files on this machine.{nearest_hint(path, known)} Name a folder, or download"
+            f" them without the weights:\n  hf download {path} --exclude '*.safetensors' '*.bin'"
         )
     with TemporaryDirectory() as unpacked:
         for name, content in json.loads(released.read_text(encoding="utf-8")).items():
@@ -105,7 +104,7 @@ def has_weights(folder: str | Path) -> bool:
 
 
 def load_without_weights(family: Family, folder: str, config: ModelConfig, device: str = "meta") -> Any:
-    """Returns what ``family.load`` does, with networks on ``device``: without values on meta, else with random ones."""
+    """Calls ``family.load`` with networks on ``device``: without values on meta, else with random ones."""
     from diffusers import ModelMixin
     from transformers import PreTrainedModel
 
@@ -135,7 +134,7 @@ def _of_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: str) ->
 
 
 def frozen(build: Callable[[], Any], dtype: torch.dtype, device: str = "meta") -> Any:
-    """What ``build`` makes, in the dtypes that ``from_pretrained`` gives its parameters and buffers."""
+    """Calls ``build``; gives parameters and buffers the dtypes that ``from_pretrained`` would."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -11,11 +11,17 @@ from visual_grpo.policies import token_policy
 from visual_grpo.policies.denoising import Denoiser
 
 CONDITIONS = "prompts and conditions"
+OUTSIDE = "other"
+"""Work that belongs to no other phase."""
 
 
 @contextmanager
 def phases_of(phases: Any, trainer: Any = None) -> Iterator[None]:
-    """Tells ``phases``, a `Meter` or a `Stopwatch`, of sampling and, with ``trainer``, of all of its step."""
+    """Enters ``phases.phase(name)`` for each phase of sampling and, with ``trainer``, of its whole step.
+
+    Args:
+        phases: `Meter` or `gpu_check.Stopwatch`.
+    """
     marked: list[tuple[Any, str, str]] = [
         (token_policy, "sample_tokens", "tokens"),
         (Denoiser, "sample_path", "denoising"),
@@ -29,16 +35,14 @@ def phases_of(phases: Any, trainer: Any = None) -> Iterator[None]:
             (own.policy, "rollout", CONDITIONS),
             (own, "update", f"{module}: replay and gradient"),
             (own.optimizer, "step", f"{module}: AdamW"),
-            *((own.policy, name, f"{module}: reference") for name in _REFERENCES if hasattr(own.policy, name)),
         ]
+        references = [name for name in ("reference_log_probs", "reference_means") if hasattr(own.policy, name)]
+        marked += [(own.policy, name, f"{module}: reference") for name in references]
     with ExitStack() as stack:
         for owner, function, name in marked:
             # A contextlib context manager is also a decorator, and enters again at each call.
             stack.enter_context(replaced(owner, function, phases.phase(name)))
         yield
-
-
-_REFERENCES = ("reference_log_probs", "reference_means")
 
 
 def replaced(owner: Any, name: str, by: Callable[[Callable[..., Any]], Any]) -> AbstractContextManager[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,11 +15,12 @@ from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
 from visual_grpo.hardware.quantised import quantised_layers
 from visual_grpo.hardware.turns import pinned_bytes
-from visual_grpo.plan.batches import batches_of, largest
 from visual_grpo.plan.dry_run import DryRunner
 from visual_grpo.plan.estimate import Card, find_card, phase_seconds, run_seconds, seconds_of, smallest_card
-from visual_grpo.plan.meter import OUTSIDE, Meter
+from visual_grpo.plan.meter import Meter
 from visual_grpo.plan.model import PlannedModel, planned_model
+from visual_grpo.plan.phases import OUTSIDE
+from visual_grpo.policies.family_settings import Plan
 
 
 def make_plan(parameters: Parameters) -> dict[str, Any]:
@@ -30,20 +31,15 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
     planned = planned_model(config)
     runner = DryRunner(config, planned)
     samplers = planned.plan.samplers
-    with console.progress("Planning", 2 + len(samplers), console=Console(stderr=True)) as bar:
-        bar.advance(0, part="a step")
+    with console.progress("Planning", 1 + len(samplers), console=Console(stderr=True)) as bar:
         step, evaluation = runner.step(), {}
         for name, sampler in samplers.items():
             bar.advance(1, part=f"the evaluation, {name}")
             evaluation[name] = runner.evaluation(sampler, config.evaluation.batch_size)
-        bar.advance(1, part="the largest batches")
-        peak = max(meter.peak for meter in (step, *evaluation.values()))
-        card = card or smallest_card(peak)
-        batches = {
-            batch.parameter: {"set": batch.value, "largest": largest(batch, card.usable)}
-            for batch in (batches_of(runner) if settings.largest_batches else ())
-        }
         bar.complete()
+    peak = max(meter.peak for meter in (step, *evaluation.values()))
+    card = card or smallest_card(peak)
+    batches = largest_batches(config, planned.plan, step, card.usable)
     seconds = seconds_of(step, card, dtype)
     parts = run_seconds(
         parameters, planned.plan, seconds, {name: seconds_of(meter, card, dtype) for name, meter in evaluation.items()}
@@ -56,13 +52,12 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
         "card": {**asdict(card), "usable_gb": card.usable / 1e9, "count": cards},
         "fits": peak <= card.usable,
         "peak_gb": peak / 1e9,
-        "changes": _changes(config, card, runner.weights, peak, step.peak, batches, len(planned.networks)),
+        "changes": _changes(config, card, peak, step.peak, batches, len(planned.networks)),
         "estimated": {
-            "validated": False,
             "step_seconds": seconds,
             "seconds": parts,
             "hours": hours,
-            "cost": None if price is None else price * hours * cards,
+            "cost": None if price is None else hours * cards * price,
         },
         "largest_batches": batches,
         "host_gb": cards * _host_bytes(planned, dtype) / 1e9,
@@ -98,8 +93,34 @@ def _of_one_card(config: Parameters) -> Parameters:
     return config.model_copy(update={"grpo": grpo, "modules": modules, "policy": policy})
 
 
+def largest_batches(config: Parameters, plan: Plan, step: Meter, usable: int) -> dict[str, dict[str, int]]:
+    """The set and the largest value of each parameter that says how many rows are computed at a time.
+
+    What a phase holds beside the bytes that it leaves behind is taken to grow with these rows.
+    """
+    policy, values = config.policy, {}
+    phases: dict[str, list[str]] = {"policy.rollout_batch": ["tokens"], "policy.denoise_batch": ["denoising"]}
+    rows = {m: config.grpo_of(m).prompts_per_step * config.grpo_of(m).group_size for m in plan.modules}
+    for module in plan.modules:
+        name = f"modules.{module}.micro_batch_size" if len(plan.modules) > 1 else "grpo.micro_batch_size"
+        values[name] = config.grpo_of(module).micro_batch_size or rows[module]
+        phases[name] = [f"{module}: replay and gradient"]
+        kind = plan.family.modules[module].kind
+        phases["policy.rollout_batch" if kind == "tokens" else "policy.denoise_batch"].append(f"{module}: reference")
+    phases["policy.decode_batch"] = ["pictures (VAE)"]
+    for name in ("rollout_batch", "denoise_batch", "decode_batch"):
+        values[f"policy.{name}"] = getattr(policy, name)
+    found, most = {}, max(rows.values())
+    for name, value in values.items():
+        counted = [step.phases[phase] for phase in phases[name] if phase in step.phases]
+        if counted:
+            room = min((usable - phase.rest) / max(phase.peak - phase.rest, 1) for phase in counted)
+            found[name] = {"set": value, "largest": max(0, min(most, int(min(value, most) * room)))}
+    return found
+
+
 def _changes(
-    config: Parameters, card: Card, weights: int, peak: int, step: int, batches: Mapping[str, Any], networks: int
+    config: Parameters, card: Card, peak: int, step: int, batches: Mapping[str, Any], networks: int
 ) -> list[str]:
     """Parameters with values that would help; none where ``peak`` bytes fit."""
     if peak <= card.usable:
@@ -119,13 +140,8 @@ def _changes(
     fewer = {"full": "8bit", "8bit": "4bit"}.get(config.model.base_weights)
     if fewer and not sharded:
         found.append(f"model.base_weights={fewer} (another base model)")
-    if not found or weights <= card.usable:
-        height, width = (32 * max(side // 64, 1) for side in (config.data.height, config.data.width))
-        found.append(f"data.height={height},data.width={width}")
     larger = smallest_card(peak)
-    if peak <= larger.usable:
-        found.append(f"plan.gpu={larger.name}")
-    return found
+    return [*found, f"plan.gpu={larger.name}"] if peak <= larger.usable else found
 
 
 def _host_bytes(planned: PlannedModel, dtype: str) -> int:
@@ -136,7 +152,7 @@ def _host_bytes(planned: PlannedModel, dtype: str) -> int:
 
 def _parameters(network: nn.Module) -> int:
     full = sum(parameter.numel() for parameter in network.parameters() if not parameter.requires_grad)
-    return full + sum(layer.elements for layer in quantised_layers(network))
+    return full + sum(layer.in_features * layer.out_features for layer in quantised_layers(network))
 
 
 def _phases(meter: Meter, card: Card, dtype: str) -> list[dict[str, Any]]:
@@ -145,12 +161,12 @@ def _phases(meter: Meter, card: Card, dtype: str) -> list[dict[str, Any]]:
             "phase": name,
             "peak_gb": phase.peak / 1e9,
             "tflop": phase.flops / 1e12,
-            "kernels": round(phase.work.total()),
+            "kernels": round(phase.kernels),
             "host_waits": round(phase.waits),
             "seconds": phase_seconds(phase, card, dtype),
         }
         for name, phase in meter.phases.items()
-        if phase.work or name != OUTSIDE
+        if phase.kernels or name != OUTSIDE
     ]
 
 
@@ -161,38 +177,29 @@ def answer(plan: Mapping[str, Any]) -> list[str]:
     if not plan["fits"]:
         return [f"{plan['model']} does not fit on {on}.", f"What would help: {'; '.join(plan['changes'])}"]
     cost = "" if run["cost"] is None else f", cost {run['cost']:.0f} (plan.price_per_hour)"
-    lines = [
+    batches = (f"{name} {batch['largest']} (set: {batch['set']})" for name, batch in plan["largest_batches"].items())
+    return [
         f"{plan['model']} fits on {on}; the host needs {plan['host_gb']:.1f} GB.",
         f"Estimated, confirmed by no GPU: {run['step_seconds']:.0f} s a step, {run['hours']:.1f} h in all{cost}.",
+        f"Largest batches, one changed at a time: {', '.join(batches)}.",
     ]
-    if plan["largest_batches"]:
-        found = (f"{name} {batch['largest']} (set: {batch['set']})" for name, batch in plan["largest_batches"].items())
-        lines.append(f"Largest batches, one changed at a time: {', '.join(found)}.")
-    return lines
 
 
 def show_tables(plan: Mapping[str, Any]) -> None:
     parameters = {name: f"{count / 1e6:,.1f} million" for name, count in plan["parameters"].items()}
-    console.summary(
-        "Parameters",
-        {
-            **parameters,
-            "trained (LoRA)": f"{plan['trained_parameters'] / 1e6:.1f} million",
-            "weights": f"{plan['weights_gb']:.3g} GB",
-            "copied from the host in a step": f"{plan['copied_from_host_gb']:.3g} GB",
-            "sizes from": plan["sizes_from"],
-        },
-    )
-    _table("One step", plan["step"])
-    for name, phases in plan["evaluation"].items():
-        _table(f"One batch of the evaluation, sampler {name}", phases)
-    console.summary(
-        "Estimated hours", {name: f"{part / 3600:.2f}" for name, part in plan["estimated"]["seconds"].items()}
-    )
+    weights = {
+        "trained (LoRA)": f"{plan['trained_parameters'] / 1e6:.1f} million",
+        "weights": f"{plan['weights_gb']:.3g} GB",
+        "copied from the host in a step": f"{plan['copied_from_host_gb']:.3g} GB",
+        "sizes from": plan["sizes_from"],
+    }
+    console.summary("Parameters", parameters | weights)
+    phases = {"One step": plan["step"]}
+    phases |= {f"One batch of the evaluation, sampler {name}": own for name, own in plan["evaluation"].items()}
+    columns = ["phase", "peak GB", "TFLOP", "kernels", "host waits", "seconds (estimated)"]
+    for title, rows in phases.items():
+        console.table(title, columns, [list(row.values()) for row in rows])
+    hours = {name: f"{part / 3600:.2f}" for name, part in plan["estimated"]["seconds"].items()}
+    console.summary("Estimated hours", hours)
     waits = list(plan["host_waits"].items())[:6]
     console.table("Where the host waits for the device most", ["source line", "times a step"], waits)
-
-
-def _table(title: str, phases: Sequence[Mapping[str, Any]]) -> None:
-    columns = ["phase", "peak GB", "TFLOP", "kernels", "host waits", "seconds (estimated)"]
-    console.table(title, columns, [list(phase.values()) for phase in phases])

@@ -46,7 +46,7 @@ def _check_processes(config: Parameters, modules: Sequence[str]) -> None:
 
 def _check_libraries(config: Parameters, *, training: bool) -> None:
     """Raises UserError where a parameter asks for an optional library that is not installed."""
-    from visual_grpo.hardware.bits import require_bitsandbytes
+    from visual_grpo.hardware.quantised import require_bitsandbytes
 
     if config.model.base_weights != "full":
         require_bitsandbytes("model.base_weights", config.model.base_weights)

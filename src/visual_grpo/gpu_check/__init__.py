@@ -1,1 +1,0 @@
-"""Steps of a training on a GPU, measured and compared with the plan."""
