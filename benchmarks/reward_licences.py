@@ -1,4 +1,4 @@
-"""The licences of what rewards load, and where each was read: the second table of docs/rewards.md.
+"""The licences of what rewards load, and where each was read: a table of the reference of rewards.
 
 Read in November 2026 in copies of the repositories and of the hub's pages. "Not found" is of what says none.
 """

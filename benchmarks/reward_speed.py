@@ -1,4 +1,4 @@
-"""Prints the tables of docs/rewards.md: built-in rewards with their seconds for 16 images on this CPU, and licences.
+"""Prints the table of docs/rewards.md: built-in rewards with their seconds for 16 images on this CPU.
 
 Seconds are those of one core (CPU time with one thread), which other programs on the machine hardly change. Models have
 their true size and drawn weights: the time does not depend on the weights. The first call, which loads the model, is
@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from reward_licences import table
 from reward_models import options_of
 
 from visual_grpo import third_party_output
@@ -39,49 +38,34 @@ SLOW = 1.0
 """Seconds an image from which on few are timed."""
 
 FACTS = {
-    "pixel": ("1 - mean squared error of the pixels", "0 to 1", "target", "none"),
-    "psnr": ("peak signal-to-noise ratio, dB", "0 to 60", "target", "none"),
-    "ssim": ("structure in a window of 11 pixels", "-1 to 1", "target", "none"),
-    "ms_ssim": ("structure at five scales", "0 to 1", "target, 161 pixels a side", "none"),
-    "lpips": ("1 - perceptual distance (AlexNet)", "about 0 to 1", "target", "heads BSD-2-Clause, AlexNet not found"),
-    "source_ssim": ("is the source only copied? A guard", "-1 to 1", "source, else unscored", "none"),
-    "kept_region": ("is an edit's surrounding left as it was?", "0 to 1", "source, metadata `region`", "none"),
-    "clip_score": ("does the image fit the prompt?", "-1 to 1, mostly 0.1 to 0.4", "weights", "MIT"),
-    "pick_score": ("which image would people pick?", "about 0.7 to 1", "weights", "not found (code MIT)"),
-    "hps": ("which image do people prefer?", "about 0.2 to 0.35", "weights", "Apache-2.0, conversion not found"),
-    "aesthetic": ("do people like the image?", "about 1 to 10", "weights", "head Apache-2.0, CLIP MIT"),
-    "dino_identity": ("is it the same subject?", "-1 to 1", "source or target, weights", "Apache-2.0"),
-    "dino_structure": ("is the layout kept?", "-3 to 1, mostly above 0.8", "source or target, weights", "Apache-2.0"),
-    "group_diversity": ("distance to the other samples of the prompt", "0 to 1", "2 samples a prompt", "none"),
-    "object_layout": (
-        "named objects, their number, colour, place",
-        "0 to 1",
-        "a detector, metadata `objects`",
-        "the detector's",
-    ),
-    "ocr": ("is the text that was asked for shown?", "0 to 1", "quoted text", "in the wheel, Apache-2.0"),
-    "jpeg_size": ("minus the kilobytes of a JPEG", "below 0", "nothing", "none"),
-    "edge_density": ("share of pixels at an edge: a guard", "0 to 1", "nothing", "none"),
-    "colour_entropy": ("bits of the colour histogram: a guard", "0 to 9", "nothing", "none"),
-    "fine_noise": ("minus the noise in levels of 0..255: a guard", "below 0", "nothing", "none"),
-    "negative_points": (
-        "masks of an answer's points",
-        "sum of weighted terms",
-        "mask, `data.task=segmentation`",
-        "none",
-    ),
-    "shapes": ("drawn shapes as asked for", "0 to 1", "the starter's records", "none"),
-    "palette": ("colours of the starter's shapes", "0 to 1", "the starter's records", "none"),
-    "votes": ("what people chose", "0 to 1", "[choices](own_reward.md#peoples-choices)", "none"),
-    "http": ("what your worker measures", "the worker's", "a [worker](reward_workers.md)", "the worker's"),
-    "vlm_judge": (
-        "what a rubric asks",
-        "0 to 1",
-        "an [endpoint](reward_workers.md#a-vision-language-model-as-judge)",
-        "the model's",
-    ),
+    "pixel": ("1 - mean squared error of the pixels", "0 to 1", "target"),
+    "psnr": ("peak signal-to-noise ratio, dB", "0 to 60", "target"),
+    "ssim": ("structure in a window of 11 pixels", "-1 to 1", "target"),
+    "ms_ssim": ("structure at five scales", "0 to 1", "target, 161 pixels a side"),
+    "lpips": ("1 - perceptual distance (AlexNet)", "about 0 to 1", "target"),
+    "source_ssim": ("is the source only copied? A guard", "-1 to 1", "source, else unscored"),
+    "kept_region": ("is an edit's surrounding left as it was?", "0 to 1", "source, metadata `region`"),
+    "clip_score": ("does the image fit the prompt?", "-1 to 1, mostly 0.1 to 0.4", "weights"),
+    "pick_score": ("which image would people pick?", "about 0.7 to 1", "weights"),
+    "hps": ("which image do people prefer?", "about 0.2 to 0.35", "weights"),
+    "aesthetic": ("do people like the image?", "about 1 to 10", "weights"),
+    "dino_identity": ("is it the same subject?", "-1 to 1", "source or target, weights"),
+    "dino_structure": ("is the layout kept?", "-3 to 1, mostly above 0.8", "source or target, weights"),
+    "group_diversity": ("distance to the other samples of the prompt", "0 to 1", "2 samples a prompt"),
+    "object_layout": ("named objects, their number, colour, place", "0 to 1", "a detector, metadata `objects`"),
+    "ocr": ("is the text that was asked for shown?", "0 to 1", "quoted text"),
+    "jpeg_size": ("minus the kilobytes of a JPEG", "below 0", "nothing"),
+    "edge_density": ("share of pixels at an edge: a guard", "0 to 1", "nothing"),
+    "colour_entropy": ("bits of the colour histogram: a guard", "0 to 9", "nothing"),
+    "fine_noise": ("minus the noise in levels of 0..255: a guard", "below 0", "nothing"),
+    "negative_points": ("masks of an answer's points", "sum of weighted terms", "mask, `data.task=segmentation`"),
+    "shapes": ("drawn shapes as asked for", "0 to 1", "the starter's records"),
+    "palette": ("colours of the starter's shapes", "0 to 1", "the starter's records"),
+    "votes": ("what people chose", "0 to 1", "[choices](own_reward.md#peoples-choices)"),
+    "http": ("what your worker measures", "the worker's", "a [worker](reward_workers.md)"),
+    "vlm_judge": ("what a rubric asks", "0 to 1", "an [endpoint](reward_workers.md#a-vision-language-model-as-judge)"),
 }
-"""What it measures, range, what it needs, and the licence of its weights (`reward_licences`)."""
+"""What it measures, range, and what it needs."""
 ELSEWHERE = ("votes", "http", "vlm_judge")
 """Computed from people's choices or by another program, on which the time depends."""
 
@@ -91,13 +75,12 @@ def main() -> None:
     torch.set_num_threads(1)
     names = _arguments().names
     sides = "".join(f" s, {side} px |" for side in SIDES)
-    print(f"| reward | measures | range | needs | weights' licence |{sides}")
-    print("|---" * (5 + len(SIDES)) + "|")
+    print(f"| reward | measures | range | needs |{sides}")
+    print("|---" * (4 + len(SIDES)) + "|")
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             cells = ["-"] * len(SIDES) if name in ELSEWHERE else [f"{each:.2g}" for each in timed(name, Path(folder))]
         print(f"| {' | '.join([f'`{name}`', *FACTS[name], *cells])} |", flush=True)
-    print("", *table(), sep="\n")
 
 
 def _arguments() -> argparse.Namespace:

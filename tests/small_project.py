@@ -80,9 +80,10 @@ def paste(command: str, project: Path) -> subprocess.CompletedProcess[str]:
 
 
 def environment(project: Path) -> dict[str, str]:
-    """That of a user who has just installed the project: nothing names this repository."""
+    """That of a user who has just installed the project and activated it: nothing names this repository."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "KEDRO"))}
-    return kept | {"PYTHONPATH": str(project / "src")}
+    path = f"{project / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
+    return kept | {"PYTHONPATH": str(project / "src"), "PATH": path}
 
 
 def merged(below: Any, above: Any) -> Any:

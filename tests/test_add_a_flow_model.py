@@ -1,8 +1,9 @@
-"""docs/add_a_flow_model.md holds a whole family; this runs it on a tiny Flux of the real classes."""
+"""docs/my_family.py, a family that docs/own_model.md explains, on a tiny Flux of the real classes."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from functools import reduce
@@ -24,7 +25,7 @@ from visual_grpo.policies.flow_model import packed, unpacked
 from visual_grpo.rewards.combine import RewardSet
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "add_a_flow_model.md"
+PAGE = ROOT / "docs" / "own_model.md"
 SIZE = (64, 96)
 SCALE = 3.5
 LENGTH = 64
@@ -40,8 +41,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(autouse=True)
 def my_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    blocks = re.findall(r'^```python title="my_family.py"\n(.*?)^```$', PAGE.read_text("utf-8"), re.M | re.S)
-    (tmp_path / "my_family.py").write_text("\n\n".join(blocks), encoding="utf-8")
+    shutil.copy(ROOT / "docs" / "my_family.py", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("my_family", None)
@@ -80,7 +80,8 @@ def test_it_trains_and_the_stock_pipeline_loads_the_adapter(folder: Path, tmp_pa
 
 def test_the_pages_settings_fit_the_family() -> None:
     files = [(ROOT / "conf" / name / "parameters.yml").read_text("utf-8") for name in ("base", "sd3")]
-    files += re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    shown = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    files += [block for block in shown if "my_family" in block]
     config = validate(reduce(merged, map(yaml.safe_load, files)) | {"seed": 0})
     assert config.model.path == "black-forest-labs/FLUX.1-dev"
     plan = make_plan(config)

@@ -38,7 +38,7 @@ NOT_RUN = {
     ".venv/bin/pytest": "these tests",
     ".venv/bin/pre-commit": "changes the repository",
 }
-OF_THE_HUB = {"add_a_flow_model.md"}
+OF_THE_HUB = {"own_model.md"}
 """Its Python names a model of the hub; test_add_a_flow_model.py runs it on a small one."""
 
 

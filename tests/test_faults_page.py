@@ -1,4 +1,4 @@
-"""docs/faults.md: each fault is planted in a finished project, and the command that meets it ends as the page says."""
+"""Each fault of docs/troubleshooting.md is planted in a finished project; its command ends as the page says."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ FAULTS: dict[str, tuple[str, Edit | None]] = {
 PAGE = {
     what: (int(code), says)
     for what, code, says in re.findall(
-        r"^\| (.+) \| (\d) \| `(.+)` \|$", (ROOT / "docs/faults.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^\| (.+) \| (\d) \| `(.+)` \|$", (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE
     )
 }
 """Row -> exit code and what the message has."""

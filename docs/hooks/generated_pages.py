@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
@@ -35,13 +36,23 @@ Name one of them in the section `rewards` of the parameters. Its options are the
 How to write another: [Your reward](../own_reward.md).
 """
 
+LICENCES = """
+## Licences
+
+Licences of what rewards load by default, as the named files said in November 2026 (stored copies, which may be older).
+*Not found* means that nothing that was read gives the weights a licence: ask their authors. Read the licence before you
+use a model.
+
+"""
+
 
 def on_files(files: Any, config: Any) -> Any:
     """Adds both pages."""
-    base = Path(config["config_file_path"]).parent / "conf" / "base" / "parameters.yml"
-    values = yaml.safe_load(base.read_text(encoding="utf-8"))
+    root = Path(config["config_file_path"]).parent
+    values = yaml.safe_load((root / "conf/base/parameters.yml").read_text(encoding="utf-8"))
+    licences = "\n".join(runpy.run_path(str(root / "benchmarks/reward_licences.py"))["table"]())
     files.append(File.generated(config, "reference/parameters.md", content=parameters_page(values)))
-    files.append(File.generated(config, "reference/rewards.md", content=rewards_page()))
+    files.append(File.generated(config, "reference/rewards.md", content=rewards_page(licences)))
     return files
 
 
@@ -50,8 +61,9 @@ def parameters_page(values: dict[str, Any]) -> str:
     return PARAMETERS + "".join(_section("", Parameters, values, ""))
 
 
-def rewards_page() -> str:
-    return REWARDS + "".join(_reward(name, path) for name, path in BUILT_IN.items())
+def rewards_page(licences: str) -> str:
+    rewards = "".join(_reward(name, path) for name, path in BUILT_IN.items())
+    return f"{REWARDS}{rewards}{LICENCES}{licences}\n"
 
 
 def _section(name: str, model: type[BaseModel], values: Any, purpose: str) -> Iterator[str]:

@@ -52,6 +52,4 @@ def _loaded(where: str) -> Family:
 
 
 def _known() -> str:
-    return (
-        f"Built in: {', '.join(BUILT_IN)}; a custom family is named package.module:FAMILY (docs/add_a_flow_model.md)."
-    )
+    return f"Built in: {', '.join(BUILT_IN)}; a custom family is named package.module:FAMILY (docs/own_model.md)."
