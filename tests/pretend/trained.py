@@ -71,7 +71,7 @@ def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> 
 
 
 def finish(config: Parameters, trainer: Any, model: Any, records: Sequence[PromptRecord]) -> Trained:
-    with replaced(update, "_in_double", _never):  # As on a GPU.
+    with replaced(update, "in_double", _never):  # As on a GPU.
         steps = [step.values for step in trainer.fit(records)]
         samples = model.generate(records, list(range(len(records))), config.sampling.stock)
     adapters = {name: value.cpu() for name, value in model.adapters.state().items()}
