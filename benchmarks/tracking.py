@@ -22,6 +22,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import mlflow
 from mlflow import MlflowClient
 from PIL import Image
 from step import base_config, brightness, distinct_prompts
@@ -29,8 +30,8 @@ from step import base_config, brightness, distinct_prompts
 from visual_grpo import components, third_party_output
 from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking import RunToLog, Tracker
-from visual_grpo.tracking.metrics import tracked
+from visual_grpo.tracking import Tracker
+from visual_grpo.tracking.description import tracked
 
 BLOCK = 4
 """Steps in a row with, and then without tracking."""
@@ -93,8 +94,8 @@ def _measure(arguments: argparse.Namespace, folder: Path, server: Server) -> Non
     [module] = trainer.modules.values()
     records = distinct_prompts(module.config.prompts_per_step)
     order = PromptOrder.over(records, module.seed)
-    run = RunToLog(name="benchmark", earlier=None, experiment="e", tracking_uri=server.uri, output=folder / "data")
-    tracker = Tracker.start(run, print)
+    mlflow.set_tracking_uri(server.uri)
+    tracker = Tracker.start("benchmark", folder / "data", print)
     picture = Image.effect_noise((512, 512), 64)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     cpu = {True: 0.0, False: 0.0}

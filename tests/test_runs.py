@@ -321,13 +321,6 @@ def test_a_run_that_did_not_end_well_says_so_why_and_where(runs, name, status, e
     assert (runs[name]["tags"].get("error"), runs[name]["tags"].get("error.node")) == error
 
 
-def test_a_training_that_fails_before_its_first_step_is_named_so(runs):
-    assert (runs["untrained"]["status"], runs["untrained"]["tags"]["mlflow.runName"]) == (
-        "FAILED",
-        "ar+dit grpo lr7e-4+6e-4 80 steps seed 0 (failed before step 1)",
-    )
-
-
 def test_a_node_that_fails_is_named_and_leaves_its_old_folder(runs):
     assert runs["fill"]["end"] == "done"
     assert "== 1 of 1: node_half" in runs["printed"]

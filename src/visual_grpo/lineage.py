@@ -90,8 +90,7 @@ def lines(subject: Subject, project: Path) -> list[Line]:
     return [
         *_version(subject),
         _weights(subject),
-        _run(subject),
-        _command(subject),
+        *_run(subject),
         *_code(subject, project),
         _data(subject, project),
         *_dvc(subject, project),
@@ -104,13 +103,12 @@ def _version(subject: Subject) -> Iterator[Line]:
     tags = subject.version_tags
     if not tags:
         return
-    digest = tags.get(DIGEST)
-    if digest is None:
+    if DIGEST not in tags:
         yield Line("version", subject.title, UNKNOWN, f"its tags have no {DIGEST}")
-    elif digest != adapter_digest(subject.adapters):
+    elif tags[DIGEST] != adapter_digest(subject.adapters):
         yield Line("version", subject.title, DIFFERS, "its weights are not those that were registered")
     else:
-        yield Line("version", subject.title, *_tags(tags, subject.facts, _OF_VERSION))
+        yield _tags("version", subject.title, tags, subject.facts, _OF_VERSION)
 
 
 def _weights(subject: Subject) -> Line:
@@ -122,25 +120,22 @@ def _weights(subject: Subject) -> Line:
     return Line("adapters", shown, OK, "sha256 of every file")
 
 
-def _run(subject: Subject) -> Line:
-    named = subject.facts.get("mlflow_run_id")
+def _run(subject: Subject) -> Iterator[Line]:
+    named, command = subject.facts.get("mlflow_run_id"), str(subject.facts.get("command", "-"))
     if subject.run_id is None:
-        return Line("MLflow run", str(named or "-"), UNKNOWN, "MLflow does not have it" if named else "it had none")
-    return Line("MLflow run", subject.run_id, *_tags(subject.run_tags, subject.facts, _OF_RUN))
+        why = "MLflow does not have it" if named else "it had none"
+        yield Line("MLflow run", str(named or "-"), UNKNOWN, why)
+        yield Line("command", command, UNKNOWN, why)
+    else:
+        yield _tags("MLflow run", subject.run_id, subject.run_tags, subject.facts, _OF_RUN)
+        yield _tags("command", command, subject.run_tags, subject.facts, {"command": "command"})
 
 
-def _tags(tags: Mapping[str, str], facts: Mapping[str, Any], names: Mapping[str, str]) -> tuple[State, str]:
+def _tags(what: str, value: str, tags: Mapping[str, str], facts: Mapping[str, Any], names: Mapping[str, str]) -> Line:
     other = [tag for tag, fact in names.items() if _contradicts(tags.get(tag), facts.get(fact))]
-    return (DIFFERS, f"its tags {', '.join(other)} are not as in training.json") if other else (OK, "as training.json")
-
-
-def _command(subject: Subject) -> Line:
-    command, said = str(subject.facts.get("command", "-")), subject.run_tags.get("command")
-    if said is None:
-        return Line("command", command, UNKNOWN, "MLflow has no tag of it")
-    if said != command:
-        return Line("command", command, DIFFERS, f"MLflow has {said}")
-    return Line("command", command, OK, "as MLflow has it")
+    if other:
+        return Line(what, value, DIFFERS, f"its tags {', '.join(other)} are not as in training.json")
+    return Line(what, value, OK, "MLflow has the same")
 
 
 def _code(subject: Subject, project: Path) -> Iterator[Line]:
@@ -265,7 +260,7 @@ def main() -> None:
     try:
         same = show(given.name, Path.cwd(), given.env)
     except UserError as error:
-        sys.exit(f"Error: {str(error).removeprefix('adapter: ')}")
+        sys.exit(f"Error: {error}")
     sys.exit(0 if same else 1)
 
 

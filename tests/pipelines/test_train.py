@@ -38,7 +38,7 @@ from visual_grpo.records.profile import profile_of, read_profile
 from visual_grpo.records.split import SeenPrompts
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking import RunToLog, Tracker
+from visual_grpo.tracking import Tracker
 from visual_grpo.trained_adapters import adapter_digest
 
 
@@ -99,14 +99,8 @@ def project(tmp_path: Path, pipeline_folder: Path) -> Project:
 def tracked(project: Project) -> tuple[Tracker, str]:
     """The tracker of a new run, and the address of its database."""
     uri = f"sqlite:///{project.folder / 'mlflow.db'}"
-    run = RunToLog(
-        name="ar",
-        earlier=None,
-        experiment="train",
-        tracking_uri=uri,
-        output=project.folder,
-    )
-    return Tracker.start(run, print), uri
+    mlflow.set_tracking_uri(uri)
+    return Tracker.start("ar", project.folder, print), uri
 
 
 def test_a_run_leaves_adapters_history_and_a_watched_mlflow_run(

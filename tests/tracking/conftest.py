@@ -10,8 +10,7 @@ import mlflow
 import pytest
 
 from visual_grpo import third_party_output
-from visual_grpo.tracking import RunToLog, Tracker, tracker
-from visual_grpo.tracking.client import connect
+from visual_grpo.tracking import Tracker, tracker
 from visual_grpo.tracking.registry import Registered
 
 EXPERIMENT = "visual_grpo"
@@ -26,20 +25,13 @@ class Project:
         self.output = folder / "data"
         self.said: list[str] = []
 
-    def start(self, earlier: str | None = None, name: str = "ar seed 0", *, trains: bool = False) -> Tracker:
-        run = RunToLog(
-            name=name,
-            earlier=earlier,
-            experiment=EXPERIMENT,
-            tracking_uri=self.uri,
-            output=self.output,
-            trains=trains,
-        )
-        return Tracker.start(run, self.said.append)
+    def start(self, earlier: str | None = None, name: str = "ar seed 0") -> Tracker:
+        mlflow.set_tracking_uri(self.uri)
+        return Tracker.start(name, self.output, self.said.append, earlier=earlier)
 
     @property
     def client(self) -> mlflow.MlflowClient:
-        return connect(self.uri)
+        return mlflow.MlflowClient(self.uri)
 
     def run(self, run_id: str | None) -> mlflow.entities.Run:
         return self.client.get_run(str(run_id))

@@ -1,14 +1,16 @@
-"""Names of runs: what tells them apart, and nothing else."""
+"""What MLflow shows of a run: its name, and the metrics to compare runs by."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from tests.evaluation.defaults import parameters
-from visual_grpo.tracking.description import in_words, other_name, resumed_name, training_name
+from visual_grpo.tracking.description import in_words, other_name, resumed_name, tracked, training_name
 
 BOTH = ("ar", "dit")
 
@@ -40,6 +42,7 @@ BOTH = ("ar", "dit")
             },
             "ar grpo lr7e-4 80 steps seed 0 grpo.kl_weight=0.1",
         ),
+        ({"reward": "text"}, ("ar",), None, {"reward": "text"}, "ar grpo lr7e-4 80 steps seed 0 reward=text"),
         ({}, ("ar",), None, dict.fromkeys("abcd", 1), "ar grpo lr7e-4 80 steps seed 0 a=1 b=1 c=1 ..."),
     ],
 )
@@ -49,43 +52,10 @@ def test_a_training_is_named_by_what_differs(
     assert training_name(parameters(**changes), modules, environment, given) == name
 
 
-MINE = {"function": "my_rewards:mine"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "modules", "environment", "given", "words"),
-    [
-        ({"rewards": {"palette": {"weight": 0.5}}}, ("ar",), None, {}, " rewards shapes, palette 0.5"),
-        ({"rewards": {"mine": {**MINE, "weight": 1}}}, ("ar",), None, {}, " rewards mine"),
-        ({"rewards": {"mine": {**MINE, "weight": 0}}}, ("ar",), None, {}, ""),
-        ({"rewards": {"shapes": {"options": {"smoothing": 2}}}}, ("ar",), None, {}, " rewards shapes"),
-        ({"modules": {"dit": {"rewards": {"palette": 0.25}}}}, ("dit",), None, {}, " rewards shapes, palette 0.25"),
-        ({"modules": {"dit": {"rewards": {"palette": 0.25}}}}, ("ar",), None, {}, ""),
-        ({"reward": "text"}, ("ar",), None, {"reward": "text", "grpo.clip_low": 0.1}, " rewards ocr grpo.clip_low=0.1"),
-        ({"data": {"path": "photos"}, "reward": "target"}, ("ar",), None, {"reward": "target"}, " reward=target"),
-        ({"data": {"path": "photos"}, "rewards": {"mine": MINE}}, ("ar",), None, {}, " rewards mine"),
-        ({"rewards": {"mine": MINE}}, ("ar",), "sd3", {}, ""),
-        ({"rewards": {"mine": MINE}}, ("ar",), "sd3", {"rewards.mine.weight": 1}, " rewards mine"),
-        (
-            {"data": {"path": "photos"}, "reward": None, "rewards": dict.fromkeys("abcd", MINE)},
-            ("ar",),
-            None,
-            {},
-            " rewards a, b, c, ...",
-        ),
-    ],
-)
-def test_rewards_that_are_not_the_usual_ones_are_in_the_name(
-    changes: dict[str, Any], modules: tuple[str, ...], environment: str | None, given: dict[str, Any], words: str
-) -> None:
-    assert training_name(parameters(**changes), modules, environment, given).partition("seed 0")[2] == words
-
-
 @pytest.mark.parametrize(
     ("name", "now"),
     [
         ("ar grpo lr7e-4 80 steps seed 0 grpo.kl_weight=0.1", "ar grpo lr7e-4 120 steps seed 0 grpo.kl_weight=0.1"),
-        ("ar grpo 80 steps seed 0 (stopped before step 1)", "ar grpo 120 steps seed 0"),
         ("my best, 3 stepsisters", "my best, 3 stepsisters"),
     ],
 )
@@ -102,7 +72,6 @@ def test_other_runs_are_named_by_their_pipelines() -> None:
         assert other_name(parameters(), names, None, {}) == "starter+data_preparation+baseline+labels+score seed 0", (
             "Kedro makes a set of the names that it is given"
         )
-    assert other_name(parameters(reward="text"), ["baseline"], None, {}) == "baseline seed 0 rewards ocr"
 
 
 def test_the_description_says_what_is_trained_on_what() -> None:
@@ -114,3 +83,34 @@ def test_the_description_says_what_is_trained_on_what() -> None:
         "```\nkedro run\n```",
     ):
         assert part in text
+
+
+COLUMNS = ["reward/total", "reward/total_std", "reward/shapes", "reward/shapes_std", "part/shapes/all", "kl", "entropy"]
+ROW = {f"{module}/{name}": 1.0 for module in ("ar", "dit") for name in COLUMNS} | {
+    "step": 3.0,
+    "reward/total": 2.0,
+    "eval/total": 3.0,
+    "seconds/cpu": 4.0,
+    "seconds/step": 5.0,
+}
+
+
+def test_of_several_modules_each_has_its_curves() -> None:
+    both = tracked(ROW, ("ar", "dit"), ("shapes",))
+    own = {"reward/total", "reward/total_std", "reward/shapes", "kl", "entropy"}
+    shared = {"reward/total": 2.0, "eval/total": 3.0, "seconds/step": 5.0}
+    assert both == {f"{module}/{name}": 1.0 for module in ("ar", "dit") for name in own} | shared
+
+
+def test_a_single_module_has_no_prefix() -> None:
+    row = dict.fromkeys([*COLUMNS, "ar/kl"], 1.0)
+    assert tracked(row, ("vl",), ()).keys() == {"reward/total", "reward/total_std", "kl", "entropy"}
+
+
+@pytest.mark.parametrize("rewards", [("shapes", "palette"), tuple("abcd")])
+def test_a_run_of_two_modules_leaves_room_for_its_result(rewards: tuple[str, ...]) -> None:
+    """Of all columns that a training of two modules writes (tests/tracking/columns.csv)."""
+    names = list(pd.read_csv(Path(__file__).with_name("columns.csv")).columns)
+    names += [f"{module}/reward/{name}" for module in ("ar", "dit") for name in rewards]
+    shown = tracked(dict.fromkeys(names, 0.0), ("ar", "dit"), rewards)
+    assert 40 >= len(shown) >= 25

@@ -52,7 +52,7 @@ def test_a_training_logs_on_and_sync_adds_what_is_missing(
     monkeypatch.setattr(tracker, "WAIT", 5.0)
     monkeypatch.setattr(tracker, "PAUSE", 1.0)
     undo = fault(project) if fault is dead else None
-    log = project.start(trains=True)
+    log = project.start()
     log.metrics({"reward/total": 0.1}, 1)
     time.sleep(3)
     undo = undo or fault(project)

@@ -64,10 +64,10 @@ def test_a_version_has_the_adapter_its_card_and_where_it_comes_from(
     project: Project, base: Path, tmp_path: Path
 ) -> None:
     tracker = project.start()
-    tracker.tags({"dvc.data/01_raw": "ab12", "result": "Better by 0.4."})
+    tracker.tags({"result": "Better by 0.4."})
     tracker.finished()
     run_id = str(tracker.run_id)
-    folder = adapters(tmp_path / "adapters", base, mlflow_run_id=run_id)
+    folder = adapters(tmp_path / "adapters", base, mlflow_run_id=run_id, **{"dvc.data/01_raw": "ab12"})
     made = REGISTRY.register(folder, tags={"gate": "passed"})
     assert made.version == 1
     assert made.tags == {
@@ -105,7 +105,6 @@ def test_a_version_says_what_it_takes_gives_and_needs(project: Project, trained:
     assert '"name": "image", "required": true' in model["signature"]["outputs"]
     assert '"name": "steps", "default": 10' in model["signature"]["params"]
     assert model["metadata"]["adapter.digest"] == adapter_digest(trained)
-    assert "a held-out prompt" in (location / "input_example.json").read_text()
     needed = (location / "requirements.txt").read_text().split()
     assert {f"{name}=={__import__(name).__version__}" for name in ("diffusers", "mlflow")} < set(needed)
     assert not any(line.startswith("visual") for line in needed), "on no index: another's package might have the name"
@@ -199,7 +198,7 @@ def test_the_alias_is_moved_last(project: Project, versions: list[Registered], m
 
 
 def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[Registered]) -> None:
-    said = r"has no shapes@champion, so .* from\. shapes has the versions 1, 2, 3 .*promotion\.candidate=models:/"
+    said = r"has no shapes@champion\. shapes has the versions 1, 2, 3 .*promotion\.candidate=models:/"
     with pytest.raises(UserError, match=said):
         REGISTRY.rollback()
     with pytest.raises(UserError, match=r"has no other@champion"):
@@ -212,7 +211,7 @@ def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[Reg
     with pytest.raises(UserError, match=r"replaced version 1, but that was deleted\. Promote .* the versions 2, 3"):
         REGISTRY.rollback()
     assert champion() == 2
-    with pytest.raises(UserError, match=r"has no version 9 of shapes, so it cannot become champion"):
+    with pytest.raises(UserError, match=r"has no version 9 of shapes\..* It cannot become champion"):
         REGISTRY.promote(9)
 
 

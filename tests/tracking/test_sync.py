@@ -118,7 +118,7 @@ def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) ->
 
 
 def test_what_a_training_could_not_log_is_added_beside_what_it_could(project: Project) -> None:
-    tracker = project.start(trains=True)
+    tracker = project.start()
     for step in (1, 3):
         tracker.metrics({"reward/total": step / 10, "learning_rate": 1.0}, step)
     while len(project.run(tracker.run_id).data.metrics) < 2:
@@ -198,7 +198,7 @@ def test_a_run_that_the_user_deleted_stays_deleted(project: Project) -> None:
 
 def test_a_command_adds_the_results_of_earlier_ones_before_it_replaces_them(project: Project) -> None:
     Results(project, "0" * 32)
-    project.start(trains=True).finished()
+    project.start().finished()
     assert len(project.runs()) == 2
 
 

@@ -86,23 +86,6 @@ def test_the_dataset_is_an_input_of_the_run(project: Project):
     assert json.loads(entry.dataset.source) == {"uri": "data/01_raw/shapes"}
 
 
-@pytest.mark.parametrize(("end", "how"), [("killed", "stopped"), ("failed", "failed")])
-def test_a_training_that_ends_before_its_first_step_says_so_in_its_name(project: Project, end: str, how: str):
-    for trains, steps, name in (
-        (True, 0, f"ar seed 0 ({how} before step 1)"),
-        (True, 1, "ar seed 0"),
-        (False, 0, "ar seed 0"),
-    ):
-        tracker = project.start(trains=trains)
-        for step in range(steps):
-            tracker.metrics({"reward": 0.1}, step + 1)
-        getattr(tracker, end)()
-        assert project.run(tracker.run_id).info.run_name == name
-        resumed = project.start(earlier=tracker.run_id, trains=trains)
-        getattr(resumed, end)()
-        assert project.run(tracker.run_id).info.run_name == name
-
-
 def test_a_deleted_run_gives_way_to_a_new_one_which_is_found_by_its_old_id(project: Project):
     first = project.start()
     first.finished()

@@ -17,8 +17,8 @@ from visual_grpo import components, console
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
 from visual_grpo.errors import user_error
-from visual_grpo.tracking import RunToLog, Tracker, lineage
-from visual_grpo.tracking.client import experiment_name, tracking_uri, use_project
+from visual_grpo.tracking import Tracker, lineage
+from visual_grpo.tracking.client import use_project
 from visual_grpo.tracking.description import in_words, other_name, training_name
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.trained_adapters import read_facts
@@ -73,15 +73,10 @@ class TrackingHooks:
         given = os.environ.get("MLFLOW_RUN_ID")
         earlier = given or self._earlier_run(config, pipeline)
         tracker = Tracker.start(
-            RunToLog(
-                name=os.environ.get("MLFLOW_RUN_NAME") or self._name(config, run_params, pipeline),
-                earlier=earlier,
-                experiment=experiment_name(),
-                tracking_uri=tracking_uri(),
-                output=Path(config.output),
-                trains=_trains(pipeline),
-            ),
+            os.environ.get("MLFLOW_RUN_NAME") or self._name(config, run_params, pipeline),
+            Path(config.output),
             console.note,
+            earlier=earlier,
         )
         if given is not None and not tracker.continues:
             log.info("MLflow has no run %s yet: this one is found by that key from now on.", given)

@@ -57,24 +57,24 @@ def mlflow_client() -> Iterator[MlflowClient]:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    uri = tracking_uri()
     try:
-        yield connect(uri)
+        yield connect()
     except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
         said = in_a_line(error).rstrip(".")
         if getattr(error, "error_code", None) in (MISSING, INVALID):
-            raise UserError(f"MLflow ({shown(uri)}) refuses this: {said}") from error
+            raise UserError(f"MLflow ({shown()}) refuses this: {said}") from error
         raise UserError(
-            f"MLflow ({shown(uri)}) does not answer: {said}. See that it runs and is not locked by another program;"
+            f"MLflow ({shown()}) does not answer: {said}. See that it runs and is not locked by another program;"
             " then run the command again."
         ) from error
 
 
-def connect(uri: str) -> MlflowClient:
+def connect() -> MlflowClient:
     """Opens a database, but does not ask a server."""
     from mlflow import MlflowClient
     from sqlalchemy import NullPool, create_engine
 
+    uri = tracking_uri()
     if uri.startswith(SQLITE):
         # Raises at once what MLflow would try for minutes.
         with create_engine(uri, poolclass=NullPool).connect() as connection:
@@ -95,8 +95,9 @@ def get(request: Callable[..., T], *arguments: str) -> T | None:
         return None
 
 
-def shown(uri: str) -> str:
-    """An address for messages: without user and password; a database below the working folder by its path there."""
+def shown() -> str:
+    """The address for messages: without user and password; a database below the working folder by its path there."""
+    uri = tracking_uri()
     if uri.startswith(SQLITE):
         path = Path(uri.removeprefix(SQLITE))
         return SQLITE + str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
@@ -112,8 +113,9 @@ def in_a_line(error: BaseException) -> str:
     return text if len(text) <= 160 else f"{text[:157]}..."
 
 
-def artifact_location(uri: str) -> str | None:
+def artifact_location() -> str | None:
     """Where a new experiment keeps its artifacts: beside a database; None = the server's own place."""
+    uri = tracking_uri()
     if urlsplit(uri).scheme in ("http", "https", "databricks"):
         return None
     folder = Path(uri.removeprefix(SQLITE)).resolve().parent if uri.startswith(SQLITE) else Path.cwd()

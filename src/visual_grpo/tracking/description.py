@@ -1,27 +1,32 @@
-"""A run's name, from what tells it apart, and its description in words."""
+"""What MLflow shows of a run: its name, its description in words, and the metrics to compare runs by."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import FLOW
-from visual_grpo.config.presets import WORLD_PRESETS
 from visual_grpo.errors import counted
 
-_IN_THE_NAME = {
+_NAMED = {
     *("seed", "train.seed", "resume", "output", "adapter", "data.path"),
     *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
 }
-_NOT_IN_THE_NAME = (
+_NOT_DECISIVE = (
     *("evaluation.", "promotion.", "reproduce.", "tracking."),
     *("policy.signal_check.", "model.device", "model.threads"),
 )
 """Parameters that change nothing of what is trained."""
 _MOST_CHANGES = 3
+_OF_MODULE = (
+    r"reward/total(_std)?|reward/unscored_share|zero_variance_share|advantage/abs_mean|kl|entropy|approx_kl"
+    r"|clip_fraction|ratio/first_max_abs_log|sampler_gap/(?:mean|max)|grad_norm|learning_rate|updates_left_out"
+    r"|speed/samples_per_second"
+)
+_OF_RUN = r"eval/.+|watch/.+|samples|seconds/step|memory_gb"
 
 
 def training_name(
@@ -33,43 +38,37 @@ def training_name(
         environment: Kedro's; None = the default one.
         changed: parameters given with ``--params``, by their dotted names; those that the name lacks follow it.
     """
-    words = [
-        environment or "",
-        *_own_data(config),
-        "+".join(modules),
-        "joint" if config.policy.stages == "joint" and len(modules) > 1 else "",
-        config.grpo.loss,
-        "lr" + "+".join(_distinct(_short(config.grpo_of(module).learning_rate) for module in modules)),
-        counted(config.grpo.steps, "step"),
-        f"seed {config.training_seed}",
-        *_changes(config, modules, environment, changed),
-    ]
-    return " ".join(word for word in words if word)
+    rates = dict.fromkeys(_short(config.grpo_of(module).learning_rate) for module in modules)
+    joint = ["joint"] if config.policy.stages == "joint" and len(modules) > 1 else []
+    what = ["+".join(modules), *joint, config.grpo.loss, f"lr{'+'.join(rates)}", counted(config.grpo.steps, "step")]
+    return _name(config, what, config.training_seed, environment, changed)
 
 
 def other_name(
     config: Parameters, pipelines: Sequence[str], environment: str | None, changed: Mapping[str, Any]
 ) -> str:
-    """Of a run that trains nothing, for example ``baseline seed 0``; Kedro has the pipelines in any order."""
-    words = [
-        environment or "",
-        *_own_data(config),
-        "+".join(_in_their_order(pipelines)),
-        f"seed {config.seed}",
-        *_changes(config, (), environment, changed),
+    """The name of a run that trains nothing, for example ``baseline seed 0``; pipelines in the order of the data."""
+    ordered = [name for name in FLOW if name in pipelines] + sorted(set(pipelines) - set(FLOW))
+    return _name(config, ["+".join(ordered)], config.seed, environment, changed)
+
+
+def _name(
+    config: Parameters, what: Sequence[str], seed: int, environment: str | None, changed: Mapping[str, Any]
+) -> str:
+    own_data = [] if config.data.path == config.starter.dataset else [Path(config.data.path).name]
+    others = [
+        f"{name}={value}"
+        for name, value in changed.items()
+        if name not in _NAMED and not name.startswith(_NOT_DECISIVE) and not name.endswith(".learning_rate")
     ]
-    return " ".join(word for word in words if word)
-
-
-def ended_name(name: str, how: Literal["failed", "stopped"]) -> str:
-    """Of a training that ended before its first step, and so has no adapter."""
-    return f"{name} ({how} before step 1)"
+    more = ["..."] if len(others) > _MOST_CHANGES else []
+    start = [] if environment is None else [environment]
+    return " ".join([*start, *own_data, *what, f"seed {seed}", *others[:_MOST_CHANGES], *more])
 
 
 def resumed_name(name: str, steps: int) -> str:
-    """Of a training that goes on to ``steps``. What else the name says stays: also words that the user put there."""
-    started = re.sub(r" \(\w+ before step 1\)$", "", name)
-    return re.sub(r"\b\d+ steps?\b", counted(steps, "step"), started)
+    """The name of a training that goes on to ``steps``. What else it says stays: also words that the user put there."""
+    return re.sub(r"\b\d+ steps?\b", counted(steps, "step"), name)
 
 
 def in_words(config: Parameters, modules: Sequence[str], commands: str) -> str:
@@ -80,85 +79,55 @@ def in_words(config: Parameters, modules: Sequence[str], commands: str) -> str:
     """
     weights = {name: weight for name, weight in config.weights(modules).items() if weight}
     rewards = ", ".join(f"{name} (weight {weight:g})" for name, weight in weights.items())
-    grpo = config.grpo_of(modules[0])
+    rates = ", ".join(f"{config.grpo_of(module).learning_rate:g} ({module})" for module in modules)
+    grpo, data = config.grpo_of(modules[0]), config.data
     return (
         f"GRPO (loss `{config.grpo.loss}`) of {' and '.join(modules)} of `{config.model.path or config.starter.model}`,"
         f" LoRA rank {config.lora_of(modules[0]).rank}.\n\n"
-        f"- data: `{config.data.path}` ({config.data.task}, {config.data.width} x {config.data.height} pixels)\n"
+        f"- data: `{data.path}` ({data.task}, {data.width} x {data.height} pixels)\n"
         f"- optimised: {rewards or 'nothing'}\n"
         f"- {counted(config.grpo.steps, 'step')} of {counted(grpo.prompts_per_step, 'prompt')} x"
-        f" {counted(grpo.group_size, 'sample')}, learning rate"
-        f" {', '.join(f'{config.grpo_of(module).learning_rate:g} ({module})' for module in modules)},"
-        f" seed {config.training_seed}\n\n"
+        f" {counted(grpo.group_size, 'sample')}, learning rate {rates}, seed {config.training_seed}\n\n"
         f"```\n{commands}\n```"
     )
 
 
-def _in_their_order(pipelines: Sequence[str]) -> list[str]:
-    """As data flows through them; those beside the flow follow."""
-    beside = sorted(set(pipelines) - set(FLOW))
-    return [name for name in FLOW if name in pipelines] + beside
+def tracked(row: Mapping[str, float], modules: tuple[str, ...], rewards: tuple[str, ...]) -> dict[str, float]:
+    """The metrics of a row of ``training.csv`` that MLflow shows: those to compare runs by.
+
+    Args:
+        row: with several modules each has metrics under ``NAME/``.
+        modules: the trained ones.
+        rewards: all of them; those of weight 0 are guards, to be watched beside the total.
+    """
+    own = "|".join([_OF_MODULE, *(rf"reward/{re.escape(name)}" for name in rewards)])
+    prefix = f"({'|'.join(map(re.escape, modules))})/" if len(modules) > 1 else ""
+    wanted = re.compile(rf"{prefix}({own})|reward/total|{_OF_RUN}")
+    return {name: value for name, value in row.items() if wanted.fullmatch(name)}
 
 
-def _distinct(texts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(texts))
+def result_metrics(found: Mapping[str, Any]) -> dict[str, float]:
+    """The headline of an evaluation (`evaluation.headline.headline`) as metrics; what is undefined is left out.
 
-
-def _own_data(config: Parameters) -> list[str]:
-    return [] if config.data.path == config.starter.dataset else [Path(config.data.path).name]
-
-
-def _changes(
-    config: Parameters, modules: Sequence[str], environment: str | None, changed: Mapping[str, Any]
-) -> list[str]:
-    """The rewards, where they are not the usual ones, and other parameters that were given."""
-    given = {name for name in changed if _is_of_rewards(name)}
-    # The rewards that a named environment configures are not repeated: the run's name has the environment's name.
-    if not (given if environment else _optimised(config, modules) != _optimised(_with_usual_rewards(config), modules)):
-        return _others(changed)
-    weights = {name: weight for name, (weight, _, _) in _optimised(config, modules).items()}
-    shown = [name if weight == 1 else f"{name} {weight:g}" for name, weight in weights.items()]
-    return [
-        "rewards " + ", ".join(_first(shown)),
-        *_others({name: value for name, value in changed.items() if name not in given}),
-    ]
-
-
-def _is_of_rewards(name: str) -> bool:
-    return name.split(".")[0] in ("reward", "rewards") or (name.startswith("modules.") and ".rewards." in name)
-
-
-def _optimised(config: Parameters | None, modules: Sequence[str]) -> dict[str, tuple[float, str | None, object]]:
-    """What of each reward decides the training: weight, function and options."""
-    if config is None:
-        return {}
-    weights = config.weights(modules) if modules else {name: reward.weight for name, reward in config.rewards.items()}
-    return {
-        name: (weights[name], reward.function, reward.options)
-        for name, reward in config.rewards.items()
-        if weights[name]
+    ``result/gain``: trained minus base on the held-out total at the stock sampler, ``low`` and ``high`` its interval;
+    ``unscored`` and ``unscored_base``: numbers of samples that no judge could score; ``gain_over_control``: against the
+    base model at its best cheap setting; and the task's own measure under its name.
+    """
+    task, control = found["task"], found["control"]
+    metrics = {
+        "gain": found["difference"],
+        "low": found["ci_low"],
+        "high": found["ci_high"],
+        "base": found["baseline"],
+        "trained": found["trained"],
+        "unscored": found["unscored"]["trained"],
+        "unscored_base": found["unscored"]["baseline"],
     }
-
-
-def _with_usual_rewards(config: Parameters) -> Parameters | None:
-    """As if no reward was set: those of the drawn world, or of the preset that the records decide; None without any."""
-    preset = WORLD_PRESETS.get(config.starter.world) if config.data_is_drawn else config.reward
-    if preset is None:
-        return None
-    tree = config.model_dump()
-    modules = {name: {**section, "rewards": {}} for name, section in tree["modules"].items()}
-    return Parameters.model_validate({**tree, "reward": preset, "rewards": {}, "modules": modules})
-
-
-def _others(changed: Mapping[str, Any]) -> list[str]:
-    named = {name: value for name, value in changed.items() if not name.startswith(_NOT_IN_THE_NAME)}
-    named = {name: value for name, value in named.items() if not name.endswith(".learning_rate")}
-    extra = [f"{name}={value}" for name, value in named.items() if name not in _IN_THE_NAME]
-    return _first(extra)
-
-
-def _first(texts: list[str]) -> list[str]:
-    return texts[:_MOST_CHANGES] + (["..."] if len(texts) > _MOST_CHANGES else [])
+    if control:
+        metrics |= {"gain_over_control": control["difference"], "low_over_control": control["ci_low"]}
+    if task:
+        metrics |= {task["name"]: task["trained"], f"{task['name']} base": task["baseline"]}
+    return {f"result/{name}": float(value) for name, value in metrics.items() if value is not None}
 
 
 def _short(number: float) -> str:

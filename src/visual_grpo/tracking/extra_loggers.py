@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _INIT_SECONDS, _FINISH_SECONDS = 10.0, 60.0
 """Most seconds that a run waits for Weights & Biases."""
-_PACKAGES = ("tensorboard", "wandb")
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class Log(Protocol):
 
 def check_packages(config: TrackingConfig) -> None:
     """Raises UserError where a tracker is asked for whose package is not installed."""
-    for name in _PACKAGES:
+    for name in ("tensorboard", "wandb"):
         if getattr(config, name) is not None and importlib.util.find_spec(name) is None:
             raise UserError(
                 f"tracking.{name} needs the package {name}, which is not installed. Install it with:"
@@ -47,14 +46,14 @@ def open_logs(config: TrackingConfig, name: str, params: Mapping[str, Any]) -> I
     """The trackers that the parameters name, closed at the end.
 
     Args:
-        name: of the run, as MLflow shows it.
+        name: the run's, as MLflow shows it.
         params: the flat parameters.
     """
     logs = []
     if (folder := config.tensorboard) is not None:
-        logs.append(_ExtraLog("TensorBoard", lambda: _tensorboard(Path(folder), name), {"dataformats": "NHWC"}))
+        logs.append(_ExtraLog("TensorBoard", lambda: _tensorboard(Path(folder), name), dataformats="NHWC"))
     if (mode := config.wandb) is not None:
-        logs.append(_ExtraLog("Weights & Biases", lambda: _wandb(mode, name, params), {}))
+        logs.append(_ExtraLog("Weights & Biases", lambda: _wandb(mode, name, params)))
     try:
         yield list[Log](logs)
     finally:
@@ -65,30 +64,39 @@ def open_logs(config: TrackingConfig, name: str, params: Mapping[str, Any]) -> I
 class _ExtraLog:
     """Passes everything on until it fails; what comes after that would fail too, or be incomplete."""
 
-    def __init__(self, name: str, opening: Callable[[], GeneralTracker], of_images: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, make: Callable[[], GeneralTracker], **of_images: str) -> None:
         self._name, self._of_images = name, of_images
         self._tracker: Any = None
-        self._try(lambda _: opening())
+        with self._warning():
+            from accelerate import PartialState
+
+            PartialState()  # accelerate's own log asks for it.
+            tracker = make()
+            tracker.start()
+            self._tracker = tracker
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        if self._tracker is not None:
-            self._try(lambda tracker: tracker.log(dict(values), step=step))
+        with self._warning():
+            if self._tracker is not None:
+                self._tracker.log(dict(values), step=step)
 
     def image(self, image: Image, key: str, step: int) -> None:
-        if self._tracker is not None:
-            import numpy as np
+        import numpy as np
 
-            pixels = np.asarray(image.convert("RGB"))[None]
-            self._try(lambda tracker: tracker.log_images({key: pixels}, step=step, **self._of_images))
+        with self._warning():
+            if self._tracker is not None:
+                pixels = np.asarray(image.convert("RGB"))[None]
+                self._tracker.log_images({key: pixels}, step=step, **self._of_images)
 
     def close(self) -> None:
-        if self._tracker is not None:
-            self._try(lambda tracker: tracker.finish())
+        with self._warning():
+            if self._tracker is not None:
+                self._tracker.finish()
 
-    def _try(self, call: Callable[[Any], Any]) -> None:
+    @contextmanager
+    def _warning(self) -> Iterator[None]:
         try:
-            opened = call(self._tracker)
-            self._tracker = self._tracker or opened
+            yield
         except Exception as error:
             self._tracker = None
             log.warning("%s fails and gets nothing from here on: %s. The run goes on.", self._name, error)
@@ -100,8 +108,7 @@ def _tensorboard(folder: Path, name: str) -> GeneralTracker:
     # The name of a resumed run may have said other steps, but had the same id.
     key = re.search(r"\(\w{8}\)$", name)
     earlier = sorted(folder.glob(f"*{key[0]}")) if key else []
-    tracker = TensorBoardTracker(earlier[0].name if earlier else name.replace("/", "_"), folder)
-    return _started(tracker)
+    return TensorBoardTracker(earlier[0].name if earlier else name.replace("/", "_"), folder)
 
 
 def _wandb(mode: str, name: str, params: Mapping[str, Any]) -> GeneralTracker:
@@ -109,12 +116,4 @@ def _wandb(mode: str, name: str, params: Mapping[str, Any]) -> GeneralTracker:
     from accelerate.tracking import WandBTracker
 
     silent = wandb.Settings(silent=True, console="off", init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS)
-    return _started(WandBTracker("visual-grpo", name=name, config=dict(params), mode=mode, settings=silent))
-
-
-def _started(tracker: GeneralTracker) -> GeneralTracker:
-    from accelerate import PartialState
-
-    PartialState()  # accelerate's own log asks for it.
-    tracker.start()
-    return tracker
+    return WandBTracker("visual-grpo", name=name, config=dict(params), mode=mode, settings=silent)

@@ -125,7 +125,7 @@ def _of_run(named: str, uri: str) -> Path:
     if not found:
         raise UserError(
             f"adapter: there is no folder and no MLflow run {named!r}.{_those_there_are(named, runs)} All runs are in"
-            f" {shown(uri)}; `make ui` lists them. A registered adapter is named models:/NAME@ALIAS."
+            f" {shown()}; `make ui` lists them. A registered adapter is named models:/NAME@ALIAS."
         )
     if len(found) > 1:
         ids = "\n".join(f"  {run.info.run_id}  {run.info.run_name}" for run in found[:10])

@@ -20,7 +20,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.promotion import CHAMPION
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.model_card import model_card
-from visual_grpo.tracking.client import experiment_name, get, local_folder, mlflow_client, shown, tracking_uri
+from visual_grpo.tracking.client import get, local_folder, mlflow_client, shown
 from visual_grpo.tracking.runs import experiment_id, find_run, is_active
 from visual_grpo.trained_adapters import FACTS, adapter_digest, check_weights, modules_of, read_facts
 
@@ -122,21 +122,18 @@ class Registry:
 
         check_weights(adapters)
         facts, digest = read_facts(adapters), adapter_digest(adapters)
-        known = self._with_digest(digest)
-        if known is not None:
+        if (known := self._with_digest(digest)) is not None:
             return known
+        run = training_run(facts)
+        run_id, run_tags = (None, {}) if run is None else (run.info.run_id, run.data.tags)
+        lines = list(result) or [run_tags[tag] for tag in ("result",) if tag in run_tags]
+        about = {DIGEST: digest, **_origin(facts, run_id), **(tags or {})}
+        about = {tag: text[:_LONGEST_TEXT] for tag, text in about.items()}
         with mlflow_client() as client, tempfile.TemporaryDirectory() as folder:
-            run = training_run(facts)
-            lines = list(result) or ([run.data.tags["result"]] if run is not None and "result" in run.data.tags else [])
-            about = {DIGEST: digest, **_origin(facts, run), **(tags or {})}
-            about = {tag: text[:_LONGEST_TEXT] for tag, text in about.items()}
             card = model_card(facts, modules_of(adapters), lines)
             package(adapters, Path(folder), card=card, about=about, base_copy_mb=self.base_copy_mb)
             self._make()
-            run_id = None if run is None else run.info.run_id
-            experiment = (
-                experiment_id(client, tracking_uri(), experiment_name()) if run is None else run.info.experiment_id
-            )
+            experiment = experiment_id(client) if run is None else run.info.experiment_id
             model = client.create_logged_model(experiment, name=self.name, source_run_id=run_id, model_type="adapter")
             client.log_model_artifacts(model.model_id, folder)
             client.finalize_logged_model(model.model_id, "READY")
@@ -151,7 +148,7 @@ class Registry:
                 description="\n\n".join(lines)[:_LONGEST_TEXT],
                 await_creation_for=0,
             )
-            return Registered.of(made)
+        return Registered.of(made)
 
     def promote(self, version: int) -> None:
         """Points the alias to a version, which notes the version that it replaces.
@@ -162,8 +159,7 @@ class Registry:
         number, present = str(version), self.champion()
         if _find(self.name, version=number) is None:
             raise UserError(
-                f"MLflow ({shown(tracking_uri())}) has no version {version} of {self.name}, so it cannot become"
-                f" {self.alias}."
+                f"{_nothing(self.name, f'version {version} of {self.name}')} It cannot become {self.alias}."
             )
         if present is not None and present.version == version:
             return
@@ -179,23 +175,21 @@ class Registry:
         Raises:
             UserError: there is no champion, it replaced none, or that one was deleted.
         """
-        present = self.champion()
+        present, alias = self.champion(), f"{self.name}@{self.alias}"
         if present is None:
             raise UserError(
-                f"MLflow ({shown(tracking_uri())}) has no {self.name}@{self.alias}, so there is nothing to go back"
-                f" from.{_those_there_are(self.name)} To make a version champion: promote it with"
+                f"{_nothing(self.name, alias)} To make a version champion: promote it with"
                 f" promotion.candidate={SCHEME}{self.name}/VERSION."
             )
         replaced = present.tags.get(OVER, NOTHING)
         if not replaced.isdecimal():
             raise UserError(
-                f"{self.name}@{self.alias} is version {present.version}, which replaced no other (its tag {OVER} is"
-                f" {replaced}): there is nothing to go back to."
+                f"{alias} is version {present.version}, which replaced no other (its tag {OVER} is {replaced})."
             )
         if _find(self.name, version=replaced) is None:
             raise UserError(
-                f"{self.name}@{self.alias} is version {present.version}, which replaced version {replaced}, but that"
-                f" was deleted. Promote another.{_those_there_are(self.name)}"
+                f"{alias} is version {present.version}, which replaced version {replaced}, but that was deleted."
+                f" Promote another. {_nothing(self.name, f'{self.name}/{replaced}')}"
             )
         with mlflow_client() as client:
             client.set_model_version_tag(self.name, str(present.version), ROLLED_BACK, _now())
@@ -213,7 +207,7 @@ class Registry:
         if run_id is None or not files:
             return
         with mlflow_client() as client:
-            run = find_run(client, run_id, experiment_name())
+            run = find_run(client, run_id)
             if run is not None:
                 for file in files:
                     client.log_artifact(run.info.run_id, str(file), "promotion")
@@ -315,8 +309,7 @@ def named_version(uri: str) -> Registered:
         )
     found = _find(parts["name"], alias=parts["alias"], version=parts["version"])
     if found is None:
-        there = _those_there_are(parts["name"])
-        raise UserError(f"adapter: MLflow ({shown(tracking_uri())}) has no {uri}.{there}")
+        raise UserError(f"adapter: {_nothing(parts['name'], uri)}")
     return found
 
 
@@ -331,7 +324,7 @@ def training_run(facts: Mapping[str, Any]) -> Run | None:
     if facts.get("mlflow_run_id") is None:
         return None
     with mlflow_client() as client:
-        run = find_run(client, facts["mlflow_run_id"], experiment_name())
+        run = find_run(client, facts["mlflow_run_id"])
     return run if run is not None and is_active(run) else None
 
 
@@ -361,30 +354,30 @@ def _versions(name: str) -> list[ModelVersion]:
         return list(client.search_model_versions(f"name = '{name}'"))
 
 
-def _those_there_are(name: str) -> str:
-    """The versions and aliases of the registered model, or the nearest of the other names."""
+def _nothing(name: str, wanted: str) -> str:
+    """Says that MLflow does not have ``wanted``, and what it has: versions and aliases of the model, or other models."""
     with mlflow_client() as client:
         model = get(client.get_registered_model, name)
         names = [other.name for other in client.search_registered_models()]
     if model is None:
-        listed = f" Registered models are: {', '.join(names)}." if names else " No model is registered yet."
-        return nearest_hint(name, names) or listed
-    numbers = sorted(int(version.version) for version in _versions(name))
-    aliases = ", ".join(f"{alias} (version {version})" for alias, version in sorted(model.aliases.items()))
-    return f" {name} has the versions {', '.join(map(str, numbers)) or 'none'} and the aliases {aliases or 'none'}."
+        there = nearest_hint(name, names) or f" Registered models are: {', '.join(names) or 'none'}."
+    else:
+        numbers = ", ".join(str(number) for number in sorted(int(version.version) for version in _versions(name)))
+        aliases = ", ".join(f"{alias} (version {version})" for alias, version in sorted(model.aliases.items()))
+        there = f" {name} has the versions {numbers or 'none'} and the aliases {aliases or 'none'}."
+    return f"MLflow ({shown()}) has no {wanted}.{there}"
 
 
-def _origin(facts: Mapping[str, Any], run: Run | None) -> dict[str, str]:
+def _origin(facts: Mapping[str, Any], run_id: str | None) -> dict[str, str]:
     """Tags that say where the adapters come from."""
     found = {
-        "training.run": None if run is None else run.info.run_id,
+        "training.run": run_id,
         "dataset.digest": facts["data"],
         "base.model": facts["model"],
         "base.digest": facts.get("model_digest"),
         "base.content": facts.get("model_content"),
         "command": facts.get("command"),
-        **{tag: value for tag, value in facts.items() if tag.startswith(("git.", "resumed."))},
-        **({} if run is None else {tag: value for tag, value in run.data.tags.items() if tag.startswith("dvc.")}),
+        **{tag: value for tag, value in facts.items() if tag.startswith(("git.", "resumed.", "dvc."))},
     }
     return {tag: str(value) for tag, value in found.items() if value is not None}
 

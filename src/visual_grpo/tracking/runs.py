@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from visual_grpo.tracking.client import (
     ARTIFACTS,
     INVALID,
     MISSING,
-    SQLITE,
     artifact_location,
+    experiment_name,
     local_folder,
+    tracking_uri,
 )
 
 if TYPE_CHECKING:
@@ -28,15 +29,15 @@ KEY = "run.key"
 EVALUATION = "evaluate.status"
 """Tag of the evaluation of a run that had ended: running, finished, failed or killed."""
 OUTPUT = "output"
-"""Tag of a run: the machine and the folder of outputs that its process writes to."""
+"""Tag of a run: the machine and the folder of outputs that its process writes to (`output_tag`)."""
 _PICTURE = re.compile(r"(.+)\+step\+(\d+)\+timestamp\+.+")
 """How MLflow names the files of a series of images."""
-_BATCH, _METRICS = 100, 1000
+_TAGS, _METRICS = 100, 1000
 """Most tags or parameters, and most metrics, that MLflow accepts in one request."""
 _LONGEST_TAG, _LONGEST_PARAM, _LONGEST_DIGEST = 5000, 6000, 36
 
 
-def find_run(client: MlflowClient, named: str, experiment: str) -> Run | None:
+def find_run(client: MlflowClient, named: str) -> Run | None:
     """The run with this id or key; one that was deleted only where no other has the key."""
     from mlflow.entities import ViewType
     from mlflow.exceptions import MlflowException
@@ -47,35 +48,35 @@ def find_run(client: MlflowClient, named: str, experiment: str) -> Run | None:
     except MlflowException as error:
         if error.error_code not in (MISSING, INVALID):
             raise
-    if not (found and is_active(found[0])) and (known := client.get_experiment_by_name(experiment)) is not None:
+    known = client.get_experiment_by_name(experiment_name())
+    if not (found and is_active(found[0])) and known is not None:
         found += client.search_runs([known.experiment_id], f"tags.`{KEY}` = '{named}'", ViewType.ALL)
     return next(filter(is_active, found), found[0] if found else None)
 
 
 def is_active(run: Run) -> bool:
-    """Whether it was not deleted."""
+    """Returns whether the run was not deleted."""
     return bool(run.info.lifecycle_stage == "active")
 
 
-def make_run(client: MlflowClient, uri: str, key: str, experiment: str, name: str, began: int) -> Run:
+def make_run(client: MlflowClient, key: str, name: str, began: int) -> Run:
     """A new run, which `find_run` finds by its key."""
-    place = experiment_id(client, uri, experiment)
-    return client.create_run(place, start_time=began, tags={KEY: key}, run_name=name)
+    return client.create_run(experiment_id(client), start_time=began, tags={KEY: key}, run_name=name)
 
 
-def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
-    """The id of an experiment, which is made where there is none.
+def experiment_id(client: MlflowClient) -> str:
+    """The id of the experiment of all runs, which is made where there is none.
 
     Raises:
         OSError: it keeps its artifacts where the project was before it was moved.
     """
-    place, known = artifact_location(uri), client.get_experiment_by_name(name)
+    place, known = artifact_location(), client.get_experiment_by_name(experiment_name())
     if known is None:
-        return str(client.create_experiment(name, place))
+        return str(client.create_experiment(experiment_name(), place))
     if known.lifecycle_stage == "deleted":
         client.restore_experiment(known.experiment_id)
-    there = local_folder(known.artifact_location) if uri.startswith(SQLITE) else None
-    if there is not None and there.name == ARTIFACTS and there.as_uri() != place:
+    there = local_folder(known.artifact_location)
+    if tracking_uri().startswith("sqlite:") and there and there.name == ARTIFACTS and there.as_uri() != place:
         raise OSError(
             f"its artifacts are in {there}, where this project was before it was moved or copied. Move mlflow.db aside"
         )
@@ -83,17 +84,16 @@ def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
 
 
 def output_tag(output: Path) -> str:
-    """The value of `OUTPUT`."""
     return f"{socket.gethostname()}:{output.resolve()}"
 
 
-def close_killed(client: MlflowClient, experiment: str, output: str, open_run: str | None) -> None:
-    """Closes the runs of processes that could not do it: this process alone writes to ``output`` (`OUTPUT`) now."""
-    known = client.get_experiment_by_name(experiment)
+def close_killed(client: MlflowClient, output: Path, open_run: str | None = None) -> None:
+    """Closes the runs of processes that could not do it: this process alone writes to ``output`` now."""
+    known = client.get_experiment_by_name(experiment_name())
     if known is None:
         return
     for run in client.search_runs([known.experiment_id], "attributes.status = 'RUNNING'"):
-        if run.info.run_id == open_run or run.data.tags.get(OUTPUT) != output:
+        if run.info.run_id == open_run or run.data.tags.get(OUTPUT) != output_tag(output):
             continue
         evaluated = run.data.tags.get(EVALUATION) == "running"  # The training had ended well.
         if evaluated:
@@ -142,8 +142,9 @@ def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> N
     """Sets tags; existing tags are replaced."""
     from mlflow.entities import RunTag
 
-    for batch in _batches([RunTag(name, str(value)[:_LONGEST_TAG]) for name, value in tags.items()]):
-        client.log_batch(run_id, tags=batch)
+    entities = [RunTag(name, str(value)[:_LONGEST_TAG]) for name, value in tags.items()]
+    for start in range(0, len(entities), _TAGS):
+        client.log_batch(run_id, tags=entities[start : start + _TAGS])
 
 
 def remove_tags(client: MlflowClient, run_id: str, names: Iterable[str]) -> None:
@@ -158,11 +159,7 @@ def set_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) 
 
     before = client.get_run(run_id).data.params
     given = {name: str(value)[:_LONGEST_PARAM] for name, value in params.items()}
-    for batch in _batches([Param(name, value) for name, value in given.items() if name not in before]):
-        client.log_batch(run_id, params=batch)
+    entities = [Param(name, value) for name, value in given.items() if name not in before]
+    for start in range(0, len(entities), _TAGS):
+        client.log_batch(run_id, params=entities[start : start + _TAGS])
     set_tags(client, run_id, {f"resumed.{n}": v for n, v in given.items() if before.get(n, v) != v})
-
-
-def _batches(entities: list[Any]) -> Iterator[list[Any]]:
-    for start in range(0, len(entities), _BATCH):
-        yield entities[start : start + _BATCH]

@@ -34,7 +34,7 @@ from visual_grpo.evaluation.generate import image_seed
 from visual_grpo.images import fit, read_image, read_size, stretch, stretch_mask, to_pil, to_tensor
 from visual_grpo.model_card import CARD
 from visual_grpo.saved_model import content_digest, may_be_hub_id
-from visual_grpo.trained_adapters import BEST, HELD_OUT, LAST, check_base, read_facts
+from visual_grpo.trained_adapters import BEST, LAST, check_base, read_facts
 from visual_grpo.types import PromptRecord, TextSample
 
 if TYPE_CHECKING:
@@ -58,11 +58,7 @@ _SEEDED_AS = "prompt"
 
 
 def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str], base_copy_mb: float) -> None:
-    """Writes the model into ``folder``, which is empty.
-
-    Args:
-        about: the model's metadata.
-        base_copy_mb: largest base model in a local folder (MB, 10^6 bytes) that is copied.
+    """Writes the model, with the metadata ``about``, into ``folder``, which is empty.
 
     Raises:
         UserError: the base model is gone, or is not the one that the adapters were trained on.
@@ -84,7 +80,6 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
             loader_module=__name__,
             data_path=str(inside),
             signature=_signature(config, model),
-            input_example=_example(adapters, config),
             pip_requirements=_requirements(
                 config
             ),  # MLflow would find them by loading the model, in ten times as long.
@@ -128,19 +123,6 @@ def _signature(config: Parameters, model: str) -> ModelSignature:
     for kind, settings in SAMPLER.items():
         params += [ParamSpec(name, dtype, stock[name]) for name, dtype in settings.items() if kind in kinds]
     return ModelSignature(inputs=inputs, outputs=outputs, params=ParamSchema(params))
-
-
-def _example(adapters: Path, config: Parameters) -> list[Any]:
-    """A prompt that the training never saw, where it says which these are; with a grey image, if one is needed."""
-    file = adapters / HELD_OUT
-    held_out: list[str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    prompt = (held_out or ["a small red circle on the left"])[0]
-    if config.data.task == "t2i":
-        return [prompt]
-    from PIL import Image
-
-    grey = _png(Image.new("RGB", (config.data.width, config.data.height), "grey"))
-    return [{"prompt": prompt, "image": base64.b64encode(grey).decode()}]
 
 
 def _requirements(config: Parameters) -> list[str]:
@@ -208,8 +190,7 @@ class ServedModel:
             files as bytes, which a scoring server writes as base64.
 
         Raises:
-            MlflowException: a parameter or an image that cannot be used. A scoring server answers with its message,
-                but would show the traceback of any other error.
+            MlflowException: a parameter or an image that cannot be used. A scoring server shows no traceback of it.
         """
         from mlflow.exceptions import MlflowException
 
@@ -274,7 +255,7 @@ class ServedModel:
             return [{"image": _png(to_pil(sample))} for sample in drawn]
         shown: list[dict[str, Any]] = []
         for record, pairs in groupby(zip(records, drawn, strict=True), lambda pair: pair[0]):
-            answers = [answer for _, answer in pairs]
+            answers: list[TextSample] = [answer for _, answer in pairs]
             masks = self._masks(record, answers, images[int(record.id)][0])
             shown += [{"answer": one.text, "mask": mask} for one, mask in zip(answers, masks, strict=True)]
         return shown

@@ -25,9 +25,8 @@ from visual_grpo.images import read_image
 from visual_grpo.model_card import CARD, model_card
 from visual_grpo.third_party_output import silence_libraries
 from visual_grpo.tracking import lineage
-from visual_grpo.tracking.client import experiment_name, mlflow_client, shown, tracking_uri, use_project
-from visual_grpo.tracking.description import in_words, resumed_name
-from visual_grpo.tracking.metrics import result_metrics, tracked
+from visual_grpo.tracking.client import mlflow_client, shown, use_project
+from visual_grpo.tracking.description import in_words, result_metrics, resumed_name, tracked
 from visual_grpo.tracking.runs import (
     EVALUATION,
     close_killed,
@@ -37,7 +36,6 @@ from visual_grpo.tracking.runs import (
     log_metrics,
     log_pictures,
     make_run,
-    output_tag,
     remove_tags,
     set_params,
     set_tags,
@@ -60,7 +58,7 @@ _FROM_FACTS = ("command", "git.", "dvc.", "version.", "resumed.")
 _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
 
 
-def sync_output(client: MlflowClient, uri: str, output: Path, open_run: str | None = None) -> list[str]:
+def sync_output(client: MlflowClient, output: Path, open_run: str | None = None) -> list[str]:
     """Adds what MLflow lacks of the training and the evaluation in ``output``; says what. Raises what MLflow raises.
 
     Args:
@@ -74,7 +72,7 @@ def sync_output(client: MlflowClient, uri: str, output: Path, open_run: str | No
         (trained, output / ADAPTERS / FACTS, _add_training, TRAINING_DIGEST),
         (evaluated, output / EVALUATED, _add_evaluation, EVALUATION_DIGEST),
     ):
-        run = None if facts is None else _run_of(client, uri, facts, file)
+        run = None if facts is None else _run_of(client, facts, file)
         digest = file_digest(file) if file.is_file() else ""
         if facts is None or run is None or run.data.tags.get(tag) == digest:
             continue
@@ -98,13 +96,13 @@ def _facts(file: Path) -> dict[str, Any] | None:
     return facts if facts.get("mlflow_run_id") and "steps" in facts else None
 
 
-def _run_of(client: MlflowClient, uri: str, facts: Mapping[str, Any], file: Path) -> Run | None:
+def _run_of(client: MlflowClient, facts: Mapping[str, Any], file: Path) -> Run | None:
     """The run of a training, which is made if MLflow never had it; None if the user deleted it."""
-    found = find_run(client, facts["mlflow_run_id"], experiment_name())
+    found = find_run(client, facts["mlflow_run_id"])
     if found is not None:
         return found if is_active(found) else None
     name = resumed_name(facts.get(RUN_NAME, "training"), facts["steps"])
-    return make_run(client, uri, facts["mlflow_run_id"], experiment_name(), name, _modified(file))
+    return make_run(client, facts["mlflow_run_id"], name, _modified(file))
 
 
 def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> str:
@@ -174,18 +172,18 @@ def _modified(file: Path) -> int:
 def sync(outputs: list[Path]) -> tuple[list[str], bool]:
     """Syncs each folder that no command is writing to; lines that say what was added, and whether nothing is left."""
     said: list[str] = []
-    whole, uri = True, tracking_uri()
+    whole = True
     for output in outputs:
         try:
             hold(output / ".lock")
             with mlflow_client() as client:
-                close_killed(client, experiment_name(), output_tag(output), open_run=None)
-                said += [f"{output}: added to MLflow: {what}" for what in sync_output(client, uri, output)]
+                close_killed(client, output)
+                said += [f"{output}: added to MLflow: {what}" for what in sync_output(client, output)]
         except UserError as error:
             said, whole = [*said, f"{output}: {error}"], False
         finally:
             release()
-    return said or [f"MLflow ({shown(uri)}) lacks nothing of {', '.join(map(str, outputs)) or 'data'}."], whole
+    return said or [f"MLflow ({shown()}) lacks nothing of {', '.join(map(str, outputs)) or 'data'}."], whole
 
 
 def _outputs(root: Path) -> list[Path]:

@@ -12,13 +12,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from visual_grpo.tracking.client import SQLITE, connect, in_a_line, shown
-from visual_grpo.tracking.description import ended_name, resumed_name
+from visual_grpo.tracking.client import SQLITE, connect, in_a_line, shown, tracking_uri
+from visual_grpo.tracking.description import resumed_name
 from visual_grpo.tracking.runs import (
     EVALUATION,
     OUTPUT,
@@ -57,27 +56,12 @@ _RUN_ID = "MLFLOW_RUN_ID"
 """By this variable MLflow's own functions, called by a reward for example, find the run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunToLog:
-    """The MLflow run of a command."""
-
-    name: str
-    earlier: str | None
-    """The run that it continues: its id, or the key that stands for it."""
-    experiment: str
-    tracking_uri: str
-    output: Path
-    """The folder of outputs."""
-    trains: bool = False
-    """Whether it trains an adapter, so that its name says so if it ends before the first step."""
-
-
 class Tracker:
     """Logs to one MLflow run, or to nothing."""
 
     _active: Tracker | None = None
 
-    def __init__(self, run: RunToLog | None = None, say: Callable[[str], None] = print) -> None:
+    def __init__(self, sender: _Sender | None = None) -> None:
         self.run_id: str | None = None
         """The MLflow run's id; its key, if MLflow was away when the run began; None if MLflow is off."""
         self.run_name = ""
@@ -86,10 +70,7 @@ class Tracker:
         """Whether it goes on in an earlier run."""
         self.evaluates = False
         """Whether it evaluates, in a run that had ended before."""
-        self._untrained = False
-        """Whether it trains, and no step is done yet."""
-        self._sender = None if run is None else _Sender(run, say)
-        self._run_id_before = os.environ.get(_RUN_ID)
+        self._sender, self._run_id_before = sender, os.environ.get(_RUN_ID)
 
     @classmethod
     def active(cls) -> Tracker:
@@ -97,23 +78,19 @@ class Tracker:
         return Tracker._active or cls()
 
     @classmethod
-    def start(cls, run: RunToLog, say: Callable[[str], None]) -> Self:
-        """Begins to log to a run, which is active until it ends.
+    def start(cls, name: str, output: Path, say: Callable[[str], None], *, earlier: str | None = None) -> Self:
+        """Begins to log to a run at the address in use, which is active until it ends.
 
         Args:
+            output: the folder of outputs that the command writes to.
             say: shows a line to the user, from any thread.
+            earlier: the run that it continues: its id, or the key that stands for it.
         """
-        import mlflow
-
-        mlflow.set_tracking_uri(run.tracking_uri)
-        tracker = cls(run, say)
-        sender = tracker._sender
-        assert sender is not None
-        opened = sender.open()
+        sender = _Sender(name, output, say, earlier)
+        tracker, opened = cls(sender), sender.open()
         tracker.run_id = sender.key if opened is None else opened.info.run_id
-        tracker.run_name = run.name if opened is None else opened.info.run_name
-        tracker.continues = run.earlier is not None and (opened is None or sender.existed)
-        tracker._untrained = run.trains and not tracker.continues
+        tracker.run_name = name if opened is None else opened.info.run_name
+        tracker.continues = earlier is not None and (opened is None or sender.existed)
         if opened is not None:
             os.environ[_RUN_ID] = opened.info.run_id
         Tracker._active = tracker
@@ -121,7 +98,6 @@ class Tracker:
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Logs ``values`` of a training's ``step`` (1 = the first). A step that is logged again changes nothing."""
-        self._untrained = False
         if self._sender is not None and values:
             from mlflow.entities import Metric
 
@@ -186,16 +162,11 @@ class Tracker:
             os.environ.pop(_RUN_ID, None)
         else:
             os.environ[_RUN_ID] = self._run_id_before
-        name = None
-        if self._untrained and status != "FINISHED":
-            name = ended_name(self.run_name, "stopped" if status == "KILLED" else "failed")
 
         def end(client: MlflowClient, run: str) -> None:
-            sync_output(client, sender.run.tracking_uri, sender.run.output, open_run=run)
+            sync_output(client, sender.output, open_run=run)
             if self.evaluates:
                 client.set_tag(run, EVALUATION, status.lower())
-            if name is not None:
-                client.update_run(run, name=name)
             client.set_terminated(run, "FINISHED" if self.evaluates else status)
 
         sender.close(end)
@@ -204,10 +175,9 @@ class Tracker:
 class _Sender:
     """Sends items in their order. After a failure it drops them for a while, and says so once."""
 
-    def __init__(self, run: RunToLog, say: Callable[[str], None]) -> None:
-        self.run, self._say = run, say
-        self.key = run.earlier or uuid.uuid4().hex
-        self.existed = False
+    def __init__(self, name: str, output: Path, say: Callable[[str], None], earlier: str | None) -> None:
+        self.name, self.output, self._say = name, output, say
+        self.key, self.existed = earlier or uuid.uuid4().hex, False
         self._client: MlflowClient | None = None
         self._opened: Run | None = None
         self._known_steps: dict[str, set[int]] | None = None
@@ -218,7 +188,7 @@ class _Sender:
 
     def open(self) -> Run | None:
         """Finds or makes the run; None if MLflow does not answer in time, which is no error."""
-        uri = self.run.tracking_uri
+        uri = tracking_uri()
         is_new = uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).is_file()
         patience = WAIT_FOR_TABLES if is_new else WAIT
         self._thread.start()
@@ -259,7 +229,7 @@ class _Sender:
     def _send(self, items: list[Item]) -> bool:
         """Returns whether MLflow took all."""
         try:
-            client = self._client = self._client or connect(self.run.tracking_uri)
+            client = self._client = self._client or connect()
             run = (self._opened or self._open(client)).info.run_id
             log_metrics(
                 client, run, [one for item in items if isinstance(item, list) for one in item], self._known_steps
@@ -273,20 +243,19 @@ class _Sender:
         return True
 
     def _open(self, client: MlflowClient) -> Run:
-        run = self.run
-        found = find_run(client, self.key, run.experiment)
+        found = find_run(client, self.key)
         if found is not None and is_active(found):
             self.existed, self._known_steps = True, {}
             client.update_run(found.info.run_id, status="RUNNING")  # Whatever ended it.
         else:
-            found = make_run(client, run.tracking_uri, self.key, run.experiment, run.name, int(time.time() * 1000))
-        here = output_tag(run.output)
-        client.set_tag(found.info.run_id, OUTPUT, here)
+            found = make_run(client, self.key, self.name, int(time.time() * 1000))
+        run_id = found.info.run_id
+        client.set_tag(run_id, OUTPUT, output_tag(self.output))
         self._opened = found
         self._answered.set()
-        close_killed(client, run.experiment, here, found.info.run_id)
+        close_killed(client, self.output, run_id)
         if not self.existed:
-            sync_output(client, run.tracking_uri, run.output, open_run=found.info.run_id)
+            sync_output(client, self.output, run_id)
         return found
 
     def _fails(self, why: str) -> None:
@@ -294,6 +263,6 @@ class _Sender:
         if not self._said:
             self._said = True
             self._say(
-                f"MLflow ({shown(self.run.tracking_uri)}) fails: {why.rstrip('.')}. The run goes on; what MLflow lacks"
+                f"MLflow ({shown()}) fails: {why.rstrip('.')}. The run goes on; what MLflow lacks"
                 " of its results is on disk, and the next command or `make sync` adds it."
             )
