@@ -69,6 +69,7 @@ class Results:
     def in_mlflow(self) -> dict[str, Any]:
         """What its one run has, without what MLflow makes up."""
         [run] = self.project.runs()
+        assert run.inputs is not None
         files = {name: text for name, text in self.project.artifacts(run.info.run_id).items() if "images" not in name}
         return {
             "curves": {name: self.project.curve(run.info.run_id, name) for name in run.data.metrics},
@@ -77,6 +78,7 @@ class Results:
             "params": run.data.params,
             "tags": {name: value for name, value in run.data.tags.items() if name not in ("mlflow.user", "output")},
             "status": run.info.status,
+            "datasets": [(one.dataset.name, one.dataset.digest) for one in run.inputs.dataset_inputs],
         }
 
 
@@ -108,7 +110,7 @@ def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) ->
     first = results.in_mlflow()
     complete(first)
     judged(first)
-    assert first["status"] == "FINISHED"
+    assert (first["status"], first["datasets"]) == ("FINISHED", [("records", "d" * 36)])
     assert (first["tags"]["mlflow.runName"], first["tags"]["command"]) == ("ar 5 steps", ".venv/bin/kedro run")
     assert (first["tags"]["version.torch"], first["params"]["grpo.loss"]) == ("2", "grpo")
     assert "GRPO (loss `grpo`) of ar and dit" in first["tags"]["mlflow.note.content"]

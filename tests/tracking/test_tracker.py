@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -24,7 +23,6 @@ def test_without_a_run_every_call_does_nothing(tmp_path: Path):
     tracker.image(Image.new("RGB", (4, 4)), "grid", 1)
     tracker.tags({"a": 1})
     tracker.params({"a": 1})
-    tracker.dataset("records", "abc", "data")
     tracker.killed()
     assert list(tmp_path.iterdir()) == []
 
@@ -73,17 +71,6 @@ def test_a_resumed_run_keeps_its_parameters_and_tags_the_new_values(project: Pro
     assert run.data.params == {"resume": "never", "grpo.steps": "10", "new": "None"}
     assert {k: v for k, v in run.data.tags.items() if k.startswith("resumed.")} == {"resumed.resume": "auto"}
     assert run.info.status == "FINISHED"
-
-
-def test_the_dataset_is_an_input_of_the_run(project: Project):
-    tracker = project.start()
-    tracker.dataset("records", "a" * 64, "data/01_raw/shapes")
-    tracker.finished()
-    inputs = project.run(tracker.run_id).inputs
-    assert inputs is not None
-    [entry] = inputs.dataset_inputs
-    assert (entry.dataset.name, entry.dataset.digest) == ("records", "a" * 36)
-    assert json.loads(entry.dataset.source) == {"uri": "data/01_raw/shapes"}
 
 
 def test_a_deleted_run_gives_way_to_a_new_one_which_is_found_by_its_old_id(project: Project):

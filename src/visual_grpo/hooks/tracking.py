@@ -26,8 +26,6 @@ from visual_grpo.trained_adapters import read_facts
 if TYPE_CHECKING:
     from visual_grpo.resuming import Origin
 
-RECORDS = "records"
-
 log = logging.getLogger(__name__)
 
 
@@ -51,18 +49,15 @@ class TrackingHooks:
         use_project(self._project_path)
         self._environment = None if context.env in UNNAMED_ENVIRONMENTS else context.env
         self._given = flatten(context.config_loader.runtime_params or {})
-        self._dataset_seen = False
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         config: Parameters = catalog.load("parameters")
-        self._parameters = config
         if set(run_params.get("pipeline_names") or ["__default__"]) <= UNTRACKED:
             return
         tracker = self._start(config, run_params, pipeline)
         if tracker.continues and _judges_only(pipeline):
             tracker.evaluation_begins(lineage.command())
-            self._dataset_seen = True  # That of the training.
             return
         origin = self._origin(config, pipeline)
         tags = lineage.resumed({} if origin is None else origin.lineage, lineage.tags(self._project_path))
@@ -119,14 +114,7 @@ class TrackingHooks:
         return {"mlflow.note.content": in_words(config, components.make_plan(config).modules, commands)}
 
     @hook_impl
-    def after_dataset_loaded(self, dataset_name: str, data: Any) -> None:
-        if dataset_name == RECORDS and not self._dataset_seen:
-            self._log_dataset(data.digest, self._parameters)
-
-    @hook_impl
-    def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        if RECORDS in pipeline.all_outputs() and not self._dataset_seen:
-            self._log_dataset(catalog.load(RECORDS).digest, self._parameters)
+    def after_pipeline_run(self) -> None:
         Tracker.active().finished()
 
     @hook_impl
@@ -135,19 +123,11 @@ class TrackingHooks:
         tracker.tags({"evaluate.error.node" if tracker.evaluates else "error.node": node.name})
 
     @hook_impl
-    def on_pipeline_error(
-        self, error: Exception, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol
-    ) -> None:
+    def on_pipeline_error(self, error: Exception) -> None:
         tracker = Tracker.active()
         said = str(user_error(error) or f"{type(error).__name__}: {error}")
         tracker.tags({"evaluate.error" if tracker.evaluates else "error": said})
         tracker.failed()
-
-    def _log_dataset(self, digest: str, parameters: Parameters) -> None:
-        self._dataset_seen = True
-        tracker = Tracker.active()
-        tracker.tags({"dataset.digest": digest})
-        tracker.dataset(RECORDS, digest, parameters.data.path)
 
 
 def _trains(pipeline: Pipeline) -> bool:

@@ -355,7 +355,7 @@ def _versions(name: str) -> list[ModelVersion]:
 
 
 def _nothing(name: str, wanted: str) -> str:
-    """Says that MLflow does not have ``wanted``, and what it has: versions and aliases of the model, or other models."""
+    """Says that MLflow does not have ``wanted``, and what it has: versions and aliases, or other models."""
     with mlflow_client() as client:
         model = get(client.get_registered_model, name)
         names = [other.name for other in client.search_registered_models()]

@@ -113,7 +113,7 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
     pictures = log_pictures(client, run_id, _pictures(adapters))
     if not run.data.params:
         set_params(client, run_id, flatten(facts["parameters"]))
-        log_dataset(client, run_id, "records", facts["data"], config.data.path)
+    log_dataset(client, run_id, "records", facts["data"], config.data.path)
     tags = {name: value for name, value in facts.items() if name.startswith(_FROM_FACTS)}
     tags |= {"dataset.digest": facts["data"]}
     tags |= {"mlflow.note.content": in_words(config, modules, lineage.commands(facts))}

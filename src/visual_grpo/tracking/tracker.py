@@ -24,7 +24,6 @@ from visual_grpo.tracking.runs import (
     close_killed,
     find_run,
     is_active,
-    log_dataset,
     log_metrics,
     log_pictures,
     make_run,
@@ -115,10 +114,6 @@ class Tracker:
     def params(self, mapping: Mapping[str, Any]) -> None:
         """Logs parameters. MLflow cannot overwrite one: another value of a resumed run is the tag ``resumed.NAME``."""
         self._put(lambda client, run: set_params(client, run, mapping))
-
-    def dataset(self, name: str, digest: str, source: str) -> None:
-        """Records that the run read the dataset ``name`` from ``source`` (a path or URL)."""
-        self._put(lambda client, run: log_dataset(client, run, name, digest, source))
 
     def name(self) -> str | None:
         """``NAME (the beginning of the id)``; None without a run."""
