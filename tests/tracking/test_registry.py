@@ -105,6 +105,7 @@ def test_a_version_says_what_it_takes_gives_and_needs(project: Project, trained:
     assert '"name": "image", "required": true' in model["signature"]["outputs"]
     assert '"name": "steps", "default": 10' in model["signature"]["params"]
     assert model["metadata"]["adapter.digest"] == adapter_digest(trained)
+    assert "a held-out prompt" in (location / "input_example.json").read_text()
     needed = (location / "requirements.txt").read_text().split()
     assert {f"{name}=={__import__(name).__version__}" for name in ("diffusers", "mlflow")} < set(needed)
     assert not any(line.startswith("visual") for line in needed), "on no index: another's package might have the name"

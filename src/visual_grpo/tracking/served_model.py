@@ -34,7 +34,7 @@ from visual_grpo.evaluation.generate import image_seed
 from visual_grpo.images import fit, read_image, read_size, stretch, stretch_mask, to_pil, to_tensor
 from visual_grpo.model_card import CARD
 from visual_grpo.saved_model import content_digest, may_be_hub_id
-from visual_grpo.trained_adapters import BEST, LAST, check_base, read_facts
+from visual_grpo.trained_adapters import BEST, HELD_OUT, LAST, check_base, read_facts
 from visual_grpo.types import PromptRecord, TextSample
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
             loader_module=__name__,
             data_path=str(inside),
             signature=_signature(config, model),
+            input_example=_example(adapters, config),
             pip_requirements=_requirements(
                 config
             ),  # MLflow would find them by loading the model, in ten times as long.
@@ -123,6 +124,19 @@ def _signature(config: Parameters, model: str) -> ModelSignature:
     for kind, settings in SAMPLER.items():
         params += [ParamSpec(name, dtype, stock[name]) for name, dtype in settings.items() if kind in kinds]
     return ModelSignature(inputs=inputs, outputs=outputs, params=ParamSchema(params))
+
+
+def _example(adapters: Path, config: Parameters) -> list[Any]:
+    """A prompt that the training never saw, where it says which these are; with a grey image, if one is needed."""
+    file = adapters / HELD_OUT
+    held_out: list[str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    prompt = (held_out or ["a small red circle on the left"])[0]
+    if config.data.task == "t2i":
+        return [prompt]
+    from PIL import Image
+
+    grey = _png(Image.new("RGB", (config.data.width, config.data.height), "grey"))
+    return [{"prompt": prompt, "image": base64.b64encode(grey).decode()}]
 
 
 def _requirements(config: Parameters) -> list[str]:
