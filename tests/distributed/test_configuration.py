@@ -25,7 +25,6 @@ SHARDED: dict[str, Any] = {"distributed": {"processes": 2, "sharded": True}}
     ("changes", "said"),
     [
         (SHARDED | {"model": {"offload": "phases"}}, "nothing that could take turns"),
-        (SHARDED | {"model": {"base_weights": "4bit"}}, "only weights of full precision are cut"),
         (SHARDED | {"policy": {"kv_cache": "static"}}, "Set policy.kv_cache to growing"),
         ({"distributed": {"processes": 3}}, "a step of ar has 2 prompts .*Expected at most 2"),
         ({"distributed": {"processes": 0}}, "greater than or equal"),

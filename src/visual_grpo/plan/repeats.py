@@ -18,6 +18,7 @@ from visual_grpo.plan.meter import Meter
 from visual_grpo.plan.phases import replaced
 from visual_grpo.policies import token_model
 from visual_grpo.policies.denoising import Denoiser
+from visual_grpo.policies.flow_policy import FlowPolicy
 from visual_grpo.types import ReplayChunk
 
 
@@ -28,6 +29,7 @@ def fewer_repeats(meter: Meter) -> Iterator[None]:
         replaced(token_model, "_sample_batch", lambda real: _two_tokens(meter, real)),
         replaced(Denoiser, "_ode", lambda real: _two_steps(meter, real)),
         replaced(Denoiser, "_batched", lambda real: _one_batch(meter, real)),
+        replaced(FlowPolicy, "reference_means", lambda real: _one_reference(meter, real)),
     ):
         yield
 
@@ -78,6 +80,17 @@ def _one_batch(meter: Meter, real: Callable[..., Tensor]) -> Callable[..., Tenso
         return first[torch.arange(len(state)) % rows]
 
     return batched
+
+
+def _one_reference(meter: Meter, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def reference_means(self: Any, trajectory: Any) -> Tensor:
+        count = len(trajectory.states)
+        rows = min(self.config.denoise_batch, count)
+        with meter.weighted(count / rows):
+            first = real(self, replace(trajectory, states=trajectory.states[:rows]))
+        return first[torch.arange(count) % rows]
+
+    return reference_means
 
 
 @contextmanager
