@@ -69,7 +69,7 @@ test-quantised: quantised  ## Run the tests that need bitsandbytes
 test-slow: setup  ## Run only the slow tests (minutes)
 	@$(BIN)/pytest -m slow
 
-test-kill: setup  ## Kill trainings of every kind 20 times, and compare what they leave (hours)
+test-kill: setup  ## Kill trainings of every kind 10 times, and compare what they leave (an hour)
 	@$(BIN)/pytest -m kill
 
 lint: setup  ## Check style, types and import rules

@@ -1,6 +1,6 @@
 """SIGKILL at many moments: what a training leaves in the end is what one leaves that nobody killed, bit for bit.
 
-`make test-kill` kills each kind of training 20 times, `make test-slow` one kind 6 times.
+`make test-kill` kills each kind of training 10 times, `make test-slow` one kind 6 times.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def prepared(tmp_path: Path, kind: str) -> Path:
 
 @pytest.mark.kill
 @pytest.mark.parametrize("kind", KINDS)
-def test_twenty_kills_change_no_bit(prepared: Path, kind: str) -> None:
-    check(prepared, kind, 20)
+def test_ten_kills_change_no_bit(prepared: Path, kind: str) -> None:
+    check(prepared, kind, 10)
 
 
 @pytest.mark.slow
