@@ -15,7 +15,7 @@ from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
 
 from visual_grpo.cli import parsed, run
-from visual_grpo.command import Command, takes_over, use_source
+from visual_grpo.command import Command, use_source
 from visual_grpo.config import flatten
 from visual_grpo.hooks import EndingHooks
 
@@ -164,13 +164,3 @@ def test_the_next_command_makes_what_is_not_there_yet(
     EndingHooks().after_pipeline_run({"runtime_params": given}, makes, catalog)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
     assert line.endswith(f"kedro run {following}")
-
-
-def test_what_comes_after_a_resumed_run_judges_as_that_run_did() -> None:
-    takes_over({"evaluation.max_prompts": 4, "evaluation.controls": [{"guidance_scale": 1.0}], "grpo.steps": 5})
-    try:
-        judging = Command.of({"runtime_params": {"seed": 1, "resume": "auto"}}).without("resume").judging()
-        controls = {"evaluation.controls": [{"guidance_scale": 1.0}]}
-        assert judging.parameters == {"seed": 1, "evaluation.max_prompts": 4} | controls
-    finally:
-        takes_over({})

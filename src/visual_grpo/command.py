@@ -27,7 +27,6 @@ _DEFAULT = "local"
 _launcher: list[str] = []
 _running: list[Command] = []
 _source: list[str | None] = [None]
-_taken: dict[str, Any] = {}
 
 
 def use_source(source: str | None) -> None:
@@ -43,12 +42,6 @@ def use_launcher(words: Sequence[str]) -> None:
 def launched_by() -> list[str]:
     """Returns the words that `use_launcher` was given; none for ``kedro``."""
     return list(_launcher)
-
-
-def takes_over(parameters: Mapping[str, Any]) -> None:
-    """Sets which parameters (dotted names) the command has from the run that it resumes."""
-    _taken.clear()
-    _taken.update(parameters)
 
 
 @dataclass(frozen=True)
@@ -84,10 +77,6 @@ class Command:
 
     def without(self, name: str) -> Command:
         return replace(self, parameters={key: value for key, value in self.parameters.items() if key != name})
-
-    def judging(self) -> Command:
-        """Adds how a resumed run is evaluated."""
-        return self.adding({name: value for name, value in _taken.items() if name.startswith("evaluation.")})
 
     def of_environment(self, environment: str) -> Command:
         return replace(self, environment=environment)

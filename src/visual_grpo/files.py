@@ -141,15 +141,10 @@ def final_of(draft: Path) -> Path:
 
 
 def replace_folder(fresh: Path, final: Path) -> None:
-    """Moves ``fresh`` to ``final``, in the place of what is there; from another disk it is copied first."""
+    """Moves ``fresh`` to ``final``, on the same disk, in the place of what is there."""
     final = linked(final)
     heal(final)
     final.parent.mkdir(parents=True, exist_ok=True)
-    if fresh.stat().st_dev != final.parent.stat().st_dev:
-        with fresh_folder(final) as draft:
-            shutil.copytree(fresh, draft, dirs_exist_ok=True)
-        shutil.rmtree(fresh)
-        return
     if final.exists():
         final.rename(_previous(final))
     try:

@@ -12,9 +12,9 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from visual_grpo import console
 from visual_grpo.errors import UserError, counted
@@ -30,15 +30,13 @@ from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.tracking.registry import DIGEST, SCHEME, named_version, training_run
 from visual_grpo.trained_adapters import CHANGES, adapter_digest, read_facts, weight_sums
 
-State = Literal["ok", "differs", "cannot be checked"]
-OK: State = "ok"
-DIFFERS: State = "differs"
-UNKNOWN: State = "cannot be checked"
+OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"
 _VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
-_OF_RUN = {"git.commit": "git.commit", "dataset.digest": "data", "command": "command"}
-"""Tag of a run -> fact of the training."""
-_OF_VERSION = {**_OF_RUN, "base.model": "model", "base.digest": "model_digest", "base.content": "model_content"}
-"""Tag of a registered version -> fact of the training."""
+_FACTS = {
+    **{"git.commit": "git.commit", "dataset.digest": "data", "command": "command"},
+    **{"base.model": "model", "base.digest": "model_digest", "base.content": "model_content"},
+}
+"""Tag of a run or a registered version -> fact of the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +79,8 @@ class Line:
 
     what: str
     value: str
-    state: State
+    state: str
+    """`OK`, `DIFFERS` or `UNKNOWN`."""
     why: str = ""
 
 
@@ -108,7 +107,7 @@ def _version(subject: Subject) -> Iterator[Line]:
     elif tags[DIGEST] != adapter_digest(subject.adapters):
         yield Line("version", subject.title, DIFFERS, "its weights are not those that were registered")
     else:
-        yield _tags("version", subject.title, tags, subject.facts, _OF_VERSION)
+        yield _tags("version", subject.title, tags, subject.facts)
 
 
 def _weights(subject: Subject) -> Line:
@@ -121,18 +120,17 @@ def _weights(subject: Subject) -> Line:
 
 
 def _run(subject: Subject) -> Iterator[Line]:
-    named, command = subject.facts.get("mlflow_run_id"), str(subject.facts.get("command", "-"))
+    named = subject.facts.get("mlflow_run_id")
     if subject.run_id is None:
-        why = "MLflow does not have it" if named else "it had none"
-        yield Line("MLflow run", str(named or "-"), UNKNOWN, why)
-        yield Line("command", command, UNKNOWN, why)
+        run = Line("MLflow run", str(named or "-"), UNKNOWN, "MLflow does not have it" if named else "it had none")
     else:
-        yield _tags("MLflow run", subject.run_id, subject.run_tags, subject.facts, _OF_RUN)
-        yield _tags("command", command, subject.run_tags, subject.facts, {"command": "command"})
+        run = _tags("MLflow run", subject.run_id, subject.run_tags, subject.facts)
+    yield run
+    yield replace(run, what="command", value=str(subject.facts.get("command", "-")))
 
 
-def _tags(what: str, value: str, tags: Mapping[str, str], facts: Mapping[str, Any], names: Mapping[str, str]) -> Line:
-    other = [tag for tag, fact in names.items() if _contradicts(tags.get(tag), facts.get(fact))]
+def _tags(what: str, value: str, tags: Mapping[str, str], facts: Mapping[str, Any]) -> Line:
+    other = [tag for tag, fact in _FACTS.items() if _contradicts(tags.get(tag), facts.get(fact))]
     if other:
         return Line(what, value, DIFFERS, f"its tags {', '.join(other)} are not as in training.json")
     return Line(what, value, OK, "MLflow has the same")
@@ -151,7 +149,7 @@ def _code(subject: Subject, project: Path) -> Iterator[Line]:
         yield Line("commit", commit, UNKNOWN, str(error).splitlines()[0])
         return
     if holders:
-        yield Line("commit", commit, OK, f"in {holders[0]}" + (f" and {len(holders) - 1} more" * (len(holders) > 1)))
+        yield Line("commit", commit, OK, f"in {', '.join(holders)}")
     else:
         yield Line("commit", commit, DIFFERS, "it exists, but no branch or tag has it: git will remove it")
     for later in str(facts.get("resumed.git.commit", "")).splitlines():
@@ -160,7 +158,7 @@ def _code(subject: Subject, project: Path) -> Iterator[Line]:
 
 
 def _changes(file: Path, facts: Mapping[str, Any], project: Path, commit: str) -> Line:
-    """Whether each file of the patch has in the commit what the patch begins with."""
+    """Whether the patch applies to the commit."""
     what = "uncommitted changes"
     if not file.is_file():
         lost = facts.get("git.state") == "dirty"
@@ -232,7 +230,6 @@ def _start(facts: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _contradicts(one: object, other: object) -> bool:
-    """Whether both are known, and not the same."""
     return one is not None and other is not None and str(one) != str(other)
 
 

@@ -5,7 +5,6 @@ Expected errors end with a message, Ctrl-C with one line, bugs with a traceback.
 
 from __future__ import annotations
 
-import gc
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,6 @@ class Session(KedroSession):
                 raise
             raise click.ClickException(visible(str(expected).strip())) from error
         finally:
-            gc.unfreeze()  # For a signal or SystemExit Kedro calls no hook, and hooks/memory.py has frozen objects.
             files.release()
 
 

@@ -333,7 +333,7 @@ def test_a_reference_of_other_samples_is_refused(change: Any, said: str) -> None
     assert str(error.value).endswith("drawn in one job: of the same prompts, with the same seeds and rewards")
 
 
-def test_another_sampler_several_splits_lost_weights_and_lost_groups_are_refused() -> None:
+def test_another_sampler_several_splits_and_lost_weights_are_refused() -> None:
     base = {"base": scores(REFERENCE)}
     for changes, said in (
         ({"sampler": "rollout"}, "got rollout/held_out"),
@@ -345,7 +345,3 @@ def test_another_sampler_several_splits_lost_weights_and_lost_groups_are_refused
     bare.attrs = {}
     with pytest.raises(UserError, match="lack the weights of their rewards"):
         decide(bare, base, rule())
-    with pytest.raises(UserError, match=r"no groups were given for 'colour'\. Did you mean 'color'"):
-        decide(scores(BETTER), base, rule(subgroups={"colour": 0.1}), {"color": {}})
-    with pytest.raises(ValueError, match="at least one reference"):
-        decide(scores(BETTER), {}, rule())

@@ -153,9 +153,9 @@ def decide(
         groups: as of ``subgroups_of``, with the keys of ``rule.subgroups``.
 
     Raises:
-        UserError: the tables do not contain the same samples and scores, or ``groups`` lacks a subgroup's key.
+        UserError: the tables do not contain the same samples and scores.
     """
-    _check(candidate, references, rule, groups or {})
+    _check(candidate)
     pairs = {name: join(table, candidate, _sides(name)) for name, table in references.items()}
     gains, units = {}, []
     for name, rows in pairs.items():
@@ -192,9 +192,7 @@ def subgroups_of(records: Iterable[PromptRecord], keys: Iterable[str]) -> dict[s
     return found
 
 
-def _check(candidate: pd.DataFrame, references: Mapping[str, pd.DataFrame], rule: GateRule, groups: Groups) -> None:
-    if not references:
-        raise ValueError("expected at least one reference, such as the base model's scores")
+def _check(candidate: pd.DataFrame) -> None:
     views = set(candidate[["sampler", "split"]].itertuples(index=False, name=None))
     if len(views) != 1 or next(iter(views))[0] != STOCK:
         listed = ", ".join(f"{sampler}/{split}" for sampler, split in sorted(views)) or "no samples"
@@ -204,9 +202,6 @@ def _check(candidate: pd.DataFrame, references: Mapping[str, pd.DataFrame], rule
             "the candidate's scores lack the weights of their rewards (DataFrame.attrs). Read them with"
             " generate.read_scores, and keep attrs where rows are chosen"
         )
-    for key in rule.subgroups:
-        if key not in groups:
-            raise UserError(f"subgroups of the gate: no groups were given for {key!r}.{nearest_hint(key, groups)}")
 
 
 def _sides(reference: str) -> Sides:

@@ -95,20 +95,8 @@ class MemoryHooks:
 
     @hook_impl
     def after_node_run(self) -> None:
-        """Errors that a library catches and keeps have the frames of their callers, and these the model.
-
-        What is left are the libraries, half a million objects: frozen, they are not looked through after each node.
-        """
+        """Errors that a library catches and keeps have the frames of their callers, and these the model."""
         gc.collect()
-        gc.freeze()
-
-    @hook_impl
-    def after_pipeline_run(self) -> None:
-        gc.unfreeze()
-
-    @hook_impl
-    def on_pipeline_error(self) -> None:
-        gc.unfreeze()
 
 
 def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol) -> str | None:
@@ -117,7 +105,7 @@ def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol) 
         return None
     if max(done) == len(FLOW) - 1:
         return "make ui    (all runs, sorted by their result)"
-    command = Command.of(run_params).without("resume").judging()
+    command = Command.of(run_params).without("resume")
     # A baseline for an earlier adapter is drawn to judge it, not to train another.
     judges = "adapter" in command.parameters
     following = len(FLOW) - 1 if judges else max(done) + 1

@@ -12,7 +12,7 @@ from kedro.pipeline import Pipeline
 from omegaconf import OmegaConf
 
 from visual_grpo import console
-from visual_grpo.command import Command, takes_over
+from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.validation import validate
@@ -36,7 +36,6 @@ class ParameterHooks:
         given = context.config_loader.runtime_params or {}
         tree, taken = _of_resumed_run(tree, given)
         tree = _for_all_modules(tree, given)
-        takes_over(taken)
         self._resumed = _said(taken)
         context.config_loader["parameters"] = tree
         self._parameters = validate(tree)
