@@ -33,8 +33,12 @@ from visual_grpo.trained_adapters import CHANGES, adapter_digest, read_facts, we
 OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"
 _VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
 _FACTS = {
-    **{"git.commit": "git.commit", "dataset.digest": "data", "command": "command"},
-    **{"base.model": "model", "base.digest": "model_digest", "base.content": "model_content"},
+    "git.commit": "git.commit",
+    "dataset.digest": "data",
+    "command": "command",
+    "base.model": "model",
+    "base.digest": "model_digest",
+    "base.content": "model_content",
 }
 """Tag of a run or a registered version -> fact of the training."""
 
