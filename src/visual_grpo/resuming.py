@@ -31,8 +31,6 @@ it."""
 STEPS = "grpo.steps"
 FINISHED = "finished.json"
 """Beside the checkpoints: the one with which a training ended whose adapters are in their place."""
-_MOST_NAMED = 3
-"""Names in the reason."""
 
 
 @dataclass(frozen=True)
@@ -210,11 +208,8 @@ def why_another(config: Parameters, identity: Mapping[str, str], computed: Mappi
         return f"{folder} has {'no intact' if there else 'no'} checkpoint"
     if _finished(folder) == newest.name:
         return f"the training of the checkpoints in {folder} is finished"
-    different = list(_differences(checkpoint.load_facts(newest), config, identity, computed))
-    if not different:
-        return None
-    more = f" and {len(different) - _MOST_NAMED} more" if len(different) > _MOST_NAMED else ""
-    return f"the checkpoints in {folder} are of a training with another {', '.join(different[:_MOST_NAMED])}{more}"
+    different = ", ".join(_differences(checkpoint.load_facts(newest), config, identity, computed))
+    return f"the checkpoints in {folder} are of a training with another {different}" if different else None
 
 
 def _finished(folder: Path) -> str | None:

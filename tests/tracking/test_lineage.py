@@ -8,31 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.reproduction.repositories import git, repository
 from visual_grpo.errors import UserError
 from visual_grpo.tracking import lineage
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    (folder / "src").mkdir(parents=True)
-    (folder / "src/code.py").write_text("a = 1\n")
-    (folder / "data").mkdir()
-    git(folder, "init", "-q")
-    git(folder, "add", "src")
-    commit(folder)
-    return folder
-
-
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    return subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
-def commit(folder: Path) -> None:
-    git(folder, "commit", "-qm", "state")
+    repository(tmp_path / "project")
+    (tmp_path / "project/data").mkdir()
+    return tmp_path / "project"
 
 
 def test_commit_and_state(project: Path) -> None:
@@ -50,10 +35,8 @@ def test_a_run_that_goes_on_keeps_its_first_tags_and_has_later_ones_beside_them(
     again = lineage.resumed(first, {**first, "command": "go on"})
     assert again == {**first, "resumed.command": "go on"}
     assert lineage.commands(again) == "train\ngo on"
-    other = lineage.resumed(again, {"command": "go on", "git.commit": "b", "git.state": "clean"})
-    assert other == {**again, "resumed.git.commit": "b"}
-    third = lineage.resumed(other, {"command": "go further", "git.commit": "c", "git.state": "clean"})
-    assert (third["resumed.command"], third["resumed.git.commit"]) == ("go on\ngo further", "b\nc")
+    third = lineage.resumed(again, {"command": "go further", "git.commit": "b", "git.state": "clean"})
+    assert third == {**first, "resumed.command": "go on\ngo further", "resumed.git.commit": "b"}
 
 
 def test_no_git_no_tags(tmp_path: Path) -> None:

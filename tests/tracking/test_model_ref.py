@@ -73,25 +73,12 @@ def test_what_cannot_be_found_is_explained(runs: dict[str, str], named: str, sai
         find_adapters(named, LATEST)
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has no training\.json"):
-        find_adapters(str(tmp_path), LATEST)
-
-
-@pytest.mark.parametrize("named", ["", " "])
-def test_an_empty_name_is_told_as_that_with_what_may_be_given(
-    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"^adapter is empty\. Expected latest .*, a folder .*MLflow run.*, none .*\.$"):
-        find_adapters(named, LATEST)
-
-
-def test_the_training_that_is_advised_is_not_told_to_judge_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_name_and_a_folder_of_something_else_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for named in ("", " "):
+        with pytest.raises(UserError, match=r"^adapter is empty\. Expected latest, a folder .*MLflow.*, none .*\.$"):
+            find_adapters(named, LATEST)
     monkeypatch.setattr(command, "_running", [Command.of({"runtime_params": {"adapter": str(tmp_path), "seed": 3}})])
-    with pytest.raises(UserError, match=r"kedro run --pipeline=train --params=seed=3$"):
+    with pytest.raises(UserError, match=r"has no training\.json.*kedro run --pipeline=train --params=seed=3$"):
         find_adapters(str(tmp_path), LATEST)
 
 

@@ -199,8 +199,7 @@ def test_the_alias_is_moved_last(project: Project, versions: list[Registered], m
 
 
 def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[Registered]) -> None:
-    said = r"has no shapes@champion\. shapes has the versions 1, 2, 3 .*promotion\.candidate=models:/"
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=r"has no shapes@champion\. shapes has the versions 1, 2, 3"):
         REGISTRY.rollback()
     with pytest.raises(UserError, match=r"has no other@champion"):
         Registry("other").rollback()
@@ -209,11 +208,9 @@ def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[Reg
         REGISTRY.rollback()
     REGISTRY.promote(2)
     project.client.delete_model_version(NAME, "1")
-    with pytest.raises(UserError, match=r"replaced version 1, but that was deleted\. Promote .* the versions 2, 3"):
+    with pytest.raises(UserError, match=r"refuses this: .*version=1.* not found"):
         REGISTRY.rollback()
-    assert champion() == 2
-    with pytest.raises(UserError, match=r"has no version 9 of shapes\..* It cannot become champion"):
-        REGISTRY.promote(9)
+    assert (champion(), "promotion.rolled_back" in tags(project, 2)) == (2, False)
 
 
 def test_the_parameter_adapter_takes_a_version(project: Project, versions: list[Registered]) -> None:

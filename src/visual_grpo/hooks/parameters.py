@@ -23,8 +23,6 @@ from visual_grpo.tracking.extra_loggers import check_packages
 
 SAME = "same"
 """Of the parameter ``resume`` (`resuming.SAME`, which is imported where it is needed: it brings torch)."""
-_MOST = 12
-"""Parameters that are named in one line."""
 
 
 class ParameterHooks:
@@ -129,9 +127,8 @@ def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[s
 def _said(taken: dict[str, Any]) -> str:
     if not taken:
         return ""
-    shown = ", ".join(f"{name}={value}" for name, value in list(taken.items())[:_MOST])
-    more = f" and {len(taken) - _MOST} more" if len(taken) > _MOST else ""
-    return f"Parameters of the resumed run, which are others in the configuration: {shown}{more}"
+    shown = ", ".join(f"{name}={value}" for name, value in taken.items())
+    return f"Parameters of the resumed run, which are others in the configuration: {shown}"
 
 
 def put_parameters(parameters: Parameters, catalog: CatalogProtocol) -> None:

@@ -185,8 +185,8 @@ class _Dvc:
             self._dvc("pull", "--quiet", str(file))
         except ProgramError as error:
             self.note(
-                f"{path} of the run (DVC hash {digest}) is neither in DVC's cache nor in its remote: {error}\nBring it"
-                " into the cache from a copy of the project that has it: `dvc push` there, `dvc pull` here."
+                f"{path} of the run (DVC hash {digest}) is neither in DVC's cache nor in its remote (try `dvc push` in"
+                f" another copy of the project): {error}"
             )
             return None
         return place

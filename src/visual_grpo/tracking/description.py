@@ -15,11 +15,6 @@ _NAMED = {
     *("seed", "train.seed", "resume", "output", "adapter", "data.path"),
     *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
 }
-_NOT_DECISIVE = (
-    *("evaluation.", "promotion.", "reproduce.", "tracking."),
-    *("policy.signal_check.", "model.device", "model.threads"),
-)
-"""Parameters that change nothing of what is trained."""
 _MOST_CHANGES = 3
 _OF_MODULE = (
     r"reward/total(_std)?|reward/unscored_share|zero_variance_share|advantage/abs_mean|kl|entropy|approx_kl"
@@ -59,7 +54,7 @@ def _name(
     others = [
         f"{name}={value}"
         for name, value in changed.items()
-        if name not in _NAMED and not name.startswith(_NOT_DECISIVE) and not name.endswith(".learning_rate")
+        if name not in _NAMED and not name.endswith(".learning_rate")
     ]
     more = ["..."] if len(others) > _MOST_CHANGES else []
     start = [] if environment is None else [environment]

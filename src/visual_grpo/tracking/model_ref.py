@@ -38,8 +38,8 @@ def find_adapters(named: str, latest: Path) -> Path:
         return latest
     if not named.strip():
         raise UserError(
-            f"adapter is empty. Expected {LATEST} (what the train pipeline left), a folder that a training left, the id"
-            f" or name of an MLflow run, {SCHEME}NAME@ALIAS or, for generate and compare, {NONE} (the base model)."
+            f"adapter is empty. Expected {LATEST}, a folder that a training left, the id or name of an MLflow run,"
+            f" {SCHEME}NAME@ALIAS or, for generate and compare, {NONE} (the base model)."
         )
     if named.startswith(SCHEME):
         return _version(named, tracking_uri())
@@ -103,9 +103,7 @@ def find_start(named: str, digest: str, latest: Path, run: str | None = None) ->
             return version.adapters().resolve()
     raise UserError(
         f"The adapters that the run started from (train.start={named}, digest {digest[:12]}) are not there any more:"
-        f" {named} has other weights now, and neither their MLflow run nor a registered version has these. Put them"
-        " back where they were, or train again from adapters that stay: a registered version (models:/NAME/3), or an"
-        " MLflow run's id."
+        " neither there, nor in their MLflow run, nor in a registered version. Put them back where they were."
     )
 
 
