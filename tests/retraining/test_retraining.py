@@ -14,6 +14,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
+from tests.reproduction.repositories import commit, git
 from tests.small_project import environment, merged, paste, small_project
 from visual_grpo.retraining.outcome import Code
 
@@ -43,22 +44,14 @@ def configure(project: Path, **changes: Any) -> None:
     file.write_text(yaml.safe_dump(merged(before, changes)))
 
 
-def git(project: Path, *words: str) -> str:
-    author = ["-c", "user.name=Ada", "-c", "user.email=ada@example.com"]
-    return subprocess.run(
-        ["git", *author, *words], cwd=project, capture_output=True, text=True, check=True
-    ).stdout.strip()
-
-
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with data and baseline, in which nothing was trained yet."""
     project = small_project(tmp_path_factory.mktemp("begun") / "project")
     (project / "bright.py").write_text(REWARD.replace("SIGN", "1"))
     configure(project, **LEARNS)
-    git(project, "init", "--quiet", "--initial-branch=main")
-    git(project, "add", "--all")
-    git(project, "commit", "--quiet", "--message=first")
+    git(project, "init", "--quiet")
+    commit(project)
     call(project, ".venv/bin/python -m visual_grpo.retraining.project")
     call(project, ".venv/bin/dvc repro baseline")
     return project

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.reproduction.repositories import git
 from tests.small_project import ROOT
 from visual_grpo.retraining.outcome import Code
 
@@ -61,19 +62,13 @@ def run(text: str, folder: Path, variables: Mapping[str, str]) -> subprocess.Com
     )
 
 
-def git(folder: Path, *words: str) -> str:
-    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
-
-
 class Runner:
     """A runner's checkout of a repository, with stand-ins for the retraining and DVC."""
 
     def __init__(self, folder: Path) -> None:
         self.origin, self.work, self.summary = folder / "origin", folder / "work", folder / "summary"
         self.origin.mkdir()
-        git(self.origin, "init", "--quiet", "--initial-branch=main")
-        git(self.origin, "config", "user.email", "a@b.c")
-        git(self.origin, "config", "user.name", "a")
+        git(self.origin, "init", "--quiet")
         (self.origin / "params.yaml").touch()
         (self.origin / ".gitignore").write_text(".venv\ndata\n")
         shutil.copytree(ROOT / "schedules", self.origin / "schedules")

@@ -82,14 +82,11 @@ def test_a_tracker_that_fails_later_ends_no_run(
     assert list((tmp_path / "events/ar").iterdir())
 
 
-def test_an_error_of_the_run_itself_is_raised(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="of the training"), open_logs(TrackingConfig(), "ar", {}):
-        raise RuntimeError("of the training")
-
-
-def test_none_is_asked_for_and_none_is_opened() -> None:
+def test_none_is_asked_for_and_an_error_of_the_run_itself_is_raised() -> None:
     with open_logs(TrackingConfig(), "name", {}) as logs:
         assert logs == []
+    with pytest.raises(RuntimeError, match="of the training"), open_logs(TrackingConfig(), "ar", {}):
+        raise RuntimeError("of the training")
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,12 +39,8 @@ def test_a_run_that_goes_on_keeps_its_first_tags_and_has_later_ones_beside_them(
     assert third == {**first, "resumed.command": "go on\ngo further", "resumed.git.commit": "b"}
 
 
-def test_no_git_no_tags(tmp_path: Path) -> None:
-    assert lineage.git_tags(tmp_path) == {}
-    assert lineage.changes(tmp_path) == ""
-
-
 def test_the_changes_applied_to_the_commit_give_the_same_files(project: Path, tmp_path: Path) -> None:
+    assert (lineage.git_tags(tmp_path), lineage.changes(tmp_path)) == ({}, ""), "without git"
     assert lineage.changes(project) == ""
     (project / "src/code.py").write_text("a = 2\n")
     (project / "src/new.py").write_text("c = 3\n")

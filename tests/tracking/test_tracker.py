@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from pathlib import Path
 
 import mlflow
 import pytest
@@ -15,16 +14,13 @@ from tests.tracking.conftest import Project
 from visual_grpo.tracking import Tracker
 
 
-def test_without_a_run_every_call_does_nothing(tmp_path: Path):
+def test_without_a_run_every_call_does_nothing():
     tracker = Tracker.active()
-    assert tracker.run_id is None
-    assert tracker.name() is None
+    assert (tracker.run_id, tracker.name()) == (None, None)
     tracker.metrics({"a": 1.0}, step=1)
     tracker.image(Image.new("RGB", (4, 4)), "grid", 1)
     tracker.tags({"a": 1})
-    tracker.params({"a": 1})
     tracker.killed()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_metrics_are_there_during_the_run_step_by_step(project: Project):
@@ -53,9 +49,7 @@ def test_a_hundred_and_fifty_parameters_fit_and_long_ones_are_cut(project: Proje
     tracker.finished()
     assert project.run(tracker.run_id).data.tags["long"] == "x" * 5000
     params = project.run(tracker.run_id).data.params
-    assert len(params) == 151
-    assert params["p149"] == "149"
-    assert params["long"] == "x" * 6000
+    assert (len(params), params["p149"], params["long"]) == (151, "149", "x" * 6000)
 
 
 def test_a_resumed_run_keeps_its_parameters_and_tags_the_new_values(project: Project):

@@ -85,8 +85,7 @@ class FaultHooks:
             shown = ", ".join(f"{name}={json.dumps(value)}" for name, value in tried.items())
             error.add_note(f"{where}Less memory: {shown}\nTry: {Command.now().adding(tried)}")
         error.add_note(
-            "More that helps: model.dtype=bfloat16, smaller data.height and data.width, other programs closed"
-            " (Troubleshooting, Out of memory)."
+            "More that helps: model.dtype=bfloat16, smaller data.height and data.width, other programs closed."
         )
 
 

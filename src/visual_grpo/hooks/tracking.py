@@ -61,7 +61,9 @@ class TrackingHooks:
             return
         origin = self._origin(config, pipeline)
         tags = lineage.resumed({} if origin is None else origin.lineage, lineage.tags(self._project_path))
-        tracker.tags(tags | self._description(config, pipeline, lineage.commands(tags)))
+        if _trains(pipeline):
+            tags["mlflow.note.content"] = in_words(config, components.make_plan(config).modules, lineage.commands(tags))
+        tracker.tags(tags)
         tracker.params(flatten(config.public()))
 
     def _start(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> Tracker:
@@ -73,9 +75,7 @@ class TrackingHooks:
             console.note,
             earlier=earlier,
         )
-        if given is not None and not tracker.continues:
-            log.info("MLflow has no run %s yet: this one is found by that key from now on.", given)
-        elif earlier is not None and not tracker.continues:
+        if given is None and earlier is not None and not tracker.continues:
             log.warning(
                 "MLflow run %s of the %s is gone: logging to a new run.",
                 earlier,
@@ -107,11 +107,6 @@ class TrackingHooks:
             return training_name(config, modules, self._environment, self._given)
         names = run_params.get("pipeline_names") or ["__default__"]
         return other_name(config, names, self._environment, self._given)
-
-    def _description(self, config: Parameters, pipeline: Pipeline, commands: str) -> dict[str, str]:
-        if not _trains(pipeline):
-            return {}
-        return {"mlflow.note.content": in_words(config, components.make_plan(config).modules, commands)}
 
     @hook_impl
     def after_pipeline_run(self) -> None:

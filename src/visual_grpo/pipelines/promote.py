@@ -160,9 +160,8 @@ def _check_number_of_gates(parameters: Parameters, registry: Registry, digest: s
     if asked >= limit:
         raise UserError(
             f"promotion.gates_per_year is {limit}, and {counted(asked, 'adapter')} asked to become"
-            f" {registry.name}@{registry.alias} within the last 365 days. With more of them the probability of a false"
-            f" promotion exceeds promotion.error = {parameters.promotion.error:g}. Wait, or raise"
-            " promotion.gates_per_year, which asks for a larger gain."
+            f" {registry.name}@{registry.alias} within the last 365 days. Wait, or raise gates_per_year, which"
+            " asks for a larger gain."
         )
 
 
@@ -181,8 +180,7 @@ def _references(candidate: Side, champion: Registered | None) -> dict[str, Side]
         if now != before:
             raise UserError(
                 f"The champion (version {champion.version} of {champion.name}) has another {what} than the candidate:"
-                f" {before}, not {now}. Their results do not compare. Promote the candidate under another name:"
-                " promotion.model=NAME"
+                f" {before}, not {now}. Promote the candidate under another name: promotion.model=NAME"
             )
     return {CHAMPION: side, BASE_MODEL: BASE}
 

@@ -93,15 +93,12 @@ def repeat(training: Training, settings: ReproduceConfig, note: Callable[[str], 
 def check_repeatable(folder: Path, facts: Mapping[str, Any]) -> None:
     """Raises UserError if no code is known that made the adapters, or the training was resumed with something else."""
     if "git.commit" not in facts or "parameters" not in facts:
-        raise UserError(
-            f"The training of {folder} cannot be repeated: training.json names no commit, since it was started outside"
-            " of a git repository."
-        )
+        raise UserError(f"The training of {folder} was started outside of git: its training.json names no commit.")
     mixed = next(_mixed(facts), None)
     if mixed is not None:
         raise UserError(
-            f"The training of {folder} was resumed with other {mixed}, so no single training is the same. One that is"
-            " resumed with what it began with can be repeated: train again from step 1 (resume=never)."
+            f"The training of {folder} was resumed with other {mixed}, so no single training is the same. Train again"
+            " from step 1 (resume=never)."
         )
     if facts.get("git.state") == "dirty" and not (folder / CHANGES).is_file():
         raise UserError(
@@ -134,8 +131,7 @@ def check_commit(project: Path, commit: str) -> None:
         git(project, "cat-file", "-e", f"{commit}^{{commit}}")
     except ProgramError as error:
         raise UserError(
-            f"The commit of the run, {commit}, is not in the repository of {project}. Get it from the repository that"
-            " the run was started in, or from the remote that it was pushed to: git fetch --all"
+            f"The commit of the run, {commit}, is not in the repository of {project}. Get it: git fetch --all"
         ) from error
 
 
@@ -234,8 +230,8 @@ def python_of(place: Place, project: Path, version: str | None, note: Callable[[
         output_of(uv, "pip", "sync", "--quiet", "--require-hashes", "--python", python, LOCK, at=place.code)
     except ProgramError as error:
         raise UserError(
-            f"The packages of the run's {LOCK} cannot be installed. They come from the package index or from uv's"
-            f" cache (`make setup` installs uv): a network is needed where they are not in the cache.\n{error}"
+            f"The packages of the run's {LOCK} cannot be installed; a network is needed where uv's cache (`make setup`"
+            f" installs uv) lacks them.\n{error}"
         ) from error
     return python
 

@@ -136,10 +136,7 @@ class Retraining:
         problems = drift.check(before, profile_of(records), self.config.retrain.data)
         if problems:
             listed = "\n".join(f"  {problem}" for problem in problems)
-            raise DataRefusedError(
-                f"the data were refused, and nothing was trained:\n{listed}\nPut them right or, if this is what they"
-                " are to be like now, raise the limit."
-            )
+            raise DataRefusedError(f"the data were refused, and nothing was trained:\n{listed}\nMend data or limit")
 
     def _warn_of_another_reward(self, champion: Registered | None) -> None:
         """Says so hours before the gate refuses it."""

@@ -156,9 +156,8 @@ def stages_of(lock: Path, project: Path) -> dict[str, Any]:
         complete = False
     if not complete:
         raise UserError(
-            f"{lock} is damaged, in which DVC keeps the hashes of what its stages read and wrote. Put back the one that"
-            f" git has: git checkout {lock}\nOr let DVC write it again (results in its cache are not made again):"
-            f" rm {lock} && .venv/bin/dvc repro {lock.with_name('dvc.yaml')}"
+            f"{lock} is damaged. Put back the one that git has: git checkout {lock}\nOr let DVC write it again (results"
+            f" in its cache are not made again): rm {lock} && .venv/bin/dvc repro {lock.with_name('dvc.yaml')}"
         )
     return stages
 

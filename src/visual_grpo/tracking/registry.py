@@ -42,6 +42,7 @@ GATE = "gate."
 """Beginning of the registered model's tags that say which adapters the gate has judged, and when."""
 YEAR = timedelta(days=365)
 _LONGEST_TEXT = 5000
+_DECISION = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00) .+")
 _URI = re.compile(r"models:/(?P<name>[^/]+?)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
 
@@ -271,12 +272,12 @@ class Registry:
                 client.create_registered_model(self.name, description=about)
 
     def _gates(self) -> dict[str, datetime]:
-        """Key -> when it was decided."""
+        """Key -> when it was decided; tags in another form, which somebody else has set, are none."""
         with mlflow_client() as client:
             model = get(client.get_registered_model, self.name)
         tags = {} if model is None else model.tags
-        found = {tag.removeprefix(GATE): tags[tag].split()[0] for tag in tags if tag.startswith(GATE)}
-        return {key: datetime.fromisoformat(date) for key, date in found.items()}
+        found = {tag.removeprefix(GATE): _DECISION.fullmatch(tags[tag]) for tag in tags if tag.startswith(GATE)}
+        return {key: datetime.fromisoformat(match[1]) for key, match in found.items() if match is not None}
 
 
 def named_version(uri: str) -> Registered:

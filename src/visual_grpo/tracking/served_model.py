@@ -190,18 +190,7 @@ class ServedModel:
         self._one_at_a_time = threading.Lock()
 
     def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
-        """Draws samples, in the order of the rows.
-
-        Args:
-            model_input: text to image: one column of prompts. Other tasks: ``prompt`` and ``image``, an image or a list
-                of images, as `read` takes them.
-            params: ``seed`` (0), ``samples`` of each row (1), and settings of the sampler (`SAMPLER`), by default those
-                of ``sampling.stock`` in the training.
-
-        Returns:
-            A row a sample: ``prompt``, ``seed`` (that of the sample) and ``image``; of segmentation ``answer`` (text)
-            and ``mask`` (white = the object, at the image's size; None where the answer names none). Images are PNG
-            files as bytes, which a scoring server writes as base64.
+        """Draws ``samples`` of each row, in the order of the rows; docs/use_adapters.md lists all columns.
 
         Raises:
             MlflowException: a parameter or an image that cannot be used. A scoring server shows no traceback of it.
@@ -336,8 +325,7 @@ def read(source: Any, row: int, max_pixels: int) -> Image.Image:
             source = base64.b64decode("".join(text.split()), validate=True)
         except ValueError as error:
             raise UserError(
-                f"row {row}: image is a text that is no base64: {text[:40]!r}. Expected the content of an image file:"
-                " bytes, or text in base64; for a file of this machine pathlib.Path(...)."
+                f"row {row}: image is a text that is no base64: {text[:40]!r}; for a file give pathlib.Path(...)"
             ) from error
     if not isinstance(source, (bytes, Path)):
         raise UserError(f"row {row}: image is {type(source).__name__}; expected bytes, text in base64, or pathlib.Path")

@@ -1,8 +1,7 @@
 """``python -m visual_grpo.tracking.sync [OUTPUT ...]``: adds to MLflow what it lacks of the results on disk.
 
-Each training whose adapters are in a folder of outputs, and each evaluation there, is compared with its MLflow run,
-which is made where there is none: metrics, pictures, adapters, report, verdict. What is there is not added again.
-Without a folder it looks in ``data`` and the folders in it. Exits with 1 if MLflow still lacks something.
+The training and the evaluation in a folder of outputs are compared with their MLflow run, which is made where there is
+none. Without a folder it looks in ``data`` and the folders in it. Exits with 1 if MLflow still lacks something.
 """
 
 from __future__ import annotations
