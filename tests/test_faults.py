@@ -50,11 +50,7 @@ def wrapped(error: BaseException) -> BaseException:
         (lambda: torch.empty(1 << 60), "Out of memory: "),
         (lambda: write_to("/dev/full"), "The disk is full: [Errno 28] No space left on device"),
         (lambda: write_to("/proc/sys/kernel/version"), "No permission: [Errno"),
-        (
-            lambda: refuse(OSError(errno.EFBIG, os.strerror(errno.EFBIG), "data/x")),
-            "A limit of this process is reached",
-        ),
-        (lambda: refuse(OSError(errno.EMFILE, os.strerror(errno.EMFILE), "data/x")), "A limit of this process is"),
+        (lambda: refuse(OSError(errno.EFBIG, os.strerror(errno.EFBIG), "data/x")), "A limit of this process is"),
         (lambda: refuse(RuntimeError("could not create a primitive")), "Out of memory: "),
         (lambda: refuse(RuntimeError("IoError: No space left on device")), "The disk is full: "),
     ],
@@ -115,10 +111,7 @@ def test_a_damaged_table_and_a_damaged_file_that_kedro_loads_are_named(tmp_path:
 )
 def test_what_to_lower_depends_on_where_it_happened(changes, phase, expected) -> None:
     tried = smaller(parameters(**changes), phase)
-    named = {name: tried.get(name) for name in expected}
-    assert named == expected
-    if phase is not None:
-        assert tried == expected
+    assert tried == expected if phase is not None else expected.items() <= tried.items()
 
 
 def test_an_error_knows_its_phase_also_one_of_a_kernel_which_hides_no_earlier_one(

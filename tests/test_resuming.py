@@ -149,8 +149,6 @@ def test_where_none_is_intact_the_run_does_not_start_again_by_itself(tmp_path: P
     for path in tmp_path.glob("checkpoints/step-*"):
         damage(path)
     with pytest.raises(UserError, match=r"No checkpoint in .* is intact"):
-        execute(run_of(tmp_path, resume="auto"), tmp_path / "never")
-    with pytest.raises(UserError, match=r"No checkpoint in .* is intact"):
         check_resumable(parameters(tmp_path, resume="auto"), print)
     finished(tmp_path)  # From step 1, without `resume`.
     assert (tmp_path / "checkpoints.previous" / "step-000006").is_dir(), "nothing is deleted"
@@ -196,13 +194,10 @@ def test_a_damaged_checkpoint_that_is_named_is_not_replaced_by_another(tmp_path:
     assert run.checkpoints.completed_steps() == 4
 
 
-@pytest.mark.parametrize(
-    ("resume", "said"), [("atuo", "is no folder. Did you mean 'auto'?"), (".", "has no checkpoint")]
-)
-def test_what_names_no_checkpoint_is_refused(tmp_path: Path, resume: str, said: str) -> None:
-    named = resume if resume == "atuo" else str(tmp_path)
-    with pytest.raises(UserError, match=said.replace("?", r"\?")):
-        execute(run_of(tmp_path, resume=named), tmp_path / "never")
+def test_what_names_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    for named, said in (("atuo", r"is no folder\. Did you mean 'auto'\?"), (str(tmp_path), "has no checkpoint")):
+        with pytest.raises(UserError, match=said):
+            execute(run_of(tmp_path, resume=named), tmp_path / "never")
 
 
 def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path) -> None:
@@ -211,12 +206,7 @@ def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path)
     assert run is not None
     assert run.mlflow_run_id is None
     used = resuming.parameters_of_run(run, {"resume": "auto", "grpo": {"steps": 9}})
-    assert (used["seed"], used["grpo"]["steps"], used["grpo"]["schedule"], used["resume"]) == (
-        11,
-        9,
-        "constant",
-        "auto",
-    )
+    assert (used["seed"], used["grpo"]["steps"], used["grpo"]["schedule"]) == (11, 9, "constant")
     configured = parameters(tmp_path, seed=12, grpo={**CONSTANT, "group_size": 5}).model_dump(mode="json")
     assert resuming.unrepeated(run, configured, used) == {"seed": 11, "grpo.group_size": 3}
     assert resuming.origin("never", tmp_path / "checkpoints") is None

@@ -64,9 +64,7 @@ def test_the_same_training_goes_on_and_changes_nothing(killed: Path) -> None:
 def test_another_training_does_not_and_the_reason_names_what_differs(
     killed: Path, changes: dict[str, Any], named: str
 ) -> None:
-    assert (
-        why(killed, **changes) == f"the checkpoints in {killed / 'checkpoints'} are of a training with another {named}"
-    )
+    assert str(why(killed, **changes)).endswith(f"/checkpoints are of a training with another {named}")
 
 
 @pytest.mark.parametrize(

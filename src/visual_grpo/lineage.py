@@ -229,7 +229,7 @@ def _base(facts: Mapping[str, Any], project: Path) -> Line:
 
 def _start(facts: Mapping[str, Any]) -> Iterator[Line]:
     if "start" in facts:
-        named = facts["parameters"].get("train", {}).get("start", "-")
+        named = facts["parameters"]["train"]["start"]
         yield Line("started from", f"{named} {facts['start'][:12]}", UNKNOWN, "kedro run --pipeline=reproduce finds it")
 
 
@@ -237,15 +237,11 @@ def _contradicts(one: object, other: object) -> bool:
     return one is not None and other is not None and str(one) != str(other)
 
 
-def show(named: str, folder: Path, environment: str | None = None) -> bool:
-    """Prints the lineage; returns whether nothing differs.
-
-    Raises:
-        UserError: there is nothing of this name, or ``folder`` is no project.
-    """
-    project = read_project(folder, environment)
+def show(named: str, environment: str | None) -> bool:
+    """Prints the lineage; returns whether nothing differs."""
+    project = read_project(Path.cwd(), environment)
     subject = find_subject(named, Path(project.config.adapters_folder))
-    found = lines(subject, folder)
+    found = lines(subject, Path.cwd())
     rows = [[line.what, line.value, line.state, line.why] for line in found]
     console.table(f"Lineage of {subject.title}", ["", "", "state", "by"], rows)
     differing = [line.what for line in found if line.state == DIFFERS]
@@ -259,10 +255,9 @@ def main() -> None:
     parser.add_argument("--env", help="Kedro's environment, whose adapters are the latest; without it the default")
     given = parser.parse_args()
     try:
-        same = show(given.name, Path.cwd(), given.env)
+        sys.exit(0 if show(given.name, given.env) else 1)
     except UserError as error:
         sys.exit(f"Error: {error}")
-    sys.exit(0 if same else 1)
 
 
 if __name__ == "__main__":

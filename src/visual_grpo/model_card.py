@@ -38,8 +38,9 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
         "",
         f"# LoRA of {' and '.join(modules)}, trained with GRPO",
         "",
-        *_listed(
-            {
+        *(
+            f"- {name}: {text}"
+            for name, text in {
                 "Base model": f"`{base}` (its licence applies: {_licence(base)})",
                 "Data": f"`{config['data']['path']}` ({config['data']['task']}), digest `{facts['data'][:12]}`",
                 "Training": f"{counted(facts['steps'], 'step')}, {counted(facts['samples'], 'sample')},"
@@ -50,7 +51,7 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
                 "MLflow run": f"`{facts['mlflow_run_id']}`" if facts["mlflow_run_id"] else "none",
                 "Command": f"`{facts.get('command', 'unknown')}`",
                 **_resumed(facts),
-            }
+            }.items()
         ),
         "",
         "## Result",
@@ -80,6 +81,7 @@ def _resumed(facts: Mapping[str, Any]) -> dict[str, str]:
 def _loading(config: Mapping[str, Any], base: str, modules: Sequence[str]) -> list[str]:
     """Lines that draw one sample with the adapters."""
     size = (config["data"]["height"], config["data"]["width"])
+    is_relative = Path(base).is_dir() and not Path(base).is_absolute()
     sampler = {name: value for name, value in config["sampling"]["stock"].items() if value not in (None, False)}
     return [
         "from pathlib import Path",
@@ -87,7 +89,7 @@ def _loading(config: Mapping[str, Any], base: str, modules: Sequence[str]) -> li
         "from visual_grpo.config import SamplerConfig",
         "from visual_grpo.types import PromptRecord",
         "",
-        *([f"# {base} is relative to the project's folder: run this there."] if _is_relative(base) else []),
+        *([f"# {base} is relative to the project's folder: run this there."] if is_relative else []),
         "folder = Path('FOLDER')  # of this card",
         f"model = load_model({base!r}, size={size}, train={list(modules)}, adapters=folder)",
         f"sampler = SamplerConfig(**{sampler})",
@@ -95,19 +97,11 @@ def _loading(config: Mapping[str, Any], base: str, modules: Sequence[str]) -> li
     ]
 
 
-def _is_relative(base: str) -> bool:
-    return Path(base).is_dir() and not Path(base).is_absolute()
-
-
 def _of_module(config: Parameters, module: str) -> str:
     """Learning rate, LoRA and the weights of the rewards in the training of one module."""
     weights = ", ".join(f"{name} {weight:g}" for name, weight in config.weights([module]).items())
     grpo, lora = config.grpo_of(module), config.lora_of(module)
     return f"learning rate {grpo.learning_rate:g}, rank {lora.rank}, rewards and their weights: {weights}"
-
-
-def _listed(items: Mapping[str, str]) -> list[str]:
-    return [f"- {name}: {text}" for name, text in items.items()]
 
 
 def _licence(base: str) -> str:

@@ -168,8 +168,7 @@ def refuse_another_origin(path: Path, facts: Mapping[str, Any], identity: Mappin
 
 
 def adjusted(run: Origin, config: Parameters) -> list[str]:
-    """What the run goes on with otherwise, of all that decides or rounds its result: a line each, which begins with
-    the parameter's dotted name and a colon."""
+    """Lines ``NAME: BEFORE, NOW after step N`` of the parameters that decide or round the result and have changed."""
     before = validate(presets.pinned(run.parameters)).public()
     was, now = (decisive("train", tree) for tree in (before, config.public()))
     step = checkpoint.step_of(run.checkpoint)

@@ -64,8 +64,7 @@ _SHA256, _SHA1 = 64, 40
 def check_downloads(model: str, revision: str | None) -> None:
     """Raises UserError if a downloaded file of a pinned model is not what the hub published.
 
-    The hub's cache names each file by its hash: the sha256 of large files, git's hash of the others. Without a
-    revision nothing is checked: then the newest files are asked for, whatever they are.
+    The hub's cache names each file by its hash: the sha256 of large files, git's hash of the others.
     """
     snapshot = _snapshot(model, revision)
     if snapshot is not None and revision is not None:
@@ -77,9 +76,8 @@ def check_snapshot(model: str, revision: str, snapshot: Path) -> None:
     for file in sorted(snapshot.rglob("*")):
         if file.is_file() and not _is_as_named(file):
             raise UserError(
-                f"{file} of {model} is not what the hub published for revision {revision}: its content does not have"
-                f" the hash {file.resolve().name}. It was damaged or changed after the download. Delete"
-                f" {file.resolve()}, and it is downloaded again."
+                f"{file} of {model} is not what the hub published for revision {revision}. Delete {file.resolve()}, and"
+                " it is downloaded again."
             )
 
 

@@ -9,12 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.evaluation.defaults import parameters
-from visual_grpo.reproduction.comparison import (
-    adapter_rows,
-    identity_rows,
-    metric_rows,
-    tolerance_rows,
-)
+from visual_grpo.reproduction.comparison import adapter_rows, identity_rows, metric_rows, tolerance_rows
 from visual_grpo.trained_adapters import weight_sums
 
 ORIGINS = {"data": "here", "base model": "there"}
@@ -56,15 +51,12 @@ def test_adapters_are_compared_bit_for_bit_and_an_edited_one_is_told(folders: tu
     run, here = folders
     sums = weight_sums(run)
     assert [row.result for row in adapter_rows(sums, run, here)] == ["equal"]
-    (here / "ar/adapter.safetensors").write_bytes(b"weighty")
-    [row] = adapter_rows(sums, run, here)
-    assert (row.what, row.result) == ("adapter ar/adapter.safetensors", "differs")
-    assert "not what the training left" not in row.run
-    (here / "ar/adapter.safetensors").write_bytes(b"weights")
-    (run / "ar/adapter.safetensors").write_bytes(b"edited!")
-    [row] = adapter_rows(sums, run, here)
-    assert row.result == "differs"
-    assert "not what the training left" in row.run
+    for edited in (here, run):
+        (edited / "ar/adapter.safetensors").write_bytes(b"edited!")
+        [row] = adapter_rows(sums, run, here)
+        assert (row.what, row.result) == ("adapter ar/adapter.safetensors", "differs")
+        assert ("not what the training left" in row.run) is (edited == run)
+        (edited / "ar/adapter.safetensors").write_bytes(b"weights")
     (run / "ar/adapter.safetensors").unlink()
     assert [row.result for row in adapter_rows(sums, run, here)] == ["equal"], "the noted sum counts"
     (here / "ar/adapter.safetensors").unlink()
@@ -97,7 +89,6 @@ def test_another_number_of_steps_or_other_metrics_are_told(folders: tuple[Path, 
 @pytest.mark.parametrize(
     ("column", "value", "results"),
     [
-        ("eval/total", 0.5, ["equal", "equal"]),
         ("eval/total", 0.5499, ["equal", "within tolerance"]),
         ("eval/total", 0.5501, ["equal", "differs"]),
         ("eval/total", 0.4501, ["equal", "within tolerance"]),

@@ -32,13 +32,8 @@ def project(tmp_path: Path) -> Path:
     (folder / "data/05_model_input/images").mkdir(parents=True)
     image = folder / "data/05_model_input/images/1.png"
     image.write_bytes(b"picture")
-    row = {
-        "id": "1",
-        "prompt": "a cat",
-        "split": "train",
-        "target_image": "images/1.png",
-        "target_sha256": hashlib.sha256(b"picture").hexdigest(),
-    }
+    row = {"id": "1", "prompt": "a cat", "split": "train", "target_image": "images/1.png"}
+    row["target_sha256"] = hashlib.sha256(b"picture").hexdigest()
     write_manifest(folder / "data/05_model_input/records.parquet", [row])
     (folder / "data/06_models/base").mkdir(parents=True)
     (folder / "data/06_models/base/model.safetensors").write_bytes(b"weights")
@@ -75,12 +70,7 @@ def test_what_is_there_is_used_and_nothing_has_to_run(project: Path) -> None:
     assert RecordTable(code / "05_model_input/records.parquet")[0].target_image == code / "05_model_input/images/1.png"
     assert (code / "05_model_input/images/1.png").read_bytes() == b"picture"
     report = json.loads((code / "06_models/starter.json").read_text())
-    assert report == {
-        "dataset": "data/01_raw/shapes",
-        "model": "data/06_models/base",
-        "digest": "m",
-        "content": content_digest(code / "06_models/base"),
-    }
+    assert report == {**STARTER, "digest": "m", "content": content_digest(code / "06_models/base")}
     (code / "06_models/base/model.safetensors").write_bytes(b"changed")
     shutil.rmtree(project.parent / "code")
     assert (project / "data/05_model_input/images/1.png").read_bytes() == b"picture"

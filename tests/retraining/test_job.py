@@ -52,13 +52,8 @@ class Trained:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.use_mlflow()
-        for name, text in {
-            "dvc.yaml": STAGES,
-            "train.sh": TRAIN,
-            "raw.txt": "a",
-            "settings.yml": "1",
-            "params.yaml": "train_params: ''",
-        }.items():
+        files = {"dvc.yaml": STAGES, "train.sh": TRAIN, "raw.txt": "a", "settings.yml": "1"}
+        for name, text in {**files, "params.yaml": "train_params: ''"}.items():
             (folder / name).write_text(text)
         rows = [{"id": r.id, "prompt": r.prompt, "split": r.split} for r in records("train", 3)]
         RecordsDataset(filepath=str(folder / "data/05_model_input/records.parquet")).save(rows)

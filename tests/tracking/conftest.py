@@ -84,6 +84,8 @@ def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatc
     project = Project(tmp_path)
     before = mlflow.get_tracking_uri()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", project.uri)
+    monkeypatch.setenv("MLFLOW_RUN_ID", "")  # Restored after the test, whatever runs were left open.
+    monkeypatch.delenv("MLFLOW_RUN_ID")
     mlflow.set_tracking_uri(project.uri)
     yield project
     Tracker.active().failed()

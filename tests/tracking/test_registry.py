@@ -187,7 +187,7 @@ def test_the_alias_moves_goes_back_and_may_come_again(project: Project, versions
     assert (champion(), REGISTRY.rolled_back(str(versions[2].digest))) == (3, None)
 
 
-def test_the_alias_is_moved_last(project: Project, versions: list[Registered], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_alias_moves_last(project: Project, versions: list[Registered], monkeypatch: pytest.MonkeyPatch) -> None:
     REGISTRY.promote(1)
     move = "set_registered_model_alias"
     crash(monkeypatch, move, False, lambda: REGISTRY.promote(2))
@@ -195,6 +195,8 @@ def test_the_alias_is_moved_last(project: Project, versions: list[Registered], m
     REGISTRY.promote(2)
     crash(monkeypatch, move, False, REGISTRY.rollback)
     assert champion() == 2
+    for uri, seed in ((f"models:/{NAME}@champion", 1), (f"models:/{NAME}/3", 2)):
+        assert (find_adapters(uri, LATEST) / "ar" / MODULE_FILES["ar"]).read_text() == f"seed {seed} ar best"
     assert REGISTRY.rollback() == (2, 1)
 
 
@@ -211,12 +213,6 @@ def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[Reg
     with pytest.raises(UserError, match=r"refuses this: .*version=1.* not found"):
         REGISTRY.rollback()
     assert (champion(), "promotion.rolled_back" in tags(project, 2)) == (2, False)
-
-
-def test_the_parameter_adapter_takes_a_version(project: Project, versions: list[Registered]) -> None:
-    REGISTRY.promote(2)
-    for uri, seed in ((f"models:/{NAME}@champion", 1), (f"models:/{NAME}/3", 2)):
-        assert (find_adapters(uri, LATEST) / "ar" / MODULE_FILES["ar"]).read_text() == f"seed {seed} ar best"
 
 
 @pytest.mark.parametrize(

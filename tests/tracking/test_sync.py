@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -204,7 +203,7 @@ def test_a_command_adds_the_results_of_earlier_ones_before_it_replaces_them(proj
     assert len(project.runs()) == 2
 
 
-def test_results_without_a_run_damaged_and_in_use_are_left_alone(project: Project, tmp_path: Path) -> None:
+def test_results_without_a_run_and_damaged_ones_are_left_alone(project: Project) -> None:
     results = Results(project, "")
     assert "lacks nothing" in results.sync()[0]
     (results.adapters / FACTS).write_text("{")
@@ -214,10 +213,8 @@ def test_results_without_a_run_damaged_and_in_use_are_left_alone(project: Projec
 def test_the_command_looks_in_data_and_the_folders_in_it_and_says_whether_something_is_left(
     project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    project.output = project.folder / "data/shapes"
     Results(project, "0" * 32)
-    project.output.rename(project.folder / "shapes")
-    (project.folder / "data").mkdir()
-    (project.folder / "shapes").rename(project.folder / "data/shapes")
     monkeypatch.chdir(project.folder)
     for uri, code, said in (
         ("http://user:secret@127.0.0.1:9", 1, "data/shapes: MLflow (http://127.0.0.1:9) does not answer: "),

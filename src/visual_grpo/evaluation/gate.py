@@ -156,7 +156,11 @@ def decide(
         UserError: the tables do not contain the same samples and scores.
     """
     _check(candidate)
-    pairs = {name: join(table, candidate, _sides(name)) for name, table in references.items()}
+    together = "The gate needs all of them drawn in one job: of the same prompts, with the same seeds and rewards"
+    pairs = {
+        name: join(table, candidate, Sides(f"scores of {name}", "scores of the candidate", together))
+        for name, table in references.items()
+    }
     gains, units = {}, []
     for name, rows in pairs.items():
         differences = (rows["total_trained"] - rows["total_baseline"]).astype("float64")
@@ -202,14 +206,6 @@ def _check(candidate: pd.DataFrame) -> None:
             "the candidate's scores lack the weights of their rewards (DataFrame.attrs). Read them with"
             " generate.read_scores, and keep attrs where rows are chosen"
         )
-
-
-def _sides(reference: str) -> Sides:
-    return Sides(
-        f"scores of {reference}",
-        "scores of the candidate",
-        "The gate needs all of them drawn in one job: of the same prompts, with the same seeds and rewards",
-    )
 
 
 def _conditions(

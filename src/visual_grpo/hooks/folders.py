@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ class InputHooks:
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         Command.of(run_params).begins()
-        missing = [name for name in sorted(pipeline.inputs()) if not _is_there(catalog, name)]
+        read = sorted(name for name in pipeline.inputs() if name != "parameters" and not name.startswith("params:"))
+        missing = [name for name in read if not catalog.exists(name)]
         config: Parameters = catalog.load("parameters")
         if missing == [STARTER] and pipeline.all_outputs() <= PREPARED and not config.data_is_drawn:
             catalog[STARTER] = {}  # It only says that the default dataset has been drawn.
@@ -81,22 +82,11 @@ def _path(catalog: CatalogProtocol, name: str) -> Path | None:
     return Path(described["filepath"]) if "filepath" in described else None
 
 
-def _is_there(catalog: CatalogProtocol, name: str) -> bool:
-    if name == "parameters" or name.startswith("params:"):
-        return True
-    return bool(catalog.exists(name))
-
-
 def _missing_message(missing: list[str], catalog: CatalogProtocol) -> str:
     makers = {output: name for name in pipelines if name != "__default__" for output in pipelines[name].all_outputs()}
-    order = list(pipelines)
-    named = sorted({makers[name] for name in missing if name in makers}, key=lambda name: _position(name, order))
+    named = sorted({makers[name] for name in missing if name in makers}, key=[*FLOW, *pipelines].index)
     lines = [
         f"  {name} ({_path(catalog, name)}), made by {makers.get(name, 'nothing in this project')}" for name in missing
     ]
     commands = [str(Command.now().of_pipeline(name)) for name in named]
     return "\n".join(["Inputs of this pipeline are missing:", *lines, "Run first:", *commands])
-
-
-def _position(name: str, others: Sequence[str]) -> int:
-    return FLOW.index(name) if name in FLOW else len(FLOW) + others.index(name)

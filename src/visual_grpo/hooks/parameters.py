@@ -32,9 +32,8 @@ class ParameterHooks:
     def after_context_created(self, context: KedroContext) -> None:
         tree = with_output_folders(context.config_loader["parameters"], context.env)
         given = context.config_loader.runtime_params or {}
-        tree, taken = _of_resumed_run(tree, given)
+        tree, self._taken = _of_resumed_run(tree, given)
         tree = _for_all_modules(tree, given)
-        self._resumed = _said(taken)
         context.config_loader["parameters"] = tree
         self._parameters = validate(tree)
         # Paths of the catalog begin with it.
@@ -65,8 +64,9 @@ class ParameterHooks:
             console.note(f"Reward, chosen by what the records have: {parameters.reward}, that is {weights}")
         if "adapters" in pipeline.all_outputs():
             check_packages(parameters.tracking)
-        if self._resumed:
-            console.note(self._resumed)
+        if self._taken:
+            shown = ", ".join(f"{name}={value}" for name, value in self._taken.items())
+            console.note(f"Parameters of the resumed run, which are others in the configuration: {shown}")
 
 
 def _for_all_modules(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -122,13 +122,6 @@ def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[s
         used["output"] = tree["output"]
         used["tracking"] = {**used["tracking"], "checkpoints": checkpoints}
     return used, resuming.unrepeated(run, tree, used)
-
-
-def _said(taken: dict[str, Any]) -> str:
-    if not taken:
-        return ""
-    shown = ", ".join(f"{name}={value}" for name, value in taken.items())
-    return f"Parameters of the resumed run, which are others in the configuration: {shown}"
 
 
 def put_parameters(parameters: Parameters, catalog: CatalogProtocol) -> None:
