@@ -93,9 +93,8 @@ def hold(file: Path) -> None:
         lock.acquire(timeout=1, poll_interval=0.2)
     except Timeout:
         raise UserError(
-            f"{file.parent} is in use by another command, process {lock.pid}, whose results would be replaced. Wait"
-            " until it ends, stop it, or write elsewhere with output=FOLDER. If it ran on another machine and has"
-            f" ended: rm {file}"
+            f"{file.parent} is in use by another command, process {lock.pid}. Wait until it ends, stop it, or write"
+            f" elsewhere with output=FOLDER. If it ran on another machine and has ended: rm {file}"
         ) from None
     _held.append(lock)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -29,7 +28,7 @@ MAY_CHANGE = ("evaluation.every", "grpo.non_finite", "alarm.*", *ROUNDING)
 """Patterns of the `decisive` parameters that a resumed run may change, beside ``grpo.steps`` where the schedule allows
 it."""
 STEPS = "grpo.steps"
-FINISHED = "finished.json"
+FINISHED = "finished.txt"
 """Beside the checkpoints: the one with which a training ended whose adapters are in their place."""
 
 
@@ -188,7 +187,7 @@ def mark_finished(folder: Path) -> None:
     """Notes that the training of the newest checkpoint has left its adapters."""
     newest = next(iter(checkpoint.checkpoints(folder)), None)
     if newest is not None:
-        write_atomically(folder / FINISHED, json.dumps({"checkpoint": newest.name}))
+        write_atomically(folder / FINISHED, newest.name)
 
 
 def why_another(config: Parameters, identity: Mapping[str, str], computed: Mapping[str, str]) -> str | None:
@@ -203,18 +202,11 @@ def why_another(config: Parameters, identity: Mapping[str, str], computed: Mappi
     newest = next((path for path in there if checkpoint.damage(path) is None), None)
     if newest is None:
         return f"{folder} has {'no intact' if there else 'no'} checkpoint"
-    if _finished(folder) == newest.name:
+    finished = folder / FINISHED
+    if finished.is_file() and finished.read_text(encoding="utf-8") == newest.name:
         return f"the training of the checkpoints in {folder} is finished"
     different = ", ".join(_differences(checkpoint.load_facts(newest), config, identity, computed))
     return f"the checkpoints in {folder} are of a training with another {different}" if different else None
-
-
-def _finished(folder: Path) -> str | None:
-    try:
-        named: str = json.loads((folder / FINISHED).read_text(encoding="utf-8"))["checkpoint"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return named
 
 
 def _differences(

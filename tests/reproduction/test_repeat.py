@@ -126,29 +126,25 @@ def test_a_project_may_be_below_the_repositorys_root_and_no_hook_runs(project: P
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_is_kept_is_said_and_a_commit_that_is_not_there_is_told_with_the_remedy(project: Path) -> None:
+def test_what_is_kept_is_said(project: Path) -> None:
     state, said = repository(project), list[str]()
     with checked_out(project, state, "", said.append) as place:
         place.kept = True
     assert place.code.is_dir()
     assert str(place.folder) in said[0]
     shutil.rmtree(place.folder)
-    with (
-        pytest.raises(UserError, match=r"0000000, is not in the repository of(?s:.)*git fetch --all"),
-        checked_out(project, "0" * 40, "", print),
-    ):
-        pass
 
 
-def test_changes_that_do_not_apply_are_told_and_leave_nothing(project: Path) -> None:
+def test_another_commit_and_changes_that_do_not_apply_are_told_and_leave_nothing(project: Path) -> None:
     state = repository(project)
     (project / "src/code.py").write_text("a = 2\n")
     patch = lineage.changes(project).replace("a = 1", "a = 9")
-    with (
-        pytest.raises(UserError, match=r"changes\.diff of its adapters, cannot be had again(?s:.)*src/code\.py"),
-        checked_out(project, state, patch, print),
+    for commit_of_run, said in (
+        ("0" * 40, r"0000000, is not in the repository of(?s:.)*git fetch --all"),
+        (state, r"changes\.diff of its adapters, cannot be had again(?s:.)*src/code\.py"),
     ):
-        pass
+        with pytest.raises(UserError, match=said), checked_out(project, commit_of_run, patch, print):
+            pass
     assert git(project, "worktree", "list").count("\n") == 0
 
 

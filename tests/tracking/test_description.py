@@ -39,15 +39,9 @@ def test_a_training_is_named_by_what_differs(
     assert training_name(parameters(**changes), modules, environment, given) == name
 
 
-@pytest.mark.parametrize(
-    ("name", "now"),
-    [
-        ("ar grpo lr7e-4 80 steps seed 0 grpo.kl_weight=0.1", "ar grpo lr7e-4 120 steps seed 0 grpo.kl_weight=0.1"),
-        ("my best, 3 stepsisters", "my best, 3 stepsisters"),
-    ],
-)
-def test_a_resumed_run_has_the_steps_that_it_goes_on_to_in_its_name(name: str, now: str) -> None:
-    assert resumed_name(name, 120) == now
+def test_a_resumed_run_has_the_steps_that_it_goes_on_to_in_its_name() -> None:
+    assert resumed_name("ar lr7e-4 80 steps seed 0 a=1", 120) == "ar lr7e-4 120 steps seed 0 a=1"
+    assert resumed_name("my best, 3 stepsisters", 120) == "my best, 3 stepsisters"
 
 
 def test_other_runs_are_named_by_their_pipelines() -> None:

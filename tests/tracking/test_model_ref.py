@@ -46,9 +46,8 @@ def test_a_run_is_found_by_its_name_its_id_and_the_beginning_of_it(
     for named in (name, runs[name][:8] if short else runs[name]):
         found = find_adapters(named, LATEST)
         assert read_facts(found) == {"name": name}
-        assert found.is_relative_to(Path(mlflow.get_run(runs[name]).info.artifact_uri.removeprefix("file://"))), (
-            "no copy"
-        )
+        artifacts = mlflow.get_run(runs[name]).info.artifact_uri.removeprefix("file://")
+        assert found.is_relative_to(artifacts), "no copy"
 
 
 def test_the_latest_and_a_folder_need_no_mlflow(tmp_path: Path) -> None:
