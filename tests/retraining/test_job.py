@@ -20,7 +20,6 @@ from visual_grpo.programs import OutOfTimeError, ProgramError
 from visual_grpo.retraining.job import Retraining
 from visual_grpo.retraining.outcome import Code, DataRefusedError, Outcome
 from visual_grpo.retraining.project import Project
-from visual_grpo.retraining.stages import Stages
 from visual_grpo.tracking.registry import Registry
 from visual_grpo.trained_adapters import adapter_digest
 
@@ -75,10 +74,6 @@ class Trained:
 
     def retrain(self, **changes: Any) -> Outcome:
         return self.retraining(**changes).run()
-
-    @property
-    def stages(self) -> Stages:
-        return self.retraining().stages
 
     @property
     def trainings(self) -> int:
@@ -154,7 +149,7 @@ def die() -> None:
 
 def test_data_that_are_refused_make_room_for_the_earlier_ones(project: Trained) -> None:
     """Also in the call after one that was killed before the check, and where they cannot be prepared."""
-    raw, prepared, stages = project.folder / "raw.txt", project.folder / "prepared.txt", project.stages
+    raw, prepared, stages = project.folder / "raw.txt", project.folder / "prepared.txt", project.retraining().stages
     lock = stages.lock.read_bytes()
     raw.write_text("later")
     with pytest.raises(DataRefusedError, match=r"^too few$"):
@@ -176,5 +171,5 @@ def test_imported_data_are_updated(project: Trained, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("1")
     subprocess.run([*DVC, "import-url", "--quiet", str(tmp_path / "elsewhere"), "mine"], check=True)
     (tmp_path / "elsewhere").write_text("22")
-    assert project.stages.update_imports() == ["mine.dvc"]
+    assert project.retraining().stages.update_imports() == ["mine.dvc"]
     assert Path("mine").read_text() == "22"

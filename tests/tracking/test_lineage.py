@@ -42,14 +42,13 @@ def test_a_run_that_goes_on_keeps_its_first_tags_and_has_later_ones_beside_them(
 def test_the_changes_applied_to_the_commit_give_the_same_files(project: Path, tmp_path: Path) -> None:
     assert (lineage.git_tags(tmp_path), lineage.changes(tmp_path)) == ({}, ""), "without git"
     assert lineage.changes(project) == ""
-    (project / "src/code.py").write_text("a = 2\n")
-    (project / "src/new.py").write_text("c = 3\n")
-    (project / "my_rewards.py").write_text("b = 2\n")
+    files = {"src/code.py": "a = 2\n", "src/new.py": "c = 3\n", "my_rewards.py": "b = 2\n"}
+    for file, text in files.items():
+        (project / file).write_text(text)
     (tmp_path / "changes.diff").write_text(lineage.changes(project))
     git(tmp_path, "clone", "-q", "project", "copy")
     git(tmp_path / "copy", "apply", "../changes.diff")
-    for file in ("src/code.py", "src/new.py", "my_rewards.py"):
-        assert (tmp_path / "copy" / file).read_text() == (project / file).read_text()
+    assert {file: (tmp_path / "copy" / file).read_text() for file in files} == files
 
 
 def dvc(project: Path, *arguments: str) -> None:
