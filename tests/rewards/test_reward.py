@@ -1,5 +1,3 @@
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,10 +47,8 @@ def test_every_way_to_say_three_scores(returned: object) -> None:
         (RewardOutput(values={1: 0.5, 2: 0.5, 3: 0.5}), "'mine' must return a sequence.*got dict$"),  # type: ignore[arg-type]
         ([1.0, "0.5", 1.0], "'mine' gave the text '0.5' for record 'b'|'mine' gave '0.5' for record 'b'"),
         ([1.0, float("inf"), float("-inf")], "'mine' gave inf for record 'b'"),
-        ([1.0, 2e299, 0.0], "'mine' gave 2e.299 for record 'b': it is too large for float32, .* is 3.4e.38; return"),
-        (torch.tensor([2e299, 0.0, 1.0], dtype=torch.float64), "'mine' gave 2e.299 for record 'a': it is too large"),
-        ([1, 10**400, 0], "'mine' gave an integer for record 'b': it is too large for float32"),
-        (torch.tensor([0.0, 1.0, torch.inf], dtype=torch.float64), "'mine' gave inf for record 'c': scores are finite"),
+        ([1.0, 2e299, 0.0], "'mine' gave 2e.299 for record 'b': scores are finite in float32; return None"),
+        ([1, 10**400, 0], "'mine' gave 10000.* for record 'b'; expected a number or None"),
         (torch.zeros(3, dtype=torch.complex64), "real numbers, got torch.complex64"),
         (RewardOutput(values=torch.zeros(3), parts={"fine": torch.zeros(2)}), "'mine/fine'.*each of 3"),
     ],
@@ -409,30 +405,11 @@ def test_a_reward_that_compares_samples_is_asked_again_group_by_group() -> None:
     assert values[2:].tolist() == [50, 60]
 
 
-def test_what_a_reward_changes_for_the_whole_process_is_put_back(tmp_path: Path) -> None:
+def test_a_reward_that_switches_gradients_off_leaves_the_trainings_on() -> None:
     def careless(prompts, samples):
-        os.chdir(tmp_path)
         torch.set_grad_enabled(False)
-        torch.set_default_dtype(torch.float64)
         raise RuntimeError("and it fails")
 
-    before = Path.cwd()
     with pytest.raises(UserError, match="and it fails"):
         FunctionReward("mine", careless)(PROMPTS, SAMPLES)
-    assert (Path.cwd(), torch.is_grad_enabled(), torch.get_default_dtype()) == (before, True, torch.float32)
-
-
-def test_a_child_that_a_reward_forks_does_not_go_on_beside_its_parent(tmp_path: Path) -> None:
-    script = (
-        "import os\n"
-        "from visual_grpo.rewards.reward import FunctionReward\n"
-        "def forking(prompts, samples):\n"
-        "    child = os.fork()\n"
-        "    if child:\n"
-        "        os.waitpid(child, 0)\n"
-        "    return []\n"
-        "FunctionReward('mine', forking)([], [])\n"
-        "print('went on')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout == "went on\n"
+    assert torch.is_grad_enabled()

@@ -11,10 +11,6 @@ from torch import Tensor
 from visual_grpo.errors import UserError
 from visual_grpo.types import PromptRecord, Ratio, RewardOutput
 
-_TOO_LARGE = (
-    f"it is too large for float32, whose largest number is {torch.finfo(torch.float32).max:.2g}; return smaller scores"
-)
-
 
 def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> RewardOutput:
     """Turns what a reward returned for B samples into [B] float32 tensors on the CPU, or refuses it."""
@@ -41,10 +37,10 @@ def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor
     infinite = values.isinf().nonzero().flatten().tolist()
     if infinite:
         row = infinite[0]
-        gave = f"reward {name!r} gave {own[row].item()} {_where(row, prompts)}"
-        if not own[row].isinf():
-            raise UserError(f"{gave}: {_TOO_LARGE}")
-        raise UserError(f"{gave}: scores are finite; return None or NaN for what cannot be scored")
+        raise UserError(
+            f"reward {name!r} gave {own[row].item()} {_where(row, prompts)}: scores are finite in float32; return"
+            " None or NaN for what cannot be scored"
+        )
     return values
 
 
@@ -88,9 +84,7 @@ def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) ->
         if isinstance(score, str | bytes):
             raise TypeError("text hides a reward that forgot to parse")
         return float(score)
-    except OverflowError as error:  # Python may refuse to print the digits of an integer beyond float64.
-        raise UserError(f"reward {name!r} gave an integer {_where(row, prompts)}: {_TOO_LARGE}") from error
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise UserError(f"reward {name!r} gave {score!r} {_where(row, prompts)}; expected a number or None") from error
 
 

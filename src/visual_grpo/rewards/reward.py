@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +57,7 @@ class FunctionReward:
     def _score(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         # Copies: what a reward paints into an image must reach neither the next reward nor what is kept.
         own = [sample.clone() if isinstance(sample, Tensor) else sample for sample in samples]
-        with _blaming(f"reward {self.name!r} failed on the records {some_ids(prompts)}"), isolated_process_state():
+        with _blaming(f"reward {self.name!r} failed on the records {some_ids(prompts)}"), torch.no_grad():
             # A list of its own as well: a reward may sort it. And a generator fails, if it does, while it is read.
             returned = self.function(list(prompts), own)
             returned = list(returned) if isinstance(returned, Iterator) else returned
@@ -140,7 +138,7 @@ def load_function(path: str) -> Any:
     Raises ``UserError`` for another spelling, where the module or the name in it does not exist, or
     where it is not callable.
     """
-    with isolated_process_state():
+    with torch.no_grad():  # Puts the mode back: scripts that score pictures often switch gradients off when imported.
         found = load_attribute(path, "a function")
     if not callable(found):
         raise UserError(f"{path!r} must be a function or class, it is of type {type(found).__name__}")
@@ -165,7 +163,7 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
     values = with_variables(options, name)
     if prompts_and_samples:
         return FunctionReward(name, _with_options(target, values))
-    with _naming(name), _blaming(f"reward {name!r}: {path!r} could not be made"), isolated_process_state():
+    with _naming(name), _blaming(f"reward {name!r}: {path!r} could not be made"), torch.no_grad():
         try:
             made = target(**values)
         except TypeError as error:
@@ -250,22 +248,3 @@ def _own_traceback(error: BaseException) -> str:
     """The traceback inside the reward's code, without the frames of this project that called it."""
     frames = traceback.format_tb(error.__traceback__)[2:]  # after `_blaming` and its caller
     return "".join([*frames, *traceback.format_exception_only(error)]).rstrip()
-
-
-@contextmanager
-def isolated_process_state() -> Iterator[None]:
-    """Restores the working folder, and torch's gradient mode and default dtype.
-
-    Scripts that score pictures often switch gradients off for themselves; the training would lose its own. A child
-    process that the code forks ends where it would return: it must not go on with the training beside its parent.
-    """
-    process, folder = os.getpid(), Path.cwd()
-    gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-    try:
-        yield
-    finally:
-        if os.getpid() != process:
-            os._exit(0)
-        os.chdir(folder)
-        torch.set_grad_enabled(gradients)
-        torch.set_default_dtype(dtype)
