@@ -60,7 +60,7 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
     """The ``model`` (folder or hub id), without any adapter or with the saved ones of the trained modules.
 
     Raises UserError where ``config.model.path`` asks for another model than the starter reported, or where its files
-    are not those that were published or trained on.
+    are not those that the adapters were trained on.
     """
     if config.model.path not in (None, model):
         raise UserError(
@@ -70,7 +70,6 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
 
     from visual_grpo.hardware.quantised import require_quantised
     from visual_grpo.policies.family import ModelSettings
-    from visual_grpo.saved_model import check_downloads
 
     torch.set_num_threads(config.model.threads)
     plan = make_plan(config, model)
@@ -78,7 +77,6 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
     settings = ModelSettings(size=size, policy=config.policy, options=plan.options)
     built = plan.family.build(plan.family.load(model, config.model), settings)
     require_quantised(built.adapters.networks, config.model.base_weights)
-    check_downloads(model, config.model.revision)
     if adapters is not None:
         check_weights(adapters)
         check_base(adapters, model, content_digest(model))

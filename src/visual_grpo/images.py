@@ -32,17 +32,6 @@ _DAMAGE = (
 _RUN_PROGRAMS = ("EPS", "WMF")
 """Formats that are programs themselves: Pillow hands them to Ghostscript or Windows."""
 
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What makes an image of an EXIF orientation upright."""
-
 
 class ImageError(UserError):
     """A file that cannot be read as an image; the message says why."""
@@ -239,8 +228,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    method = _TURNS.get(_orientation(image))
-    return image if method is None else image.transpose(method)
+    return image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
 
 
 def _mask_values(image: Image.Image) -> np.ndarray:

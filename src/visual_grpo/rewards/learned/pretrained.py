@@ -23,7 +23,7 @@ from torch import Tensor
 
 from visual_grpo.errors import UserError
 from visual_grpo.hardware.device import resolve_device
-from visual_grpo.saved_model import check_snapshot, may_be_hub_id
+from visual_grpo.saved_model import may_be_hub_id
 from visual_grpo.third_party_output import hidden_progress_bars
 
 log = logging.getLogger(__name__)
@@ -88,8 +88,6 @@ class Origin:
         return self._ask_hub() if found is None else found.name
 
     def _check_content(self, folder: Path) -> None:
-        if self.revision is not None and may_be_hub_id(self.path):
-            check_snapshot(self.path, self.revision, folder)
         if self.model_type is None:
             return
         try:
