@@ -1,4 +1,4 @@
-"""docs/algorithms.md: each formula computed as it stands there, in plain loops, and compared with the code."""
+"""docs/algorithms.md: tables and formulas as they stand there, in plain loops, compared with the code."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from visual_grpo.config import GRPOConfig, SignalCheckConfig
 from visual_grpo.grpo import checks, losses
-from visual_grpo.grpo.losses import LOSSES, gdpo_advantages, group_advantages
+from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.optimisers import learning_rate_factor
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
-from visual_grpo.policies import flow_sde
 from visual_grpo.types import ReplayChunk, Rollout, Scores
 
 PAGE = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text(encoding="utf-8")
-N, G, S, D = 3, 4, 5, 24
-EPSILON, BETA = 0.1, 0.3
+S = 5
+BETA = 0.3
 Array = NDArray[np.float64]
 
 
@@ -39,40 +38,6 @@ def rows_of_table(first: str) -> list[list[str]]:
     lines = PAGE.split(f"| {first} |", 1)[1].splitlines()[2:]
     table = itertools.takewhile(lambda line: line.startswith("|"), lines)
     return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in table]
-
-
-def deviation(rewards: Array, scale: str) -> Array:
-    """sigma of each sample, [N, G]."""
-    centred = rewards - rewards.mean(1, keepdims=True)
-    everywhere = np.ones_like(rewards)
-    return {
-        "group": rewards.std(1, ddof=1, keepdims=True) * everywhere,
-        "batch": rewards.std(ddof=1) * everywhere,
-        "batch_centred": np.sqrt((centred**2).sum() / (rewards.size - 1)) * everywhere,
-        "none": everywhere - EPSILON,
-    }[scale]
-
-
-@pytest.mark.parametrize("scale", ["group", "batch", "batch_centred", "none"])
-def test_advantages(scale: Any) -> None:
-    rewards = drawn(N, G)
-    want = (rewards - rewards.mean(1, keepdims=True)) / (deviation(rewards, scale) + EPSILON)
-    got = group_advantages(tensor(rewards.reshape(-1)), G, scale=scale, epsilon=EPSILON, clip=0.9)
-    np.testing.assert_allclose(got, want.clip(-0.9, 0.9).reshape(-1), atol=1e-5)
-    assert [row[0] for row in rows_of_table("scale")] == ["group", "batch", "batch_centred", "none"]
-
-
-def test_gdpo() -> None:
-    rewards, weights = {"a": drawn(N, G), "b": drawn(N, G, seed=1, scale=9)}, {"a": 2.0, "b": -0.5}
-    parts = [
-        weights[k] * (r - r.mean(1, keepdims=True)) / (r.std(1, ddof=1, keepdims=True) + EPSILON)
-        for k, r in rewards.items()
-    ]
-    a = np.sum(parts, axis=0)
-    want = (a - a.mean(1, keepdims=True)) / (deviation(a, "batch_centred") + EPSILON)
-    flat = {name: tensor(values.reshape(-1)) for name, values in rewards.items()}
-    got = gdpo_advantages(flat, weights, G, epsilon=EPSILON, clip=1.2)
-    np.testing.assert_allclose(got, want.clip(-1.2, 1.2).reshape(-1), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", list(LOSSES))
@@ -120,7 +85,8 @@ def test_the_losses_and_their_aggregation(name: Any, corrected: bool) -> None:
     assert float(chunk_loss(chunk, experience, torch.arange(rows), objective, UpdateStats())) == pytest.approx(want)
 
 
-def test_the_table_of_losses() -> None:
+def test_the_tables() -> None:
+    assert [row[0] for row in rows_of_table("scale")] == ["group", "batch", "batch_centred", "none"]
     stated = {row[0]: row[1:5] for row in rows_of_table("`grpo.loss`")}
     assert stated == {
         name: [
@@ -132,44 +98,6 @@ def test_the_table_of_losses() -> None:
         for name, kind in LOSSES.items()
     }
     assert f"Log-ratios above {losses.MAX_LOG_RATIO:g} are cut to {losses.MAX_LOG_RATIO:g}" in PAGE
-
-
-def test_k3() -> None:
-    policy, reference = drawn(S), drawn(S, seed=1)
-    d = reference - policy
-    np.testing.assert_allclose(losses.k3_kl(tensor(policy), tensor(reference)), np.exp(d) - d - 1, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("sigma", "after"), [(1.0, 0.8), (0.6, 0.3), (0.3, 0.1)])
-def test_stochastic_steps(sigma: float, after: float) -> None:
-    clean, pure, a = drawn(2, 3), drawn(2, 3, seed=1), 0.7
-    state, v = (1 - sigma) * clean + sigma * pure, pure - clean
-    np.testing.assert_allclose(
-        flow_sde.ode_step(tensor(v), tensor(state), sigma, after), (1 - after) * clean + after * pure, atol=1e-5
-    )
-    delta = after - sigma
-    c = a * np.sqrt(sigma / (1 - (after if sigma == 1 else sigma)))
-    mean = state * (1 + c**2 / (2 * sigma) * delta) + v * (1 + c**2 * (1 - sigma) / (2 * sigma)) * delta
-    got, std = flow_sde.transition(tensor(v), tensor(state), sigma, after, a, "sde")
-    np.testing.assert_allclose(got, mean, atol=1e-5)
-    assert std == pytest.approx(c * np.sqrt(-delta))
-    spread = after * np.sin(a * np.pi / 2)
-    mean = (1 - after) * (state - sigma * v) + np.sqrt(after**2 - spread**2) * (state + (1 - sigma) * v)
-    got, std = flow_sde.transition(tensor(v), tensor(state), sigma, after, a, "cps")
-    np.testing.assert_allclose(got, mean, atol=1e-5)
-    assert std == pytest.approx(spread)
-
-
-def test_log_probability_kl_and_ratio_of_a_step() -> None:
-    sample, mean, other, std = drawn(1, D), drawn(1, D, seed=1), drawn(1, D, seed=2), 0.7
-    densities = -((sample - mean) ** 2) / (2 * std**2) - np.log(std) - 0.5 * np.log(2 * np.pi)
-    tensors = tensor(sample), tensor(mean), tensor(other)
-    assert float(flow_sde.log_prob(tensors[0], tensors[1], std)) == pytest.approx(densities.sum() / np.sqrt(D))
-    kl = ((mean - other) ** 2 / (2 * std**2)).sum() / D
-    assert float(flow_sde.transition_kl(tensors[1], tensors[2], std)) == pytest.approx(kl)
-    e, shift = (sample - other) / std, mean - other
-    ratio = (shift * e).sum() / np.sqrt(D)
-    assert float(flow_sde.normalised_log_ratio(*tensors, std)) == pytest.approx(ratio, rel=1e-5)
 
 
 def test_the_signal_checks_cosine_and_its_error() -> None:
