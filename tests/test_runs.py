@@ -255,9 +255,7 @@ def test_no_memory_ends_with_the_parameters_that_need_less(runs):
     kind, message, code = runs["greedy"]["end"]
     assert (kind, code, runs["greedy"]["status"]) == ("ClickException", 1, "FAILED")
     assert "Out of memory" in message
-    assert "Less memory: policy.rollout_batch=32" in message
-    assert "evaluation.batch_size=32" in message
-    assert "kedro run --env=base --pipelines=greedy --params=policy.rollout_batch=32," in message
+    assert "Less memory: smaller policy.rollout_batch," in message
 
 
 def test_nodes_and_mlflow_get_the_rewards_that_the_records_decide(runs):

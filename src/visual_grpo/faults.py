@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from visual_grpo.config import Parameters
 from visual_grpo.errors import chain
 
-PHASE = "phase of the training step: "
-"""Begins a note (PEP 678) on an error of a training step."""
+LESS_MEMORY = (
+    "Less memory: smaller policy.rollout_batch, policy.denoise_batch, policy.decode_batch (rollout),"
+    " grpo.micro_batch_size (update), evaluation.batch_size, data.height and data.width;"
+    " policy.gradient_checkpointing=true; model.dtype=bfloat16. `kedro run --pipeline=plan` says which batches fit."
+)
 
 _NO_MEMORY = (
     *("out of memory", "can't allocate memory", "Cannot allocate memory", "Unable to allocate", "bad allocation"),
@@ -34,8 +36,7 @@ def machine_fault(error: BaseException) -> str | None:
     """
     for cause in chain(error):
         if _says_no_memory(cause):
-            advice = [note for note in _notes(error) if not note.startswith(PHASE)]
-            return "\n".join([f"Out of memory: {_first_line(cause)}", *advice])
+            return "\n".join([f"Out of memory: {_first_line(cause)}", *_notes(error), LESS_MEMORY])
         if isinstance(cause, OSError) and cause.errno in _FORBIDDEN:
             return f"No permission: {cause}"
         for what, texts in _KINDS.items():
@@ -73,40 +74,6 @@ def _says_no_memory(error: BaseException) -> bool:
     raised_by_libraries = isinstance(error, RuntimeError | OSError) or type(error).__name__ == "SafetensorError"
     said = f"{str(error).strip()}\n"
     return isinstance(error, MemoryError) or (raised_by_libraries and any(text in said for text in _NO_MEMORY))
-
-
-def smaller(config: Parameters, phase: str | None) -> dict[str, object]:
-    """Parameters that need less memory: name -> value to try.
-
-    Args:
-        phase: of the training step (rollout, reward, update); None where samples are drawn for an evaluation.
-    """
-    if phase == "update":
-        rows = config.grpo.micro_batch_size or config.grpo.prompts_per_step * config.grpo.group_size
-        found = {"grpo.micro_batch_size": rows // 2}
-        found |= {
-            f"modules.{name}.micro_batch_size": own.micro_batch_size // 2
-            for name, own in config.modules.items()
-            if own.micro_batch_size is not None
-        }
-        checkpointing = {} if config.policy.gradient_checkpointing else {"policy.gradient_checkpointing": True}
-        return _at_least(1, found) | checkpointing
-    if phase == "reward":
-        return _at_least(2, {"grpo.group_size": config.grpo.group_size // 2})
-    names = ("rollout_batch", "denoise_batch", "decode_batch")
-    batches = {f"policy.{name}": getattr(config.policy, name) // 2 for name in names}
-    if phase is None:
-        batches["evaluation.batch_size"] = config.evaluation.batch_size // 2
-    return _at_least(1, batches)
-
-
-def phase_of(error: BaseException) -> str | None:
-    """The training step's phase in which the error arose."""
-    return next((note.removeprefix(PHASE) for note in _notes(error) if note.startswith(PHASE)), None)
-
-
-def _at_least(least: int, values: Mapping[str, int]) -> dict[str, object]:
-    return {name: value for name, value in values.items() if value >= least}
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,7 +11,6 @@ from omegaconf.resolvers import oc
 from visual_grpo.hooks import (
     AdapterHooks,
     EndingHooks,
-    FaultHooks,
     InputHooks,
     MemoryHooks,
     OutputHooks,
@@ -32,7 +31,6 @@ HOOKS = (
     AdapterHooks(),
     InputHooks(),
     TrackingHooks(),
-    FaultHooks(),
     EndingHooks(),
     MemoryHooks(),
 )

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import GRPOConfig
-from visual_grpo.faults import PHASE
 from visual_grpo.grpo.losses import variance_shares, zero_variance_groups
 from visual_grpo.grpo.update import SAMPLER_GAP, Experience, UpdateStats
 from visual_grpo.types import Rollout, Scores, StepMetrics
@@ -40,7 +39,7 @@ class Clock:
             if torch.device(self.device).type == "cuda":  # An error of a kernel shows here, and is of this phase.
                 torch.cuda.synchronize(self.device)
         except Exception as error:
-            error.add_note(f"{PHASE}{name}")
+            error.add_note(f"In the phase {name} of the training step.")
             raise
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

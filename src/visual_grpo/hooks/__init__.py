@@ -4,7 +4,7 @@ Nodes only transform data; everything around them is here.
 """
 
 from visual_grpo.hooks.adapters import AdapterHooks
-from visual_grpo.hooks.ending import EndingHooks, FaultHooks, MemoryHooks
+from visual_grpo.hooks.ending import EndingHooks, MemoryHooks
 from visual_grpo.hooks.folders import InputHooks, OutputHooks
 from visual_grpo.hooks.parameters import ParameterHooks
 from visual_grpo.hooks.tracking import TrackingHooks
@@ -12,7 +12,6 @@ from visual_grpo.hooks.tracking import TrackingHooks
 __all__ = [
     "AdapterHooks",
     "EndingHooks",
-    "FaultHooks",
     "InputHooks",
     "MemoryHooks",
     "OutputHooks",

@@ -1,9 +1,8 @@
-"""What a command says of its steps, at its end and at an error, and the memory that it frees between nodes."""
+"""What a command says of its steps and at its end, and the memory that it frees between nodes."""
 
 from __future__ import annotations
 
 import gc
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ from kedro.pipeline.node import Node
 
 from visual_grpo import console
 from visual_grpo.command import Command, is_stage_of_dvc
-from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import FLOW
-from visual_grpo.faults import is_out_of_memory, phase_of, smaller
 from visual_grpo.tracking import Tracker
 
 SHOWN = {
@@ -68,25 +65,6 @@ class EndingHooks:
         after = _next(run_params, made, catalog)
         if after is not None and not is_stage_of_dvc():
             console.note(f"Next: {after}")  # One line, however long: it is pasted.
-
-
-class FaultHooks:
-    """Says which parameters would have needed less memory, and the command that sets them."""
-
-    @hook_impl
-    def on_node_error(self, error: Exception, catalog: CatalogProtocol) -> None:
-        if not is_out_of_memory(error):
-            return
-        parameters: Parameters = catalog.load("parameters")
-        phase = phase_of(error)
-        tried = smaller(parameters, phase)
-        where = f"In the phase {phase} of the training step. " if phase else ""
-        if tried:
-            shown = ", ".join(f"{name}={json.dumps(value)}" for name, value in tried.items())
-            error.add_note(f"{where}Less memory: {shown}\nTry: {Command.now().adding(tried)}")
-        error.add_note(
-            "More that helps: model.dtype=bfloat16, smaller data.height and data.width, other programs closed."
-        )
 
 
 class MemoryHooks:
