@@ -134,15 +134,9 @@ def build_trainer(
     start: Path | None = None,
 ) -> Trainer:
     """The trainer of `build_policies`, which all ranks of the command share."""
-    from visual_grpo.distributed import group
     from visual_grpo.grpo.two_stage import AlternatingTrainer
 
     policies, joint = build_policies(config, plan, model, start)
-    if group.count() > 1:
-        from visual_grpo.distributed.policy import DistributedJointPolicy, DistributedPolicy
-
-        policies = {module: DistributedPolicy(policy) for module, policy in policies.items()}
-        joint = joint and DistributedJointPolicy(joint)
     if joint is not None:
         return _joint_trainer(config, joint, policies, scorer)
     trainers = {module: _module_trainer(config, policy, module, scorer) for module, policy in policies.items()}

@@ -17,7 +17,7 @@ from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.config import Parameters
 from visual_grpo.distributed import group
-from visual_grpo.distributed.policy import DistributedPolicy, FirstScores
+from visual_grpo.distributed.policy import FirstScores
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.trainer import GRPOTrainer
@@ -113,16 +113,13 @@ def train_every_way(config: Parameters, kind: str) -> list[tuple[Tensor, list[An
         if kind == "SeededSteps" and options.get("loss") == "gspo":
             continue  # It needs all steps in one chunk.
         policy = KINDS[kind]()
-        own: Any = DistributedPolicy(policy) if group.count() > 1 else policy
-        steps = list(trainer(own, **options).fit(records(10)))
+        steps = list(trainer(policy, **options).fit(records(10)))
         found.append((policy.table.detach(), steps))
     return found
 
 
 def signal_gradient(config: Parameters) -> Tensor:
-    policy: Any = SeededTokens()
-    own = DistributedPolicy(policy) if group.count() > 1 else policy
-    return trainer(own).policy_gradient(records(5), torch.Generator().manual_seed(3))
+    return trainer(SeededTokens()).policy_gradient(records(5), torch.Generator().manual_seed(3))
 
 
 def several(config: Parameters, jobs: Sequence[tuple[Any, dict[str, Any]]]) -> list[Any]:

@@ -8,7 +8,6 @@ import os
 import platform
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -186,8 +185,6 @@ def _begin(config: Parameters, arguments: Mapping[str, Any]) -> Parameters:
     """Prepares this rank for a job; returns the configuration with its own GPU."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", group.count()))
     share_cores(here)
-    if str(Path.cwd()) not in sys.path:  # The user's own family of models is a file there.
-        sys.path.append(str(Path.cwd()))
     if here < group.count():
         _require_same_hosts([arguments.get(name) for name in ("model", "adapters", "start")])
     device = group.together(lambda: _own_device(resolve_device(config.model.device)))
@@ -212,12 +209,12 @@ def _require_same_hosts(folders: Sequence[str | Path | None]) -> None:
     facts = {"python": platform.python_version(), "the code of visual_grpo": code.hexdigest()}
     facts |= {name: metadata.version(name) for name in _LIBRARIES}
     facts |= {f"the files of {folder}": str(content_digest(folder)) for folder in folders if folder is not None}
-    first, *others = group.everyone(lambda: (socket.gethostname(), facts))
-    for host, own in others:
-        differing = [name for name in facts if own[name] != first[1][name]]
-        if differing:
+    hosts = group.everyone(lambda: (socket.gethostname(), facts))
+    first, expected = hosts[0]
+    for host, found in hosts:
+        if differing := [name for name in facts if found[name] != expected[name]]:
             raise UserError(
-                f"{host} differs from {first[0]}, the host of the first process: {', '.join(differing)}. Expected the"
+                f"{host} differs from {first}, the host of the first process: {', '.join(differing)}. Expected the"
                 " same commit, packages and files, at the same path on every host, best on a shared file system."
             )
 

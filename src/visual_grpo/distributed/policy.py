@@ -1,4 +1,4 @@
-"""A policy, a model and a scorer of which each rank does its part: whole groups of samples; rank 0 scores.
+"""Rollouts, samples and scores by all ranks: each draws whole groups of samples; rank 0 scores.
 
 Shapes: B rows of a rollout, b of them.
 """
@@ -8,35 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from visual_grpo.config import SamplerConfig
 from visual_grpo.distributed import group
 from visual_grpo.types import (
     AdaptedModel,
     Adapters,
-    JointPolicy,
-    JointRollout,
-    Policy,
     PromptRecord,
-    ReplayChunk,
     Rollout,
     Sample,
     Scores,
     begin_scoring,
 )
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, kw_only=True)
-class LocalPart(Generic[T]):
+class LocalPart:
     """The trajectory of the rows that this rank drew of a rollout."""
 
-    trajectory: T | None
+    trajectory: Any
     """None: it drew none."""
     start: int
     rows: int
@@ -46,50 +40,39 @@ class LocalPart(Generic[T]):
         return rows[(rows >= self.start) & (rows < self.start + self.rows)]
 
 
-class DistributedPolicy(Generic[T]):
-    """Satisfies ``types.Policy[LocalPart]``."""
+def roll_out(
+    prompts: Sequence[PromptRecord],
+    generator: torch.Generator,
+    draw: Callable[[Sequence[PromptRecord]], list[Rollout[Any] | None]],
+) -> list[Rollout[Any] | None]:
+    """Returns the rollouts of ``draw(prompts)``, of which each rank draws its block of prompts.
 
-    def __init__(self, local: Policy[T]) -> None:
-        self.local = local
+    The samples are those that one process would draw. With several ranks each keeps only its own trajectories, as a
+    `LocalPart`.
+    """
+    if group.count() == 1:
+        return draw(prompts)
+    start, size = group.blocks(len(prompts), group.count())[group.rank()]
+    local: list[Rollout[Any] | None] = []
 
-    def rollout(
-        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
-    ) -> Rollout[LocalPart[T]]:
-        """Returns the samples that one process would draw; each rank keeps only the trajectories that it drew."""
-        (rollout,) = _roll_out(prompts, generator, lambda own: [self.local.rollout(own, group_size, generator)])
-        assert rollout is not None
-        return rollout
+    def compute() -> Any:
+        if not size:
+            return None
+        with group.share(start, size, len(prompts)), torch.no_grad():
+            local.extend(draw(prompts[start : start + size]))
+        return [own and replace(own, trajectory=None) for own in local], generator.get_state()
 
-    def replay(self, trajectory: LocalPart[T], rows: Tensor) -> Iterator[ReplayChunk]:
-        """``rows`` must be among those of this rank."""
-        assert trajectory.trajectory is not None
-        yield from self.local.replay(trajectory.trajectory, rows - trajectory.start)
-
-    def trainable_parameters(self) -> list[nn.Parameter]:
-        return self.local.trainable_parameters()
-
-    def adapter_state_dict(self) -> dict[str, Tensor]:
-        return self.local.adapter_state_dict()
-
-    def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.local.load_adapter_state_dict(state)
+    answers = [own for own in group.everyone(compute) if own is not None]
+    generator.set_state(answers[0][1])  # Of a rank without a share, too.
+    parts = zip(*(rollouts for rollouts, _ in answers), strict=True)
+    return [_joined(own, local[number] if local else None) for number, own in enumerate(parts)]
 
 
-class DistributedJointPolicy:
-    """Satisfies ``types.JointPolicy``."""
-
-    def __init__(self, local: JointPolicy) -> None:
-        self.local = local
-
-    def joint_rollout(
-        self, prompts: Sequence[PromptRecord], outer_size: int, inner_size: int, generator: torch.Generator
-    ) -> JointRollout:
-        def draw(own: Sequence[PromptRecord]) -> list[Rollout[Any] | None]:
-            joint = self.local.joint_rollout(own, outer_size, inner_size, generator)
-            return [joint.outer, joint.inner]
-
-        outer, inner = _roll_out(prompts, generator, draw)
-        return JointRollout(outer=outer, inner=inner)
+def local_part(rollout: Rollout[Any]) -> LocalPart:
+    """Returns what this rank holds of a rollout of `roll_out`."""
+    if isinstance(rollout.trajectory, LocalPart):
+        return rollout.trajectory
+    return LocalPart(trajectory=rollout.trajectory, start=0, rows=len(rollout.samples))
 
 
 class DistributedModel:
@@ -150,29 +133,7 @@ class FirstScores:
         return FirstScores(self.local and self.local.weighted(weights))
 
 
-def _roll_out(
-    prompts: Sequence[PromptRecord],
-    generator: torch.Generator,
-    draw: Callable[[Sequence[PromptRecord]], list[Rollout[Any] | None]],
-) -> list[Rollout[Any] | None]:
-    """Draws this rank's block of ``prompts``; returns each of the rollouts of ``draw`` with everyone's rows."""
-    start, size = group.blocks(len(prompts), group.count())[group.rank()]
-    local: list[Rollout[Any] | None] = []
-
-    def compute() -> Any:
-        if not size:
-            return None
-        with group.share(start, size, len(prompts)), torch.no_grad():
-            local.extend(draw(prompts[start : start + size]))
-        return [own and replace(own, trajectory=None) for own in local], generator.get_state()
-
-    answers = [own for own in group.everyone(compute) if own is not None]
-    generator.set_state(answers[0][1])  # Of a rank without a share, too.
-    parts = zip(*(rollouts for rollouts, _ in answers), strict=True)
-    return [_joined(own, local[number] if local else None) for number, own in enumerate(parts)]
-
-
-def _joined(parts: Sequence[Rollout[Any] | None], local: Rollout[Any] | None) -> Rollout[LocalPart[Any]] | None:
+def _joined(parts: Sequence[Rollout[Any] | None], local: Rollout[Any] | None) -> Rollout[LocalPart] | None:
     present = [own for own in parts if own is not None]
     if not present:
         return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import GRPOConfig
+from visual_grpo.distributed.policy import roll_out
 from visual_grpo.errors import UserError
 from visual_grpo.grpo import metrics
 from visual_grpo.grpo.losses import LOSSES, gdpo_advantages, group_advantages, zero_variance_groups
@@ -111,7 +112,12 @@ class Collector(Generic[T]):
         finish: Callable[[], Scores] | None = None
         for start in range(0, len(prompts), size):
             with clock.phase("rollout"), torch.no_grad():
-                rollout = self.policy.rollout(prompts[start : start + size], self.config.group_size, generator)
+                (rollout,) = roll_out(
+                    prompts[start : start + size],
+                    generator,
+                    lambda own: [self.policy.rollout(own, self.config.group_size, generator)],
+                )
+            assert rollout is not None
             with clock.phase("reward"):
                 if finish is not None:
                     scores.append(finish())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from visual_grpo.config import GRPOConfig
 from visual_grpo.distributed import group
-from visual_grpo.distributed.policy import LocalPart
+from visual_grpo.distributed.policy import local_part
 from visual_grpo.errors import UserError
 from visual_grpo.grpo import metrics
 from visual_grpo.grpo.checks import MOST_OVERFLOWS, NonFiniteLossError, Setbacks, check_ratio, refuse_non_finite
@@ -192,11 +192,10 @@ class GRPOTrainer(Generic[T]):
         # A rank without a row needs its scaler's factor too, which is made where its first loss is.
         self.scaler.scale(torch.zeros((), device=self.device))
         for experience in experiences:
-            trajectory, rows = experience.rollout.trajectory, experience.rows
-            if isinstance(trajectory, LocalPart):
-                rows = trajectory.among(rows)
+            part = local_part(experience.rollout)
+            rows = part.among(experience.rows)
             for batch in rows.split(self.config.micro_batch_size or max(1, len(rows))) if len(rows) else ():
-                for chunk in self.policy.replay(trajectory, batch):
+                for chunk in self.policy.replay(part.trajectory, batch - part.start):
                     if first and experience.replayed_log_probs is not None:
                         experience.anchor(chunk, batch, stats)
                     loss = chunk_loss(chunk, experience, batch, objective, stats)

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from visual_grpo.distributed.policy import roll_out
 from visual_grpo.grpo import metrics
 from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer, under
-from visual_grpo.types import JointPolicy, PromptRecord, Scorer, Scores, StepMetrics, weighted_total
+from visual_grpo.types import JointPolicy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, weighted_total
 
 Taken = tuple[dict[str, StepMetrics], int]
 """Each module's metrics of a step, and the number of decoded samples."""
@@ -127,18 +128,22 @@ class JointTrainer(_StagesTrainer):
         device = str(next(iter(self.modules.values())).device)
         clock = metrics.Clock(device=device)
         with clock.phase("rollout"), torch.no_grad():
-            rollout = self.policy.joint_rollout(prompts, *self.sizes, self.generator)
-        decoded = rollout.inner if rollout.inner is not None else rollout.outer
+            outer, inner = roll_out(prompts, self.generator, self._draw)
+        decoded = inner if inner is not None else outer
         assert decoded is not None
         with clock.phase("reward"):
             scores = self.scorer(decoded.prompts, decoded.samples)
         taken: dict[str, StepMetrics] = {}
-        for (name, trainer), own in zip(self.stages, (rollout.outer, rollout.inner), strict=True):
+        for (name, trainer), own in zip(self.stages, (outer, inner), strict=True):
             if trainer is not None and own is not None:
                 mean = averaged(scores, len(scores.total) // len(own.prompts))
                 taken[name] = trainer.learn(own, reweighted(mean, self.weights[name]), clock)
                 clock = metrics.Clock(device=device)  # The rollout's seconds are reported once.
         return taken, len(decoded.samples)
+
+    def _draw(self, prompts: Sequence[PromptRecord]) -> list[Rollout[Any] | None]:
+        rollout = self.policy.joint_rollout(prompts, *self.sizes, self.generator)
+        return [rollout.outer, rollout.inner]
 
 
 def reweighted(scores: Scores, weights: Mapping[str, float]) -> Scores:
