@@ -29,8 +29,8 @@ PROMPTS = (
 )
 WIDTHS = (1400, 800, 390)
 HEADINGS = [
-    *("The trained model against the base model", "Scores", "Samples", "Training", "Greatest gains", "Greatest losses"),
-    *("Could not be scored", "All pairs", "Configuration", "Terms"),
+    *("The trained model against the base model", "Samples", "Training", "Scores", "Greatest gains", "Greatest losses"),
+    *("All pairs", "Configuration", "Where this result comes from", "Terms"),
 ]
 SETTINGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
@@ -43,6 +43,12 @@ PROBE = """<script>addEventListener("load", () => {
   document.querySelector("label[for=view1]").click();
   const panels = [...document.querySelectorAll(".panel")].map(shown);
   const first = document.querySelector("#page-of-pairs figcaption").textContent;
+  document.querySelector("#samples .sides img").click();
+  const large = document.querySelector("dialog[open] img");
+  const flips = [large.alt];
+  large.click();
+  flips.push(document.querySelector("dialog[open] img").alt);
+  document.getElementById("viewer").close();
   document.getElementById("next").click();
   const second = document.querySelector("#page-of-pairs figcaption").textContent;
   document.querySelectorAll("details").forEach((element) => { element.open = true; });
@@ -54,6 +60,8 @@ PROBE = """<script>addEventListener("load", () => {
     panels,
     pages: [first, second, document.getElementById("page").textContent],
     broken,
+    flips,
+    picture: document.querySelector("#samples img").getBoundingClientRect().top + scrollY,
   });
 });</script>"""
 
@@ -109,6 +117,8 @@ def test_the_page_fits_and_works_at_three_widths(report: Path, tmp_path: Path) -
         first, second, pages = probe["pages"]
         assert (first in PROMPTS, second.startswith("more prompt"), pages) == (True, True, "2 of 2")
         assert probe["broken"] == 0
+        assert probe["flips"] == ["base model's sample", "trained model's sample"]
+        assert probe["picture"] < (900 if probe["width"] == 1400 else 1000), "the samples follow the verdict"
 
 
 def test_the_page_as_it_is_writes_nothing_to_the_console(report: Path, tmp_path: Path) -> None:

@@ -39,12 +39,10 @@ def test_points_and_intervals_are_where_the_numbers_say() -> None:
 
 
 def lines(curves: Curves) -> dict[str, list[list[float]]]:
-    """Label -> points of a figure's lines; "" = without a label."""
+    """Label -> points of a figure's lines."""
     (axis,) = curves.figure.axes
-    return {
-        "" if str(line.get_label()).startswith("_") else str(line.get_label()): np.asarray(line.get_xydata()).tolist()
-        for line in axis.lines
-    }
+    found = {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in axis.lines}
+    return {label: points for label, points in found.items() if not label.startswith("_")}
 
 
 def test_training_curves_are_of_the_reward_and_of_each_metric_that_is_there() -> None:
@@ -55,7 +53,7 @@ def test_training_curves_are_of_the_reward_and_of_each_metric_that_is_there() ->
     )  # fmt: skip
     reward, kl, entropy = training_curves(history, base=0.05)
     steps = [[1, 0.1], [2, 0.2], [3, 0.3]]
-    assert lines(reward) == {"": steps, "training samples (smoothed)": steps, "eval prompts": [[0, 0.05], [2, 0.5]]}
+    assert lines(reward) == {"training samples (smoothed)": steps, "eval prompts": [[0, 0.05], [2, 0.5]]}
     assert lines(kl) == {"ar": [[1, 0.0], [2, 0.1], [3, 0.2]], "dit": [[1, 0.0], [3, 1.0]]}
     assert lines(entropy) == {"all": [[1, 2], [2, 2], [3, 2]]}
     assert reward.data_uri == training_curves(history, base=0.05)[0].data_uri

@@ -27,13 +27,14 @@ from visual_grpo.evaluation.plots import Curves
 from visual_grpo.trained_adapters import CODE
 
 BASE = Path("conf/base/parameters.yml")
-CARD_SIDE, THUMBNAIL_SIDE = 256, 128
-"""Largest side in pixels of an image in a gallery, and of one in the list of all pairs."""
+CARD_SIDE, THUMBNAIL_SIDE = 1024, 128
+"""Largest side in pixels of an image in a gallery, where it can be enlarged, and of one in the list of all pairs."""
 MOST_PAIRS = 700
 """Limit of the list of all pairs."""
 _LINEAGE = {
     "mlflow_run_id": "MLflow run",
-    "run_name": "run",
+    "run.name": "run",
+    "finished": "finished",
     "commit": "commit",
     "git.commit": "commit",
     "git.state": "code",
@@ -67,8 +68,8 @@ def render(
 ) -> str:
     """The page; its arguments are those of `report.write_report` and what is made of them there."""
     entries, found, gate = evaluation["rewards"], evaluation["headline"], evaluation.get("gate", {})
-    parameters = evaluation.get("parameters") or evaluation.get("training", {}).get("parameters")
-    task = found["task"]
+    training, task = evaluation.get("training", {}), found["task"]
+    parameters = evaluation.get("parameters") or training.get("parameters")
     measures = {found["score"]: found["score"]} | ({task["score"]: task["name"]} if task else {})
     script, style = (_source(name) for name in ("pairs.js", "style.css"))
     environment = Environment(
@@ -92,6 +93,7 @@ def render(
         style=style,
         found=found,
         title=_title(found),
+        run=", ".join(str(training[name]) for name in ("run.name", "finished") if name in training),
         shown_verdict=_verdict(found, gate),
         lines=lines(found),
         lineage=list(_lineage(evaluation)),

@@ -24,7 +24,10 @@ OFFSET = 0.14
 """Half the distance between the samplers' marks on one row."""
 UNSCORED = "reward/unscored_share"
 METRICS = {
-    "kl": ("KL to the base model", "How far the policy has moved. A steady rise is normal, a jump is not."),
+    "kl": (
+        "KL to the base model",
+        "How far the policy has moved. It rises while the policy learns; a sudden jump is a warning.",
+    ),
     "entropy": ("Entropy", "How varied the samples are, in nats a token. A fall towards 0 means that they collapse."),
     "clip_fraction": (
         "Clip share",
@@ -60,7 +63,7 @@ def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
             continue
         figure, axis = _chart()
         for name, column in columns.items():
-            axis.plot(*_points(history, column), label=name)
+            _plot_smoothed(axis, history, column, name)
         if len(columns) > 1:
             axis.legend(frameon=False)
         found.append(Curves(title=title, caption=caption, figure=figure))
@@ -106,10 +109,7 @@ def differences(entries: Sequence[Mapping[str, Any]]) -> Figure:
 def _reward(history: pd.DataFrame, base: float | None) -> Figure:
     """The mean reward of each step and, where there are any, the evaluations in training."""
     figure, axis = _chart()
-    steps, reward = _points(history, "reward/total")
-    smooth = reward.rolling(max(1, len(reward) // 15), min_periods=1, center=True).mean()
-    axis.plot(steps, reward, color=COLOURS["rollout"], alpha=0.3, linewidth=1)
-    axis.plot(steps, smooth, color=COLOURS["rollout"], label="training samples (smoothed)")
+    _plot_smoothed(axis, history, "reward/total", "training samples (smoothed)", COLOURS["rollout"])
     steps, judged = _points(history, "eval/total") if "eval/total" in history else ([], [])
     if base is not None and 0 not in list(steps):
         steps, judged = [0, *steps], [base, *judged]
@@ -117,6 +117,14 @@ def _reward(history: pd.DataFrame, base: float | None) -> Figure:
         axis.plot(steps, judged, "o-", color=COLOURS["stock"], label="eval prompts")
     axis.legend(frameon=False)
     return figure
+
+
+def _plot_smoothed(axis: Axes, history: pd.DataFrame, column: str, label: str, colour: str | None = None) -> None:
+    """Plots a running mean, and the values behind it as a thin line."""
+    steps, values = _points(history, column)
+    smooth = values.rolling(max(1, len(values) // 15), min_periods=1, center=True).mean()
+    (line,) = axis.plot(steps, smooth, color=colour, label=label)
+    axis.plot(steps, values, color=line.get_color(), alpha=0.3, linewidth=1)
 
 
 def _chart() -> tuple[Figure, Axes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,8 @@ def train(
     seen = SeenPrompts.of(record.prompt for record in records.split("train", "eval"))
     (seen if start is None else seen | SeenPrompts.read(start)).write(adapters_draft)
     write_profile(profile, adapters_draft)
-    facts = read_facts(adapters_draft) | {RUN_NAME: tracker.run_name}
+    finished = datetime.now(UTC).isoformat(" ", timespec="minutes")
+    facts = read_facts(adapters_draft) | {RUN_NAME: tracker.run_name, "finished": finished}
     (adapters_draft / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
     (adapters_draft / CARD).write_text(model_card(facts, plan.modules), encoding="utf-8")
     _show_training(progress, run.trainer.step)

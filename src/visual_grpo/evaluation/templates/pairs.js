@@ -1,5 +1,5 @@
 "use strict";
-// Pages through the embedded pairs. Text from prompts is only ever set as text, never as HTML.
+// Enlarges pictures and pages through the embedded pairs. Text from prompts is only ever set as text, never as HTML.
 (() => {
   const SIZE = 24;
   const pairs = JSON.parse(document.getElementById("data").textContent);
@@ -83,6 +83,34 @@
   for (const id of ["sampler", "split", "order"]) get(id).addEventListener("change", () => { page = 0; show(); });
   get("previous").addEventListener("click", () => { page -= 1; show(); });
   get("next").addEventListener("click", () => { page += 1; show(); });
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((element) => { element.open = true; }));
-  show();
+
+  // The enlarged picture flips between the sides of its pair: by hovering, a click or the arrow keys.
+  const viewer = get("viewer");
+  let sides = [];
+  let at = 0;
+
+  function enlarge() {
+    viewer.replaceChildren(sides[at].cloneNode());
+    make("p", viewer, sides[at].nextElementSibling.textContent);
+    if (!viewer.open) viewer.showModal();
+  }
+
+  function flip() {
+    at = (at + 1) % sides.length;
+    enlarge();
+  }
+
+  document.addEventListener("click", (event) => {
+    const image = event.target;
+    if (image.matches(".sides img")) {
+      sides = [...image.closest(".sides").querySelectorAll("img")];
+      at = sides.indexOf(image);
+      enlarge();
+    } else if (image === viewer.firstElementChild) flip();
+    else if (viewer.open) viewer.close();
+  });
+  viewer.addEventListener("keydown", (event) => {
+    if (["ArrowLeft", "ArrowRight", " "].includes(event.key)) { event.preventDefault(); flip(); }
+  });
+    show();
 })();
