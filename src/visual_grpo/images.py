@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
-from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from visual_grpo.errors import UserError
 
@@ -28,7 +28,6 @@ _DAMAGE = (
     *(struct.error, zlib.error),
 )
 """Exceptions that Pillow's decoders raise on damaged files."""
-
 _RUN_PROGRAMS = ("EPS", "WMF")
 """Formats that are programs themselves: Pillow hands them to Ghostscript or Windows."""
 
@@ -43,9 +42,6 @@ class TooManyPixelsError(ImageError):
 
 def read_image(file: str | Path | IO[bytes]) -> Image.Image:
     """Reads an image upright (EXIF orientation applied) as RGB; the first frame of an animation.
-
-    Transparent pixels are blended with white. 16-bit, 32-bit and float images are scaled to 8 bits
-    (see `_scale_to_bytes`).
 
     Raises:
         ImageError: missing, empty, cut off, damaged, too large, or not an image at all.
@@ -94,7 +90,7 @@ def read_mask_image(file: str | Path | IO[bytes]) -> Image.Image:
 
 @contextmanager
 def pixel_limit(most: int) -> Iterator[None]:
-    """Lets Pillow accept images of up to ``most`` pixels, if that is more than its own limit, in this process."""
+    """Lets Pillow accept images of up to ``most`` pixels, if that is more than its own limit."""
     before = Image.MAX_IMAGE_PIXELS
     if before is not None:
         Image.MAX_IMAGE_PIXELS = max(before, -(-most // 2))  # Pillow refuses twice this.
@@ -115,21 +111,13 @@ def is_intact_png(path: Path) -> bool:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Converts any Pillow mode to RGB; an image that is RGB already is returned as it is."""
-    mode = image.mode
-    if mode.startswith("I") or mode == "F":
+    """Converts any Pillow mode to RGB: transparent pixels are blended with white, deep ones scaled to 8 bits."""
+    if image.mode.startswith("I") or image.mode == "F":
         return _scale_to_bytes(image).convert("RGB")
-    if mode == "LAB":
-        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-        converted = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")
-        assert converted is not None  # Only an in-place conversion returns None.
-        return converted
-    if mode in ("La", "RGBa"):
-        image = image.convert("LA" if mode == "La" else "RGBA")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image if mode == "RGB" else image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def fit(image: Image.Image, height: int, width: int) -> Image.Image:
@@ -201,21 +189,13 @@ def _opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
             if image.format in _RUN_PROGRAMS:
                 raise ImageError(f"{_name(file)}: is {image.format}, which needs another program to be drawn; use PNG")
             yield image
-    except FileNotFoundError as error:
-        raise ImageError(f"{file}: there is no such file") from error
-    except (PermissionError, IsADirectoryError) as error:
-        raise ImageError(f"{_name(file)}: the file cannot be opened ({error.strerror or error})") from error
-    except UnidentifiedImageError as error:
-        raise ImageError(
-            f"{_name(file)}: not an image that Pillow can read, empty, or damaged at its start; PNG, JPEG and WebP"
-            " always work"
-        ) from error
     except Image.DecompressionBombError as error:
-        raise TooManyPixelsError(
-            f"{_name(file)}: too many pixels to be decoded safely ({str(error).partition(', could')[0]})"
-        ) from error
+        text = str(error).partition(", could")[0]
+        raise TooManyPixelsError(f"{_name(file)}: too many pixels to be decoded safely ({text})") from error
     except _DAMAGE as error:
-        raise ImageError(f"{_name(file)}: damaged or cut off ({error})") from error
+        # Pillow names the file, or the address of one in memory.
+        reason = "empty, damaged or of another format" if isinstance(error, UnidentifiedImageError) else error
+        raise ImageError(f"{_name(file)}: cannot be read as an image ({reason})") from error
 
 
 def _orientation(image: Image.Image) -> int:
@@ -246,9 +226,8 @@ def _mask_values(image: Image.Image) -> np.ndarray:
 def _scale_to_bytes(image: Image.Image) -> Image.Image:
     """Converts a single-channel integer or float image to mode L.
 
-    I;16 spans 0..65535. Wider modes do not define a range, so it is inferred from the values: floats within 0..1
-    are fractions of white; values within 0..255 are bytes; integers within 0..65535 are 16-bit; anything else is
-    stretched from its minimum to its maximum.
+    I;16 spans 0..65535. Wider modes do not define a range: the smallest of 0..1 (floats), 0..255 and 0..65535
+    (integers) that has all values, else that from their minimum to their maximum.
     """
     with np.errstate(invalid="ignore"):  # A float that is no number is refused here, not by the conversion.
         values = np.asarray(image).astype(np.float64)

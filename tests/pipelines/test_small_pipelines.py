@@ -100,7 +100,7 @@ def test_score_says_which_files_it_leaves_out_and_why(tmp_path: Path, capsys: py
     score_folder(parameters(data=SIZE, score={"path": path}, rewards=BRIGHTNESS), tmp_path / "out")
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "Left out 6 of 9 records:"
-    assert said[1].startswith(f"  {path}/x0.png: not an image that Pillow can read")
+    assert said[1].startswith(f"  {path}/x0.png: cannot be read as an image")
     assert said[6:8] == ["  and 1 more", "Note: ignored 1 file beside images and their captions, such as notes.md."]
     assert len(pd.read_csv(tmp_path / "out/scores.csv")) == 3
     (tmp_path / "in/x4.png").unlink()

@@ -200,5 +200,5 @@ def test_a_guard_has_the_limits_of_the_configuration(tmp_path):
         "max_file_mb": 0.5,
         "max_pixels": 4096,
     }
-    guard = Guard.of(DataConfig.model_validate(config))
+    guard = Guard.of(DataConfig.model_validate(config), tmp_path)
     assert guard == Guard(folder=Path(tmp_path), max_file_bytes=500_000, max_pixels=4096)

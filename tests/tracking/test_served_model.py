@@ -232,7 +232,7 @@ def test_an_image_may_be_bytes_base64_a_path_or_a_picture(halves: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "said"),
-    [(5, "image is int"), (b"no image", "row 0: "), (Path("missing.png"), "there is no such file")],
+    [(5, "image is int"), (b"no image", "row 0: "), (Path("missing.png"), "No such file")],
 )
 def test_what_is_no_image_is_explained(source: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):

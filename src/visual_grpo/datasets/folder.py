@@ -28,12 +28,10 @@ def missing(path: Path, made_by: str) -> DataError:
 class DraftDataset(AbstractDataset[Never, Path]):
     """Loads as a path beside ``filepath``, which a node fills and returns; the dataset of ``filepath`` saves it.
 
-    So the node's own work and errors carry the node's name, and what was there before stays until all is written.
-    An unsaved draft is removed when the process ends.
+    What was there before stays until all is written. An unsaved draft is removed when the process ends.
 
     Args:
-        filepath: what the draft will replace; the draft is its hidden sibling, so that paths relative to one hold
-            for the other.
+        filepath: what the draft, its hidden sibling, will replace.
         kind: ``folder``: an empty folder is made; ``file``: nothing is there yet.
     """
 
@@ -45,7 +43,6 @@ class DraftDataset(AbstractDataset[Never, Path]):
         self.metadata = metadata
 
     def load(self) -> Path:
-        """Returns the draft's path; an earlier draft of this process is removed."""
         draft = new_draft(self._path)
         if self._kind == "folder":
             draft.mkdir()
@@ -65,8 +62,7 @@ class FolderDataset(AbstractDataset[Path, Path]):
     """Loads as the folder's path; saves by moving a folder that a node has filled into its place.
 
     Args:
-        filepath: the folder.
-        made_by: the pipeline that makes it; the error for a missing folder names it.
+        made_by: the pipeline that makes it, for the error about a missing folder.
     """
 
     def __init__(self, *, filepath: str, made_by: str, metadata: dict[str, Any] | None = None) -> None:
@@ -75,7 +71,6 @@ class FolderDataset(AbstractDataset[Path, Path]):
         self.metadata = metadata
 
     def load(self) -> Path:
-        """Returns the folder's path; raises a DataError if there is none."""
         if not self._exists():
             raise missing(self._path, self._made_by)
         return self._path
@@ -83,8 +78,7 @@ class FolderDataset(AbstractDataset[Path, Path]):
     def save(self, data: Path) -> None:
         """Moves the folder ``data`` into the place of the old one, which stays if that fails."""
         if not isinstance(data, Path) or not data.is_dir():
-            got = f"{data}, which is none" if isinstance(data, Path) else f"a {type(data).__name__}"
-            raise DataError(f"{self._path}: expected the path of the folder that the node filled, got {got}")
+            raise DataError(f"{self._path}: expected the path of the folder that the node filled, got {data!r}")
         if data.resolve() != self._path.resolve():
             replace_folder(data, self._path)
 

@@ -24,7 +24,7 @@ class RecordsDataset(AbstractDataset[Path | Rows, "RecordTable"]):
 
     Args:
         filepath: the Parquet manifest; image paths in it are relative to its folder.
-        made_by: the pipeline that makes it; the error for a missing file names it.
+        made_by: the pipeline that makes it, for the error about a missing file.
     """
 
     def __init__(
@@ -35,7 +35,6 @@ class RecordsDataset(AbstractDataset[Path | Rows, "RecordTable"]):
         self.metadata = metadata
 
     def load(self) -> RecordTable:
-        """Opens the manifest without reading its rows; raises a DataError if there is none."""
         from visual_grpo.records.table import RecordTable
 
         if not self._exists():
@@ -43,11 +42,9 @@ class RecordsDataset(AbstractDataset[Path | Rows, "RecordTable"]):
         return RecordTable(self._path)
 
     def save(self, data: Path | Rows) -> None:
-        """Replaces the manifest.
+        """Replaces the manifest by a new one in the same folder, or by rows of `records.table.schema`.
 
-        Args:
-            data: path of a new manifest in the same folder, which takes the old one's place; prepared images that it
-                does not name are removed. Or rows with the columns of `records.table.schema`.
+        Prepared images that a new manifest does not name are removed.
         """
         from visual_grpo.records.preparation import remove_unused_images
         from visual_grpo.records.table import write_manifest

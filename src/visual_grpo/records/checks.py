@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -13,7 +12,6 @@ from typing import Any
 
 from visual_grpo.config import Task
 from visual_grpo.errors import nearest
-from visual_grpo.records.columns import KEYS, QUERY_KEYS
 from visual_grpo.records.detect import Found
 from visual_grpo.records.guard import Guard
 from visual_grpo.records.raw import EmbeddedImage, Item, Note, Original, RawRecord, Rejected, shorten, wrong_type
@@ -25,8 +23,8 @@ _LONGEST_PROMPT = 20_000
 """Characters: some times what the longest text encoder reads."""
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202d\u202e]")
-"""C0 and C1 control characters other than tab and line breaks, DEL, and the two overrides of writing direction: a
-prompt with one shows another text than the model reads. Other direction marks occur in ordinary Arabic and Hebrew."""
+"""Control characters other than tab and line breaks, and overrides of the writing direction: with one, a prompt shows
+another text than the model reads."""
 
 
 def survey(found: Found, task: Task) -> Iterator[RawRecord | Rejected]:
@@ -61,25 +59,25 @@ def checked(raw: RawRecord, task: Task, guard: Guard) -> RawRecord:
     Raises:
         Rejected: at the first value that is invalid or does not suit the task.
     """
-    is_query = task == "segmentation"
-    prompt, source, target = ("query", "image", "mask") if is_query else ("prompt", "source_image", "target_image")
-    _refuse_misspelt(raw, is_query)
+    if task == "segmentation":
+        prompt, source, target = "query", "image", "mask"
+    else:
+        prompt, source, target = "prompt", "source_image", "target_image"
+        _refuse_misspelt(raw)
     given = [] if raw.source_images is None else raw.source_images
+    images = given if isinstance(given, list) else [given]
     record = replace(
         raw,
         prompt=_prompt(raw, prompt),
         id=_label(raw.id, "id").strip(),
-        source_images=tuple(
-            _image(raw, source, value, "missing_source", guard)
-            for value in (given if isinstance(given, list) else [given])
-        ),
+        source_images=tuple(_image(raw, source, "source", image, guard) for image in images),
         target_image=None
         if raw.target_image is None
-        else _image(raw, target, raw.target_image, f"missing_{'mask' if is_query else 'target'}", guard),
+        else _image(raw, target, target.removesuffix("_image"), raw.target_image, guard),
         group=None if raw.group is None else _label(raw.group, "group"),
         metadata=_metadata(raw),
     )
-    _check_task(task, len(record.source_images), record.target_image)
+    _check_task(task, record)
     return record
 
 
@@ -95,38 +93,40 @@ def as_prompt(record: RawRecord, task: Task) -> PromptRecord:
     )
 
 
+def _path(image: Original) -> Path:
+    return image if isinstance(image, Path) else Path(image.name)
+
+
 def group_key(record: RawRecord, source_sha256: Sequence[str], task: Task) -> str:
     """Records that share it are held out together; ``source_sha256`` are of the original source images."""
     # Queries about one image are held out together, whatever they ask.
     return held_out_by(None if task == "segmentation" else record.prompt, record.group, source_sha256)
 
 
-def _check_task(task: Task, sources: int, target: Original | None) -> None:
+def _check_task(task: Task, record: RawRecord) -> None:
+    sources = len(record.source_images)
     if task == "t2i" and sources:
         message = "source_image is given, but data.task is t2i"
         raise Rejected("unexpected_source", message, "Set data.task to i2i or mixed, or leave source_image out")
     if task == "i2i" and not sources:
         message = "there is no source_image, and data.task is i2i"
         raise Rejected("missing_source", message, "Add the image to edit, or set data.task to mixed or t2i")
-    if task == "segmentation" and not sources:
-        message = "there is no image, and data.task is segmentation"
-        raise Rejected("missing_source", message, "Name the image that the query asks about (key image)")
-    if task == "segmentation" and sources > 1:
-        message = f"there are {sources} images, and data.task is segmentation: a query asks about one"
-        raise Rejected("several_sources", message, "Make one record per image, or remove the other images")
-    if task == "segmentation" and target is None:
+    if task == "segmentation" and sources != 1:
+        message = f"a query asks about one image, and the record has {sources}"
+        reason = "several_sources" if sources else "missing_source"
+        raise Rejected(reason, message, "Name the image that the query asks about (key image)")
+    if task == "segmentation" and record.target_image is None:
         remedy = "Name the mask of the queried object (key mask): an image that is bright inside the object"
         raise Rejected("missing_mask", "there is no mask, and data.task is segmentation", remedy)
 
 
 def _prompt(raw: RawRecord, key: str) -> str:
-    value = raw.prompt
-    if value is None:
+    if raw.prompt is None:
         known = f"; the record has {shorten(', '.join(map(repr, raw.extra)))}" if raw.extra else ""
         raise Rejected("empty_prompt", f"there is no {key}{known}", f"Add it as {key}, or remove the record")
-    if not isinstance(value, str):
-        raise wrong_type(key, "text", value)
-    text = value.strip()
+    if not isinstance(raw.prompt, str):
+        raise wrong_type(key, "text", raw.prompt)
+    text = raw.prompt.strip()
     _check_utf8(text, key)
     if not text:
         raise Rejected("empty_prompt", f"the {key} is empty", "Write one or remove the record")
@@ -134,8 +134,7 @@ def _prompt(raw: RawRecord, key: str) -> str:
         message = f"the {key} has {len(text):,} characters, more than {_LONGEST_PROMPT:,}"
         raise Rejected("prompt_too_long", message, "Shorten it: memory grows with its length")
     if (control := _CONTROL.search(text)) is not None:
-        shown = f"U+{ord(control[0]):04X} ({unicodedata.name(control[0], 'control character').lower()})"
-        message = f"the {key} has {shown} at character {control.start() + 1}"
+        message = f"the {key} has the control character U+{ord(control[0]):04X} at character {control.start() + 1}"
         raise Rejected("control_character", message, "Remove it; line breaks and tabs may stay")
     return text
 
@@ -156,22 +155,20 @@ def _check_utf8(text: str, key: str) -> None:
         raise Rejected("not_utf8", message, "Save the file as UTF-8") from error
 
 
-def _image(raw: RawRecord, key: str, value: Any, missing: str, guard: Guard) -> Original:
+def _image(raw: RawRecord, key: str, kind: str, value: Any, guard: Guard) -> Original:
     if isinstance(value, EmbeddedImage | Path):
         return value
     if not isinstance(value, str) or not value:
         raise wrong_type(key, "the path of an image", value)
     path, name = raw.folder / value, f"{key} {shorten(value)!r}"
-    remedy = "Correct the path or add the file"
     try:
         guard.check(path, name)
-        exists = path.is_file()
+        problem = "" if path.is_file() else f"does not exist or is not an ordinary file (looked for {path})"
     except OSError as error:  # A name that is too long, a folder that may not be entered.
-        raise Rejected(missing, f"{name} cannot be opened ({error.strerror})", remedy) from error
-    if not exists:
-        if "://" in value:
-            remedy = "Download the image and give its path; URLs are not fetched"
-        raise Rejected(missing, f"{name} does not exist or is not an ordinary file (looked for {path})", remedy)
+        problem = f"cannot be opened ({error.strerror})"
+    if problem:
+        remedy = "Correct the path or add the file; URLs are not fetched"
+        raise Rejected(f"missing_{kind}", f"{name} {problem}", remedy)
     return path
 
 
@@ -188,26 +185,17 @@ def _metadata(raw: RawRecord) -> str:
     return text
 
 
-def _refuse_misspelt(raw: RawRecord, is_query: bool) -> None:
-    """Rejects a key that looks like a known one which is missing: without its target, it would train as another."""
+def _refuse_misspelt(raw: RawRecord) -> None:
+    """Rejects a key that looks like one which is missing: without its target, a record would train as another."""
     given = {
-        **dict.fromkeys(("prompt", "query", "problem"), raw.prompt is not None),
-        **dict.fromkeys(("target_image", "mask"), raw.target_image is not None),
-        **dict.fromkeys(("source_image", "image"), raw.source_images is not None),
-        **{name: getattr(raw, name) is not None for name in ("id", "group", "metadata")},
-        **{name: raw.extra.get(name) is not None for name in ("box", "bbox", "points")},
+        "target_image": raw.target_image,
+        "source_image": raw.source_images,
+        "group": raw.group,
+        "metadata": raw.metadata,
     }
-    known = (*KEYS, *QUERY_KEYS) if is_query else KEYS
-    missing = {name.replace("_", ""): name for name in known if not given[name]}
+    missing = [name for name, value in given.items() if value is None]
     for key in raw.extra:
-        # People comment a key out with a sign; a number or another language's code makes another name.
-        if key[:1].isalpha() and key not in known and len(key) < 20:
-            meant = nearest(re.sub(r"[\W_]", "", key).lower(), missing, cutoff=0.83)
-            if meant is not None and not key[-1].isdigit():
-                hint = f"there is no field {key!r}. Did you mean {missing[meant]!r}?"
-                raise Rejected("unknown_key", hint, "Rename it, or begin it with _")
-
-
-def _path(image: Original) -> Path:
-    """Returns only a name for an image in a table."""
-    return image if isinstance(image, Path) else Path(image.name)
+        # People comment a key out with a sign.
+        if key[:1].isalpha() and (meant := nearest(key.lower(), missing, cutoff=0.83)) is not None:
+            hint = f"there is no field {key!r}. Did you mean {meant!r}?"
+            raise Rejected("unknown_key", hint, "Rename it, or begin it with _")

@@ -21,21 +21,16 @@ _KEYS = ("images", "annotations", "categories")
 
 def find_coco(path: Path, guard: Guard) -> Path | None:
     """A JSON file with images and annotations, or a folder with one, also in its folder ``annotations``."""
-    files = [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("annotations/*.json")])
-    return next((file for file in files if file.suffix == ".json" and file.is_file() and _is_coco(file)), None)
-
-
-def _is_coco(file: Path) -> bool:
-    text = file.read_bytes()
-    return text.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in text for key in _KEYS)
+    for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("annotations/*.json")]):
+        if file.suffix == ".json" and file.is_file():
+            text = file.read_bytes()
+            if text.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in text for key in _KEYS):
+                return file
+    return None
 
 
 def read_coco(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
-    """Yields a query for each image and category: the category's name, and the union of its masks.
-
-    Raises:
-        UserError: the file has not the form of COCO's annotations.
-    """
+    """Yields a query for each image and category: the category's name, and the union of its masks."""
     try:
         with open_text(path) as text:
             found = json.load(text)
@@ -59,7 +54,7 @@ def read_coco(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
             mask = _union(segments, image["height"], image["width"])
         except (KeyError, ValueError, TypeError, IndexError) as error:
             message = f"the segments of image {image_id} cannot be drawn ({type(error).__name__}: {error})"
-            yield Rejected("wrong_mask", message, "Give polygons or run lengths, as COCO does", place)
+            yield Rejected("wrong_mask", message, "Give polygons, or run lengths as a list of numbers", place)
             continue
         yield RawRecord(
             place=place,
@@ -78,7 +73,8 @@ def _union(segments: Sequence[Any], height: int, width: int) -> np.ndarray:
     for segment in segments:
         if isinstance(segment, Mapping):
             counts = segment["counts"]
-            counts = decoded_counts(counts) if isinstance(counts, str) else counts
+            if isinstance(counts, str):
+                raise ValueError("its run lengths are compressed")
             # Pixels outside and inside in turn, down the columns.
             runs |= np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
         else:
@@ -86,18 +82,3 @@ def _union(segments: Sequence[Any], height: int, width: int) -> np.ndarray:
                 # COCO's coordinates are of the pixels' corners, Pillow's of their centres.
                 ImageDraw.Draw(drawn).polygon([number - 0.5 for number in polygon], fill=1)
     return np.asarray(drawn) | runs
-
-
-def decoded_counts(text: str) -> list[int]:
-    """Numbers of COCO's compressed run lengths: 5 bits a character, from the third on as differences to two before."""
-    counts: list[int] = []
-    value = shift = 0
-    for character in text.encode():
-        bits = character - 48
-        value |= (bits & 0x1F) << shift
-        shift += 5
-        if not bits & 0x20:
-            value -= (bits & 0x10) << (shift - 4) if bits & 0x10 else 0
-            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
-            value = shift = 0
-    return counts

@@ -37,8 +37,7 @@ def record_of(row: Mapping[str, Any], place: Place, folder: Path, task: Task, *,
 
     Args:
         folder: base of the row's relative paths.
-        canonical: a row of records.jsonl: with a ``prompt``, only the names in `KEYS` are fields, and any other column
-            is metadata.
+        canonical: a row of records.jsonl: with a ``prompt``, only the names in `KEYS` are fields.
     """
     extra = dict(row)
     record_id, group = extra.pop("id", None), extra.pop("group", None)
@@ -94,9 +93,8 @@ def _query(extra: dict[str, Any], record_id: Any, folder: Path) -> dict[str, Any
 
 def _take(extra: dict[str, Any], names: Sequence[str]) -> Any:
     """Takes the first column that has a value out of ``extra``, else the first one that is there."""
-    present = [name for name in names if name in extra]
-    chosen = next((name for name in present if extra[name] is not None), next(iter(present), None))
-    return None if chosen is None else extra.pop(chosen)
+    present = sorted((name for name in names if name in extra), key=lambda name: extra[name] is None)
+    return extra.pop(present[0]) if present else None
 
 
 def _is_image(value: Any) -> bool:
@@ -141,12 +139,14 @@ def box_and_points(solution: Any) -> tuple[list[float] | None, list[Any] | None]
         return None, None
     try:
         if not solution.lstrip().startswith(("[", "{")):
-            box, points = (_pairs_in(tag, solution) for tag in ("box", "points"))
-            if box is points is None:
+            tags = dict(re.findall(r"<(box|points)>((?:[\s,]*\([^()]+\))+)\s*</\1>", solution))
+            found = {tag: [[float(x), float(y)] for x, y in re.findall(_PAIR, body)] for tag, body in tags.items()}
+            if not found:
                 raise ValueError(solution)
-            return None if box is None else [number for pair in box for number in pair], points
-        found = json.loads(solution)
-        objects = found if isinstance(found, list) else [found]
+            box = [number for corner in found["box"] for number in corner] if "box" in found else None
+            return box, found.get("points")
+        objects = json.loads(solution)
+        objects = objects if isinstance(objects, list) else [objects]
         corners = [[float(number) for number in part["bbox_2d"]] for part in objects]
         points = [part["point_2d"] for part in objects if part.get("point_2d") is not None]
         if not corners:
@@ -156,11 +156,3 @@ def box_and_points(solution: Any) -> tuple[list[float] | None, list[Any] | None]
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
         form = "<box>(x1,y1),(x2,y2)</box><points>(x,y),...</points>, or JSON objects with bbox_2d and point_2d"
         raise wrong_type("solution", form, solution) from error
-
-
-def _pairs_in(tag: str, text: str) -> list[list[float]] | None:
-    _, _, rest = text.partition(f"<{tag}>")
-    body, closed, _ = rest.partition(f"</{tag}>")
-    if re.sub(rf"{_PAIR}|[\s,]", "", body if closed else ""):
-        raise ValueError(body)
-    return [[float(x), float(y)] for x, y in re.findall(_PAIR, body)] if closed else None

@@ -12,7 +12,7 @@ from zipfile import BadZipFile, ZipFile
 
 from visual_grpo.command import Command
 from visual_grpo.config import DataConfig, Task
-from visual_grpo.errors import UserError, nearest, nearest_hint
+from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.files import file_digest, fresh_folder
 from visual_grpo.records import coco, folders, tables
 from visual_grpo.records.guard import Guard, is_image_name, is_system_file
@@ -87,19 +87,15 @@ class Found:
 
     def count(self) -> int:
         """The number of records, for the progress bar."""
-        known = tables.count_table(Path(self.path), self.data.split) if self.layout == "table" else None
-        return sum(not isinstance(item, Note) for item in self.items()) if known is None else known
+        return sum(not isinstance(item, Note) for item in self.items())
 
 
 def find_records(data: DataConfig, parameter: str = "data.path") -> Found:
     """Finds the records at ``data.path``, in ``data.layout`` or the first that fits.
 
-    Args:
-        parameter: the name of the path in messages.
-
     Raises:
-        UserError: the path does not exist, no layout fits, or several folders below are datasets of their own. Or the
-            file with the records leads outside the data's folder.
+        UserError: the path does not exist, no layout fits, several folders below are datasets of their own, or the file
+            with the records leads outside the data's folder.
     """
     if data.path.startswith(tables.HUB):
         # No file of this machine belongs to it.
@@ -146,8 +142,7 @@ def _refuse_several(
 ) -> None:
     """Raises a UserError if folders in ``path`` are datasets of their own, which are not read together.
 
-    Args:
-        ignored: layouts that may lie beside images without being meant, such as a log in CSV.
+    Layouts that are ``ignored`` may lie beside images without being meant, such as a log in CSV.
     """
     found: dict[str, str] = {}
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not is_system_file(entry.name)):
@@ -174,14 +169,11 @@ def _other_places(path: Path, parameter: str) -> str:
 
 
 def _nothing_found(path: Path, guard: Guard, parameter: str, layouts: Collection[str]) -> str:
-    """The message that no layout fits: what is there, and what was looked for."""
+    """Says that no layout fits, what is there, and what was looked for."""
     names = sorted(islice(guard.walk(path), _MOST_NAMES)) if path.is_dir() else [path.name]
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files"
-    hint = ""
-    if image := next((PurePath(name).name for name in names if is_image_name(name)), None):
-        hint = f" No image has a caption: for {image} there is no {folders.caption_name(image)}."
-    elif near := nearest("prompts.txt", names, cutoff=0.75):
-        hint = f" There is no prompts.txt but {near}: rename it, or give it as data.path."
+    image = next((PurePath(name).name for name in names if is_image_name(name)), None)
+    hint = f" No image has a caption: for {image} there is no {folders.caption_name(image)}." if image else ""
     tried = "".join(f"\n  {name}: {LAYOUTS[name].files}" for name in layouts)
     return f"{parameter}: no records found in {path}, which has {has}.{hint} Looked for:{tried}"

@@ -33,10 +33,10 @@ class Guard:
     max_pixels: int
 
     @classmethod
-    def of(cls, data: DataConfig, path: Path | None = None) -> Self:
-        """``path`` is the dataset, if it is not at ``data.path`` itself, as that of an archive."""
+    def of(cls, data: DataConfig, path: Path) -> Self:
+        """The limits of the dataset at ``path``."""
         return cls(
-            folder=None if data.allow_outside else _data_folder(path or Path(data.path)),
+            folder=None if data.allow_outside else _data_folder(path),
             max_file_bytes=round(data.max_file_mb * _MB),
             max_pixels=data.max_pixels,
         )
@@ -44,21 +44,15 @@ class Guard:
     def check(self, path: Path, name: str) -> None:
         """Raises `Rejected` for a path that leads outside (``..``, absolute, a link) or a file that is too large."""
         if not self.is_inside(path):
-            raise Rejected(
-                "outside_folder",
-                f"{name} leads outside the data's folder, {self.folder}",
-                "Move the file into the folder, or set data.allow_outside=true if you trust these records",
-            )
+            remedy = "Move the file into the folder, or set data.allow_outside=true if you trust these records"
+            raise Rejected("outside_folder", f"{name} leads outside the data's folder, {self.folder}", remedy)
         if path.is_file():
             self.check_size(path.stat().st_size, name)
 
     def check_size(self, size: int, name: str) -> None:
         if size > self.max_file_bytes:
-            raise Rejected(
-                "file_too_large",
-                f"{name} has {size / _MB:,.4g} MB, more than data.max_file_mb={self.max_file_bytes / _MB:g}",
-                "Make the file smaller, raise data.max_file_mb or remove the record",
-            )
+            message = f"{name} has {size / _MB:,.4g} MB, more than data.max_file_mb={self.max_file_bytes / _MB:g}"
+            raise Rejected("file_too_large", message, "Make it smaller, raise data.max_file_mb or remove the record")
 
     def is_inside(self, path: Path) -> bool:
         """Also true for a path that cannot exist, because of a NUL character or bytes that no file name has."""
@@ -76,11 +70,7 @@ class Guard:
             )
 
     def read_text(self, path: Path, name: str) -> str:
-        """Reads a small file completely.
-
-        Raises:
-            Rejected: it is outside, too large, unreadable or not UTF-8.
-        """
+        """Reads a small file; raises `Rejected` if it is outside, too large, unreadable or not UTF-8."""
         self.check(path, name)
         try:
             return path.read_text(encoding="utf-8-sig")
@@ -129,7 +119,6 @@ def is_system_file(name: str) -> bool:
 
 
 def _data_folder(path: Path) -> Path:
-    """The folder that a dataset's files belong in, resolved."""
     if path.is_dir():
         return path.resolve()
     # The masks of a table in the subfolder data lie beside that folder.

@@ -51,8 +51,6 @@ MASK = Kind(read_mask_image, stretch_mask)
 
 
 class PreparedImage(NamedTuple):
-    """A prepared file and facts about its original."""
-
     name: str
     """File name within the images' folder."""
     sha256: str
@@ -65,8 +63,8 @@ class PreparedImage(NamedTuple):
 class ImageStore:
     """Prepares images and stores them in a folder.
 
-    File names depend on the original's content. So an existing file is reused, a changed original gets a new
-    file, and an older manifest stays valid until it is replaced.
+    File names depend on the original's content: an existing file is reused, a changed original gets a new file, and an
+    older manifest stays valid until it is replaced.
     """
 
     folder: Path
@@ -78,8 +76,7 @@ class ImageStore:
         """Resizes an image to height x width and stores it.
 
         Args:
-            role: the image's role in its record, such as ``target``; part of the file name. Images of one role must
-                all have the same ``kind``.
+            role: the image's role in its record, such as ``target``; part of the file name, and always of one ``kind``.
 
         Raises:
             Rejected: the image cannot be read, has too many pixels, or a side is below 32 pixels.

@@ -40,10 +40,7 @@ Prepared = tuple[dict[str, Any], int]
 
 
 class Preparation:
-    """One dataset on its way to a manifest.
-
-    Args:
-        parameter: what names the path, for messages.
+    """One dataset on its way to a manifest; ``parameter`` names its path in messages.
 
     Raises:
         UserError: nothing at ``config.path``, or no layout fits; nothing has been done yet.
@@ -57,6 +54,7 @@ class Preparation:
         )
 
     def count(self) -> int:
+        """The number of records, for the progress bar."""
         return self._found.count()
 
     def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> None:
@@ -69,12 +67,13 @@ class Preparation:
             UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
         """
         config, report = self._config, Report(strict=self._config.strict)
-        store = ImageStore(
-            folder=manifest.parent / IMAGES, height=config.height, width=config.width, max_pixels=config.max_pixels
-        )
+        size = {"height": config.height, "width": config.width}
+        facts = {"path": config.path, "layout": self._found.layout, **size}
+        shares = {"eval": config.eval_share, "held_out": config.held_out_share, SEALED: config.sealed_share}
+        store = ImageStore(folder=manifest.parent / IMAGES, **size, max_pixels=config.max_pixels)
         with warnings.catch_warnings(), pixel_limit(config.max_pixels):
             warnings.filterwarnings("ignore", module=r"PIL\.")  # odd EXIF data and the like do no harm
-            write_manifest(manifest, self._rows(store, report, progress), lambda: self._facts(report))
+            write_manifest(manifest, self._rows(store, report, progress), lambda: facts | report.finish(shares))
 
     def _rows(self, store: ImageStore, report: Report, progress: Callable[[], object]) -> Iterator[dict[str, Any]]:
         """The manifest's rows in the records' order; those that cannot be used go to the report."""
@@ -100,13 +99,12 @@ class Preparation:
     def _prepare(self, item: Item, store: ImageStore) -> Prepared | Rejected | Note:
         if not isinstance(item, RawRecord):
             return item
-        task, target = self._config.task, None
+        target, file = None, item.target_image
         try:
-            record = checked(item, task, self._found.guard)
-            metadata, name = record.metadata, item.target_image
-            if task == "segmentation":
-                metadata, image, target = prepare_query(store, record)
-                return self._row(record, metadata, target, [image], None)
+            record = checked(item, self._config.task, self._found.guard)
+            if self._config.task == "segmentation":
+                record, source, target = prepare_query(store, record)
+                return self._row(record, [source], target, None)
             if record.target_image is not None:
                 target = store.prepare(record.target_image, record.id, "target")
             with prefix_rejections("source_image"):
@@ -117,16 +115,11 @@ class Preparation:
         except Rejected as rejected:
             return rejected.at(item.place, item.shown_id)
         # A file's name may hold bytes that are no UTF-8, which a table cannot.
-        name = name.encode("utf-8", "backslashreplace").decode() if isinstance(name, str) else None
-        return self._row(record, metadata, target, sources, name)
+        file = file.encode("utf-8", "backslashreplace").decode() if isinstance(file, str) else None
+        return self._row(record, sources, target, file)
 
     def _row(
-        self,
-        record: RawRecord,
-        metadata: str,
-        target: PreparedImage | None,
-        sources: list[PreparedImage],
-        target_file: str | None,
+        self, record: RawRecord, sources: list[PreparedImage], target: PreparedImage | None, target_file: str | None
     ) -> Prepared:
         config = self._config
         images = [*sources, *([] if target is None else [target])]
@@ -136,7 +129,7 @@ class Preparation:
             "prompt": record.prompt,
             "split": self._splitter(record.id, shared),
             "held_with": hashlib.sha256(shared.encode()).hexdigest(),
-            "metadata": metadata,
+            "metadata": record.metadata,
             "target_file": target_file,
             "width": config.width if images else None,
             "height": config.height if images else None,
@@ -155,12 +148,6 @@ class Preparation:
         sizes = [image.original_size for image in images]
         return row, sum(width < config.width or height < config.height for width, height in sizes)
 
-    def _facts(self, report: Report) -> dict[str, Any]:
-        config = self._config
-        shares = {"eval": config.eval_share, "held_out": config.held_out_share, SEALED: config.sealed_share}
-        facts = {"path": config.path, "layout": self._found.layout, "height": config.height, "width": config.width}
-        return facts | report.finish(shares)
-
 
 def remove_unused_images(manifest: Path) -> None:
     """Removes prepared images that the manifest does not name, and what a killed run left half written."""
@@ -178,12 +165,9 @@ def remove_unused_images(manifest: Path) -> None:
 
 @contextmanager
 def prepared_beside(path: str, data: DataConfig, note: Callable[[str], None], parameter: str) -> Iterator[RecordTable]:
-    """All records at ``path``, in any layout, checked, with images of the configured size; gone after the block.
-
-    They are no training data: prompts to draw, pictures to score.
+    """All records at ``path``, prepared as ``data`` says, for the time of the block: to draw or to score.
 
     Args:
-        parameter: what names the path, for messages.
         note: is told which records and files were left out, and why.
 
     Raises:

@@ -1,8 +1,7 @@
-"""A small description of prepared records, by which later data can be compared with those of a training.
+"""Describes prepared records by counts, distributions and hashes, so that later data can be compared with them.
 
-It holds counts, distributions and hashes, and no prompt: enough to tell that data have changed, and in what.
-All splits are described together, so that it does not depend on the shares. A prompt or image that several records
-share counts as often as they do, but what chance does depends on how many different ones there are.
+No prompt is in it. A prompt or image that several records share counts as often as they do, but what chance does
+depends on how many different ones there are.
 """
 
 from __future__ import annotations
@@ -32,18 +31,16 @@ PROMPTS, IMAGES = 1000, 500
 """Most distinct prompts, and images of each role, that are looked at."""
 QUANTILES = 201
 BUCKETS = 128
-"""Pairs of characters are counted by hash: whatever the script, and so that no word can be read back."""
+"""Pairs of characters are counted by hash, so that no word can be read back."""
 _DIGITS = 12
 """Hex digits (48 bits) of a hash: among a million items two share one with a probability of 0.2%."""
 _LONGEST_SIDE = 256
 """Pixels; larger images are reduced to at most this by averaging blocks of pixels."""
 _LUMA = (0.299, 0.587, 0.114)
-"""Weights of R, G and B in the brightness of a pixel (ITU-R BT.601)."""
+"""ITU-R BT.601."""
 
 
 class Sized(Strict):
-    """A distribution, and of how many it is."""
-
     records: int
     """Records that have a prompt or image of the sample."""
     n: float
@@ -54,17 +51,15 @@ class Values(Sized):
     """The distribution of a number."""
 
     quantiles: tuple[float, ...]
-    """`QUANTILES` values, rising, evenly spaced in probability from the minimum to the maximum."""
+    """`QUANTILES` values, evenly spaced in probability from the minimum to the maximum."""
 
 
 class Shares(Sized):
-    """Shares of categories."""
+    """Shares of categories; they add up to 1."""
 
     shares: dict[str, float]
-    """They add up to 1; a category that does not occur is left out."""
     spread: float
-    """Mean of ``sum((own - share)^2 / share)`` over single ones: the categories less one for whole items, and
-    less for prompts, which have a part of each."""
+    """Mean of ``sum((own - share)^2 / share)`` over single records."""
 
 
 class Prompts(Strict):
@@ -76,8 +71,6 @@ class Prompts(Strict):
 
 
 class Profile(Strict):
-    """The result of `profile_of`."""
-
     format: Literal[1] = 1
     accepted: int
     rejected: int
@@ -85,7 +78,7 @@ class Profile(Strict):
     """Records of each split."""
     prompts: Prompts
     values: dict[str, Values]
-    """Names as ``prompt_characters``, ``target_brightness``; those that there is nothing of are left out."""
+    """By name, such as ``prompt_characters`` or ``target_brightness``."""
     shares: dict[str, Shares]
     """``kinds`` (of records) and ``prompt_text`` (pairs of characters, by bucket)."""
 
@@ -137,11 +130,7 @@ def write_profile(profile: Profile, folder: Path) -> None:
 
 
 def read_profile(folder: Path) -> Profile | None:
-    """The profile of the data that a folder's adapters were trained on; None if there is none.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """The profile of the data that a folder's adapters were trained on, if there is one."""
     file = folder / DATA_PROFILE
     if not file.is_file():
         return None
@@ -149,8 +138,8 @@ def read_profile(folder: Path) -> Profile | None:
         return Profile.model_validate_json(file.read_bytes())
     except ValidationError as error:
         raise UserError(
-            f"{file} is damaged: {error.error_count()} wrong entries. Take it from the training's MLflow run (artifacts"
-            " `adapters`), or remove it, and the data are not compared with those of that training."
+            f"{file} is damaged ({error.error_count()} wrong entries). Take it from the training's MLflow run"
+            " (artifacts `adapters`), or remove it to train without this comparison."
         ) from error
 
 
@@ -161,7 +150,7 @@ def _kind(row: Mapping[str, Any]) -> str:
 
 
 def _image_values(role: str, images: Sequence[tuple[str, tuple[Path, tuple[Any, Any]], int]]) -> dict[str, Values]:
-    """Distributions of the prepared pixels; sizes are those of the originals, which a manifest has of targets only."""
+    """Distributions of the prepared pixels, and of the originals' sizes, which a manifest has of targets only."""
     found: dict[str, list[tuple[float, int]]] = {}
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         described = list(pool.map(image_features, (path for _, (path, _), _ in images)))
@@ -229,9 +218,9 @@ def image_features(path: Path) -> dict[str, float]:
 
 
 class _Sample(Generic[T]):
-    """The ``size`` distinct keys with the lowest sha256, an item of each, and how often it came; bounded in memory.
+    """The ``size`` distinct keys with the lowest sha256, an item of each, and how often it came.
 
-    It depends on what is in the data, not on its order: datasets that share most keys get samples that share most.
+    It is bounded in memory and does not depend on the order; datasets that share most keys get samples that do.
     """
 
     def __init__(self, size: int) -> None:
@@ -239,23 +228,17 @@ class _Sample(Generic[T]):
         self.complete = True
         """False if a key was left out; known after `items`."""
         self._kept: dict[str, tuple[T, int]] = {}
-        self._highest = "g"  # Above every hash.
 
     def add(self, key: str, item: T) -> None:
-        """Adds an item, which must be equal for equal keys."""
         hashed = hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
-        if hashed > self._highest:
-            self.complete = False
-            return
         self._kept[hashed] = (item, self._kept.get(hashed, (item, 0))[1] + 1)
         if len(self._kept) >= 2 * self.size:
             self.items()
 
     def items(self) -> list[tuple[str, T, int]]:
         """(hash, item, number of times that its key was added) in the order of the hashes; drops what is too much."""
+        # What is dropped is above the lowest for good, so the counts of those that stay are complete.
         lowest = sorted(self._kept)[: self.size]
-        if len(lowest) < len(self._kept):
-            # What is dropped once is never kept again, so that the counts of the others are complete.
-            self._highest, self.complete = lowest[-1], False
-            self._kept = {hashed: self._kept[hashed] for hashed in lowest}
+        self.complete &= len(lowest) == len(self._kept)
+        self._kept = {hashed: self._kept[hashed] for hashed in lowest}
         return [(hashed, *self._kept[hashed]) for hashed in lowest]

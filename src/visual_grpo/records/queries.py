@@ -6,17 +6,17 @@ Coordinates are in pixels; (0, 0) is the centre of the first pixel.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from visual_grpo.images import read_mask
-from visual_grpo.records.image_store import MASK, STRETCHED, ImageStore, PreparedImage, open_original, original_size
+from visual_grpo.records.image_store import MASK, STRETCHED, ImageStore, PreparedImage, original_size
 from visual_grpo.records.raw import RawRecord, Rejected, prefix_rejections, wrong_type
 from visual_grpo.segmentation.geometry import box_of, inner_points
 from visual_grpo.segmentation.segmenter import Box, Point
 
 _POINTS = 2
 """Number of positive points that are derived from the mask if none are given, as in Seg-Zero's records."""
-
 _LARGEST = 1e9
 """No coordinate in pixels is larger; infinity, NaN and integers beyond all floats are none."""
 
@@ -24,16 +24,13 @@ Size = tuple[int, int]
 """(width, height) in pixels."""
 
 
-def prepare_query(store: ImageStore, record: RawRecord) -> tuple[str, PreparedImage, PreparedImage]:
+def prepare_query(store: ImageStore, record: RawRecord) -> tuple[RawRecord, PreparedImage, PreparedImage]:
     """Stores image and mask, and puts box and points, in pixels of the stored image, into the record's metadata.
 
     Args:
         record: checked, with one source image and the mask as its target; in ``extra``, optional ``box`` and ``points``
             in pixels of the upright original, and ``img_width`` and ``img_height``, the image's size before the
             dataset's authors resized it.
-
-    Returns:
-        The metadata as JSON, the image and the mask.
 
     Raises:
         Rejected: a damaged image; a mask that is empty or of another size than the image; a malformed box or point.
@@ -51,7 +48,9 @@ def prepare_query(store: ImageStore, record: RawRecord) -> tuple[str, PreparedIm
         stored = store.prepare(record.target_image, record.id, "mask", MASK)
     mask = read_mask(store.folder / stored.name)
     if not mask.any():
-        raise _empty(record, store)
+        message = f"the mask is empty at {store.width}x{store.height} pixels"
+        remedy = "Draw the object in white on black; for a small one, raise data.height and data.width"
+        raise Rejected("empty_mask", message, remedy)
     to = (store.width, store.height)
     placed = {
         "box": box_of(mask) if box is None else stretched_box(box, size, to),
@@ -62,15 +61,8 @@ def prepare_query(store: ImageStore, record: RawRecord) -> tuple[str, PreparedIm
         if given.get(key) != extra.get(key):
             remedy = f"Move {key} from the metadata to the record's top level, or rename it"
             raise Rejected("ambiguous_key", f"the metadata have a {key}, which the prepared one would replace", remedy)
-    return json.dumps({**given, **placed}, ensure_ascii=False, sort_keys=True), image, stored
-
-
-def _empty(record: RawRecord, store: ImageStore) -> Rejected:
-    if open_original(read_mask, record.target_image).any():
-        message = f"the mask is empty at {store.width}x{store.height} pixels: its object is too small"
-        return Rejected("empty_mask", message, "Raise data.height and data.width, or remove the record")
-    message = "the mask is empty: none of its pixels is brighter than half of its range"
-    return Rejected("empty_mask", message, "Draw the object in white on black, or remove the record")
+    metadata = json.dumps({**given, **placed}, ensure_ascii=False, sort_keys=True)
+    return replace(record, metadata=metadata), image, stored
 
 
 def box_from(value: Any) -> Box:
@@ -89,6 +81,14 @@ def points_from(value: Any) -> tuple[Point, ...]:
     if not isinstance(value, list | tuple) or not value or not all(_are_numbers(point, 2) for point in value):
         raise wrong_type("points", "[[x, y], ...], a list of pairs of numbers in pixels", value)
     return tuple((float(x), float(y)) for x, y in value)
+
+
+def _are_numbers(value: Any, count: int) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == count
+        and all(type(number) in (int, float) and abs(number) < _LARGEST for number in value)
+    )
 
 
 def stretched_box(box: Box, size: Size, to: Size) -> Box:
@@ -127,11 +127,3 @@ def _check_inside(key: str, point: Point, size: Size, beyond: float) -> None:
     if not (-0.5 <= x <= size[0] - 1 + beyond and -0.5 <= y <= size[1] - 1 + beyond):
         message = f"{key}: ({x:g}, {y:g}) lies outside the image of {size[0]}x{size[1]} pixels"
         raise Rejected(f"wrong_{key}", message, "Give absolute pixels of the upright image at its own size")
-
-
-def _are_numbers(value: Any, count: int) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) == count
-        and all(type(number) in (int, float) and abs(number) < _LARGEST for number in value)
-    )

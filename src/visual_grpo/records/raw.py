@@ -19,11 +19,10 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class Place:
-    """The location of a record: a file relative to the data folder and the line of a text file or row of a table."""
+    """A file relative to the data folder, and the line of a text file or row of a table, from 1."""
 
     file: str
     line: int | None = None
-    """Starts at 1."""
 
     def __str__(self) -> str:
         unit = "line" if self.file.endswith((".jsonl", ".csv", ".tsv", ".txt")) else "row"
@@ -32,7 +31,7 @@ class Place:
 
 @dataclass(frozen=True)
 class EmbeddedImage:
-    """An image file that is embedded in another file, such as a Parquet table."""
+    """An image file within another file, such as a Parquet table."""
 
     name: str
     """Its name in messages."""
@@ -48,12 +47,11 @@ class EmbeddedImage:
         return file
 
     def __repr__(self) -> str:
-        """Depends on the content only, because ids are made from it and must not depend on the record's location."""
+        """Depends on the content only: ids are made from it."""
         return f"EmbeddedImage({self.sha256})"
 
 
 Original = Path | EmbeddedImage
-"""An original image: a file, or bytes embedded in another file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +109,7 @@ Item = RawRecord | Rejected | Note
 
 @contextmanager
 def prefix_rejections(part: str) -> Iterator[None]:
-    """Prefixes the messages of `Rejected` exceptions from the block with the part of the record that they concern."""
+    """Prefixes the messages of `Rejected` exceptions with the part of the record that they concern."""
     try:
         yield
     except Rejected as rejected:

@@ -14,8 +14,6 @@ from visual_grpo.records.split import FEW_PROMPTS, SPLITS, prompt_key
 
 LISTED = 1000
 """Maximum number of rejected records that are listed individually; all are counted."""
-LONG_PROMPT = 1000
-"""Characters; a step costs memory and time for its longest prompt."""
 _SHOWN = 5
 
 
@@ -24,18 +22,18 @@ class DiskCounter:
 
     def __init__(self) -> None:
         self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        for statement in ("PRAGMA journal_mode = OFF", "PRAGMA temp_store = FILE", "BEGIN"):
-            self._database.execute(statement)
-        self._database.execute("CREATE TABLE keys (digest BLOB PRIMARY KEY, seen INTEGER) WITHOUT ROWID")
+        self._database.executescript(
+            "PRAGMA journal_mode = OFF; PRAGMA temp_store = FILE; BEGIN;"
+            "CREATE TABLE keys (digest BLOB PRIMARY KEY, seen INTEGER) WITHOUT ROWID"
+        )
 
     def add(self, key: str) -> int:
-        """Counts a key; returns its new count, 1 for the first time."""
+        """Returns the key's new count, 1 for the first time."""
         seen = self.count(key) + 1
         self._database.execute("REPLACE INTO keys VALUES (?, ?)", (_digest(key), seen))
         return seen
 
     def count(self, key: str) -> int:
-        """Returns how often a key has been added."""
         found = self._database.execute("SELECT seen FROM keys WHERE digest = ?", (_digest(key),)).fetchone()
         return 0 if found is None else int(found[0])
 
@@ -51,11 +49,7 @@ def _digest(key: str) -> bytes:
 
 
 class Report:
-    """Collects counts while records are processed, in bounded memory.
-
-    Args:
-        strict: stop at the first rejected record.
-    """
+    """Collects counts while records are processed, in bounded memory; ``strict`` stops at the first rejected record."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
@@ -64,11 +58,10 @@ class Report:
         self._records: Counter[str] = Counter()
         self._prompts: Counter[str] = Counter()
         self._seen_prompts = DiskCounter()
-        self._targets = self._enlarged = self._long = 0
+        self._targets = self._enlarged = 0
         self.warnings: list[str] = []
 
     def reject(self, rejection: Rejected) -> None:
-        """Counts a rejected record; raises a UserError if ``strict`` is on."""
         if self._strict:
             raise UserError(f"{rejection} (data.strict stops at the first rejected record)")
         self._reasons[rejection.reason] += 1
@@ -77,12 +70,11 @@ class Report:
 
     def accept(self, row: Mapping[str, Any], enlarged: int) -> None:
         """Counts a row of the manifest, of which ``enlarged`` images were smaller than the prepared size."""
-        split, prompt = row["split"], row["prompt"]
+        split = row["split"]
         self._records[split] += 1
-        self._prompts[split] += self._seen_prompts.add(f"{split}\0{prompt_key(prompt)}") == 1
+        self._prompts[split] += self._seen_prompts.add(f"{split}\0{prompt_key(row['prompt'])}") == 1
         self._targets += "target_image" in row
         self._enlarged += enlarged
-        self._long += len(prompt) > LONG_PROMPT
 
     def finish(self, shares: Mapping[str, float]) -> dict[str, Any]:
         """The report as JSON-compatible values; ``shares`` are the configured ones of the splits.
@@ -124,11 +116,6 @@ class Report:
                 f"{counted(self._prompts['held_out'], 'prompt')} in held_out: fewer than {FEW_PROMPTS} are too few to"
                 " rely on what an evaluation finds. Add records or raise data.held_out_share"
             )
-        if self._long:
-            self.warnings.append(
-                f"{counted(self._long, 'prompt')} of more than {LONG_PROMPT} characters: a model that reads them whole"
-                " needs many times the memory and time for a step with one of them. Shorten them"
-            )
         if self._enlarged:
             self.warnings.append(f"{counted(self._enlarged, 'image')} smaller than the prepared size: enlarged")
 
@@ -142,7 +129,7 @@ def nothing_left(rejections: Sequence[Rejected], count: int) -> str:
 
 
 def also_rejected(rejections: Sequence[Rejected], count: int) -> str:
-    """To add to a message about too few usable records: which others there would be; "" where none was rejected."""
+    """Adds to a message about too few usable records which others there would be."""
     if not rejections:
         return ""
     return f" Rejected {'was' if count == 1 else 'were'} {counted(count, 'other')}:{_first_of(rejections, count)}"
@@ -155,11 +142,5 @@ def _first_of(rejections: Sequence[Rejected], count: int) -> str:
 
 
 def _listed(rejected: Rejected) -> dict[str, Any]:
-    return {
-        "id": rejected.id,
-        "file": rejected.place.file,
-        "line": rejected.place.line,
-        "reason": rejected.reason,
-        "message": rejected.message,
-        "remedy": rejected.remedy,
-    }
+    said = {"reason": rejected.reason, "message": rejected.message, "remedy": rejected.remedy}
+    return {"id": rejected.id, "file": rejected.place.file, "line": rejected.place.line} | said

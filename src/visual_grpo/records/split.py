@@ -1,8 +1,4 @@
-"""Assigns records to splits; the split depends on the record alone.
-
-It depends neither on the order of records, nor on other records, nor on the seed. So adding records never moves a
-record to another split.
-"""
+"""Assigns records to splits by hashes of the record alone, so that adding records never moves another."""
 
 from __future__ import annotations
 
@@ -26,8 +22,6 @@ FEW_PROMPTS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Splitter:
-    """Assigns records to train, eval, held_out and sealed by a sha256 hash."""
-
     eval_share: float
     """Share of all records; their prompts may also occur in train."""
     held_out_share: float
@@ -55,9 +49,8 @@ class Splitter:
 def held_out_by(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:
     """The group key of a record: records with the same key go to held_out, or to sealed, together or not at all.
 
-    The key is ``group`` if given, else the prompt and, for edits, the content of the source images: few instructions
-    serve many images, and holding out every "make it red" would hold out a skill. With a prompt of None the key is the
-    sources alone: queries about the same image are held out together, else the image would be seen in training.
+    The key is ``group`` if given, else the prompt (None for queries) and the content of the source images: few
+    instructions serve many images, and holding out every "make it red" would hold out a skill.
     """
     if group is not None:
         return f"group\0{prompt_key(group)}"
@@ -76,7 +69,7 @@ def _fraction(kind: str, text: str) -> float:
 
 
 class SeenPrompts:
-    """Hashes of the prompts that a training has seen, as `prompt_key` gives them, kept beside its adapters."""
+    """Hashes of the prompts that a training has seen, kept beside its adapters."""
 
     def __init__(self, hashes: Iterable[str] = ()) -> None:
         self.hashes = frozenset(hashes)
@@ -87,7 +80,6 @@ class SeenPrompts:
 
     @classmethod
     def read(cls, folder: Path) -> SeenPrompts:
-        """Reads those of the training that left ``folder``; raises a UserError if they are missing or damaged."""
         file = folder / SEEN
         try:
             return cls(map(str, json.loads(file.read_text(encoding="utf-8"))))

@@ -27,11 +27,11 @@ _DIGESTED = ("id", "prompt", "split", "metadata", "target_sha256", "source_sha25
 
 
 def schema() -> pa.Schema:
-    """The columns; paths are relative to the manifest's folder, sha256 sums are 64 hex digits.
+    """The columns; paths are relative to the manifest's folder.
 
     ``held_with`` is the sha256 of the record's group key (`split.held_out_by`); ``target_file`` where the target came
-    from, relative to the dataset, null if it was embedded; ``width`` and ``height`` those of the prepared images;
-    ``original_*`` those of the upright original of the target.
+    from, relative to the dataset; ``width`` and ``height`` those of the prepared images; ``original_*`` those of the
+    upright original of the target.
     """
     import pyarrow as pa
 
@@ -51,10 +51,9 @@ def schema() -> pa.Schema:
 def write_manifest(
     path: Path, rows: Iterable[Mapping[str, Any]], report: Callable[[], Mapping[str, Any]] = dict
 ) -> None:
-    """Writes rows in groups to a temporary file, which replaces ``path`` when it is complete.
+    """Writes rows of `schema` in groups to a temporary file, which replaces ``path`` when it is complete.
 
     Args:
-        rows: mappings with the columns of `schema`; nullable columns may be left out.
         report: called after the last row; its result is stored in the file's metadata.
     """
     import pyarrow as pa
@@ -79,7 +78,6 @@ class RecordTable(Sequence[PromptRecord]):
     ``table[i]`` is a `PromptRecord` with absolute image paths, ``table[a:b]`` a `RecordTable`.
 
     Args:
-        path: the manifest.
         rows: int64 [n] row numbers of the manifest; None = all rows.
     """
 
@@ -88,7 +86,6 @@ class RecordTable(Sequence[PromptRecord]):
         self._rows = np.arange(self._file.metadata.num_rows) if rows is None else rows
 
     def split(self, *names: str) -> RecordTable:
-        """The records of one split or of several, of those in `split.SPLITS`."""
         members = np.isin(self._file.read(columns=["split"])["split"].to_numpy(), names)
         return RecordTable(self.path, self._rows[members[self._rows]])
 
@@ -124,9 +121,6 @@ class RecordTable(Sequence[PromptRecord]):
     def __iter__(self) -> Iterator[PromptRecord]:
         return map(self._record, self.rows())
 
-    def __repr__(self) -> str:
-        return f"RecordTable({str(self.path)!r}, {len(self)} records)"
-
     def __getstate__(self) -> dict[str, Any]:
         """Excludes the open file, so that a table can be copied and pickled."""
         return {"path": self.path, "_rows": self._rows}
@@ -138,20 +132,14 @@ class RecordTable(Sequence[PromptRecord]):
         return pq.ParquetFile(self.path, memory_map=True)
 
     @cached_property
-    def _starts(self) -> np.ndarray:
-        """int64 [groups]: number of each row group's first row."""
-        metadata = self._file.metadata
-        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        return np.cumsum([0, *sizes])[:-1]
-
-    @cached_property
     def _group(self) -> Callable[[int], list[dict[str, Any]]]:
         file = self._file
         return lru_cache(_CACHED_GROUPS)(lambda group: file.read_row_group(group).to_pylist())
 
     def _row(self, row: int) -> dict[str, Any]:
-        group = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return self._group(group)[int(row - self._starts[group])]
+        # All groups but the last have the size of the first.
+        group, place = divmod(int(row), self._file.metadata.row_group(0).num_rows)
+        return self._group(group)[place]
 
     def _record(self, row: dict[str, Any]) -> PromptRecord:
         folder, target = self.path.parent, row["target_image"]

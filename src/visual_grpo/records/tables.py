@@ -1,6 +1,6 @@
-"""Rows of tables: JSON lines, JSON, CSV, Parquet, Arrow, a `Dataset` on disk or on the Hugging Face hub.
+"""Rows of tables: JSON lines, JSON, CSV, Parquet, a `Dataset` on disk or on the Hugging Face hub.
 
-The library `datasets` reads Parquet, Arrow, saved and hub datasets. JSON lines and CSV are read here: its readers need
+The library `datasets` reads Parquet, saved and hub datasets. JSON lines and CSV are read here: its readers need
 columns of one type and give up a whole file for one bad line, where only that record should be rejected.
 """
 
@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from visual_grpo.config import Task
 from visual_grpo.errors import UserError
@@ -20,12 +20,9 @@ from visual_grpo.records.columns import PROMPTS, QUERIES, record_of
 from visual_grpo.records.guard import Guard, open_text
 from visual_grpo.records.raw import EmbeddedImage, Item, Note, Place, Rejected, shorten
 
-if TYPE_CHECKING:
-    import datasets
-
 HUB = "hf://datasets/"
 """Prefix of ``data.path`` for a dataset of the Hugging Face hub."""
-SUFFIXES = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl", ".json")
+SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
 _SPLIT_FOLDERS = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
 _NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
 """Spellings of missing values in spreadsheets and pandas, in lower case."""
@@ -53,11 +50,7 @@ def find_metadata(path: Path, guard: Guard) -> Path | None:
 
 
 def read_metadata(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
-    """Yields the rows of every ``metadata.jsonl`` and ``metadata.csv``; the name of a split folder becomes metadata.
-
-    Raises:
-        UserError: a folder has both.
-    """
+    """Yields the rows of every ``metadata.jsonl`` and ``metadata.csv``; the name of a split folder becomes metadata."""
     if path.is_file():
         yield from _items(path, path.name, guard, task)
         return
@@ -95,7 +88,11 @@ def find_table(path: Path, guard: Guard) -> Path | None:
 
 def read_table(path: Path, guard: Guard, task: Task, split: str | None = None) -> Iterator[Item]:
     if _is_saved(path):
-        yield from _rows_of(_opened(path, split), path.name, path, guard, task)
+        import datasets
+
+        with _errors_naming(path):
+            found = _one_split(datasets.load_from_disk(str(path)), str(path), split)
+        yield from _rows_of(found, path.name, path, guard, task)
         return
     for file in [path] if path.is_file() else _tables(path):
         if file != path:
@@ -112,17 +109,14 @@ def read_hub(path: str, guard: Guard, task: Task, split: str | None, revision: s
     return _rows_of(_one_split(found, path, split), path.removeprefix(HUB), None, guard, task)
 
 
-def count_table(path: Path, split: str | None) -> int | None:
-    """The number of rows, if it is known without reading them."""
-    if _is_saved(path):
-        return int(_opened(path, split).num_rows)
-    files = [path] if path.is_file() else _tables(path)
-    if any(file.suffix.lower() != ".parquet" for file in files):
-        return None
-    import pyarrow.parquet as pq
-
-    with _errors_naming(path):
-        return sum(pq.read_metadata(file).num_rows for file in files)
+def _one_split(found: Any, name: str, split: str | None) -> Any:
+    """The split that is asked for, else ``train`` or the only one."""
+    if not isinstance(found, dict):
+        return found
+    chosen = split or ("train" if "train" in found else next(iter(found)) if len(found) == 1 else None)
+    if chosen not in found:
+        raise UserError(f"{name} has the splits {', '.join(found)}: choose one with data.split.")
+    return found[chosen]
 
 
 def _is_saved(path: Path) -> bool:
@@ -144,7 +138,7 @@ def _items(
     file: Path, name: str, guard: Guard, task: Task, *, canonical: bool = False, more: Mapping[str, Any] | None = None
 ) -> Iterator[Item]:
     suffix = file.suffix.lower()
-    if suffix in (".parquet", ".arrow"):
+    if suffix == ".parquet":
         yield from _rows_of(_streamed(file), name, file.parent, guard, task)
         return
     reader = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(suffix, _json_lines)
@@ -168,22 +162,19 @@ def _json_rows(file: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _json_lines(file: Path) -> Iterator[tuple[int, Row]]:
+    remedy = 'Write one JSON object on each line, such as {"prompt": "a red circle"}'
     with open_text(file) as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield number, _json_object(line)
-
-
-def _json_object(line: str) -> Row:
-    remedy = 'Write one JSON object on each line, such as {"prompt": "a red circle"}'
-    try:
-        # Other languages' NaN and Infinity, which no JSON can hold again.
-        value = json.loads(line, parse_constant=lambda _: None)
-    except (ValueError, RecursionError) as error:
-        return Rejected("not_json", f"the line is not valid JSON ({error})", remedy)
-    if isinstance(value, dict):
-        return value
-    return Rejected("not_json", f"the line is a JSON {type(value).__name__}, not an object", remedy)
+            if not line.strip():
+                continue
+            try:
+                # Other languages' NaN and Infinity, which no JSON can hold again.
+                value = json.loads(line, parse_constant=lambda _: None)
+            except (ValueError, RecursionError) as error:
+                yield number, Rejected("not_json", f"the line is not valid JSON ({error})", remedy)
+                continue
+            message = f"the line is a JSON {type(value).__name__}, not an object"
+            yield number, value if isinstance(value, dict) else Rejected("not_json", message, remedy)
 
 
 def _csv_rows(file: Path) -> Iterator[tuple[int, Row]]:
@@ -202,13 +193,10 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Row]]:
                     message = f"the row has more fields than the header, {len(header)}"
                     yield rows.line_num, Rejected("not_csv", message, 'Put quotes (") around text with commas')
                 else:
-                    yield rows.line_num, {name: None if _is_null(value) else value for name, value in row.items()}
+                    missing = {name for name, value in row.items() if value is None or value.strip().lower() in _NULLS}
+                    yield rows.line_num, row | dict.fromkeys(missing)
         except csv.Error as error:
             raise UserError(f"{file}, line {rows.line_num}, is not valid CSV ({error}). Correct the row.") from error
-
-
-def _is_null(value: str | None) -> bool:
-    return value is None or value.strip().lower() in _NULLS
 
 
 def _rows_of(found: Any, name: str, folder: Path | None, guard: Guard, task: Task) -> Iterator[Item]:
@@ -238,31 +226,13 @@ def _cell(value: Any, name: str, guard: Guard, folder: Path | None) -> Any:
     return value
 
 
-def _streamed(file: Path) -> datasets.IterableDataset:
+def _streamed(file: Path) -> Any:
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # Ours is the one message.
-    kind, options = ("parquet", {"batch_size": _BATCH}) if file.suffix.lower() == ".parquet" else ("arrow", {})
     with _errors_naming(file):
         files = glob.escape(str(file))
-        return datasets.load_dataset(kind, data_files=files, split="train", streaming=True, **options)
-
-
-def _opened(path: Path, split: str | None) -> datasets.Dataset:
-    import datasets
-
-    with _errors_naming(path):
-        return _one_split(datasets.load_from_disk(str(path)), str(path), split)
-
-
-def _one_split(found: Any, name: str, split: str | None) -> Any:
-    """The split that is asked for, else ``train`` or the only one."""
-    if not isinstance(found, dict):
-        return found
-    chosen = split or ("train" if "train" in found else next(iter(found)) if len(found) == 1 else None)
-    if chosen not in found:
-        raise UserError(f"{name} has the splits {', '.join(found)}: choose one with data.split.")
-    return found[chosen]
+        return datasets.load_dataset("parquet", data_files=files, split="train", streaming=True, batch_size=_BATCH)
 
 
 @contextmanager
