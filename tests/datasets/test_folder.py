@@ -165,7 +165,7 @@ def test_the_folder_is_open_to_whom_the_umask_lets_in(dataset, save):
 
 
 @pytest.mark.parametrize(
-    ("data", "got"), [(print, "builtin_function"), ("a/folder", "str"), (Path("no/such"), "no/such, which is none")]
+    ("data", "got"), [(print, "function print"), ("a/folder", "'a/folder'"), (Path("no/such"), "no/such")]
 )
 def test_anything_but_a_filled_folder_is_refused(dataset, save, data, got):
     save(a="1")

@@ -6,10 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import tests.same_examples  # noqa: F401
 from tests.records.making import picture
 from tests.records.profiles import profile, prompts
 from visual_grpo.config import DataChecks
@@ -41,13 +38,8 @@ class TestDistances:
         assert all(one.distance == 0 for one in found)
         assert check(before, before, LIMITS) == []
 
-    @settings(max_examples=25)
-    @given(
-        st.lists(st.text("ab c", min_size=1), min_size=1, max_size=9), st.lists(st.text("b cd", min_size=1), min_size=1)
-    )
-    def test_they_are_symmetric_and_between_0_and_1(self, tmp_path_factory, one, other):
-        folder = tmp_path_factory.mktemp("data")
-        first, second = profile(folder, one), profile(folder, other)
+    def test_they_are_symmetric_and_between_0_and_1(self, tmp_path):
+        first, second = profile(tmp_path, ["a", "b c", "b c", "ab ab"]), profile(tmp_path, ["cd", "b b b", "d"])
         there, back = drift(first, second), drift(second, first)
         assert [found.distance for found in there] == pytest.approx([found.distance for found in back])
         assert [found.chance for found in there] == pytest.approx([found.chance for found in back])
@@ -84,9 +76,9 @@ class TestDistances:
 
 class TestLostPrompts:
     def test_of_few_it_is_counted(self, tmp_path, before):
-        now = profile(tmp_path, [*prompts()[:240], *prompts(900, seed=5)][:600])
-        kept = {*prompts()} & {*[*prompts()[:240], *prompts(900, seed=5)][:600]}
-        assert lost_share(before.prompts, now.prompts) == pytest.approx(1 - len(kept) / 300)
+        rows = [*prompts()[:240], *prompts(900, seed=5)][:600]
+        gone = len({*prompts()} - {*rows}) / 300
+        assert lost_share(before.prompts, profile(tmp_path, rows).prompts) == pytest.approx(gone)
 
     @pytest.mark.parametrize("gone", [0.0, 0.4, 1.0])
     def test_of_many_it_is_estimated(self, tmp_path, gone):
@@ -105,15 +97,12 @@ class TestChecks:
     def test_rejected_records(self, before):
         some, many = (before.model_copy(update={"rejected": count}) for count in (33, 34))
         assert check(None, some, LIMITS) == []
-        [said] = check(None, many, LIMITS, section="x")
-        assert said == "34 of 334 records rejected: 10.2%, allowed are 10.0% (x.max_rejected)."
+        [said] = check(None, many, LIMITS)
+        assert said == "34 of 334 records rejected: 10.2%, allowed are 10.0% (retrain.data.max_rejected)."
 
-    def test_more_data_of_the_same_pass(self, tmp_path, before):
+    def test_more_data_and_halves_of_the_same_pass_but_for_what_is_gone(self, tmp_path, before):
         assert check(before, profile(tmp_path, [*prompts(), *prompts(200, seed=1)]), LIMITS) == []
-
-    def test_halves_of_the_same_data_pass_but_for_what_is_gone(self, tmp_path):
-        every = prompts(300)
-        halves = profile(tmp_path, every[:150]), profile(tmp_path, every[150:])
+        halves = profile(tmp_path, prompts()[:150]), profile(tmp_path, prompts()[150:])
         assert check(*halves, ALL_LOST) == []
         assert names(check(*halves, LIMITS)) == {"max_lost_prompts"}
 
@@ -125,23 +114,15 @@ class TestChecks:
         ]
         assert check(before, profile(tmp_path, prompts()[:220]), LIMITS) == []
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            pytest.param(lambda text: text.replace("a ", "eine ").replace("at the", "vor dem"), id="half translated"),
-            pytest.param(lambda text: "".join(chr(0x4E00 + ord(sign)) for sign in text[::3]), id="another script"),
-        ],
-    )
-    def test_prompts_in_another_language_do_not(self, tmp_path, before, change):
-        violations = check(before, profile(tmp_path, map(change, prompts())), ALL_LOST)
-        assert "max_prompt_length_drift" in names(violations)
+    def test_prompts_in_another_script_do_not(self, tmp_path, before):
+        chinese = ["".join(chr(0x4E00 + ord(sign)) for sign in text[::3]) for text in prompts()]
+        assert "max_prompt_length_drift" in names(check(before, profile(tmp_path, chinese), ALL_LOST))
 
     def test_other_text_of_the_same_length_does_not(self, tmp_path, before):
         turned = profile(tmp_path, [text.translate(str.maketrans("aeioutn", "xyzqvwj")) for text in prompts()])
         [said] = check(before, turned, ALL_LOST)
         assert said.startswith("pairs of characters in the prompts: distance 0.")
         assert said.endswith(", allowed is 0.40 (retrain.data.max_prompt_text_drift).")
-        assert check(before, turned, DataChecks(max_lost_prompts=1, max_prompt_text_drift=1)) == []
 
     def test_a_few_records_may_differ_by_chance(self, tmp_path):
         few = ["a cat"] * 12 + [f"a large dog number {n}" for n in range(13)]
@@ -168,9 +149,8 @@ def pictures(tmp_path_factory):
 class TestPictures:
     def test_halves_of_the_same_pictures_pass(self, pictures):
         folder, rows = pictures
-        for seed in range(3):
-            shuffled = random.Random(seed).sample(rows, len(rows))
-            assert check(profile(folder, shuffled[:150]), profile(folder, shuffled[150:]), ALL_LOST) == []
+        shuffled = random.Random(0).sample(rows, len(rows))
+        assert check(profile(folder, shuffled[:150]), profile(folder, shuffled[150:]), ALL_LOST) == []
 
     def test_darkened_pictures_do_not(self, pictures):
         from PIL import Image
@@ -192,17 +172,3 @@ class TestPictures:
         before = profile(folder, rows)
         same = profile(folder, [row | {"target_image": rows[0]["target_image"]} for row in rows])
         assert names(check(before, same, LIMITS)) == names(check(same, before, LIMITS)) == {"max_image_drift"}
-
-    def test_words_against_shapes_do_not(self, pictures):
-        from visual_grpo.starter.words.world import draw_words
-
-        folder, rows = pictures
-        draw_words(folder / "words", 1, 64, 64)
-        words = [
-            {"prompt": f"shape {n % 150}", "target_image": f"words/target_images/{path.name}"}
-            for n, path in enumerate(sorted((folder / "words/target_images").iterdir()))
-        ]
-        before = profile(folder, rows)
-        assert names(check(before, profile(folder, words), LIMITS)) == {"max_image_drift"}
-        tenth = profile(folder, [*rows, *words[:33]])
-        assert check(before, tenth, LIMITS) == []

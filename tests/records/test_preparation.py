@@ -82,7 +82,7 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
             {**good, "id": "e", "target_image": "empty.png"},
             {**good, "id": "f", "target_image": "small.png"},
             {**good, "id": "g", "source_image": "corrupt.png"},
-            {**good, "id": "h", "target_imge": 1},
+            {**good, "id": "h", "k": 1},
             "not json",
         ],
     )
@@ -106,9 +106,7 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
     assert listed[6]["message"].startswith("source_image: ")
     assert report["rejected"]["total"] == 8
     assert report["rejected"]["by_reason"]["corrupt_image"] == 3
-    assert report["warnings"] == [
-        "2 images smaller than the prepared size: enlarged",
-    ]
+    assert report["warnings"] == ["2 images smaller than the prepared size: enlarged"]
 
 
 def test_strict_stops_at_the_first_rejected_record_and_leaves_no_manifest(tmp_path):
@@ -129,37 +127,29 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path):
         prepare(tmp_path, held_out_share=0.999)
 
 
-def test_an_empty_split_is_a_warning(tmp_path):
-    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat"}])
-    (warning,) = prepare(tmp_path, held_out_share=0.001).report["warnings"]
-    assert warning.startswith("the split held_out is empty")
-    assert warning.endswith("1 record in all")
-
-
-@pytest.mark.parametrize("prompts", [1, FEW_PROMPTS - 1, FEW_PROMPTS])
-def test_too_few_held_out_prompts_are_a_warning_before_anything_is_trained(tmp_path, prompts):
-    shares = {"held_out_share": 0.5, "eval_share": 0}
-    jsonl(tmp_path / "data/records.jsonl", [{"prompt": f"cat {n}"} for n in range(60)])
-    table = prepare(tmp_path, **shares)
+def test_too_few_held_out_prompts_are_a_warning_before_anything_is_trained(tmp_path):
+    many(tmp_path, 60)
+    table = prepare(tmp_path, held_out_share=0.5)
     held_out, others = ([record.prompt for record in table.split(split)] for split in ("held_out", "train"))
-    jsonl(tmp_path / "data/records.jsonl", [{"prompt": prompt} for prompt in [*held_out[:prompts] * 3, *others]])
-    warnings = prepare(tmp_path, **shares).report["warnings"]
-    expected = [f"{counted(prompts, 'prompt')} in held_out"] if prompts < FEW_PROMPTS else []
-    assert [warning.split(":")[0] for warning in warnings] == expected
+    for prompts in (1, FEW_PROMPTS - 1, FEW_PROMPTS):
+        rows = [{"prompt": prompt} for prompt in [*held_out[:prompts] * 3, *others]]
+        jsonl(tmp_path / "data/records.jsonl", rows)
+        warnings = prepare(tmp_path, held_out_share=0.5).report["warnings"]
+        expected = [f"{counted(prompts, 'prompt')} in held_out"] if prompts < FEW_PROMPTS else []
+        assert [warning.split(":")[0] for warning in warnings] == expected
 
 
 def test_sealed_records_are_counted_and_too_few_are_told(tmp_path):
     many(tmp_path)
-    shares = {"held_out_share": 0.25, "eval_share": 0}
-    before = {record.id: record.split for record in prepare(tmp_path, **shares)}
-    table = prepare(tmp_path, **shares, sealed_share=0.3)
+    before = {record.id: record.split for record in prepare(tmp_path, held_out_share=0.25)}
+    table = prepare(tmp_path, held_out_share=0.25, sealed_share=0.3)
     sealed = list(table.split("sealed"))
     assert table.report["splits"]["sealed"] == {"records": len(sealed), "prompts": len(sealed)}
     assert 4 < len(sealed) < 20
     assert {before[record.id] for record in sealed} == {"train"}
     assert all(before[record.id] == record.split for record in table.split("train", "eval", "held_out"))
     assert len(table.split("train", "held_out")) + len(sealed) == 40
-    warnings = prepare(tmp_path, **shares, sealed_share=1e-6).report["warnings"]
+    warnings = prepare(tmp_path, held_out_share=0.25, sealed_share=1e-6).report["warnings"]
     assert warnings[0].startswith("the split sealed is empty although its share is")
     with pytest.raises(UserError, match=r"the splits sealed take all\. Add records or lower data\.sealed_share"):
         prepare(tmp_path, sealed_share=0.9999)
@@ -167,15 +157,13 @@ def test_sealed_records_are_counted_and_too_few_are_told(tmp_path):
 
 def test_splits_keep_prompts_apart_and_do_not_depend_on_order(tmp_path):
     records = [{"prompt": f"prompt {n % 30}", "k": n} for n in range(120)]
-    (tmp_path / "data").mkdir()
     jsonl(tmp_path / "data/records.jsonl", records)
     table = prepare(tmp_path, eval_share=0.2, held_out_share=0.3)
-    report = table.report
     held_out = {record.prompt for record in table.split("held_out")}
     others = {record.prompt for split in ("train", "eval") for record in table.split(split)}
     assert held_out
     assert not held_out & others
-    assert report["splits"]["held_out"] == {"records": 4 * len(held_out), "prompts": len(held_out)}
+    assert table.report["splits"]["held_out"] == {"records": 4 * len(held_out), "prompts": len(held_out)}
     before = Counter((record.prompt, record.split) for record in table)
     jsonl(tmp_path / "data/records.jsonl", records[::-1])
     after = prepare(tmp_path, eval_share=0.2, held_out_share=0.3)
@@ -192,16 +180,11 @@ def test_a_group_or_one_instruction_with_one_source_is_held_out_as_a_whole(tmp_p
         name = f"{number % 8}.png"
         rows.append({"prompt": "make it red", "source_image": name, "of": name, "k": number})
     jsonl(tmp_path / "data/records.jsonl", rows)
-    splits: dict[str, set[str]] = {}
-    units: dict[str, set[str | None]] = {}
-    for record in prepare(tmp_path, eval_share=0, held_out_share=0.5, task="i2i"):
-        splits.setdefault(record.metadata["of"], set()).add(record.split)
-        units.setdefault(record.metadata["of"], set()).add(record.held_with)
-    assert len(splits) == len(units) == 20
-    assert len(set.union(*units.values())) == 20, "each unit names itself, and another than the others"
-    assert all(len(own) == 1 for own in splits.values())
-    assert {split for of, own in splits.items() if of.endswith("png") for split in own} == {"train", "held_out"}
-    assert {split for of, own in splits.items() if of.startswith("g") for split in own} == {"train", "held_out"}
+    table = prepare(tmp_path, held_out_share=0.5, task="i2i")
+    units = {(record.metadata["of"], record.held_with, record.split) for record in table}
+    assert len(units) == len({of for of, _, _ in units}) == len({unit for _, unit, _ in units}) == 20
+    for mark in ("png", "g"):
+        assert {split for of, _, split in units if of.lstrip("0123456789.").startswith(mark)} == {"train", "held_out"}
 
 
 def test_a_second_run_reuses_the_images_except_changed_ones(tmp_path):
@@ -229,17 +212,7 @@ def test_a_second_run_reuses_the_images_except_changed_ones(tmp_path):
     assert read_size(other_size[1].target_image) == (64, 64)
 
 
-def test_a_damaged_prepared_image_is_prepared_again(tmp_path):
-    picture(tmp_path / "data/a.png")
-    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.png"}])
-    path = prepare(tmp_path)[0].target_image
-    intact = path.read_bytes()
-    path.write_bytes(intact[:-20])
-    prepare(tmp_path)
-    assert path.read_bytes() == intact
-
-
-def test_a_run_that_fails_leaves_the_old_manifest_and_its_images(tmp_path):
+def test_a_run_that_fails_leaves_the_old_manifest_and_its_images_and_a_damaged_one_is_prepared_again(tmp_path):
     data = tmp_path / "data"
     picture(data / "a.png")
     good = {"id": "a", "prompt": "a", "target_image": "a.png"}
@@ -247,6 +220,9 @@ def test_a_run_that_fails_leaves_the_old_manifest_and_its_images(tmp_path):
     table = prepare(tmp_path)
     (image,) = (tmp_path / "out/images").iterdir()
     before = image.read_bytes()
+    image.write_bytes(before[:-20])
+    prepare(tmp_path)
+    assert image.read_bytes() == before
     picture(data / "a.png", colour="blue")
     jsonl(data / "records.jsonl", [good, "not json"])
     with pytest.raises(UserError):
@@ -282,13 +258,10 @@ def test_a_file_name_that_is_not_utf8(tmp_path):
 
 
 def test_odd_exif_data_neither_reject_a_photo_nor_warn(tmp_path):
-    (tmp_path / "data").mkdir()
-    photo = Image.new("RGB", (64, 64))
-    photo.save(tmp_path / "data/a.jpg", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff")
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.jpg"}])
-    table = prepare(tmp_path)
-    assert table.report["with_target"] == 1
-    assert table.report["warnings"] == []
+    Image.new("RGB", (64, 64)).save(tmp_path / "data/a.jpg", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff")
+    report = prepare(tmp_path).report
+    assert (report["with_target"], report["warnings"]) == (1, [])
 
 
 def test_progress_counts_every_record_and_no_note(tmp_path):

@@ -14,7 +14,7 @@ from visual_grpo.command import Command
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.files import file_digest, fresh_folder
-from visual_grpo.records import coco, folders, tables
+from visual_grpo.records import folders, tables
 from visual_grpo.records.guard import Guard, is_image_name, is_system_file
 from visual_grpo.records.raw import Item, Note
 
@@ -26,36 +26,36 @@ _MOST_NAMES = 100_000
 class Layout:
     """Finds its file or folder in a path (``find``), and reads it."""
 
-    files: str
     find: Callable[[Path, Guard], Path | None]
     read: Callable[..., Iterator[Item]]
+    files: str
 
 
 LAYOUTS = {
-    "records": Layout("records.jsonl with a prompt on each line", tables.find_records, tables.read_records),
+    "records": Layout(tables.find_records, tables.read_records, "records.jsonl with a prompt on each line"),
     "prompts": Layout(
-        "prompts.txt with a prompt on each line and, where you have them, target_images/0.png, 1.png, ...",
         folders.find_prompts,
         folders.read_prompts,
+        "prompts.txt with a prompt on each line and, where you have them, target_images/0.png, 1.png, ...",
     ),
     "image_folder": Layout(
-        "metadata.jsonl or metadata.csv (also in folders below) with file_name and text, prompt or caption",
         tables.find_metadata,
         tables.read_metadata,
+        "metadata.jsonl or metadata.csv (also in folders below) with file_name and text, prompt or caption",
     ),
     "captions": Layout(
-        "images with a caption of the same name, such as cat.jpg with cat.txt",
         folders.find_captions,
         folders.read_captions,
+        "images with a caption of the same name, such as cat.jpg with cat.txt",
     ),
     "table": Layout(
-        "*.parquet, *.csv or *.jsonl (also in data), or a folder of save_to_disk, with a column for the prompt",
         tables.find_table,
         tables.read_table,
+        "*.parquet, *.csv or *.jsonl (also in data), or a folder of save_to_disk, with a column for the prompt",
     ),
-    "coco": Layout("COCO annotations (*.json) beside the images", coco.find_coco, coco.read_coco),
+    "coco": Layout(folders.find_coco, folders.read_coco, "COCO annotations (*.json) beside the images"),
     "masks": Layout(
-        "images/a.png with masks/THING/a.png, or masks/a.png with masks/a.txt", folders.find_masks, folders.read_masks
+        folders.find_masks, folders.read_masks, "images/a.png with masks/THING/a.png, or masks/a.png with masks/a.txt"
     ),
 }
 """By name, in the order in which ``auto`` tries them."""
@@ -86,7 +86,6 @@ class Found:
         return LAYOUTS[self.layout].read(self.path, self.guard, task, **more)
 
     def count(self) -> int:
-        """The number of records, for the progress bar."""
         return sum(not isinstance(item, Note) for item in self.items())
 
 
@@ -115,6 +114,7 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> Found:
         if path.is_dir() and data.layout == "auto" and name in _IN_SUBFOLDERS:
             own = (is_image_name(entry.name) or tables.is_metadata(entry.name) for entry in path.iterdir())
             if not any(own):
+                # Tables may lie beside images without being meant, such as a log in CSV.
                 _refuse_several(path, guard, parameter, names, ignored=EMBEDDING)
         return Found(name, found, guard, data)
     if path.is_dir():
@@ -140,10 +140,7 @@ def _unzipped(path: Path) -> Path:
 def _refuse_several(
     path: Path, guard: Guard, parameter: str, names: Collection[str], ignored: Collection[str] = ()
 ) -> None:
-    """Raises a UserError if folders in ``path`` are datasets of their own, which are not read together.
-
-    Layouts that are ``ignored`` may lie beside images without being meant, such as a log in CSV.
-    """
+    """Raises a UserError if folders in ``path`` are datasets of their own, which are not read together."""
     found: dict[str, str] = {}
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not is_system_file(entry.name)):
         if guard.is_inside(folder):
@@ -153,9 +150,10 @@ def _refuse_several(
     layouts = set(found.values()) - {*ignored}
     if len(layouts) > 1 or (layouts and not layouts & {*_IN_SUBFOLDERS}):
         each = ", ".join(f"{name} ({layout})" for name, layout in found.items())
-        several = "has several datasets" if len(found) > 1 else "has its records in a folder below"
         example = path / next(iter(found))
-        raise UserError(f"{parameter}: {path} {several}: {each}. Give one of them: --params={parameter}={example}")
+        raise UserError(
+            f"{parameter}: {path} has its records in folders below: {each}. Give one: --params={parameter}={example}"
+        )
 
 
 def _other_places(path: Path, parameter: str) -> str:

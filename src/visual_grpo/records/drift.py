@@ -12,8 +12,7 @@ from visual_grpo.records.profile import Profile, Prompts, Shares, Sized, Values
 FALSE_ALARM = 1e-4
 """With what probability chance alone brings a feature of equal data above `Drift.chance`."""
 _SPREAD_ALLOWED = 4.0
-"""The divergence that chance brings hardly ever exceeds this many times its mean; measured on halves of prompts, it
-reached 1.4 to 3.4 times in 200 halvings of 80 to 2,000 prompts."""
+"""Chance hardly ever brings a divergence above this many times its mean: 3.4 at most in 200 halvings of prompts."""
 
 _WORDS = {
     "kinds": "kinds of records",
@@ -46,40 +45,28 @@ def drift(before: Profile, now: Profile) -> list[Drift]:
     return shares + values
 
 
-def check(before: Profile | None, now: Profile, limits: DataChecks, section: str = "retrain.data") -> list[str]:
-    """Returns a sentence for each fault of the data; empty if they may be trained on.
-
-    Args:
-        before: of the data that the champion was trained on; None = there is none, so nothing can have drifted.
-        section: where the limits are set, for the sentences.
-    """
-    faults: list[str] = []
-
-    def note(text: str, limit: str) -> None:
-        faults.append(f"{text} ({section}.{limit}).")
-
-    usable = counted(now.accepted, "usable record")
+def check(before: Profile | None, now: Profile, limits: DataChecks) -> list[str]:
+    """Returns a sentence for each fault of the data; ``before`` is of the champion's data, if there is a champion."""
+    usable, found = counted(now.accepted, "usable record"), now.accepted + now.rejected
+    faults = []
     if now.accepted < limits.min_records:
-        note(f"{usable}, needed are {limits.min_records}", "min_records")
-    found = now.accepted + now.rejected
+        faults.append((f"{usable}, needed are {limits.min_records}", "min_records"))
     if now.rejected > limits.max_rejected * found:
         rejected = f"{now.rejected} of {counted(found, 'record')} rejected: {now.rejected / found:.1%}"
-        note(f"{rejected}, allowed are {limits.max_rejected:.1%}", "max_rejected")
-    if before is None:
-        return faults
-    fewer, lost = 1 - now.accepted / before.accepted, lost_share(before.prompts, now.prompts)
-    if fewer > limits.max_fewer_records:
-        change = f"{usable}, {before.accepted} before: {fewer:.1%} fewer"
-        note(f"{change}, allowed are {limits.max_fewer_records:.1%}", "max_fewer_records")
-    if lost > limits.max_lost_prompts:
-        gone = f"{lost:.1%} of the earlier prompts are gone"
-        note(f"{gone}, allowed are {limits.max_lost_prompts:.1%}", "max_lost_prompts")
-    for one in drift(before, now):
-        limit = float(getattr(limits, one.limit))
-        if one.distance > max(limit, one.chance):
-            why = "" if limit >= one.chance else ", which chance may bring in data as small as these"
-            note(f"{one.said}, allowed is {max(limit, one.chance):.2f}{why}", one.limit)
-    return faults
+        faults.append((f"{rejected}, allowed are {limits.max_rejected:.1%}", "max_rejected"))
+    if before is not None:
+        fewer, lost = 1 - now.accepted / before.accepted, lost_share(before.prompts, now.prompts)
+        if fewer > limits.max_fewer_records:
+            change = f"{usable}, {before.accepted} before: {fewer:.1%} fewer"
+            faults.append((f"{change}, allowed are {limits.max_fewer_records:.1%}", "max_fewer_records"))
+        if lost > limits.max_lost_prompts:
+            gone = f"{lost:.1%} of the earlier prompts are gone"
+            faults.append((f"{gone}, allowed are {limits.max_lost_prompts:.1%}", "max_lost_prompts"))
+        for one in drift(before, now):
+            limit = max(float(getattr(limits, one.limit)), one.chance)
+            if one.distance > limit:
+                faults.append((f"{one.said}, allowed is {limit:.2f}", one.limit))
+    return [f"{text} (retrain.data.{limit})." for text, limit in faults]
 
 
 def lost_share(before: Prompts, now: Prompts) -> float:
@@ -108,13 +95,14 @@ def _of_values(name: str, before: Values, now: Values) -> Drift:
 
 
 def _of_shares(name: str, before: Shares, now: Shares) -> Drift:
+    """The Jensen-Shannon distance in bits."""
     from scipy.spatial.distance import jensenshannon
 
     categories = sorted(before.shares.keys() | now.shares.keys())
     both = [[side.shares.get(category, 0.0) for category in categories] for side in (before, now)]
     # Rounding makes the root of a tiny negative number of equal shares.
     distance = 0.0 if both[0] == both[1] else float(jensenshannon(*both, base=2))
-    # The mean divergence of two samples from one distribution, in bits, to second order in the differences.
+    # The mean divergence of two samples from one distribution, to second order in the differences.
     mean = (before.spread + now.spread) / 2 * _scatter(before, now) / (8 * math.log(2))
     return Drift(
         feature=name,
@@ -128,8 +116,8 @@ def _of_shares(name: str, before: Shares, now: Shares) -> Drift:
 def _scatter(before: Sized, now: Sized) -> float:
     """1 / n + 1 / m, by which chance grows in samples of n and m.
 
-    Both count as so many records of one prompt or image as the data that repeat them less often. Else data that have
-    shrunk to one prompt or picture in all records would be a sample of one, of which nothing can be said.
+    Both count as often repeated as the one that is less: data that have shrunk to one prompt in all records would else
+    be a sample of one, of which nothing can be said.
     """
     repeated = min(side.records / side.n for side in (before, now))
     return repeated / before.records + repeated / now.records

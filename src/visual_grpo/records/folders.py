@@ -1,22 +1,28 @@
-"""Records in folders of files: prompts with numbered images, captioned images, images with masks."""
+"""Records in folders of files: numbered or captioned images, images with masks, COCO annotations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
 
 from visual_grpo.config import Task
 from visual_grpo.errors import UserError, counted
+from visual_grpo.records.columns import mask_image
 from visual_grpo.records.guard import Guard, is_image_name, open_text
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected
 
 TARGETS = "target_images"
 IMAGES, MASKS = "images", "masks"
+_COCO = ("images", "annotations", "categories")
 
 
 def find_prompts(path: Path, guard: Guard) -> Path | None:
-    """The file itself, or ``prompts.txt`` in the folder."""
     file = path / "prompts.txt" if path.is_dir() else path
     return file if file.suffix.lower() == ".txt" and file.is_file() else None
 
@@ -41,15 +47,15 @@ def read_prompts(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
                         " Remove them, and number the images from 0 in the order of the lines."
                     )
                 continue
-            if line.strip() or index in (targets or ()):
-                place = Place(path.name, number)
-                if targets is not None and index not in targets:
-                    remedy = "Add it, or remove the prompt and renumber the images"
-                    message = f"there is no image {TARGETS}/{index}.png, .jpg, ..."
-                    yield Rejected("missing_target", message, remedy, place, str(index))
-                else:
-                    target = targets[index] if targets else None
-                    yield RawRecord(place=place, folder=folder, id=str(index), prompt=line, target_image=target)
+            place = Place(path.name, number)
+            if targets is None and line.strip():
+                yield RawRecord(place=place, folder=folder, id=str(index), prompt=line)
+            elif targets is not None and index in targets:
+                yield RawRecord(place=place, folder=folder, id=str(index), prompt=line, target_image=targets[index])
+            elif line.strip():
+                remedy = "Add it, or remove the prompt and renumber the images"
+                message = f"there is no image {TARGETS}/{index}.png, .jpg, ..."
+                yield Rejected("missing_target", message, remedy, place, str(index))
             index += 1
     if unused := sum(number >= index for number in targets or ()):
         yield Note(f"{unused} images in {TARGETS} have a number of {index} or more: lines are counted from 0")
@@ -103,7 +109,6 @@ def _read_caption(root: Path, image: str, guard: Guard) -> str:
 
 
 def find_masks(path: Path, guard: Guard) -> Path | None:
-    """The folder, if it has folders of images and masks."""
     return path if all((path / name).is_dir() for name in (IMAGES, MASKS)) else None
 
 
@@ -118,13 +123,12 @@ def read_masks(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
         stem = str(PurePosixPath(name).with_suffix(""))
         thing, _, below = stem.partition("/")
         place = Place(f"{MASKS}/{name}")
-        image = images.get(stem) or images.get(below)
-        if image is None:
-            remedy = f"Add {IMAGES}/{stem}.png, or remove the mask"
-            yield Rejected("missing_source", f"there is no image of the same name in {IMAGES}", remedy, place)
-            continue
-        used.add(image)
         try:
+            image = images.get(stem) or images.get(below)
+            if image is None:
+                remedy = f"Add {IMAGES}/{stem}.png, or remove the mask"
+                raise Rejected("missing_source", f"there is no image of the same name in {IMAGES}", remedy)
+            used.add(image)
             query = thing.replace("_", " ") if stem not in images else _query(path, image, name, guard)
         except Rejected as rejected:
             yield rejected.at(place)
@@ -141,3 +145,68 @@ def _query(path: Path, image: str, mask: str, guard: Guard) -> str:
             return _read_caption(path / folder, name, guard)
     remedy = f"Write it to {MASKS}/{caption_name(mask)}, or move the mask to {MASKS}/THING/{mask}"
     raise Rejected("empty_prompt", "nothing says what the mask shows", remedy)
+
+
+def find_coco(path: Path, guard: Guard) -> Path | None:
+    """A JSON file with images and annotations, or a folder with one, also in its folder ``annotations``."""
+    for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("annotations/*.json")]):
+        if file.suffix == ".json" and file.is_file():
+            text = file.read_bytes()
+            if text.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in text for key in _COCO):
+                return file
+    return None
+
+
+def read_coco(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
+    """Yields a query for each image and category: the category's name, and the union of its masks."""
+    try:
+        with open_text(path) as text:
+            found = json.load(text)
+        names = {category["id"]: category["name"] for category in found["categories"]}
+        images = {image["id"]: image for image in found["images"]}
+        parts: dict[tuple[Any, Any], list[Any]] = {}
+        for annotation in found["annotations"]:
+            key = annotation["image_id"], annotation["category_id"]
+            parts.setdefault(key, []).append(annotation["segmentation"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is not a COCO file of segments ({type(error).__name__}: {error}).") from error
+    base = path.parent.parent if path.parent.name == "annotations" else path.parent
+    folders = ["", *sorted({str(Path(name).parent) for name in guard.walk(base) if is_image_name(name)})]
+    for number, ((image_id, category), segments) in enumerate(parts.items(), 1):
+        place = Place(path.name, number)
+        try:
+            image = images[image_id]
+            if image["height"] * image["width"] > guard.max_pixels:
+                raise ValueError(f"{image['width']}x{image['height']} pixels are more than data.max_pixels")
+            file = image["file_name"]
+            mask = _union(segments, image["height"], image["width"])
+        except (KeyError, ValueError, TypeError, IndexError) as error:
+            message = f"the segments of image {image_id} cannot be drawn ({type(error).__name__}: {error})"
+            yield Rejected("wrong_mask", message, "Give polygons, or run lengths as a list of numbers", place)
+            continue
+        yield RawRecord(
+            place=place,
+            folder=base,
+            prompt=names.get(category),
+            source_images=next((str(Path(below, file)) for below in folders if (base / below / file).is_file()), file),
+            target_image=mask_image(mask, f"{place}, the mask"),
+            extra={"image_id": image_id, "category_id": category},
+        )
+
+
+def _union(segments: Sequence[Any], height: int, width: int) -> np.ndarray:
+    """bool [height, width] of polygons ``[[x1, y1, x2, y2, ...], ...]`` and run lengths ``{"counts": ...}``."""
+    drawn = Image.new("1", (width, height))
+    runs = np.zeros((height, width), bool)
+    for segment in segments:
+        if isinstance(segment, Mapping):
+            counts = segment["counts"]
+            if isinstance(counts, str):
+                raise ValueError("its run lengths are compressed")
+            # Pixels outside and inside in turn, down the columns.
+            runs |= np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
+        else:
+            for polygon in segment:
+                # COCO's coordinates are of the pixels' corners, Pillow's of their centres.
+                ImageDraw.Draw(drawn).polygon([number - 0.5 for number in polygon], fill=1)
+    return np.asarray(drawn) | runs

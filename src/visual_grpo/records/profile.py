@@ -26,6 +26,8 @@ from visual_grpo.records.table import RecordTable
 from visual_grpo.trained_adapters import DATA_PROFILE
 
 T = TypeVar("T")
+Picture = tuple[Path, tuple[Any, Any]]
+"""A prepared image, and the width and height of its original, if known."""
 
 PROMPTS, IMAGES = 1000, 500
 """Most distinct prompts, and images of each role, that are looked at."""
@@ -92,28 +94,23 @@ def profile_of(records: RecordTable) -> Profile:
     splits: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     prompts: _Sample[str] = _Sample(PROMPTS)
-    images = {role: _Sample[tuple[Path, tuple[Any, Any]]](IMAGES) for role in ("target", "source")}
+    targets, sources = _Sample[Picture](IMAGES), _Sample[Picture](IMAGES)
     folder = records.path.parent
     for row in records.rows():
         splits[row["split"]] += 1
         kinds[_kind(row)] += 1
         normalised = prompt_key(row["prompt"])
         prompts.add(normalised, normalised)
-        if row["target_image"] is not None:
+        if (target := row["target_image"]) is not None:
             size = row["original_width"], row["original_height"]
-            images["target"].add(
-                f"{row['target_sha256'] or row['target_image']} {size}", (folder / row["target_image"], size)
-            )
-        sources = row["source_images"] or ()
-        for name, sha256 in zip(sources, row["source_sha256"] or sources, strict=True):
-            images["source"].add(sha256, (folder / name, (None, None)))
+            targets.add(f"{row['target_sha256'] or target} {size}", (folder / target, size))
+        names = row["source_images"] or ()
+        for name, sha256 in zip(names, row["source_sha256"] or names, strict=True):
+            sources.add(sha256, (folder / name, (None, None)))
     hashes, texts, counts = zip(*prompts.items(), strict=True)
-    values = {
-        "prompt_characters": _values([len(text) for text in texts], counts),
-        "prompt_words": _values([len(text.split()) for text in texts], counts),
-    }
-    for role, sample in images.items():
-        values |= _image_values(role, sample.items())
+    characters, words = [len(text) for text in texts], [len(text.split()) for text in texts]
+    values = {"prompt_characters": _values(characters, counts), "prompt_words": _values(words, counts)}
+    values |= _image_values("target", targets.items()) | _image_values("source", sources.items())
     return Profile(
         accepted=splits.total(),
         rejected=records.report.get("rejected", {}).get("total", 0),
@@ -149,7 +146,7 @@ def _kind(row: Mapping[str, Any]) -> str:
     return f"{images}, {'no target' if row['target_image'] is None else 'with a target'}"
 
 
-def _image_values(role: str, images: Sequence[tuple[str, tuple[Path, tuple[Any, Any]], int]]) -> dict[str, Values]:
+def _image_values(role: str, images: Sequence[tuple[str, Picture, int]]) -> dict[str, Values]:
     """Distributions of the prepared pixels, and of the originals' sizes, which a manifest has of targets only."""
     found: dict[str, list[tuple[float, int]]] = {}
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -179,7 +176,7 @@ def _kinds(counts: Counter[str]) -> Shares:
 
 
 def _text(texts: Sequence[str], counts: Sequence[int]) -> Shares:
-    """Pairs of characters, of which every record's prompt has the same weight whatever its length."""
+    """Pairs of characters; every record's prompt has the same weight whatever its length."""
     rows, weights = np.array([_pairs(text) for text in texts]), np.array(counts) / sum(counts)
     mean = weights @ rows
     there = mean > 0
@@ -196,10 +193,7 @@ def _pairs(text: str) -> np.ndarray:
 
 
 def image_features(path: Path) -> dict[str, float]:
-    """Brightness, contrast, colourfulness and sharpness of an image; each is 0 or more, of values from 0 to 1.
-
-    Colourfulness after Hasler and Suesstrunk, Measuring colourfulness in natural images (2003).
-    """
+    """Brightness, contrast, colourfulness (Hasler and Suesstrunk, 2003) and sharpness of an image, each from 0."""
     from scipy import ndimage
 
     image = read_image(path)
