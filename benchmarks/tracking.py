@@ -120,7 +120,7 @@ def _measure(arguments: argparse.Namespace, folder: Path, server: Server) -> Non
         seconds[logs].append(time.perf_counter() - began)
         cpu[logs] += time.process_time() - cpu_before
     began = time.perf_counter()
-    tracker.finished()
+    tracker.end("FINISHED")
     end = time.perf_counter() - began
     _check(server, str(tracker.run_id), set(row), arguments.steps)
     middle = {logs: statistics.median(values) for logs, values in seconds.items()}

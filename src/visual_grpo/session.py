@@ -56,14 +56,14 @@ class Session(KedroSession):
                 return result
         except KeyboardInterrupt as stop:
             with suppress(KeyboardInterrupt):  # Another Ctrl-C ends the wait for MLflow.
-                Tracker.active().killed()
+                Tracker.active().end("KILLED")
             console.note("Stopped.")
             raise click.exceptions.Exit(128 + signal_of(stop)) from None
         except SystemExit:  # Of code that the command calls, such as a reward's.
-            Tracker.active().failed()
+            Tracker.active().end("FAILED")
             raise
         except Exception as error:
-            Tracker.active().failed()
+            Tracker.active().end("FAILED")
             expected = expected_error(error)
             if expected is None:
                 raise

@@ -108,7 +108,7 @@ def test_a_run_leaves_adapters_history_and_a_watched_mlflow_run(
 ) -> None:
     tracker, uri = tracked(project)
     catalog = project.run()
-    tracker.finished()
+    tracker.end("FINISHED")
     history = catalog.load("training_history")
     assert history["step"].tolist() == list(range(1, STEPS + 1))
     facts = json.loads((project.folder / "adapters" / "training.json").read_text())
@@ -127,7 +127,7 @@ def test_an_alarm_leaves_a_line_a_tag_and_a_picture_and_may_end_the_training(
 ) -> None:
     tracker, uri = tracked(project)
     project.run(alarm={"max_distance": 0.001, "action": "stop"}, evaluation={"prompts": 3})
-    tracker.finished()
+    tracker.end("FINISHED")
     client = mlflow.MlflowClient(uri)
     logged = client.get_run(str(tracker.run_id))
     assert re.match(r"step 2: the reward rose by 10\.\d, and the pictures are 0\.\d\d away", logged.data.tags["alarm"])

@@ -88,5 +88,5 @@ def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("MLFLOW_RUN_ID")
     mlflow.set_tracking_uri(project.uri)
     yield project
-    Tracker.active().failed()
+    Tracker.active().end("FAILED")
     mlflow.set_tracking_uri(before)

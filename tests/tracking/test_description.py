@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.evaluation.defaults import parameters
-from visual_grpo.tracking.description import in_words, other_name, resumed_name, tracked, training_name
+from visual_grpo.tracking.description import run_name, tracked
 
 BOTH = ("ar", "dit")
 
@@ -36,23 +36,12 @@ BOTH = ("ar", "dit")
 def test_a_training_is_named_by_what_differs(
     changes: dict[str, Any], modules: tuple[str, ...], environment: str | None, given: dict[str, Any], name: str
 ) -> None:
-    assert training_name(parameters(**changes), modules, environment, given) == name
-
-
-def test_a_resumed_run_has_the_steps_that_it_goes_on_to_in_its_name() -> None:
-    assert resumed_name("ar lr7e-4 80 steps seed 0 a=1", 120) == "ar lr7e-4 120 steps seed 0 a=1"
-    assert resumed_name("my best, 3 stepsisters", 120) == "my best, 3 stepsisters"
+    assert run_name(parameters(**changes), modules, [], environment, given) == name
 
 
 def test_other_runs_are_named_by_their_pipelines() -> None:
     names = ["score", "baseline", "starter", "labels"]  # Kedro makes a set of the names that it is given.
-    assert other_name(parameters(), names, "text", {}) == "text starter+baseline+labels+score seed 0"
-
-
-def test_the_description_says_what_is_trained_on_what() -> None:
-    text = in_words(parameters(data={"path": "photos"}), ("dit",), "kedro run")
-    for part in ("dit of `data/06_models/base`", "`photos`", "80 steps of 8 prompts x 8", "```\nkedro run\n```"):
-        assert part in text
+    assert run_name(parameters(), (), names, "text", {}) == "text starter+baseline+labels+score seed 0"
 
 
 COLUMNS = ["reward/total", "reward/total_std", "reward/shapes", "reward/shapes_std", "part/shapes/all", "kl", "entropy"]

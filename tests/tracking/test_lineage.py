@@ -34,7 +34,6 @@ def test_a_run_that_goes_on_keeps_its_first_tags_and_has_later_ones_beside_them(
     assert lineage.resumed({}, first) == first
     again = lineage.resumed(first, {**first, "command": "go on"})
     assert again == {**first, "resumed.command": "go on"}
-    assert lineage.commands(again) == "train\ngo on"
     third = lineage.resumed(again, {"command": "go further", "git.commit": "b", "git.state": "clean"})
     assert third == {**first, "resumed.command": "go on\ngo further", "resumed.git.commit": "b"}
 

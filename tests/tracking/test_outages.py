@@ -62,7 +62,7 @@ def test_a_training_logs_on_and_sync_adds_what_is_missing(
     assert time.monotonic() - began < 0.1
     time.sleep(2)
     results = Results(project, str(log.run_id))
-    log.finished()
+    log.end("FINISHED")
     undo()
     [said] = project.said
     assert "fails: " in said

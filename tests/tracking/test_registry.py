@@ -65,7 +65,7 @@ def test_a_version_has_the_adapter_its_card_and_where_it_comes_from(
 ) -> None:
     tracker = project.start()
     tracker.tags({"result": "Better by 0.4."})
-    tracker.finished()
+    tracker.end("FINISHED")
     run_id = str(tracker.run_id)
     folder = adapters(tmp_path / "adapters", base, mlflow_run_id=run_id, **{"dvc.data/01_raw": "ab12"})
     made = REGISTRY.register(folder, tags={"gate": "passed"})
@@ -159,7 +159,7 @@ def test_a_crash_at_any_step_leaves_one_version_after_the_next_attempt(
     project: Project, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
 ) -> None:
     tracker = project.start()
-    tracker.finished()
+    tracker.end("FINISHED")
     folder = adapters(tmp_path / "adapters", base, mlflow_run_id=tracker.run_id)
     crash(monkeypatch, step, after, lambda: REGISTRY.register(folder))
     made = REGISTRY.register(folder)

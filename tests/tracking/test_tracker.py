@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import time
+from typing import Any
 
-import mlflow
 import pytest
 from PIL import Image
 
@@ -20,7 +19,7 @@ def test_without_a_run_every_call_does_nothing():
     tracker.metrics({"a": 1.0}, step=1)
     tracker.image(Image.new("RGB", (4, 4)), "grid", 1)
     tracker.tags({"a": 1})
-    tracker.killed()
+    tracker.end("KILLED")
 
 
 def test_metrics_are_there_during_the_run_step_by_step(project: Project):
@@ -34,11 +33,10 @@ def test_metrics_are_there_during_the_run_step_by_step(project: Project):
     [_, (step, value)] = project.curve(tracker.run_id, "kl")
     assert (step, math.isnan(value)) == (2, True)
     assert project.run(tracker.run_id).info.status == "RUNNING"
-    assert (Tracker.active(), os.environ["MLFLOW_RUN_ID"]) == (tracker, tracker.run_id)
-    tracker.finished()
+    assert Tracker.active() is tracker
+    tracker.end("FINISHED")
     assert project.run(tracker.run_id).info.status == "FINISHED"
     assert Tracker.active().run_id is None
-    assert "MLFLOW_RUN_ID" not in os.environ
     assert project.said == []
 
 
@@ -46,7 +44,7 @@ def test_a_hundred_and_fifty_parameters_fit_and_long_ones_are_cut(project: Proje
     tracker = project.start()
     tracker.params({f"p{i}": i for i in range(150)} | {"long": "x" * 9000})
     tracker.tags({"long": "x" * 9000})
-    tracker.finished()
+    tracker.end("FINISHED")
     assert project.run(tracker.run_id).data.tags["long"] == "x" * 5000
     params = project.run(tracker.run_id).data.params
     assert (len(params), params["p149"], params["long"]) == (151, "149", "x" * 6000)
@@ -55,12 +53,12 @@ def test_a_hundred_and_fifty_parameters_fit_and_long_ones_are_cut(project: Proje
 def test_a_resumed_run_keeps_its_parameters_and_tags_the_new_values(project: Project):
     first = project.start()
     first.params({"resume": "never", "grpo.steps": 10})
-    first.killed()
+    first.end("KILLED")
     second = project.start(earlier=first.run_id, name="another")
     second.params({"resume": "auto", "grpo.steps": 10, "new": None})
     assert second.continues
     assert second.name() == first.name() == f"ar seed 0 ({str(first.run_id)[:8]})"
-    second.finished()
+    second.end("FINISHED")
     run = project.run(first.run_id)
     assert run.data.params == {"resume": "never", "grpo.steps": "10", "new": "None"}
     assert {k: v for k, v in run.data.tags.items() if k.startswith("resumed.")} == {"resumed.resume": "auto"}
@@ -69,24 +67,15 @@ def test_a_resumed_run_keeps_its_parameters_and_tags_the_new_values(project: Pro
 
 def test_a_deleted_run_gives_way_to_a_new_one_which_is_found_by_its_old_id(project: Project):
     first = project.start()
-    first.finished()
+    first.end("FINISHED")
     project.client.delete_run(str(first.run_id))
     ids = []
     for continues in (False, True):
         tracker = project.start(earlier=first.run_id)
         assert tracker.continues == continues
-        tracker.finished()
+        tracker.end("FINISHED")
         ids.append(tracker.run_id)
     assert ids[0] == ids[1] != first.run_id
-
-
-def test_functions_of_mlflow_that_a_reward_calls_find_the_run(project: Project):
-    tracker = project.start()
-    with mlflow.start_run():
-        mlflow.log_metric("own", 1.0)
-    tracker.finished()
-    assert project.curve(tracker.run_id, "own") == [(0, 1.0)]
-    assert len(project.runs()) == 1
 
 
 def test_processes_that_are_given_the_same_key_log_into_one_run(project: Project):
@@ -95,24 +84,24 @@ def test_processes_that_are_given_the_same_key_log_into_one_run(project: Project
     for continues in (False, True):
         tracker = project.start(earlier="843d4d219bf65cf6b26341de467727dc")
         assert tracker.continues == continues
-        tracker.finished()
+        tracker.end("FINISHED")
         ids.add(tracker.run_id)
     assert {run.info.run_id for run in project.runs()} == ids
 
 
-@pytest.mark.parametrize(("end", "status"), [("killed", "KILLED"), ("failed", "FAILED"), ("finished", "FINISHED")])
-def test_an_ended_run_keeps_its_status_and_a_trainings_is_kept_while_it_is_evaluated(project: Project, end, status):
+@pytest.mark.parametrize("status", ["KILLED", "FAILED", "FINISHED"])
+def test_an_ended_run_keeps_its_status_and_a_trainings_is_kept_while_it_is_evaluated(project: Project, status: Any):
     tracker = project.start()
-    getattr(tracker, end)()
-    tracker.failed()
+    tracker.end(status)
+    tracker.end("FAILED")
     tracker.metrics({"late": 1.0}, 1)
     assert project.run(tracker.run_id).info.status == status
     again = project.start(earlier=tracker.run_id)
     again.evaluation_begins("kedro run --pipeline=evaluate")
     assert again.evaluates
-    getattr(again, end)()
+    again.end(status)
     run = project.run(tracker.run_id)
-    assert (run.info.status, run.data.tags["evaluate.status"]) == ("FINISHED", end)
+    assert (run.info.status, run.data.tags["evaluate.status"]) == ("FINISHED", status.lower())
 
 
 def test_steps_and_images_that_a_resumed_training_does_again_are_there_once(project: Project):
@@ -120,12 +109,12 @@ def test_steps_and_images_that_a_resumed_training_does_again_are_there_once(proj
     for step in range(1, 6):
         first.metrics({"reward": step / 10, "seconds": step * 1.0}, step)
     first.image(Image.new("RGB", (400, 200), "red"), "samples", 4)
-    first.killed()
+    first.end("KILLED")
     second = project.start(earlier=first.run_id)
     for step in range(4, 8):
         second.metrics({"reward": step / 10, "seconds": step * 2.0, "new": 1.0}, step)
         second.image(Image.new("RGB", (400, 200), "red"), "samples", step)
-    second.finished()
+    second.end("FINISHED")
     assert project.curve(first.run_id, "reward") == [(step, step / 10) for step in range(1, 8)]
     assert [step for step, _ in project.curve(first.run_id, "seconds")] == list(range(1, 8))
     assert [step for step, _ in project.curve(first.run_id, "new")] == [4, 5, 6, 7]
@@ -134,12 +123,12 @@ def test_steps_and_images_that_a_resumed_training_does_again_are_there_once(proj
 
 def test_the_run_of_a_killed_process_is_closed_when_the_next_one_begins(project: Project):
     ids = [str(project.start().run_id) for _ in range(3)]
-    Tracker.active().finished()
+    Tracker.active().end("FINISHED")
     for run_id in ids:
         project.client.update_run(run_id, status="RUNNING")
     project.client.set_tag(ids[1], "evaluate.status", "running")
     project.client.set_tag(ids[2], "output", "another:/folder")
-    project.start().finished()
+    project.start().end("FINISHED")
     found = [project.run(run_id) for run_id in ids]
     assert [run.info.status for run in found] == ["KILLED", "FINISHED", "RUNNING"]
     assert found[1].data.tags["evaluate.status"] == "killed"

@@ -19,7 +19,7 @@ from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
 from visual_grpo.errors import user_error
 from visual_grpo.tracking import Tracker, lineage
 from visual_grpo.tracking.client import use_project
-from visual_grpo.tracking.description import in_words, other_name, training_name
+from visual_grpo.tracking.description import run_name
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.trained_adapters import read_facts
 
@@ -60,29 +60,19 @@ class TrackingHooks:
             tracker.evaluation_begins(lineage.command())
             return
         origin = self._origin(config, pipeline)
-        tags = lineage.resumed({} if origin is None else origin.lineage, lineage.tags(self._project_path))
-        if _trains(pipeline):
-            tags["mlflow.note.content"] = in_words(config, components.make_plan(config).modules, lineage.commands(tags))
-        tracker.tags(tags)
+        tracker.tags(lineage.resumed({} if origin is None else origin.lineage, lineage.tags(self._project_path)))
         tracker.params(flatten(config.public()))
 
     def _start(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> Tracker:
         given = os.environ.get("MLFLOW_RUN_ID")
         earlier = given or self._earlier_run(config, pipeline)
-        tracker = Tracker.start(
-            os.environ.get("MLFLOW_RUN_NAME") or self._name(config, run_params, pipeline),
-            Path(config.output),
-            console.note,
-            earlier=earlier,
-        )
+        modules = components.make_plan(config).modules if _trains(pipeline) else ()
+        names = run_params.get("pipeline_names") or ["__default__"]
+        name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, self._given)
+        tracker = Tracker.start(name, Path(config.output), console.note, earlier=earlier)
         if given is None and earlier is not None and not tracker.continues:
-            log.warning(
-                "MLflow run %s of the %s is gone: logging to a new run.",
-                earlier,
-                "adapter" if _judges_only(pipeline) else "checkpoint",
-            )
-        if tracker.continues and _trains(pipeline):
-            tracker.goes_on_to(config.grpo.steps)
+            what = "adapter" if _judges_only(pipeline) else "checkpoint"
+            log.warning("MLflow run %s of the %s is gone: logging to a new run.", earlier, what)
         return tracker
 
     def _earlier_run(self, config: Parameters, pipeline: Pipeline) -> str | None:
@@ -101,16 +91,9 @@ class TrackingHooks:
             return None
         return resuming.origin(config.resume, self._project_path / config.tracking.checkpoints)
 
-    def _name(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> str:
-        if _trains(pipeline):
-            modules = components.make_plan(config).modules
-            return training_name(config, modules, self._environment, self._given)
-        names = run_params.get("pipeline_names") or ["__default__"]
-        return other_name(config, names, self._environment, self._given)
-
     @hook_impl
     def after_pipeline_run(self) -> None:
-        Tracker.active().finished()
+        Tracker.active().end("FINISHED")
 
     @hook_impl
     def on_node_error(self, error: Exception, node: Node) -> None:
@@ -122,7 +105,7 @@ class TrackingHooks:
         tracker = Tracker.active()
         said = str(user_error(error) or f"{type(error).__name__}: {error}")
         tracker.tags({"evaluate.error" if tracker.evaluates else "error": said})
-        tracker.failed()
+        tracker.end("FAILED")
 
 
 def _trains(pipeline: Pipeline) -> bool:

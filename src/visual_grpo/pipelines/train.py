@@ -38,7 +38,7 @@ from visual_grpo.run_checkpoints import Progress
 from visual_grpo.saved_model import content_digest
 from visual_grpo.stopping import Stopped
 from visual_grpo.tracking import Tracker, lineage
-from visual_grpo.tracking.description import tracked, training_name
+from visual_grpo.tracking.description import tracked
 from visual_grpo.tracking.extra_loggers import Log, open_logs
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.tracking.sync import RUN_NAME
@@ -109,7 +109,7 @@ def train(
             console.note(f"{parameters.distributed.processes} processes train together.")
         changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
         # With the run's id, so that two trainings of the same settings stay apart.
-        name = tracker.name() or training_name(parameters, plan.modules, None, {})
+        name = tracker.name() or "training"
         with open_logs(parameters.tracking, name, flatten(parameters.public())) as others:
             progress = _Report(run, scorer, tracker, [tracker, *others], tuple(plan.modules)).execute()
     run.write_adapters(adapters_draft)
@@ -199,7 +199,7 @@ class _Report:
                 raise Stopped(run.stopped_by)
         except KeyboardInterrupt:
             try:
-                self.tracker.killed()
+                self.tracker.end("KILLED")
             finally:  # Another Ctrl-C ends the wait for MLflow.
                 console.note(_where_it_stopped(run))
             raise
@@ -211,7 +211,7 @@ class _Report:
 
     def _on_step(self, metrics: StepMetrics, row: dict[str, float]) -> None:
         for log in self.logs:
-            log.metrics(tracked(row, self.modules, tuple(self.run.config.rewards)), metrics.step)
+            log.metrics(tracked(row, self.modules, list(self.run.config.rewards)), metrics.step)
         if self.run.is_picture_due(metrics.step):
             picture = _grid(*self.run.shown_samples(), self.judge, SHOWN_EACH)
             self._show(picture, f"samples-{metrics.step:06d}.png", "samples", metrics.step)

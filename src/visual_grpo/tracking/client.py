@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXPERIMENT = "visual_grpo"
-ARTIFACTS = "mlartifacts"
 SQLITE = "sqlite:///"
 _URI = "MLFLOW_TRACKING_URI"
 MISSING, INVALID = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
@@ -39,11 +37,6 @@ def tracking_uri() -> str:
     import mlflow
 
     return mlflow.get_tracking_uri()
-
-
-def experiment_name() -> str:
-    """The experiment of all runs."""
-    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
 
 
 @contextmanager
@@ -90,7 +83,7 @@ def get(request: Callable[..., T], *arguments: str) -> T | None:
     try:
         return request(*arguments)
     except MlflowException as error:
-        if error.error_code != MISSING:
+        if error.error_code not in (MISSING, INVALID):
             raise
         return None
 
@@ -111,15 +104,6 @@ def in_a_line(error: BaseException) -> str:
         error = cause
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 160 else f"{text[:157]}..."
-
-
-def artifact_location() -> str | None:
-    """Where a new experiment keeps its artifacts: beside a database; None = the server's own place."""
-    uri = tracking_uri()
-    if urlsplit(uri).scheme in ("http", "https", "databricks"):
-        return None
-    folder = Path(uri.removeprefix(SQLITE)).resolve().parent if uri.startswith(SQLITE) else Path.cwd()
-    return (folder / ARTIFACTS).as_uri()
 
 
 def local_folder(location: str) -> Path | None:

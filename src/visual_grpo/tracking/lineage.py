@@ -74,11 +74,6 @@ def resumed(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str
     return tags
 
 
-def commands(tags: Mapping[str, str]) -> str:
-    """The line that started a run, and those that resumed it."""
-    return "\n".join(tags[name] for name in ("command", "resumed.command") if name in tags)
-
-
 def git_tags(project: Path) -> dict[str, str]:
     """``git.commit`` and ``git.state`` (clean or dirty); empty without a git repository."""
     commit = _output(project, "git", "rev-parse", "HEAD")

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from visual_grpo.tracking.client import (
-    ARTIFACTS,
-    INVALID,
-    MISSING,
-    artifact_location,
-    experiment_name,
-    local_folder,
-    tracking_uri,
-)
+from visual_grpo.tracking.client import SQLITE, get, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
     from PIL.Image import Image
 
+EXPERIMENT, ARTIFACTS = "visual_grpo", "mlartifacts"
 KEY = "run.key"
 """Tag of a run that was named before MLflow could give it an id, or whose first id is gone."""
 EVALUATION = "evaluate.status"
@@ -34,28 +27,28 @@ _PICTURE = re.compile(r"(.+)\+step\+(\d+)\+timestamp\+.+")
 """How MLflow names the files of a series of images."""
 _TAGS, _METRICS = 100, 1000
 """Most tags or parameters, and most metrics, that MLflow accepts in one request."""
-_LONGEST_TAG, _LONGEST_PARAM, _LONGEST_DIGEST = 5000, 6000, 36
+_LONGEST_TAG, _LONGEST_PARAM = 5000, 6000
+
+
+def search(client: MlflowClient, condition: str = "", *, deleted: bool = False) -> list[Run]:
+    """Runs of all experiments, the newest first; with ``deleted`` also those that were deleted."""
+    from mlflow.entities import ViewType
+
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
+    return list(client.search_runs(experiments, condition, view, max_results=50_000))
 
 
 def find_run(client: MlflowClient, named: str) -> Run | None:
     """The run with this id or key; one that was deleted only where no other has the key."""
-    from mlflow.entities import ViewType
-    from mlflow.exceptions import MlflowException
-
-    found: list[Run] = []
-    try:
-        found.append(client.get_run(named))
-    except MlflowException as error:
-        if error.error_code not in (MISSING, INVALID):
-            raise
-    known = client.get_experiment_by_name(experiment_name())
-    if not (found and is_active(found[0])) and known is not None:
-        found += client.search_runs([known.experiment_id], f"tags.`{KEY}` = '{named}'", ViewType.ALL)
+    found = [run for run in [get(client.get_run, named)] if run is not None]
+    if not any(map(is_active, found)):
+        found += search(client, f"tags.`{KEY}` = '{named}'", deleted=True)
     return next(filter(is_active, found), found[0] if found else None)
 
 
 def is_active(run: Run) -> bool:
-    """Returns whether the run was not deleted."""
+    """Returns True if the run was not deleted."""
     return bool(run.info.lifecycle_stage == "active")
 
 
@@ -65,20 +58,21 @@ def make_run(client: MlflowClient, key: str, name: str, began: int) -> Run:
 
 
 def experiment_id(client: MlflowClient) -> str:
-    """The id of the experiment of all runs, which is made where there is none.
+    """The id of the experiment of all runs, which is made where there is none, with its artifacts beside a database.
 
     Raises:
         OSError: it keeps its artifacts where the project was before it was moved.
     """
-    place, known = artifact_location(), client.get_experiment_by_name(experiment_name())
+    name, uri = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT, tracking_uri()
+    known, place = client.get_experiment_by_name(name), None
+    if uri.startswith(SQLITE):
+        place = (Path(uri.removeprefix(SQLITE)).resolve().parent / ARTIFACTS).as_uri()
     if known is None:
-        return str(client.create_experiment(experiment_name(), place))
-    if known.lifecycle_stage == "deleted":
-        client.restore_experiment(known.experiment_id)
-    there = local_folder(known.artifact_location)
-    if tracking_uri().startswith("sqlite:") and there and there.name == ARTIFACTS and there.as_uri() != place:
+        return str(client.create_experiment(name, place))
+    if place is not None and known.artifact_location.endswith(f"/{ARTIFACTS}") and known.artifact_location != place:
         raise OSError(
-            f"its artifacts are in {there}, where this project was before it was moved or copied. Move mlflow.db aside"
+            f"its artifacts are in {known.artifact_location}, where this project was before it was moved or copied."
+            " Move mlflow.db aside"
         )
     return str(known.experiment_id)
 
@@ -89,10 +83,7 @@ def output_tag(output: Path) -> str:
 
 def close_killed(client: MlflowClient, output: Path, open_run: str | None = None) -> None:
     """Closes the runs of processes that could not do it: this process alone writes to ``output`` now."""
-    known = client.get_experiment_by_name(experiment_name())
-    if known is None:
-        return
-    for run in client.search_runs([known.experiment_id], "attributes.status = 'RUNNING'"):
+    for run in search(client, "attributes.status = 'RUNNING'"):
         if run.info.run_id == open_run or run.data.tags.get(OUTPUT) != output_tag(output):
             continue
         evaluated = run.data.tags.get(EVALUATION) == "running"  # The training had ended well.
@@ -128,14 +119,6 @@ def log_pictures(client: MlflowClient, run_id: str, pictures: Mapping[tuple[str,
     for series, step in new:
         client.log_image(run_id, pictures[series, step](), key=series, step=step, synchronous=True)
     return len(new)
-
-
-def log_dataset(client: MlflowClient, run_id: str, name: str, digest: str, source: str) -> None:
-    """Records that the run read the dataset ``name`` from ``source`` (a path or URL)."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    entity = Dataset(name, digest[:_LONGEST_DIGEST], "local", json.dumps({"uri": source}))
-    client.log_inputs(run_id, datasets=[DatasetInput(entity, [InputTag("mlflow.data.context", "training")])])
 
 
 def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> None:

@@ -23,22 +23,9 @@ from visual_grpo.files import file_digest, hold, release
 from visual_grpo.images import read_image
 from visual_grpo.model_card import CARD, model_card
 from visual_grpo.third_party_output import silence_libraries
-from visual_grpo.tracking import lineage
+from visual_grpo.tracking import runs
 from visual_grpo.tracking.client import mlflow_client, shown, use_project
-from visual_grpo.tracking.description import in_words, result_metrics, resumed_name, tracked
-from visual_grpo.tracking.runs import (
-    EVALUATION,
-    close_killed,
-    find_run,
-    is_active,
-    log_dataset,
-    log_metrics,
-    log_pictures,
-    make_run,
-    remove_tags,
-    set_params,
-    set_tags,
-)
+from visual_grpo.tracking.description import result_metrics, tracked
 from visual_grpo.trained_adapters import FACTS, HISTORY, modules_of, read_facts
 
 if TYPE_CHECKING:
@@ -54,6 +41,8 @@ RUN_NAME = "run.name"
 TABLE = "evaluation/scores.json"
 _FROM_FACTS = ("command", "git.", "dvc.", "version.", "resumed.")
 """Beginnings of the facts that are tags too."""
+_LONGEST_DIGEST = 36
+"""In MLflow."""
 _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
 
 
@@ -76,7 +65,7 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
         if facts is None or run is None or run.data.tags.get(tag) == digest:
             continue
         added = add(client, run, output, facts)
-        set_tags(client, run.info.run_id, {tag: digest})  # Last: an attempt that is cut short is made again.
+        runs.set_tags(client, run.info.run_id, {tag: digest})  # Last: an attempt that is cut short is made again.
         if run.info.status == "RUNNING" and run.info.run_id != open_run:
             client.set_terminated(run.info.run_id, "FINISHED", _modified(file))
         said.append(f"{run.info.run_name} ({run.info.run_id[:8]}): {added}")
@@ -97,43 +86,44 @@ def _facts(file: Path) -> dict[str, Any] | None:
 
 def _run_of(client: MlflowClient, facts: Mapping[str, Any], file: Path) -> Run | None:
     """The run of a training, which is made if MLflow never had it; None if the user deleted it."""
-    found = find_run(client, facts["mlflow_run_id"])
-    if found is not None:
-        return found if is_active(found) else None
-    name = resumed_name(facts.get(RUN_NAME, "training"), facts["steps"])
-    return make_run(client, facts["mlflow_run_id"], name, _modified(file))
+    found = runs.find_run(client, facts["mlflow_run_id"])
+    if found is None:
+        return runs.make_run(client, facts["mlflow_run_id"], facts.get(RUN_NAME, "training"), _modified(file))
+    return found if runs.is_active(found) else None
 
 
 def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> str:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
     adapters, run_id = output / ADAPTERS, run.info.run_id
-    config, modules = Parameters.model_validate(facts["parameters"]), modules_of(adapters)
-    known: dict[str, set[int]] = {}
-    values = log_metrics(client, run_id, _curves(adapters, config, tuple(modules)), known)
-    pictures = log_pictures(client, run_id, _pictures(adapters))
+    config = Parameters.model_validate(facts["parameters"])
+    values = runs.log_metrics(client, run_id, _curves(adapters, config), {})
+    pictures = runs.log_pictures(client, run_id, _pictures(adapters))
     if not run.data.params:
-        set_params(client, run_id, flatten(facts["parameters"]))
-    log_dataset(client, run_id, "records", facts["data"], config.data.path)
+        runs.set_params(client, run_id, flatten(facts["parameters"]))
+    source = json.dumps({"uri": config.data.path})
+    records = Dataset("records", facts["data"][:_LONGEST_DIGEST], "local", source)
+    client.log_inputs(run_id, datasets=[DatasetInput(records, [InputTag("mlflow.data.context", "training")])])
     tags = {name: value for name, value in facts.items() if name.startswith(_FROM_FACTS)}
     tags |= {"dataset.digest": facts["data"]}
-    tags |= {"mlflow.note.content": in_words(config, modules, lineage.commands(facts))}
     for alarm in facts.get("alarms", ()):
         tags["alarm"] = f"step {alarm['step']}: {alarm['sentence']}"
-    set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
+    runs.set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
     client.log_artifacts(run_id, str(adapters), "adapters")
     if TRAINING_DIGEST in run.data.tags:  # It was resumed since, and the verdict is of the adapters before.
-        remove_tags(client, run_id, ("result", EVALUATION, EVALUATION_DIGEST))
+        runs.remove_tags(client, run_id, ("result", runs.EVALUATION, EVALUATION_DIGEST))
     return f"adapters, {counted(values, 'metric value')}, {counted(pictures, 'picture')}"
 
 
-def _curves(adapters: Path, config: Parameters, modules: tuple[str, ...]) -> list[Metric]:
+def _curves(adapters: Path, config: Parameters) -> list[Metric]:
     """What MLflow shows of ``training.csv``, each step at about the time when it was done."""
     from mlflow.entities import Metric
 
     with (adapters / HISTORY).open(encoding="utf-8", newline="") as file:
         rows = [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
-    at, found = float(_modified(adapters / FACTS)), []
+    at, modules, found = float(_modified(adapters / FACTS)), modules_of(adapters), []
     for row in reversed(rows):
-        shown = tracked(row, modules, tuple(config.rewards))
+        shown = tracked(row, modules, list(config.rewards))
         found += [Metric(name, value, int(at), int(row["step"])) for name, value in shown.items()]
         at -= 1000 * row.get("seconds/step", 0.0)
     return found
@@ -158,8 +148,8 @@ def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping
     client.log_text(run_id, model_card(facts, evaluation["modules"], lines(found)), f"adapters/{CARD}")
     # The same time at each attempt: MLflow keeps a row once.
     results = [Metric(name, value, at, facts["steps"]) for name, value in result_metrics(found).items()]
-    log_metrics(client, run_id, results)
-    set_tags(client, run_id, {"result": " ".join([found["sentence"], *found["notes"]])})
+    runs.log_metrics(client, run_id, results)
+    runs.set_tags(client, run_id, {"result": " ".join([found["sentence"], *found["notes"]])})
     return "evaluation"
 
 
@@ -176,7 +166,7 @@ def sync(outputs: list[Path]) -> tuple[list[str], bool]:
         try:
             hold(output / ".lock")
             with mlflow_client() as client:
-                close_killed(client, output)
+                runs.close_killed(client, output)
                 said += [f"{output}: added to MLflow: {what}" for what in sync_output(client, output)]
         except UserError as error:
             said, whole = [*said, f"{output}: {error}"], False
