@@ -30,8 +30,8 @@ from visual_grpo.trained_adapters import FACTS, HISTORY, weight_sums
 from visual_grpo.types import AdaptedModel, PromptRecord, Sample, Scorer, Scores, StepMetrics
 
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
-PICTURES = ("samples-*.png", "alarm-*.png")
-"""Sample grids, and what was judged at alarms; beside the checkpoints, so that a resumed run has them."""
+PICTURES = ("samples-*.png", "film-*.png", "alarm-*.png")
+"""Sample grids, columns of the report's film, and what alarms judged: beside the checkpoints, for a resumed run."""
 STOPPING = "Stopping after this step, with a checkpoint; press Ctrl-C again to stop at once and drop the step."
 
 
@@ -75,6 +75,7 @@ class TrainingRun:
         *,
         train: Sequence[PromptRecord],
         evaluation: Sequence[PromptRecord],
+        held_out: Sequence[PromptRecord] = (),
         identity: dict[str, str],
         run_id: str | None,
         watch: Watch | None = None,
@@ -83,6 +84,7 @@ class TrainingRun:
     ) -> None:
         """
         Args:
+            held_out: prompts for the report's film; no reward sees them, and they decide nothing.
             identity: what the run depends on beside the parameters: model and data digests.
             watch: compares the evaluations with the base model's samples.
             advice: module -> what to change where the signal check finds nothing to learn for it.
@@ -90,6 +92,7 @@ class TrainingRun:
         """
         self.config, self.model, self.scorer, self.trainer = config, model, scorer, trainer
         self.train_prompts, self.eval_prompts = train, distinct_prompts(evaluation, config.evaluation.prompts)
+        self.film_prompts = distinct_prompts(held_out, SHOWN_PROMPTS)
         self.identity, self.run_id, self.advice, self.lineage = identity, run_id, advice, lineage
         self.watch = watch
         self.progress = Progress()
@@ -153,6 +156,7 @@ class TrainingRun:
             "best_eval_total": self.progress.best_score if self.progress.best_step else None,
             "adapter": chosen,
             "alarms": self.progress.alarms,
+            "film": [record.prompt for record in self.film_prompts],
             "samples": int(sum(row["samples"] for row in self.progress.history)),
             "mlflow_run_id": self.run_id,
             **self.identity,
@@ -266,6 +270,11 @@ class TrainingRun:
         seeds = [image_seed(self.config.evaluation.seed, record.id, i % SHOWN_EACH) for i, record in enumerate(records)]
         samples = self.model.generate(records, seeds, self.config.sampling.stock)
         return records, samples, self.scorer(records, samples).total
+
+    def film_samples(self) -> Sequence[Sample]:
+        """One sample of each of ``film_prompts`` at the stock sampler and the baseline's seeds."""
+        seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in self.film_prompts]
+        return self.model.generate(self.film_prompts, seeds, self.config.sampling.stock) if seeds else []
 
 
 def check_resumable(config: Parameters, note: Callable[[str], None]) -> None:

@@ -25,7 +25,7 @@ from tests.evaluation.reports import drawn, reported, written
 from tests.evaluation.test_pictures import where
 from visual_grpo.evaluation import page
 from visual_grpo.evaluation.pictures import BETTER, WIDTH, WORSE
-from visual_grpo.evaluation.report import choose, pair_sheet
+from visual_grpo.evaluation.report import choose, film, pair_sheet
 from visual_grpo.images import read_image
 
 NAN = float("nan")
@@ -255,3 +255,11 @@ def test_intervals_of_a_reward_and_its_parts_share_a_scale_with_zero() -> None:
     rows = [entry("a", 0.5, 1.0), entry("a/part", -1.0, 0.0), entry("b", 10.0, 20.0)]
     scale = page._scaled(rows[0], rows)["scale"]
     assert scale == {"zero": 50.0, "low": 73.0, "high": 96.0, "at": 84.5}
+
+
+def test_the_film_has_the_first_and_the_last_step_and_at_most_nine(tmp_path: Path) -> None:
+    for step in range(1, 24):
+        Image.new("RGB", (4, 4)).save(tmp_path / f"film-{step:06d}.png")
+    steps = [step for step, _ in film(tmp_path)]
+    assert (len(steps), steps[0], steps[-1]) == (9, 1, 23)
+    assert film(None) == film(tmp_path / "empty") == []

@@ -118,7 +118,8 @@ def test_a_run_leaves_adapters_history_and_a_watched_mlflow_run(
     logged = client.get_metric_history(str(tracker.run_id), "reward/total")
     assert [metric.value for metric in logged] == pytest.approx(history["reward/total"].tolist())
     assert client.list_artifacts(str(tracker.run_id), "images")
-    assert (project.folder / "adapters" / f"samples-{STEPS:06d}.png").is_file()
+    for kind in ("samples", "film"):
+        assert (project.folder / "adapters" / f"{kind}-{STEPS:06d}.png").is_file()
     assert f"train {STEPS}/{STEPS}  reward=" in capsys.readouterr().out
 
 

@@ -65,6 +65,7 @@ def render(
     chosen: Mapping[str, pd.DataFrame],
     curves: Sequence[Curves],
     alarms: Sequence[Mapping[str, Any]],
+    film: Sequence[tuple[int, str]] = (),
 ) -> str:
     """The page; its arguments are those of `report.write_report` and what is made of them there."""
     entries, found, gate = evaluation["rewards"], evaluation["headline"], evaluation.get("gate", {})
@@ -108,6 +109,8 @@ def render(
         total=len(pairs),
         gate=gate,
         alarms=alarms,
+        film=film,
+        film_prompts=training.get("film", []),
         differences=evaluation.get("differences", {}),
         configuration=configuration(parameters) if parameters else None,
         conditions=evaluation.get("conditions", {}),

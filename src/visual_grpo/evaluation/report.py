@@ -23,6 +23,8 @@ from visual_grpo.images import read_image
 
 SHOWN = 6
 """Maximum number of pairs in a picture."""
+FILM_STEPS, FILM_SIDE = 9, 1024
+"""Maximum number of columns of the film, and their largest side in pixels."""
 
 
 def write_report(
@@ -51,8 +53,15 @@ def write_report(
     text = json.dumps(evaluation, indent=2, ensure_ascii=False)
     (folder / "evaluation.json").write_text(text, encoding="utf-8")
     alarms = shown_alarms(evaluation.get("training", {}), adapters)
-    page = render(evaluation, baseline, trained, pairs, chosen, curves, alarms)
+    page = render(evaluation, baseline, trained, pairs, chosen, curves, alarms, film(adapters))
     (folder / "evaluation.html").write_text(page, encoding="utf-8")
+
+
+def film(adapters: Path | None) -> list[tuple[int, str]]:
+    """Steps of the training at which pictures were drawn, each with a column of pictures (a data URI)."""
+    files = [] if adapters is None else sorted(adapters.glob("film-*.png"))
+    chosen = np.unique(np.linspace(0, len(files) - 1, min(FILM_STEPS, len(files))).round().astype(int))
+    return [(int(files[i].stem.removeprefix("film-")), pictures.data_uri(files[i], FILM_SIDE)) for i in chosen]
 
 
 def all_pairs(baseline: Path, trained: Path) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from visual_grpo.distributed.policy import DistributedModel, FirstScores
 from visual_grpo.errors import UserError, counted
 from visual_grpo.evaluation import generate, pairing
 from visual_grpo.evaluation.alarm import Watch, picture_of
-from visual_grpo.evaluation.pictures import caption, grid, of_sample
+from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
 from visual_grpo.grpo.trainer import Trainer
 from visual_grpo.images import read_image
 from visual_grpo.model_card import CARD, model_card
@@ -96,6 +96,7 @@ def train(
     given = {
         "train": train_records,
         "evaluation": eval_records,
+        "held_out": records.split("held_out"),
         "identity": known,
         "run_id": tracker.run_id,
         "advice": {module: plan.family.modules[module].advice for module in plan.modules},
@@ -135,6 +136,7 @@ def train_on_rank(config: Parameters, model: str, start: Path | None, given: dic
     def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
         if run.is_picture_due(metrics.step):
             run.shown_samples()
+            run.film_samples()
 
     run.run(Callbacks(on_step=on_step, note=lambda text: None))
 
@@ -213,10 +215,18 @@ class _Report:
         for log in self.logs:
             log.metrics(tracked(row, self.modules, list(self.run.config.rewards)), metrics.step)
         if self.run.is_picture_due(metrics.step):
-            picture = _grid(*self.run.shown_samples(), self.judge, SHOWN_EACH)
-            self._show(picture, f"samples-{metrics.step:06d}.png", "samples", metrics.step)
+            self._show_samples(metrics.step)
         names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
         self.bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
+
+    def _show_samples(self, step: int) -> None:
+        """Shows samples of eval prompts, and keeps those of held-out prompts for the report's film."""
+        grid_of_samples = _grid(*self.run.shown_samples(), self.judge, SHOWN_EACH)
+        self._show(grid_of_samples, f"samples-{step:06d}.png", "samples", step)
+        drawn = zip(self.run.film_prompts, self.run.film_samples(), strict=True)
+        film = [[scaled(of_sample(record, sample, self.judge))] for record, sample in drawn]
+        if film:
+            table(film).save(self.run.checkpoints.folder / f"film-{step:06d}.png")
 
     def _on_alarm(self, step: int, sentence: str, shown: Shown) -> None:
         """Tells that the reward is taken to be cheated, and shows by what."""
