@@ -149,10 +149,10 @@ format: setup  ## Fix style with ruff
 	@$(BIN)/ruff format .
 
 test: setup  ## Run the tests on all cores
-	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8
+	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile
 
 test-quantised: quantised  ## Run the tests that need bitsandbytes
-	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 tests/quantised
+	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile tests/quantised
 
 test-slow: setup  ## Run only the slow tests
 	@$(BIN)/pytest -m slow

@@ -50,6 +50,16 @@ def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """To be copied: making MLflow's tables takes seconds."""
+    import mlflow
+
+    file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    mlflow.MlflowClient(f"sqlite:///{file}")
+    return file
+
+
 @pytest.fixture
 def glm_image(pipeline_folder: Path) -> GlmImage:
     """With an adapter on the AR module."""

@@ -15,8 +15,10 @@ import torch
 import yaml
 
 from tests.conftest import stir
+from tests.evaluation.painter import brightness
 from tests.policies import flow_checks
 from tests.policies.sd3 import tiny
+from tests.small_project import merged
 from visual_grpo.components import load_policy, make_plan
 from visual_grpo.config import FlowConfig, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.config.validation import validate
@@ -88,13 +90,6 @@ def test_the_pages_settings_fit_the_family() -> None:
     assert (plan.family.name, plan.modules, plan.options.max_sequence_length) == ("flux", ("dit",), 256)
 
 
-def merged(below: Any, above: Any) -> Any:
-    """As Kedro's soft merge."""
-    if not isinstance(below, dict) or not isinstance(above, dict):
-        return above
-    return below | {key: merged(below.get(key), value) for key, value in above.items()}
-
-
 def policy_of(folder: Path) -> Any:
     return load_policy(
         str(folder),
@@ -121,10 +116,6 @@ def stock(pipeline: Any, noise: torch.Tensor, output_type: str = "latent") -> An
         output_type=output_type,
     ).images
     return unpacked(images, noise.shape[2]) if output_type == "latent" else images
-
-
-def brightness(prompts: Any, images: Any) -> list[float]:
-    return [float(image.float().mean()) / 255 for image in images]
 
 
 def tiny_flux(*, guidance_embeds: bool) -> Any:

@@ -49,15 +49,6 @@ def test_a_resumed_loop_counts_from_where_it_was_and_times_neither_those_steps_n
     assert lines() == ["train 7/10  0:01:40 elapsed", "train 8/10  0:00:40 left"]
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_number_that_was_only_an_estimate_is_complete_in_the_end(terminal: bool):
-    stream = io.StringIO()
-    with console.progress("train", 10, console=Console(file=stream, width=120, force_terminal=terminal)) as bar:
-        bar.advance(9)
-        bar.complete()
-    assert "10/10" in stream.getvalue().rpartition("train")[2]
-
-
 def test_a_line_of_another_part_of_the_program_does_not_run_into_the_bar(monkeypatch: pytest.MonkeyPatch):
     stream = io.StringIO()
     monkeypatch.setattr(console, "_console", lambda: Console(file=io.StringIO(), width=120, force_terminal=True))
@@ -77,19 +68,6 @@ def test_fields_stay_until_they_are_replaced_and_the_last_line_is_printed_when_t
     assert lines() == ["x 2/9  eval=0.5 reward=2  0:00:00 elapsed"]
 
 
-def test_a_terminal_shows_the_fields_and_notes_as_they_are():
-    stream = io.StringIO()
-    target = Console(file=stream, width=120, force_terminal=True)
-    with console.progress("train", 2, console=target) as bar:
-        bar.note("see [bold]")
-        bar.advance(reward="[x]")
-        bar.advance()
-    shown = stream.getvalue()
-    assert "see [bold]" in shown
-    assert "reward=[x]" in shown
-    assert "2/2" in shown
-
-
 def test_a_table_sets_numbers_right_and_keeps_brackets(capsys):
     console.table("T", ["name", "value"], [["a[0]", 1.23456], ["b", 12], ["c", None]])
     out = capsys.readouterr().out
@@ -99,16 +77,6 @@ def test_a_table_sets_numbers_right_and_keeps_brackets(capsys):
     assert [console.format_value(value) for value in (-0.0, -0.0004, 0.25)] == ["0", "-0.0004", "0.25"]
     with pytest.raises(ValueError, match="2 columns, but a row of 1"):
         console.table("T", ["a", "b"], [["x"]])
-
-
-def test_a_name_is_not_broken_where_headings_can_be(capsys):
-    columns = ["reward", *["share of the advantages"] * 8]
-    console.table("T", columns, [["colour_entropy", *[0.5] * 8], ["edge_density", *[0.25] * 8]])
-    lines = capsys.readouterr().out.splitlines()
-    assert any("│ colour_entropy │" in line for line in lines)
-    assert max(map(len, lines)) <= 120
-    console.table("T", columns, [["a/very/long/path" * 9, *[0.5] * 8]])
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 120
 
 
 MARKUP = ("[bold]", "\\\\[red]", "[/]", "a[0]", "[link=x]y")
@@ -141,10 +109,3 @@ def test_a_terminal_obeys_nothing_that_data_say(capsys, text):
         assert not set(line) & set("\x1b\x9b\r\x07\u202e\udcff")
     first = text[:1].encode("unicode_escape").decode()
     assert out.count(f"{first}") == 5
-
-
-def test_a_summary_keeps_long_paths_whole_enough_to_read(capsys):
-    console.summary("S", {"adapter": "data/06_models/adapters/ar", "best": 0.5})
-    out = capsys.readouterr().out
-    assert "data/06_models/adapters/ar" in out
-    assert "0.5" in out

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from visual_grpo.config.outputs import FLOW, with_output_folders
 from visual_grpo.config.training import EvaluationConfig, ModuleConfig
 from visual_grpo.decisive_parameters import NEVER, NOT_READ, decisive
 from visual_grpo.errors import UserError
+from visual_grpo.retraining.__main__ import main
 from visual_grpo.retraining.project import PARAMETERS, Project, read_project, stage_parameters
 
 ROOT = Path(__file__).parents[1]
@@ -161,12 +160,13 @@ def test_of_a_module_only_its_rewards_and_its_adapter_decide_what_is_evaluated()
     assert len(decisive("train", tree)) == 2 * len(training) + 2
 
 
-def test_a_folder_without_a_project_and_an_unknown_environment_are_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_project_and_an_unknown_environment_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UserError, match="is not the folder of a Visual GRPO project"):
         read_project(tmp_path, None)
-    words = [sys.executable, "-m", "visual_grpo.retraining", "--env=txt"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    [told] = done.stdout.splitlines()
+    monkeypatch.chdir(ROOT)
+    assert main(["--env=txt"]) == 1
+    told = capsys.readouterr().out
     assert told.startswith("Error: There is no environment 'txt' in ")
-    assert "Did you mean 'text'" in told
+    assert "Did you mean 'text'" in told.replace("\n", " ")

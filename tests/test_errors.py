@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from visual_grpo.errors import CombinedError, Problems, UserError, counted, nearest_hint, sentence
+from visual_grpo.errors import CombinedError, Problems, UserError, counted, nearest_hint
 
 
 def test_one_is_singular() -> None:
@@ -22,20 +22,6 @@ def test_one_is_singular() -> None:
 )
 def test_the_closest_name_is_suggested(wrong: str, hint: str) -> None:
     assert nearest_hint(wrong, ["grpo.seed", "grpo.steps"]) == hint
-
-
-def test_a_higher_cutoff_suggests_less() -> None:
-    assert nearest_hint("kind", ["mind"]) == " Did you mean 'mind'?"
-    assert nearest_hint("kind", ["mind"], cutoff=0.8) == ""
-
-
-def test_a_hint_ends_a_sentence() -> None:
-    assert sentence(f"no 'promt'.{nearest_hint('promt', ['prompt'])}") == "no 'promt'. Did you mean 'prompt'?"
-    assert sentence("no 'promt'") == "no 'promt'."
-
-
-def test_without_candidates_there_is_no_hint() -> None:
-    assert nearest_hint("kind", iter(())) == ""
 
 
 def test_problems_are_told_together_and_not_nested():

@@ -76,7 +76,7 @@ def test_a_run_resumes_after_an_error_of_a_reward_in_any_rollout(
         goes_on(run_in(folder, pipeline_folder, changes, Failing(at=0), "auto"), whole, tmp_path / "out")
 
 
-def test_a_checkpoint_that_is_there_is_the_newest_also_if_ctrl_c_comes_before_its_folder_is_flushed(
+def test_a_checkpoint_that_is_there_is_the_newest(
     pipeline_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_in(tmp_path, pipeline_folder, changes_of({"train": "ar"}, 3), brightness)

@@ -88,9 +88,7 @@ def test_a_damaged_table_and_a_damaged_file_that_kedro_loads_are_named(tmp_path:
     assert fault.startswith(f"{tmp_path / 'starter.json'} cannot be read: Expecting value")
 
 
-def test_an_error_knows_its_phase_also_one_of_a_kernel_which_hides_no_earlier_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_knows_its_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU tells what went wrong in a kernel when it is waited for."""
 
     def wait(device: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,18 +65,3 @@ def test_a_trees_digest_is_that_of_its_paths_and_contents(tmp_path: Path) -> Non
     (tmp_path / "a/sub/file").rename(tmp_path / "a/file")
     assert len({digest, files.tree_digest(tmp_path / "a"), files.tree_digest(tmp_path / "b")}) == 3
     assert files.tree_digest(tmp_path / "b", []) != digest
-
-
-def test_what_is_removed_while_a_folder_is_listed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "run/files"
-    gone.mkdir(parents=True)
-    scandir = os.scandir
-
-    def look(folder="."):
-        if not isinstance(folder, int) and Path(folder).name == "files":
-            monkeypatch.undo()
-            shutil.rmtree(gone.parent)
-        return scandir(folder)
-
-    monkeypatch.setattr(os, "scandir", look)
-    assert {path.name for path in files.walked(tmp_path)} == {"run", "files"}

@@ -25,26 +25,30 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 
 
-def history(steps: int = 8, *, modules: tuple[str, ...]) -> pd.DataFrame:
+def history() -> pd.DataFrame:
     """As training.csv has it, of real trainers on toy policies."""
+    steps = 8
     config = GRPOConfig(
         steps=steps, prompts_per_step=3, group_size=6, learning_rate=0.05, updates_per_rollout=2, kl_weight=0.01
     )
     trainers: dict[str, Any] = {
-        name: GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config, module=name) for name in modules
+        name: GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config, module=name) for name in ("ar", "dit")
     }
-    trainer = AlternatingTrainer(trainers, steps, 0) if len(trainers) > 1 else trainers[modules[0]]
+    trainer = AlternatingTrainer(trainers, steps, 0)
     evaluated = {4: {"eval/total": 0.5}, 8: {"eval/total": 0.5}}
     rows = [{"step": float(t.step)} | dict(t.values) | evaluated.get(t.step, {}) for t in trainer.fit(records(6))]
     return pd.DataFrame(rows)
 
 
-def finish(project: Path, monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...]) -> None:
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a project whose pipelines have run, where conf/base/catalog.yml has them."""
-    painted = Project(project, monkeypatch)
-    painted.run(create_pipeline("baseline"))
-    painted.train()
-    painted.run(create_pipeline("evaluate"))
+    project = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        painted = Project(project, patch)
+        painted.run(create_pipeline("baseline"))
+        painted.train()
+        painted.run(create_pipeline("evaluate"))
     places = {
         "records.parquet": "05_model_input",
         "baseline": "07_model_output",
@@ -54,9 +58,10 @@ def finish(project: Path, monkeypatch: pytest.MonkeyPatch, modules: tuple[str, .
     for name, folder in places.items():
         (project / "data" / folder).mkdir(parents=True, exist_ok=True)
         (project / name).rename(project / "data" / folder / name)
-    history(modules=modules).to_csv(project / "data/08_reporting/training.csv", index=False)
+    history().to_csv(project / "data/08_reporting/training.csv", index=False)
     (project / "dvc.yaml").touch()
     (project / "notebooks").mkdir()
+    return project
 
 
 def executed(name: str, folder: Path) -> str:
@@ -79,45 +84,12 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
 
 
-def test_explore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish(tmp_path, monkeypatch, ("ar", "dit"))
-    scores = tmp_path / "data/07_model_output/trained/scores.parquet"
-    table = pd.read_parquet(scores)
-    lost = table.index[(table["sampler"] == "stock") & (table["split"] == "held_out")][0]
-    table.loc[lost, ["total", "reward/brightness"]] = float("nan")
-    table.to_parquet(scores)
-    shown = executed("explore", tmp_path / "notebooks")
-    assert "held_out prompt 0" in shown
-    assert "1 of 6 pairs" in shown
-    [total] = [line for line in shown.splitlines() if line.startswith("total")]
-    assert [float(number) for number in total.split()[3:]] == [0.2, 1, 1], "difference, wins, unscored"
-    assert "4 pictures" in shown
-
-
-def test_inspect_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish(tmp_path, monkeypatch, ("ar", "dit"))
-    file = tmp_path / "data/08_reporting/training.csv"
-    table = pd.read_csv(file)
-    column = "dit/clip_fraction"
-    table[column] = 0.5
-    table.to_csv(file, index=False)
-    shown = executed("inspect_training", tmp_path)
-    assert "8 steps" in shown
-    findings = [line for line in shown.splitlines() if "much is clipped" in line]
-    assert len(findings) == 1
-    assert column in findings[0]
-    assert "eval/total" not in shown, "it did not fall"
-    assert "reward/count" in shown
-    assert "1 pictures" in shown
-
-
-def test_write_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish(tmp_path, monkeypatch, ("ar",))
-    baseline_folder = tmp_path / "data/07_model_output/baseline"
+def test_write_a_reward(project: Path) -> None:
+    baseline_folder = project / "data/07_model_output/baseline"
     table = pd.read_parquet(baseline_folder / "scores.parquet").query("sampler == 'stock'")
     pixels = [np.asarray(Image.open(baseline_folder / file)).astype(float) / 255 for file in table["file"]]
     redness = pd.Series([p[..., 0].mean() - p[..., 1:].mean() for p in pixels], index=table.index)
-    shown = executed("write_a_reward", tmp_path)
+    shown = executed("write_a_reward", project)
     assert "10 images of 5 prompts, 0 unscored" in shown
     spread = redness.groupby(table["id"]).std().mean()
     assert f"standard deviation inside a prompt: {spread:.3f} on average" in shown
@@ -125,6 +97,36 @@ def test_write_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     [agreement] = [line for line in shown.splitlines() if line.startswith("reward/brightness")]
     assert float(agreement.split()[-1]) == pytest.approx(redness.corr(table["reward/brightness"], "spearman"), abs=0.01)
     assert "3 pictures" in shown
+
+
+def test_explore(project: Path) -> None:
+    scores = project / "data/07_model_output/trained/scores.parquet"
+    table = pd.read_parquet(scores)
+    lost = table.index[(table["sampler"] == "stock") & (table["split"] == "held_out")][0]
+    table.loc[lost, ["total", "reward/brightness"]] = float("nan")
+    table.to_parquet(scores)
+    shown = executed("explore", project / "notebooks")
+    assert "held_out prompt 0" in shown
+    assert "1 of 6 pairs" in shown
+    [total] = [line for line in shown.splitlines() if line.startswith("total")]
+    assert [float(number) for number in total.split()[3:]] == [0.2, 1, 1], "difference, wins, unscored"
+    assert "4 pictures" in shown
+
+
+def test_inspect_training(project: Path) -> None:
+    file = project / "data/08_reporting/training.csv"
+    table = pd.read_csv(file)
+    column = "dit/clip_fraction"
+    table[column] = 0.5
+    table.to_csv(file, index=False)
+    shown = executed("inspect_training", project)
+    assert "8 steps" in shown
+    findings = [line for line in shown.splitlines() if "much is clipped" in line]
+    assert len(findings) == 1
+    assert column in findings[0]
+    assert "eval/total" not in shown, "it did not fall"
+    assert "reward/count" in shown
+    assert "1 pictures" in shown
 
 
 @pytest.mark.parametrize("name", NAMES)

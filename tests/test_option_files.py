@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from visual_grpo import files
 from visual_grpo.option_files import option_files
 
 OUTPUT = "data"
@@ -55,17 +54,3 @@ def test_what_a_run_itself_writes_does_not_count(project: Path) -> None:
     assert option_files(options, OUTPUT) == {}
     assert option_files(options, "data/mine") == {}
     assert list(option_files(options, "elsewhere")) == ["kind"]
-
-
-def test_a_large_file_is_read_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "weights").write_bytes(b"x" * 20_000_000)
-    read: list[Path] = []
-    real = files.file_digest
-
-    def counted(file: Path) -> str:
-        read.append(file)
-        return real(file)
-
-    monkeypatch.setattr(files, "file_digest", counted)
-    assert option_files({"weights": "weights"}, OUTPUT) == option_files({"weights": "weights"}, OUTPUT)
-    assert len(read) == 1

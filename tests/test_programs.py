@@ -73,9 +73,7 @@ def test_a_stop_of_this_process_is_passed_on(tmp_path: Path, number: signal.Sign
     assert has_ended(tmp_path / "sleeping")
 
 
-def test_a_stop_while_a_program_is_being_started_acts_when_it_can_be_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_while_a_program_is_being_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*words: object, **options: Any) -> subprocess.Popen[bytes]:

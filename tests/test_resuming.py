@@ -74,9 +74,7 @@ def test_a_finished_run_is_extended_to_what_a_longer_one_is(tmp_path: Path) -> N
         (CONSTANT, {"steps": 5}, r"grpo\.steps is 5, but the checkpoint .* has done 6 steps: give at least 6"),
     ],
 )
-def test_steps_that_decided_the_learning_rate_and_fewer_than_done_are_refused(
-    tmp_path: Path, grpo: dict[str, Any], resumed: dict[str, Any], said: str
-) -> None:
+def test_other_steps_are_refused(tmp_path: Path, grpo: dict[str, Any], resumed: dict[str, Any], said: str) -> None:
     finished(tmp_path, grpo=grpo)
     with pytest.raises(UserError, match=said):
         execute(run_of(tmp_path, grpo={**grpo, **resumed}, resume="auto"), tmp_path / "never")

@@ -61,9 +61,7 @@ def test_the_same_training_goes_on_and_changes_nothing(killed: Path) -> None:
         ({"computed": COMPUTED | {"numerics": "torch 2"}}, "versions of libraries, or kind of processor"),
     ],
 )
-def test_another_training_does_not_and_the_reason_names_what_differs(
-    killed: Path, changes: dict[str, Any], named: str
-) -> None:
+def test_another_training_is_named_by_what_differs(killed: Path, changes: dict[str, Any], named: str) -> None:
     assert str(why(killed, **changes)).endswith(f"/checkpoints are of a training with another {named}")
 
 

@@ -38,10 +38,6 @@ def test_an_adapter_is_judged_with_its_own_parameters_on_the_present_ones_terms(
     assert judged["sampling"]["stock"] == {**own["sampling"]["stock"], "steps": 3}
 
 
-def test_an_adapter_of_an_older_version_is_judged_with_the_present_parameters() -> None:
-    assert parameters_to_judge(tree(seed=4), None, {}) == tree(seed=4)
-
-
 def test_a_folder_without_facts_and_damaged_facts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"it has no training\.json"):
         read_facts(tmp_path)

@@ -67,9 +67,7 @@ def token_run(
     )
 
 
-def test_a_run_trains_any_model_with_adapters_and_a_sampler_without_guidance_is_not_warned_about(
-    tmp_path: Path,
-) -> None:
+def test_a_run_trains_any_model_with_adapters(tmp_path: Path) -> None:
     sampling = {"rollout": {"temperature": 1.0}, "stock": {"temperature": 1.0, "top_k": 1}}
     model = TokenModel()
     run = token_run(tmp_path, model, CountingScorer(), sampling=sampling)
@@ -306,9 +304,7 @@ class CheatedSlowly(Cheated):
 
 @pytest.mark.parametrize("action", ["stop", "rollback"])
 @pytest.mark.parametrize("resumed_after", [None, 2])
-def test_a_rollback_goes_back_to_before_the_cheating_began(
-    tmp_path: Path, action: str, resumed_after: int | None
-) -> None:
+def test_a_rollback_goes_back_to_before_the_cheating(tmp_path: Path, action: str, resumed_after: int | None) -> None:
     run = watched_run(tmp_path, action, scorer=CheatedSlowly())
     tables: dict[int, torch.Tensor] = {}
 

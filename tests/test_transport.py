@@ -101,7 +101,7 @@ def test_a_run_goes_on_with_another_patience(tmp_path: Path, options: dict[str, 
 
 
 @pytest.mark.parametrize(("options", "drawn"), [({"timeout": 9.0}, False), ({"gain": 9.0}, True)])
-def test_a_baseline_is_kept(
+def test_a_baseline_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], drawn: bool
 ) -> None:
     project = Project(tmp_path, monkeypatch)

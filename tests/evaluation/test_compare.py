@@ -157,9 +157,3 @@ def test_controls_are_the_bases_alone_and_compared_with_the_trained_stock_sample
 def test_results_that_do_not_pair_are_refused(change, complaint: str) -> None:
     with pytest.raises(UserError, match=f"differ in their {complaint}.*kedro run --pipeline=baseline"):
         join(scores([0, 1, 2, 3]), change(scores([0, 1, 2, 3])))
-
-
-def test_duplicate_images_are_refused() -> None:
-    twice = pd.concat([scores([0, 1]), scores([0, 1])], ignore_index=True)
-    with pytest.raises(pd.errors.MergeError):
-        join(twice, scores([0, 1]))

@@ -121,14 +121,6 @@ def test_every_reference_must_be_beaten() -> None:
     assert decide(scores(BETTER), {"base": base}, rule()).promoted
 
 
-def test_rows_are_paired_by_sample_not_by_position() -> None:
-    candidate = scores(BETTER)
-    shuffled = candidate.iloc[[3, 1, 5, 0, 2, 4]].reset_index(drop=True)
-    shuffled.attrs = candidate.attrs
-    expected, found = (decide(table, {"base": scores(REFERENCE)}, rule()).as_json() for table in (candidate, shuffled))
-    assert found == expected
-
-
 GUARD_BEFORE, GUARD_AFTER = [0.5, 0.4, 0.6, 0.5, 0.4, 0.6], [0.45, 0.38, 0.5, 0.47, 0.36, 0.52]
 GUARD_CHANGES = [-0.05, -0.02, -0.1, -0.03, -0.04, -0.08]
 
@@ -302,35 +294,6 @@ def test_the_decision_as_json_says_everything() -> None:
     first = found["conditions"][0]
     assert (first["name"], first["against"], first["holds"]) == ("total", "champion", True)
     assert first["sentence"] == "total against champion: +0.317, lower bound +0.255, required above 0.000: holds"
-
-
-def test_a_bound_near_its_limit_is_shown_with_digits_that_tell_them_apart() -> None:
-    near = lower(GAINS, 0.05) + 2e-5
-    decision = decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(margin=near))
-    assert f"lower bound {near - 2e-5:+.5f}, required above {near:.5f}: does not hold" in decision.sentence
-
-
-def test_a_long_list_of_failures_is_cut() -> None:
-    groups = {"id": {f"p{i}": [f"p{i}"] for i in range(6)}}
-    decision = decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(subgroups={"id": 0.1}), groups)
-    assert decision.sentence.count("independent prompt") == 3
-    assert decision.sentence.endswith("; and 3 more.")
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda f: f.assign(seed=f["seed"] + 1), "values of seed"),
-        (lambda f: f[f["id"] != "p3"], "values of id: 1 only in the scores of the candidate ('p3')"),
-        (lambda f: f.drop(columns="reward/guard"), "scores: 1 only in the scores of the candidate ('reward/guard')"),
-        (lambda f: f.drop(columns="reward/a"), "weighted rewards"),
-    ],
-)
-def test_a_reference_of_other_samples_is_refused(change: Any, said: str) -> None:
-    with pytest.raises(UserError) as error:
-        decide(scores(BETTER), {"champion": change(scores(REFERENCE))}, rule())
-    assert str(error.value).startswith("scores of champion and scores of the candidate differ in their " + said)
-    assert str(error.value).endswith("drawn in one job: of the same prompts, with the same seeds and rewards")
 
 
 def test_another_sampler_several_splits_and_lost_weights_are_refused() -> None:

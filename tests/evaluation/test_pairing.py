@@ -96,8 +96,3 @@ def test_conditions_survive_the_file(tmp_path: Path) -> None:
     frame.attrs["facts"] = conditions_of(parameters())
     frame.to_parquet(tmp_path / "scores.parquet")
     check_facts(pd.read_parquet(tmp_path / "scores.parquet").attrs["facts"], frame.attrs["facts"])
-
-
-def test_the_remedy_for_an_adapter_has_its_parameters() -> None:
-    with pytest.raises(UserError, match=r"seed: 1 in the baseline, 2 now\nDraw .*baseline --params=adapter=0123abcd"):
-        check_facts({"seed": 1}, {"seed": 2}, "0123abcd")

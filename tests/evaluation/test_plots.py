@@ -19,16 +19,6 @@ def entry(name: str, difference: float | None, split: str = "held_out", sampler:
     return where | {"difference": difference, "ci_low": low, "ci_high": high}
 
 
-def test_each_reward_has_its_panel_and_each_split_its_column() -> None:
-    names = ["total", "shapes", "shapes/color", "entropy"]
-    entries = [entry(n, 0.1, split) for split in ("held_out", "eval") for n in names]
-    panels = differences(entries).axes
-    assert len(panels) == 3 * 2
-    labels = [[tick.get_text() for tick in panel.get_yticklabels()] for panel in panels[::2]]
-    assert labels == [["total"], ["shapes", "shapes/color"], ["entropy"]]
-    assert [panel.get_title() for panel in panels[:2]] == ["held-out prompts", "eval prompts"]
-
-
 def test_points_and_intervals_are_where_the_numbers_say() -> None:
     entries = [entry("total", 0.3), entry("total", -0.2, sampler="rollout"), entry("total", None, sampler="sde")]
     (panel,) = differences(entries).axes

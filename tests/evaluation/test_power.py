@@ -2,7 +2,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import t
 
 from visual_grpo.evaluation.paired import t_interval
 from visual_grpo.evaluation.power import detectable_gain, units_needed
@@ -21,19 +20,6 @@ def test_many_units_give_the_normal_formula() -> None:
     # Quantiles of the normal distribution: 1.959964 for 2.5%, 1.281552 for 90%, 0.841621 for 80%.
     assert detectable_gain(2.0, 40_000, 0.025) == pytest.approx(2 * (1.959964 + 1.281552) / 200, rel=1e-4)
     assert detectable_gain(2.0, 40_000, 0.025, power=0.8) == pytest.approx(2 * (1.959964 + 0.841621) / 200, rel=1e-4)
-
-
-def test_with_few_units_the_gain_exceeds_the_bound_s_half_width() -> None:
-    for units in (2, 3, 5, 34):
-        assert detectable_gain(1.0, units, 0.001) > t.isf(0.001, units - 1) / math.sqrt(units)
-
-
-def test_it_scales_with_the_spread_and_falls_with_units_and_level() -> None:
-    gain = detectable_gain(0.1, 34, 0.01)
-    assert detectable_gain(0.3, 34, 0.01) == pytest.approx(3 * gain)
-    assert detectable_gain(0.1, 35, 0.01) < gain
-    assert detectable_gain(0.1, 34, 0.02) < gain
-    assert detectable_gain(0.0, 34, 0.01) == 0
 
 
 @pytest.mark.parametrize("gain", [0.5, 0.05, 0.02])

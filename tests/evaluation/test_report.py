@@ -140,9 +140,7 @@ def test_losses_are_shown_if_there_are_any_and_no_number_is_minus_zero(tmp_path:
     assert "+0.000 <span" in text
 
 
-def test_the_list_of_pairs_is_bounded_and_says_so(
-    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_of_pairs_is_bounded(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = read(report)
     assert len(data(everything)) == 24
     assert "24 of 24 pairs are embedded" in everything
@@ -195,9 +193,7 @@ def pairs(total_baseline: list[float], total_trained: list[float], **columns: li
 @pytest.mark.parametrize(
     ("before", "after", "colour"), [(0.2, 0.9, BETTER), (0.9, 0.2, WORSE), (0.004, 0.001, None), (NAN, 1.0, None)]
 )
-def test_the_sheet_has_the_baseline_above_and_colours_gains_and_losses(
-    tmp_path: Path, before: float, after: float, colour: str | None
-) -> None:
+def test_the_sheet_colours_gains_and_losses(tmp_path: Path, before: float, after: float, colour: str | None) -> None:
     for name in ("blue", "orange"):
         Image.new("RGB", (64, 64), name).save(tmp_path / f"{name}.png")
     columns = {"id": ["a"], "prompt": ["a prompt"], "file_baseline": ["blue.png"], "file_trained": ["orange.png"]}
@@ -246,15 +242,6 @@ def test_parameters_that_differ_from_the_base_come_first(tmp_path: Path) -> None
     for unusable in (tmp_path / "broken.yml", tmp_path / "none.yml"):
         found = page.configuration(base, unusable)
         assert (found["changed"], len(found["all"]) > 50) == ([], True)
-
-
-def test_intervals_of_a_reward_and_its_parts_share_a_scale_with_zero() -> None:
-    def entry(name: str, low: float, high: float) -> dict[str, Any]:
-        return {"name": name, "ci_low": low, "ci_high": high, "difference": (low + high) / 2}
-
-    rows = [entry("a", 0.5, 1.0), entry("a/part", -1.0, 0.0), entry("b", 10.0, 20.0)]
-    scale = page._scaled(rows[0], rows)["scale"]
-    assert scale == {"zero": 50.0, "low": 73.0, "high": 96.0, "at": 84.5}
 
 
 def test_the_film_has_the_first_and_the_last_step_and_at_most_nine(tmp_path: Path) -> None:

@@ -42,9 +42,7 @@ def test_same_parameters_same_images_and_scores(painted: Project) -> None:
     assert (other["total"] != first["total"]).all()
 
 
-def test_a_model_that_cannot_be_loaded_is_the_nodes_own_error(
-    painted: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cannot_be_loaded_is_told(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     before = read_scores(painted.run(create_pipeline("baseline")).load("baseline"))
 
     def refuse(*arguments: object) -> None:
@@ -57,14 +55,6 @@ def test_a_model_that_cannot_be_loaded_is_the_nodes_own_error(
     assert failed == ["draw_baseline"]
     assert not isinstance(error.value, DatasetError), "nothing was being saved"
     pd.testing.assert_frame_equal(read_scores(painted.folder / "baseline"), before)
-
-
-def test_progress_reaches_the_number_of_images(
-    painted: Project,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    painted.run(create_pipeline("baseline"))
-    assert "baseline 48/48  reward=0." in capsys.readouterr().out
 
 
 LANGUAGE: dict[str, Any] = {
@@ -112,9 +102,7 @@ def test_conditions_contain_the_models_options_and_files() -> None:
     assert conditions_of(parameters(**LANGUAGE), content="a") != base
 
 
-def test_conditions_contain_a_rewards_files_code_and_weights_on_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conditions_contain_a_rewards_files_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     code, file = tmp_path / "an_edited_reward.py", tmp_path / "head.json"
     config = parameters(

@@ -1,10 +1,8 @@
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kedro.io import DatasetError
 
 from tests.evaluation.test_headline import entry as an_entry
 from tests.pipelines.painted import GAIN, SMALL, Project
@@ -16,10 +14,11 @@ from visual_grpo.pipelines.evaluate import show_verdict
 CONTROLS = ("guidance_scale=1", "guidance_scale=3", "temperature=0.5")
 
 
-def test_the_difference_is_measured_on_the_baselines_prompts_and_seeds(painted: Project) -> None:
+def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.CaptureFixture[str]) -> None:
     painted.run(create_pipeline("baseline"))
     painted.train()
-    painted.run(create_pipeline("evaluate"))
+    capsys.readouterr()
+    result = painted.run(create_pipeline("evaluate")).load("result")
     assert painted.policies[1] == ("the model", painted.folder / "adapters")
     evaluation = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())
     views = {(e["name"], e["split"], e["sampler"]): e for e in evaluation["rewards"]}
@@ -38,16 +37,6 @@ def test_the_difference_is_measured_on_the_baselines_prompts_and_seeds(painted: 
     assert evaluation["training"]["best_step"] == 10
     samples = {(e["sampler"], e["split"]): e["images"] for e in evaluation["controls"] if e["name"] == "total"}
     assert samples == {(f"stock {change}", "held_out"): 6 for change in CONTROLS}
-
-
-def test_the_run_ends_with_the_held_out_table_and_the_verdict(
-    painted: Project,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    painted.run(create_pipeline("baseline"))
-    painted.train()
-    capsys.readouterr()
-    painted.run(create_pipeline("evaluate"))
     _, table = capsys.readouterr().out.split("3 held-out prompts, 6 pairs, stock sampler")
     assert "total*" in table
     assert "rollout" not in table
@@ -59,13 +48,7 @@ def test_the_run_ends_with_the_held_out_table_and_the_verdict(
     )
     assert control.startswith("Control: without training, guidance_scale=1 gives the base model 0.")
     assert (painted.folder / "evaluation_report" / "evaluation.html").is_file()
-
-
-def test_the_result_is_the_headlines_numbers(painted: Project) -> None:
-    painted.run(create_pipeline("baseline"))
-    painted.train()
-    result = painted.run(create_pipeline("evaluate")).load("result")
-    found = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())["headline"]
+    found = evaluation["headline"]
     assert result["total"]["difference"] == found["difference"] == pytest.approx(GAIN, abs=0.01)
     assert result["control"]["baseline"] == found["control"]["baseline"]
     assert (result["unscored"], result["prompts"], result["images"]) == ({"baseline": 0, "trained": 0}, 3, 6)
@@ -102,7 +85,7 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
         ({"data": "other data"}, {}, r"trained on other data .*--pipeline=compare"),
     ],
 )
-def test_what_does_not_pair_is_refused_before_anything_is_drawn(
+def test_what_does_not_pair_is_refused(
     painted: Project, trained: dict[str, str], changes: dict[str, Any], said: str
 ) -> None:
     painted.run(create_pipeline("baseline"))
@@ -122,18 +105,7 @@ def test_an_adapter_without_its_history_is_refused_before_anything_is_drawn(pain
     assert len(painted.policies) == 1
 
 
-@pytest.mark.parametrize(("missing", "maker"), [("baseline", "baseline"), ("adapters", "train")])
-def test_missing_data_names_its_pipeline(painted: Project, missing: str, maker: str) -> None:
-    painted.run(create_pipeline("baseline"))
-    painted.train()
-    shutil.rmtree(painted.folder / missing)
-    with pytest.raises(DatasetError, match=f"kedro run --pipeline={maker}"):
-        painted.run(create_pipeline("evaluate"))
-
-
-def test_unscored_samples_are_in_the_table_and_in_the_last_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_unscored_samples_are_in_the_table_and_in_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     entries = [an_entry(images=170, unscored_trained=34, unscored_differs=True), an_entry("guard", optimised=False)]
     show_verdict(headline(entries), entries)
     shown = capsys.readouterr().out

@@ -22,9 +22,7 @@ def draw(project: Project, **changes: Any) -> bool:
     return len(project.policies) > before
 
 
-def test_an_unchanged_baseline_is_kept_as_it_is_and_one_line_says_so(
-    painted: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unchanged_baseline_is_kept(painted: Project, capsys: pytest.CaptureFixture[str]) -> None:
     assert draw(painted)
     before = {file: file.stat().st_mtime_ns for file in (painted.folder / "baseline").rglob("*")}
     capsys.readouterr()
@@ -54,10 +52,9 @@ def test_with_other_parameters_or_an_unknown_model_it_is_drawn(
     assert why in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("changes", [{"seed": 5}, {"grpo": {"steps": 9}}, {"tracking": {"images_every": 7}}])
-def test_what_only_the_training_reads_lets_it_be(painted: Project, changes: dict[str, Any]) -> None:
+def test_what_only_the_training_reads_lets_it_be(painted: Project) -> None:
     assert draw(painted)
-    assert not draw(painted, **changes)
+    assert not draw(painted, seed=5, grpo={"steps": 9}, tracking={"images_every": 7})
 
 
 def test_other_code_or_libraries_draw_it_again(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +78,7 @@ def spoil(folder: Path, how: str) -> None:
         (folder / "made_with.json").write_text(how)
 
 
-@pytest.mark.parametrize("how", ["changed", "gone", "added", "", "{}", "[]", '{"made": 1, "digest": 2}'])
+@pytest.mark.parametrize("how", ["changed", "gone", "added", "[]"])
 def test_a_baseline_that_is_not_whole_is_drawn_again(painted: Project, how: str) -> None:
     assert draw(painted)
     whole = read_scores(painted.folder / "baseline")

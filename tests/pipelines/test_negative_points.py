@@ -21,6 +21,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from tests.pipelines.painted import folders
 from tests.segmentation.small_sam2 import save_sam2
+from tests.starter.tasks import in_this_process
 from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import FLOW
@@ -30,7 +31,8 @@ from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.images import read_size
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.settings import CONFIG_LOADER_ARGS
-from visual_grpo.starter.qwen2_5_vl import model
+from visual_grpo.starter import side_by_side
+from visual_grpo.starter.qwen2_5_vl import model, pretrain
 from visual_grpo.starter.scenes import answers
 from visual_grpo.starter.scenes.world import draw_scene_records
 from visual_grpo.training import Callbacks, TrainingRun
@@ -44,6 +46,9 @@ MADE_BY = {"baseline": "baseline", "adapters": "train", "trained": "evaluate", "
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(side_by_side, "run_side_by_side", in_this_process)
+    monkeypatch.setattr(pretrain, "POOL", 100)
+    monkeypatch.setattr(pretrain, "_BATCH", 8)
     changes = {
         "starter": {"records_per_prompt": 4, "vl_steps": 2},
         "grpo": {"steps": 2, "prompts_per_step": 2, "group_size": 3},
@@ -128,7 +133,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
             resume=resume,
             # Answers that no reward can read differ by their length alone; a reward that is never 0 for all.
             rewards={"negative_points": None, "length": {"function": "tests.pipelines.test_negative_points:length"}},
-            grpo={"steps": 4, "prompts_per_step": 2, "group_size": 3},
+            model={"options": {"max_tokens": 8}},
+            grpo={"steps": 3, "prompts_per_step": 2, "group_size": 3},
             evaluation={"every": 2, "prompts": 2},
             tracking={"checkpoint_every": 1, "checkpoints": str(tmp_path / name)},
         )

@@ -14,7 +14,7 @@ from tests.pipelines.painted import SMALL, Project
 from visual_grpo.config import GRPOConfig
 from visual_grpo.errors import UserError
 from visual_grpo.pipeline_registry import create_pipeline
-from visual_grpo.pipelines.reward_report import Scored, correlations, findings, measured, rows_of, within_groups
+from visual_grpo.pipelines.reward_report import Scored, correlations, findings, measured, within_groups
 from visual_grpo.types import PromptRecord, Scores, weighted_total
 
 REPORT = {"prompts": 2, "samples": 3}
@@ -22,9 +22,7 @@ REPORT = {"prompts": 2, "samples": 3}
 PIPELINE = create_pipeline("reward_report")
 
 
-def test_the_base_models_groups_are_drawn_and_the_rewards_described(
-    painted: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_groups_are_drawn_and_rewards_described(painted: Project, capsys: pytest.CaptureFixture[str]) -> None:
     rewards = {
         "brightness": {"function": "tests.evaluation.painter:brightness", "weight": 1.0},
     }
@@ -100,12 +98,6 @@ def test_scale_and_noise_are_those_within_and_between_groups() -> None:
     assert found["repeat"] == 0
 
 
-def test_the_total_has_all_seconds_and_no_weight() -> None:
-    total = row(scored(x=(1.0, [1.0, 2.0, 3.0, 0.0, 0.0, 0.0]), y=(1.0, [0.0] * 6)), "total")
-    assert math.isnan(total["weight"])
-    assert total["s for 16"] == pytest.approx((3 + 6) * 16 / 6)
-
-
 def test_a_reward_that_judges_otherwise_the_second_time_is_told() -> None:
     found = scored({"x": [1.0, 2.0, 3.5, 0.0, NAN, 0.0]}, x=(1.0, [1.0, 2.0, 3.0, 0.0, 1.0, 0.0]))
     assert row(found, "x")["repeat"] == 0.5
@@ -147,31 +139,8 @@ def test_rewards_that_work_against_each_other_are_told() -> None:
     ]
 
 
-def test_a_share_that_is_hardly_below_nothing_is_drowned_rather_than_worked_against() -> None:
-    loud = [0.0, 50.0, 100.0, 0.0, 100.0, 50.0]
-    found = scored(loud=(1.0, loud), faint=(0.01, [1.0, 0.0, 0.5, 1.0, 0.5, 0.0]))
-    assert (
-        "faint: drowned by the other rewards (0% of the advantages); raise its weight, or set grpo.combine=gdpo."
-        in told(found)
-    )
-
-
-def test_what_is_set_already_is_not_advised() -> None:
-    found = scored(loud=(1.0, [0.0, 50.0, 100.0] * 2), faint=(0.001, [1.0, 0.0, 0.5] * 2))
-    config = CONFIG.model_copy(update={"combine": "gdpo"})
-    said = findings(measured(found, config), correlations(found), config)
-    assert "faint: drowned by the other rewards (0% of the advantages); raise its weight." in said
-
-
 def test_what_is_unscored_throughout_is_not_called_the_same() -> None:
     found = scored(gone=(1.0, [NAN] * 6), loud=(1.0, [0.0, 50.0, 100.0] * 2))
     assert [line for line in told(found) if line.startswith("gone")] == [
         "gone: 100% of the samples could not be scored."
     ]
-
-
-def test_every_sample_is_a_row() -> None:
-    rows = rows_of(scored(x=(1.0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])))
-    assert list(rows.columns) == ["id", "prompt", "index", "total", "x"]
-    assert rows["index"].tolist() == [0, 1, 2, 0, 1, 2]
-    assert rows["x"].tolist() == [1, 2, 3, 4, 5, 6]

@@ -224,9 +224,7 @@ def test_both_sides_are_scored_with_the_weights_of_the_one_that_is_judged(traini
         assert scores["total"].tolist() == pytest.approx((3 * scores["reward/brightness"]).tolist())
 
 
-def test_trainings_on_other_data_are_compared_on_shared_prompts(
-    trainings: Trainings, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trainings_on_other_data_share_prompts(trainings: Trainings, capsys: pytest.CaptureFixture[str]) -> None:
     other = trainings.add("other", 0.1, data="other", seen=["held_out prompt 0", "held_out prompt 3", "else"])
     found = trainings.compare(first=other, second=trainings.add("second", 0.3))
     assert found["headline"]["prompts"] == 2

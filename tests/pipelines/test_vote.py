@@ -119,9 +119,7 @@ def test_choices_between_the_models_samples_become_a_reward(painted: Project, mo
     assert scores.groupby("family")["score"].sum().abs().max() < 1e-6
 
 
-def test_an_interrupted_vote_goes_on_where_it_stopped_and_draws_nothing_twice(
-    painted: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_vote_goes_on(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     painted.prepare(train=3)
     batches: list[int] = []
     generate = Painter.generate

@@ -120,23 +120,10 @@ def test_without_the_secret_path_nothing_is_shown_or_stored(votes: Ballot, brows
         (CHOICE.replace(b"ann", b"a" * 61), 409),
     ],
 )
-def test_a_malformed_choice_is_refused_and_the_page_goes_on(
-    votes: Ballot, browser: Browser, body: bytes, status: int
-) -> None:
+def test_a_malformed_choice_is_refused(votes: Ballot, browser: Browser, body: bytes, status: int) -> None:
     assert browser.send("POST", "choice", body, JSON)[0].status == status
     assert not votes.file.exists()
     assert browser.get("state")["judged"] == 0
-
-
-def test_the_latest_choice_can_be_taken_back_until_none_is_left(votes: Ballot, browser: Browser) -> None:
-    seen = []
-    for _ in range(2):
-        seen.append(browser.get("state")["pair"])
-        browser.post("choice", voter="ann", pair=seen[-1], choice="left")
-    assert [browser.post("undo", voter="ann")["pair"] for _ in range(2)] == seen[::-1]
-    assert browser.post("undo", 409, voter="ann")["error"] == "there is nothing to take back"
-    assert stored(votes) == []
-    assert len(votes.file.read_text().splitlines()) == 4
 
 
 def test_who_goes_on_later_sees_the_same_order_and_sides(tmp_path: Path) -> None:
@@ -194,9 +181,7 @@ def test_the_button_finishes_and_the_server_leaves_no_thread(votes: Ballot) -> N
         browser.send("GET", "")
 
 
-def test_what_cannot_be_stored_is_said_and_asked_again(
-    votes: Ballot, browser: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told(votes: Ballot, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = browser.get("state")["pair"]
     with monkeypatch.context() as patch:
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import SIZE
+from tests.evaluation.painter import brightness
 from visual_grpo.components import load_model, load_policy
 from visual_grpo.config import GRPOConfig, LoraParams, SamplerConfig
 from visual_grpo.errors import UserError
@@ -30,9 +31,7 @@ def stir(adapters: AdapterSet) -> None:
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number + parameter.numel()))
 
 
-def test_adapters_of_a_half_precision_model_are_loaded_as_they_were_trained(
-    pipeline_folder: Path, tmp_path: Path
-) -> None:
+def test_adapters_of_a_half_precision_model_stay_as_trained(pipeline_folder: Path, tmp_path: Path) -> None:
     trained = load_model(str(pipeline_folder), size=SIZE, train=["ar", "dit"], dtype="bfloat16", device="cpu").adapters
     stir(trained)
     trained.save(tmp_path)
@@ -114,10 +113,6 @@ def test_training_can_start_from_saved_adapters(pipeline_folder: Path, tmp_path:
     started.save(tmp_path / "again")
     for file in tmp_path.glob("*/*.safetensors"):
         assert file.read_bytes() == (tmp_path / "again" / file.relative_to(tmp_path)).read_bytes()
-
-
-def brightness(prompts: Any, images: Any) -> list[float]:
-    return [float(image.float().mean()) / 255 for image in images]
 
 
 @pytest.mark.parametrize(("module", "network"), [("ar", "network"), ("dit", "transformer")])

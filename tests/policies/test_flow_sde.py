@@ -121,9 +121,7 @@ def test_the_coefficients_of_cps_are_kept() -> None:
         ("cps", 0.1, 0.05, 2.0199695, 0.0445503),
     ],
 )
-def test_transitions_are_those_worked_out_by_hand(
-    sampler: Sampler, sigma: float, following: float, mean: float, std: float
-) -> None:
+def test_transitions_by_hand(sampler: Sampler, sigma: float, following: float, mean: float, std: float) -> None:
     """State 2, velocity -1, noise .7."""
     got = transition(torch.full((1, 1, 1, 1), -1.0), torch.full((1, 1, 1, 1), 2.0), sigma, following, 0.7, sampler)
     assert got[0].item() == pytest.approx(mean, abs=1e-5)

@@ -56,9 +56,7 @@ def test_log_probs_are_those_of_generate(glm_image: GlmImage, ar_policy: TokenPo
     torch.testing.assert_close(chunk.log_probs.detach(), want, rtol=0, atol=5e-5)
 
 
-def test_a_truncated_sampler_says_the_log_probs_of_the_whole_distribution(
-    glm_image: GlmImage, ar_policy: TokenPolicy[EncodedPrompts]
-) -> None:
+def test_a_truncated_sampler_says_whole_log_probs(glm_image: GlmImage, ar_policy: TokenPolicy[EncodedPrompts]) -> None:
     """At its temperature, with the entropy of the same distribution."""
     for truncated in ({"top_k": 3}, {"top_p": 0.5}):
         sampler = WARM.model_copy(update=truncated)

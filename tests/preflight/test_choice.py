@@ -41,9 +41,7 @@ def traits(*records: PromptRecord, task: Task = "t2i") -> Traits:
         ([], None),
     ],
 )
-def test_a_preset_is_chosen_only_if_it_can_judge_every_record(
-    records: list[PromptRecord], preset: PresetName | None
-) -> None:
+def test_a_preset_can_judge_every_record(records: list[PromptRecord], preset: PresetName | None) -> None:
     assert traits(*records).preset() == preset
 
 

@@ -46,9 +46,7 @@ def watched() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-def test_networks_that_take_turns_are_trained_as_if_all_were_there(
-    request: pytest.FixtureRequest, tmp_path: Path, name: str
-) -> None:
+def test_networks_that_take_turns_train_the_same(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
     fixture, changes = CASES[name]
     folder, records = request.getfixturevalue(fixture), records_of()
     expected = train(config_of(tmp_path, "cpu", **changes), folder, records)

@@ -62,7 +62,7 @@ def test_a_plan_needs_no_library_and_counts_the_same_parameters(
         counted[bits] = {name: _parameters(network) for name, network in planned.networks.items()}
         runner = DryRunner(config, planned)
         held[bits] = runner.weights
-        runner.step()
+    runner.step()
     assert counted["full"] == counted["8bit"] == counted["4bit"]
     assert held["full"] > held["8bit"] > held["4bit"]
 

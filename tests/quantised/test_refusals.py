@@ -35,7 +35,7 @@ def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
         ("grpo.optimizer", "adamw_8bit", {"grpo": {"optimizer": "adamw_8bit"}}),
     ],
 )
-def test_a_missing_library_is_told_by_the_first_check_and_before_a_model_is_loaded(
+def test_a_missing_library_is_told_before_a_model_is_loaded(
     pipeline_folder: Path, tmp_path: Path, setting: str, value: str, changes: Any
 ) -> None:
     model = {"path": str(pipeline_folder), **changes.pop("model", {})}
@@ -72,9 +72,7 @@ def test_a_network_without_such_layers_is_refused() -> None:
     require_quantised({"dit": nn.Linear(64, 64)}, "full")
 
 
-def test_a_family_that_quantises_nothing_is_refused_when_its_model_is_built(
-    pipeline_folder: Path, tmp_path: Path
-) -> None:
+def test_a_family_that_quantises_nothing_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="make quantised")
     config = few_bits(tmp_path, "dit", "8bit")
     with (

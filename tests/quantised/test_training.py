@@ -105,7 +105,7 @@ def test_saved_adapters_load_on_every_base_and_by_the_libraries(folder_of: Any, 
 
 
 @pytest.mark.parametrize("case", ["qwen_image", pytest.param("joint", marks=pytest.mark.slow)])
-def test_networks_that_take_turns_are_trained_as_if_all_were_there(folder_of: Any, tmp_path: Path, case: str) -> None:
+def test_networks_that_take_turns_train_the_same(folder_of: Any, tmp_path: Path, case: str) -> None:
     expected = train(few_bits(tmp_path, case, "4bit"), folder_of(case), records_of())
     with Accelerator() as gpu:
         offloaded = few_bits(tmp_path, case, "4bit", "cuda:0", model={"offload": "phases"})

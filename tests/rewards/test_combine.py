@@ -6,7 +6,7 @@ import torch
 
 from visual_grpo.config import RewardConfig
 from visual_grpo.errors import UserError
-from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
+from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.combine import Counting, RewardSet
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.types import Needs, PromptRecord, RewardOutput, TextSample
@@ -81,30 +81,6 @@ def test_records_without_targets_are_named_before_anything_runs() -> None:
     edits.check_records([PromptRecord(id="e", prompt="", source_images=(Path("x.png"),))])
     with pytest.raises(UserError, match=r"the reward mine compares with a source image, and 3 records have none: 'a'"):
         edits.check_records(PROMPTS)
-
-
-def test_every_reward_sees_the_records_even_of_an_iterator() -> None:
-    class Refusing:
-        needs_target = False
-
-        def __init__(self) -> None:
-            self.seen: list[str] = []
-
-        def check_records(self, records: Any) -> None:
-            self.seen = [record.id for record in records]
-
-        def __call__(self, prompts: Any, samples: Any) -> list[float]:
-            return [0.0] * len(samples)
-
-    one, two = Refusing(), Refusing()
-    RewardSet({"one": (one, 1.0), "two": (two, 1.0)}).check_records(iter(PROMPTS))
-    assert one.seen == two.seen == [record.id for record in PROMPTS]
-
-
-def test_every_built_in_reward_loads_and_has_its_name() -> None:
-    needed = {"object_layout": {"detector": "math:hypot"}, "votes": {"choices": "choices.jsonl"}}
-    for name in BUILT_IN:
-        assert build_reward(name, configured(options=needed.get(name, {}))).name == name
 
 
 def test_an_unknown_reward_suggests_the_nearest_name() -> None:

@@ -109,8 +109,6 @@ def test_malformed_objects_are_refused_by_record(objects: Any, told: str) -> Non
     rewards.check_records([good, PromptRecord(id="n", prompt="")])
     with pytest.raises(UserError, match=f"record 'o': its metadata objects .*{told}"):
         rewards.check_records([good, replace(good, metadata={"objects": objects})])
-    with pytest.raises(UserError, match="none of 1 records has any; the first is 'n'"):
-        rewards.check_records([PromptRecord(id="n", prompt="")])
 
 
 @pytest.mark.parametrize("kind", range(4))
@@ -119,10 +117,3 @@ def test_what_a_detector_may_not_return(kind: int) -> None:
         ObjectLayout(detector=f"{HERE}:rubbish")(
             [asking({"label": "dog"})], [torch.full((3, 4, 4), kind, dtype=torch.uint8)]
         )
-
-
-def test_impossible_options_are_refused() -> None:
-    with pytest.raises(UserError, match="threshold must be from 0 to 1, got 2"):
-        ObjectLayout(detector=f"{HERE}:squares", threshold=2)
-    with pytest.raises(UserError, match="no_such"):
-        ObjectLayout(detector=f"{HERE}:no_such")

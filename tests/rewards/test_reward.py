@@ -37,6 +37,10 @@ def test_every_way_to_say_three_scores(returned: object) -> None:
     assert values[2].isnan()
 
 
+def with_ratio(ratio: Any, part: str = "part") -> RewardOutput:
+    return RewardOutput(values=torch.zeros(3), parts={part: torch.zeros(3)}, ratios={"share": ratio})
+
+
 @pytest.mark.parametrize(
     ("returned", "complaint"),
     [
@@ -51,6 +55,13 @@ def test_every_way_to_say_three_scores(returned: object) -> None:
         ([1, 10**400, 0], "'mine' gave 10000.* for record 'b'; expected a number or None"),
         (torch.zeros(3, dtype=torch.complex64), "real numbers, got torch.complex64"),
         (RewardOutput(values=torch.zeros(3), parts={"fine": torch.zeros(2)}), "'mine/fine'.*each of 3"),
+        (RewardOutput(values=torch.ones(3), failed={0: "no answer"}), "failed on row 0, which is scored or not there"),
+        (RewardOutput(values=torch.ones(3), failed={3: "no answer"}), "failed on row 3, which is scored or not there"),
+        (with_ratio(torch.zeros(2, 3)), "'mine/share' must be a tuple"),
+        (with_ratio((torch.zeros(2), torch.ones(3))), "'mine/share'.*each of 3"),
+        (with_ratio((torch.zeros(3), torch.tensor([1.0, 1.0, torch.nan]))), "'mine/share' is 0.0 / nan for record 'c'"),
+        (with_ratio((torch.ones(3), torch.tensor([1.0, -1.0, 1.0]))), "'mine/share' is 1.0 / -1.0 for record 'b'"),
+        (with_ratio((torch.zeros(3), torch.ones(3)), "share"), "a part and a ratio of one name: share"),
     ],
 )
 def test_anything_else_is_refused_by_name(returned: object, complaint: str) -> None:
@@ -63,21 +74,6 @@ def test_ratios_become_float32_pairs() -> None:
     above, below = call(RewardOutput(values=torch.zeros(3), ratios={"share": scored})).ratios["share"]
     assert above.dtype == below.dtype == torch.float32
     assert (above[:2].tolist(), below[:2].tolist()) == ([1, 2], [2, 0])
-
-
-@pytest.mark.parametrize(
-    ("parts", "ratio", "complaint"),
-    [
-        ({}, torch.zeros(2, 3), "'mine/share' must be a tuple"),
-        ({}, (torch.zeros(2), torch.ones(3)), "'mine/share'.*each of 3"),
-        ({}, (torch.zeros(3), torch.tensor([1.0, 1.0, torch.nan])), "'mine/share' is 0.0 / nan for record 'c'"),
-        ({}, (torch.ones(3), torch.tensor([1.0, -1.0, 1.0])), r"'mine/share' is 1.0 / -1.0 for record 'b'.*at least 0"),
-        ({"share": torch.zeros(3)}, (torch.zeros(3), torch.ones(3)), "a part and a ratio of one name: share"),
-    ],
-)
-def test_a_ratio_of_another_shape_or_sign_is_refused(parts, ratio, complaint: str) -> None:
-    with pytest.raises(UserError, match=complaint):
-        call(RewardOutput(values=torch.zeros(3), parts=parts, ratios={"share": ratio}))
 
 
 class Painting:
@@ -137,21 +133,9 @@ def test_an_error_inside_names_reward_records_and_the_rewards_own_lines(broken: 
     assert f"in {broken.__name__}" in "".join(frames)
 
 
-def test_what_a_function_says_of_targets_is_kept() -> None:
-    class Comparing:
-        needs_target = True
-
-        def __call__(self, prompts, samples):
-            return [0.0] * 3
-
-    assert FunctionReward("mine", Comparing()).needs == Needs(target=True)
-    assert FunctionReward("mine", Comparing(), needs=Needs()).needs == Needs()
-    assert FunctionReward("mine", lambda prompts, samples: []).needs == Needs()
-
-
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A user's own module with a function, a class, a factory, a constant and a broken sibling."""
+    """A user's own module with a function, a class, a factory and a constant."""
     (tmp_path / "users_rewards.py").write_text(
         "def red(prompts, samples):\n"
         "    return [float(s[0].float().mean()) for s in samples]\n"
@@ -178,13 +162,16 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "bright = Bright()\n"
         "def wrong(value):\n"
         "    return value\n"
+        "def without_weights():\n"
+        "    raise RuntimeError('no weights')\n"
+        "def picky(size):\n"
+        "    from visual_grpo.errors import UserError\n"
+        "    raise UserError(f'size must be above 0, got {size}')\n"
         "LEVEL = 3\n"
     )
-    (tmp_path / "users_broken.py").write_text("import not_installed_anywhere\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield "users_rewards"
-    for name in ("users_rewards", "users_broken"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("users_rewards", None)
 
 
 @pytest.mark.parametrize(
@@ -202,25 +189,10 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ("pair", {"first": 3, "second": 4}, [7, 7, 7]),
     ],
 )
-def test_a_plain_function_gets_its_options_and_a_factory_its_own(
-    module: str, path: str, options: dict, scores: list[float]
-) -> None:
+def test_functions_and_factories_get_their_options(module: str, path: str, options: dict, scores: list[float]) -> None:
     reward = make_reward("mine", f"{module}:{path}", options)
     assert reward(PROMPTS, SAMPLES).values.tolist() == scores
     assert reward.needs.target == (path == "above"), "options hide nothing that a function says of itself"
-
-
-@pytest.mark.parametrize(
-    ("path", "options", "complaint"),
-    [
-        ("Bright", {"scales": 2}, r"has no option 'scales'; it takes: scale\. Did you mean 'scale'\?"),
-        ("above", {"level": 2, "gian": 2}, r"has no option 'gian'; it takes: level, gain\. Did you mean 'gain'\?"),
-        ("above", {"gain": 2}, "needs the option 'level', got gain"),
-    ],
-)
-def test_an_unknown_or_missing_option_is_named(module: str, path: str, options: dict, complaint: str) -> None:
-    with pytest.raises(UserError, match=f"'mine': 'users_rewards:{path}' {complaint}"):
-        make_reward("mine", f"{module}:{path}", options)
 
 
 @pytest.mark.parametrize(
@@ -237,14 +209,31 @@ def test_a_wrong_name_says_what_is_wrong(module: str, path: str, complaint: str)
         load_function(path)
 
 
-def test_a_missing_library_of_the_module_is_not_taken_for_a_missing_module(module: str) -> None:
-    with pytest.raises(UserError, match=r"'users_broken' .* cannot be imported:(?s:.*)not_installed_anywhere") as error:
-        load_function("users_broken:red")
-    assert "importlib" not in str(error.value), "only the lines of the module itself"
+@pytest.mark.parametrize(
+    ("path", "options", "complaint"),
+    [
+        ("Bright", {"scales": 2}, r"has no option 'scales'; it takes: scale\. Did you mean 'scale'\?"),
+        ("above", {"level": 2, "gian": 2}, r"has no option 'gian'; it takes: level, gain\. Did you mean 'gain'\?"),
+        ("above", {"gain": 2}, "needs the option 'level', got gain"),
+        ("pair", {"first": 3, "second": "4"}, r"refused the options .*unsupported operand"),
+        ("wrong", {"value": 2}, r"must return a callable .* got int"),
+        ("without_weights", {}, r"could not be made:\n(?s:.*)RuntimeError: no weights"),
+        ("picky", {"size": 0}, r"^reward 'mine': size must be above 0, got 0$"),
+    ],
+)
+def test_wrong_options_are_named(module: str, path: str, options: dict, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        make_reward("mine", f"{module}:{path}", options)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("def red(:", "SyntaxError"), ("1 / 0", "ZeroDivisionError"), ("raise SystemExit", "SystemExit")]
+    ("text", "said"),
+    [
+        ("def red(:", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("raise SystemExit", "SystemExit"),
+        ("import not_installed_anywhere", "not_installed_anywhere"),
+    ],
 )
 def test_the_error_of_a_modules_own_code_is_shown(tmp_path, monkeypatch, text: str, said: str) -> None:
     (tmp_path / "users_failing.py").write_text(text)
@@ -253,42 +242,6 @@ def test_the_error_of_a_modules_own_code_is_shown(tmp_path, monkeypatch, text: s
         load_function("users_failing:red")
     assert 'users_failing.py", line 1' in str(error.value)
     assert said in str(error.value)
-
-
-def test_wrong_options_are_named(module: str) -> None:
-    with pytest.raises(UserError, match=r"'users_rewards:pair' refused the options .*unsupported operand"):
-        make_reward("mine", "users_rewards:pair", {"first": 3, "second": "4"})
-    with pytest.raises(UserError, match=r"must return a callable .* got int"):
-        make_reward("mine", "users_rewards:wrong", {"value": 2})
-
-
-class Unmakeable:
-    """Reads a file that is not there, say."""
-
-    def __init__(self) -> None:
-        raise RuntimeError("no weights")
-
-    def __call__(self, prompts: object, samples: object) -> list[float]:
-        return []
-
-
-class Picky:
-    def __init__(self, size: int) -> None:
-        raise UserError(f"size must be above 0, got {size}")
-
-
-def test_a_wrong_value_of_an_option_is_told_with_the_rewards_name_once() -> None:
-    with pytest.raises(UserError, match=r"^reward 'mine': size must be above 0, got 0$"):
-        make_reward("mine", f"{__name__}:Picky", {"size": 0})
-    with pytest.raises(UserError, match=r"^votes: least must be at least 1"):
-        make_reward("votes", "visual_grpo.rewards.votes.reward:VotesReward", {"choices": "a", "least": 0})
-
-
-def test_a_reward_that_cannot_be_made_is_named_with_its_error() -> None:
-    with pytest.raises(
-        UserError, match=r"reward 'mine': .*:Unmakeable' could not be made:\n(?s:.*)RuntimeError: no weights"
-    ):
-        make_reward("mine", f"{__name__}:Unmakeable", {})
 
 
 def flaky(broken: Iterator[bool], share: float) -> FunctionReward:
@@ -353,12 +306,6 @@ def test_samples_that_a_reward_gives_up_count_as_failed_and_are_not_asked_again(
 def test_giving_up_every_sample_of_the_first_call_or_without_a_share_stops_at_once(lost: list[int], share: float):
     with pytest.raises(UserError, match=rf"failed on {len(lost)} of 3 samples: no answer for"):
         giving_up(iter([lost]), share)(PROMPTS, SAMPLES)
-
-
-@pytest.mark.parametrize("row", [0, 3, -1])
-def test_only_unscored_samples_can_have_failed(row: int) -> None:
-    with pytest.raises(UserError, match=rf"'mine' says that it failed on row {row}, which is scored or not there"):
-        call(RewardOutput(values=torch.ones(3), failed={row: "no answer"}))
 
 
 @pytest.mark.parametrize(("calls", "share"), [([True], 0.5), ([False, True], 0.0)])

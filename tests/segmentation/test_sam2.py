@@ -76,9 +76,7 @@ def test_masks_equal_those_of_the_processor(segmenter: Sam2Segmenter, image: Ten
     assert len({mask.numpy().tobytes() for mask in masks}) == 4, "the prompts must give different masks"
 
 
-def test_a_mask_does_not_depend_on_the_prompts_beside_it(
-    segmenter: Sam2Segmenter, folder: Path, embedding: Sam2Embedding
-) -> None:
+def test_a_mask_depends_on_its_prompt_alone(segmenter: Sam2Segmenter, folder: Path, embedding: Sam2Embedding) -> None:
     many = PROMPTS * 3
     together = segmenter.masks(embedding, many)
     alone = torch.cat([segmenter.masks(embedding, [prompt]) for prompt in many])
@@ -86,9 +84,7 @@ def test_a_mask_does_not_depend_on_the_prompts_beside_it(
     assert torch.equal(together, Sam2Segmenter(str(folder), device="cpu", batch=2).masks(embedding, many))
 
 
-def test_three_alternative_masks_with_their_scores(
-    segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding
-) -> None:
+def test_three_masks_with_scores(segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding) -> None:
     masks, scores = segmenter.multimasks(embedding, BOXED)
     stock = stock_logits(segmenter, image, BOXED, multimask=True)
     [expected] = segmenter.processor.post_process_masks([stock[None]], [(HEIGHT, WIDTH)])

@@ -1,12 +1,20 @@
-"""Tasks for `side_by_side`: functions that another process can import."""
+"""Tasks for `side_by_side`, which another process can import; and the starter's tasks in this process."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from visual_grpo.starter.job import Advance
+from visual_grpo.starter.side_by_side import Task
+
+
+def in_this_process(tasks: Sequence[Task], at_once: int, advance: Advance) -> None:
+    """In the place of `run_side_by_side`: a new process imports libraries for seconds."""
+    for task in tasks:
+        task(advance)
 
 
 def count(name: str, steps: int, advance: Advance) -> None:
@@ -21,7 +29,9 @@ def tell_pid_and_go_on(file: Path, advance: Advance) -> None:
         time.sleep(0.02)
 
 
-def fail(advance: Advance) -> None:
+def fail_once_there(file: Path, advance: Advance) -> None:
+    while not file.is_file() or not file.read_text():
+        time.sleep(0.02)
     raise ValueError("the ink has run out")
 
 

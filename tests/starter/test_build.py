@@ -107,9 +107,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, 
             assert all(torch.equal(here[name], there[name]) for name in here) == same, weights
 
 
-def test_a_model_of_edits_loads_and_edits(
-    built: StarterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_edits_edits(built: StarterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in this process and on few pictures, which is faster."""
     torch.set_num_threads(1)
     monkeypatch.setattr(corpus, "_EDITS", 20)

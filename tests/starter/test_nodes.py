@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from visual_grpo.config import Parameters
-from visual_grpo.pipelines.starter import build, what_is_there
+from visual_grpo.pipelines.starter import build
 
 PARAMETERS = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 
@@ -57,14 +57,3 @@ def test_the_digest_of_a_folder_is_that_of_its_files(parameters: dict[str, Any],
         parameters["model"]["path"] = str(tmp_path / name)
         digests.append(build_from(parameters)["digest"])
     assert digests[0] == digests[1] != digests[2]
-
-
-def test_the_small_model_is_said_to_be_none_for_other_data(parameters: dict[str, Any]) -> None:
-    drawn = Parameters.model_validate(parameters)
-    said = what_is_there(drawn.starter, drawn.data, "base")
-    assert said == f"Dataset: {drawn.starter.dataset}   Base model: base"
-    parameters["data"]["path"] = "my/photos"
-    own = Parameters.model_validate(parameters)
-    assert "pretrained on drawn shapes and nothing else. It shows that my/photos trains" in what_is_there(
-        own.starter, own.data, "base"
-    )

@@ -66,14 +66,6 @@ def files_of(version: Registered) -> Path:
     return Path(location.removeprefix("file://"))
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Making MLflow's tables takes seconds."""
-    file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    mlflow.MlflowClient(f"sqlite:///{file}")
-    return file
-
-
 @pytest.fixture
 def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     shutil.copy(empty_database, tmp_path / "mlflow.db")

@@ -15,6 +15,7 @@ from peft.tuners.lora import LoraLayer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import SIZE, stir
+from tests.evaluation.painter import brightness
 from tests.policies.glm_image.test_ar import RECORDS
 from visual_grpo.components import load_policy
 from visual_grpo.config import Dtype, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
@@ -28,10 +29,6 @@ from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "rounding_gap.py"))
-
-
-def brightness(prompts: Any, images: Any) -> list[float]:
-    return [float(image.float().mean()) / 255 for image in images]
 
 
 def half(folder: Path, module: str) -> Any:
@@ -48,8 +45,7 @@ def first_step(policy: Any, **changes: Any) -> dict[str, float]:
     return dict(next(trainer.fit(RECORDS)).values)
 
 
-@pytest.mark.parametrize("module", ["ar", "dit"])
-@pytest.mark.parametrize("micro_batch_size", [None, 3])
+@pytest.mark.parametrize(("module", "micro_batch_size"), [("ar", None), ("ar", 3), ("dit", 3)])
 def test_the_first_ratio_is_exactly_one(pipeline_folder: Path, module: str, micro_batch_size: int | None) -> None:
     values = first_step(half(pipeline_folder, module), micro_batch_size=micro_batch_size)
     assert values["ratio/first_max_abs_log"] == 0
@@ -59,8 +55,7 @@ def test_the_first_ratio_is_exactly_one(pipeline_folder: Path, module: str, micr
     assert 0 <= values["sampler_gap/mean"] < 0.04
 
 
-@pytest.mark.parametrize("module", ["ar", "dit"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("module", "dtype"), [("ar", "bfloat16"), ("ar", "float16"), ("dit", "float16")])
 def test_half_precision_trains(pipeline_folder: Path, module: str, dtype: Dtype) -> None:
     policy: Any = load_policy(str(pipeline_folder), module=module, size=SIZE, dtype=dtype, device="cpu")
     assert {parameter.dtype for parameter in policy.trainable_parameters()} == {torch.float32}
@@ -129,7 +124,7 @@ def test_nothing_is_left_of_sampling_in_half_precision(pipeline_folder: Path, mo
     assert not torch.equal(plain, without)
 
 
-@pytest.mark.parametrize("layers", [2, 8])
+@pytest.mark.parametrize("layers", [2, 5])
 def test_the_rounding_that_is_expected_is_what_is_measured(layers: int) -> None:
     model = BENCHMARK["tokens_of"](layers, 256, torch.bfloat16)
     BENCHMARK["scale_logits"](model, 2.0)

@@ -21,7 +21,8 @@ from visual_grpo.types import PromptRecord
 TEXTS = ["make it red", "move the small yellow square on the left to the bottom, please", "去掉 “圆”"]
 ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_scale=1.5)
 STOCK = SamplerConfig(steps=3, guidance_scale=1.5)
-CHECKPOINTING: list[dict[str, Any]] = [{}, {"gradient_checkpointing": True}]
+BOTH = pytest.mark.parametrize(("count", "mode"), [(1, {}), (2, {"gradient_checkpointing": True})])
+"""Source images, with and without checkpointing."""
 
 
 def edits(sources: list[Path], count: int) -> list[PromptRecord]:
@@ -31,8 +32,7 @@ def edits(sources: list[Path], count: int) -> list[PromptRecord]:
     ]
 
 
-@pytest.mark.parametrize("mode", CHECKPOINTING)
-@pytest.mark.parametrize("count", [1, 2])
+@BOTH
 def test_the_tokens_replay_gives_the_samplers_log_probs_back(
     pipeline_folder: Path, source_images: list[Path], count: int, mode: dict[str, Any]
 ) -> None:
@@ -82,8 +82,7 @@ def dit_policy(folder: Path, **changes: Any) -> DitPolicy:
     return policy
 
 
-@pytest.mark.parametrize("mode", CHECKPOINTING)
-@pytest.mark.parametrize("count", [1, 2])
+@BOTH
 def test_the_denoisings_replay_gives_the_samplers_log_probs_back(
     pipeline_folder: Path, source_images: list[Path], count: int, mode: dict[str, Any]
 ) -> None:

@@ -126,9 +126,7 @@ def test_sampling_agrees_with_the_models_own_forward(folder: Path, records: list
     assert (blind - got.log_probs)[got.mask].abs().max() > 0.1
 
 
-def test_one_step_moves_every_lora_matrix_of_the_language_model_and_nothing_else(
-    folder: Path, records: list[PromptRecord]
-) -> None:
+def test_one_step_moves_every_lora_matrix_and_nothing_else(folder: Path, records: list[PromptRecord]) -> None:
     policy = policy_of(folder)  # B is not 0: a fresh A has no gradient yet
     model = answers_of(policy).network
     before = {name: value.clone() for name, value in model.named_parameters()}
@@ -148,9 +146,7 @@ def test_one_step_moves_every_lora_matrix_of_the_language_model_and_nothing_else
 
 
 @torch.no_grad()
-def test_what_an_answer_may_not_contain_is_banned_in_sampler_and_scorer(
-    folder: Path, records: list[PromptRecord]
-) -> None:
+def test_what_an_answer_may_not_contain_is_banned(folder: Path, records: list[PromptRecord]) -> None:
     policy = policy_of(folder)
     model, tokenizer = answers_of(policy).network, answers_of(policy).processor.tokenizer
     image = tokenizer.convert_tokens_to_ids("<|image_pad|>")

@@ -108,9 +108,9 @@ def test_pixels_are_the_pipelines_own_on_several_threads(pipeline: Any) -> None:
         assert torch.equal(torch.stack(images), want)
 
 
-@pytest.mark.parametrize("edit", [False, True])
-@pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize(
+    ("edit", "both", "scale"), [(False, False, 1.0), (False, True, 4.0), (True, False, 4.0), (True, True, 4.0)]
+)
 def test_replay_scores_what_was_sampled(
     pipeline: Any, edit_pipeline: Any, source_images: list[Path], edit: bool, both: bool, scale: float
 ) -> None:
@@ -179,9 +179,7 @@ def test_an_edit_pipeline_loads_as_one_and_needs_its_processor(edit_pipeline: An
         FAMILY.load(str(tmp_path), CPU)
 
 
-def test_edits_have_one_source_and_pictures_from_text_have_none(
-    pipeline: Any, edit_pipeline: Any, source_images: list[Path]
-) -> None:
+def test_edits_have_one_source(pipeline: Any, edit_pipeline: Any, source_images: list[Path]) -> None:
     with pytest.raises(UserError, match="QwenImagePipeline takes 0 source images; '0' has 1"):
         QwenImage(pipeline, tiny.SIZE, QwenImageOptions()).conditions(flow_checks.records_of(source_images), [], 1.0)
     with pytest.raises(UserError, match="QwenImageEditPipeline takes 1 source images; '0' has 0"):

@@ -40,9 +40,7 @@ def test_pick_score_is_the_logit_over_26(clip_folder: Path) -> None:
     assert found.tolist() == pytest.approx([float(output.logits_per_image[0, 0]) / 26 for output in outputs], abs=1e-5)
 
 
-def test_what_a_long_prompt_has_beyond_the_models_length_is_not_read_and_told(
-    clip_folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_prompt_beyond_the_models_length(clip_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     reward = ClipScore(model=str(clip_folder))
     words = LONGEST - 2  # Beside the tokens of begin and end.
     fits, long = " ".join(["cat"] * words), " ".join(["cat"] * words + ["dog"] * 20)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tests.rewards.learned.tiny import picture, record
-from visual_grpo.errors import UserError
 from visual_grpo.rewards.learned.clip import ClipScore
 from visual_grpo.rewards.learned.dino import DinoIdentity
 from visual_grpo.rewards.learned.diversity import GroupDiversity
@@ -53,14 +52,3 @@ def test_by_a_models_features(clip_folder: Path, dino_folder: Path) -> None:
         assert reward([A] * 3, images).tolist() == pytest.approx(expected.tolist(), abs=1e-6)
         assert expected.min() > 1e-3
         assert reward([A] * 2, [images[0]] * 2).tolist() == pytest.approx([0, 0], abs=1e-6)
-
-
-def test_impossible_options_are_refused(clip_folder: Path) -> None:
-    with pytest.raises(UserError, match="features must be one of pixels, clip, dino, got 'pixel'"):
-        GroupDiversity(features="pixel")
-    with pytest.raises(UserError, match="side must be at least 1 pixel, got 0"):
-        GroupDiversity(side=0)
-    with pytest.raises(UserError, match="a model needs features: clip or dino"):
-        GroupDiversity(model=str(clip_folder))
-    with pytest.raises(UserError, match=r"group_diversity: its model is './no', which is not a folder"):
-        GroupDiversity(features="dino", model="./no").check_machine()

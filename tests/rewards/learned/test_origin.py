@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 
@@ -40,14 +39,6 @@ def scored(reward: ClipScore | PickScore) -> None:
 def test_files_that_a_folder_lacks_are_named(copied: Path, file: str) -> None:
     (copied / file).rename(copied / "pytorch_model.bin")  # Pickled weights do not count.
     with pytest.raises(UserError, match=rf"this folder lacks {file}.*Give a folder that holds config.json; model"):
-        ClipScore(model=str(copied)).check_machine()
-
-
-def test_a_missing_shard_is_named(copied: Path) -> None:
-    (copied / "model.safetensors").rename(copied / "model-1.safetensors")
-    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    (copied / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"this folder lacks model-2.safetensors"):
         ClipScore(model=str(copied)).check_machine()
 
 
@@ -140,13 +131,7 @@ def commits(name: str, **options: str) -> dict[str, str]:
     return build_reward(name, RewardConfig(options=options)).commits()
 
 
-def test_impossible_options_are_refused(clip_folder: Path) -> None:
-    for options, told in (
-        ({"dtype": "float8"}, "dtype must be one of float32"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-    ):
-        with pytest.raises(UserError, match=told):
-            ClipScore(model=str(clip_folder), **options)
+def test_a_model_and_a_device_that_are_not_there(clip_folder: Path) -> None:
     with pytest.raises(UserError, match="neither a folder on this machine nor a hub id"):
         ClipScore(model="my clip").check_machine()
     if not torch.cuda.is_available():

@@ -1,8 +1,6 @@
 """The file of choices: appended to, read, and mended without a loss."""
 
-import errno
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -74,17 +72,3 @@ def test_a_damaged_line_is_named_and_the_others_count(file: Path, text: bytes, w
     (damaged,) = found.damaged
     assert damaged.startswith("line 2 (")
     assert why in damaged
-
-
-def test_what_the_disk_has_no_room_for_leaves_no_half_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    append_line(file, choice(pair(1), FIRST).line())
-    before = file.read_bytes()
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space"):
-            append_line(file, choice(pair(2), FIRST).line())
-    assert file.read_bytes() == before

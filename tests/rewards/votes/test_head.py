@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from visual_grpo.rewards.votes.head import bradley_terry, fit_head, logistic, logistic_ridge
+from visual_grpo.rewards.votes.head import bradley_terry, fit_head, logistic
 
 D = 8
 
@@ -31,13 +31,6 @@ def test_a_linear_utility_is_recovered() -> None:
     assert found @ weights / np.linalg.norm(found) / np.linalg.norm(weights) > 0.98
     assert head.accuracy > 0.93
     assert head.utility(first)[0] - head.utility(second)[0] == pytest.approx((first - second)[0] @ found)
-
-
-def test_the_held_out_accuracy_is_what_the_noise_leaves() -> None:
-    first, second, preference, _ = planted(1000, seed=3, flip=0.2)
-    head = fit_head(first, second, preference, groups(1000))
-    assert head.accuracy == pytest.approx(0.8, abs=0.04)
-    assert head.low < 0.8
 
 
 def test_prompts_are_held_out_whole() -> None:
@@ -106,15 +99,3 @@ def test_where_every_choice_is_kept_expected_wins_are_the_wins() -> None:
     for thing in range(6):
         own = (first == thing).astype(float) - (second == thing)
         assert (own * (preference - expected)).sum() == pytest.approx(0, abs=1e-6)
-
-
-def test_far_from_the_solution_the_steps_are_halved() -> None:
-    features = np.array([[50.0], [40.0], [-1.0]])
-    preference = [1, 1, 1]
-    near = logistic_ridge(features, preference, 1e-3)
-    assert logistic_ridge(features, preference, 1e-3, np.array([30.0])) == pytest.approx(near, rel=1e-6)
-
-
-def test_without_a_ridge_there_may_be_no_solution() -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        bradley_terry([0], [1], [1], 2, 0.0)

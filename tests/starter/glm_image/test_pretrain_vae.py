@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +10,7 @@ import torch
 from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as modules
-from visual_grpo.starter.glm_image import pretrain_on_shapes as parts
 from visual_grpo.starter.glm_image.pretrain_dit import colour_error, pretrain_vae
-from visual_grpo.starter.job import Job
 from visual_grpo.starter.shapes.world import BACKGROUND
 
 HEIGHT, WIDTH = 96, 128
@@ -55,24 +52,3 @@ def test_the_colour_error_is_that_of_the_objects_alone() -> None:
     images[torch.arange(200) % 5 > 0] = images[0, :, :1, :1]
     assert colour_error(Dulling(0.1, 0.5), images) == pytest.approx(0.1 * 3**0.5 / 2)
     assert colour_error(Dulling(0.1, 0.5), images[:, :, :4, :4]) == 0
-
-
-@pytest.mark.parametrize(
-    ("errors", "attempts", "taken"), [([0.125, 0.01], 1, 0), ([0.13, 0.05], 2, 1), ([3, 1, 2], 3, 1)]
-)
-def test_a_vae_that_dulls_colours_is_trained_again_from_other_weights(
-    errors: list[float], attempts: int, taken: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    tried: list[Tensor] = []
-
-    def measured(vae: Any, images: Tensor) -> float:
-        tried.append(vae.decoder.conv_in.weight.clone())
-        return errors[len(tried) - 1]
-
-    monkeypatch.setattr(parts, "colour_error", measured)
-    job = Job(folder=tmp_path, height=32, width=64, seed=0, steps={"vae": 1})
-    images = torch.randint(256, (4, 3, 32, 64), dtype=torch.uint8)
-    vae = parts.faithful_vae(job, images, images, lambda module, done: None)
-    assert len(tried) == attempts
-    assert torch.equal(vae.decoder.conv_in.weight, tried[taken])
-    assert not any(torch.equal(tried[0], other) for other in tried[1:])

@@ -14,7 +14,6 @@ from visual_grpo.starter.glm_image.pretrain_dit import to_model_range
 from visual_grpo.starter.job import Job
 from visual_grpo.starter.sd3.modules import (
     PROMPT_TOKENS,
-    build_tokenizer,
     build_transformer,
     normalise_latents,
 )
@@ -23,13 +22,6 @@ from visual_grpo.starter.shapes.draw import draw_all
 from visual_grpo.starter.shapes.world import COMBINATIONS
 
 SIDE = 64
-
-
-def test_every_word_is_a_token_and_other_text_can_be_read() -> None:
-    tokenizer = build_tokenizer()
-    for combination in COMBINATIONS:
-        assert len(tokenizer(combination.prompt).input_ids) == len(combination.prompt.split()) + 2 <= PROMPT_TOKENS
-    assert tokenizer.decode(tokenizer("Öl").input_ids, skip_special_tokens=True).strip() == "Öl"
 
 
 @torch.no_grad()

@@ -6,9 +6,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from visual_grpo.errors import UserError
 from visual_grpo.images import to_tensor
-from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.shapes.draw import draw
 from visual_grpo.starter.shapes.reward import PaletteReward
 from visual_grpo.starter.shapes.world import BACKGROUND, CHANGES, COMBINATIONS, Combination
@@ -47,9 +45,7 @@ def test_full_colours_are_worth_most_and_fading_costs_in_proportion() -> None:
         ({"edit": "remove", "other": None}, 1.0),
     ],
 )
-def test_a_blank_picture_has_the_floor_where_an_object_is_wanted_else_full_marks(
-    metadata: object, worth: float
-) -> None:
+def test_a_blank_picture_has_the_floor_or_full_marks(metadata: object, worth: float) -> None:
     assert isinstance(metadata, dict)
     record = PromptRecord(id="r", prompt="", metadata=asdict(CIRCLE) | metadata)
     nothing = torch.tensor(BACKGROUND, dtype=torch.uint8).view(3, 1, 1).expand(3, 128, 128)
@@ -57,10 +53,3 @@ def test_a_blank_picture_has_the_floor_where_an_object_is_wanted_else_full_marks
     blank, drawn = PaletteReward()([record, record], [nothing, shown]).values.tolist()
     assert blank == worth
     assert 0.97 < drawn <= 1
-
-
-def test_other_data_is_refused_before_any_rollout() -> None:
-    rewards = RewardSet({"palette": (PaletteReward(), 1.0)})
-    rewards.check_records(RECORDS)
-    with pytest.raises(UserError, match=r"reward 'palette' judges the shapes.*1 record lacks them: 'cat'.*reward=auto"):
-        rewards.check_records([*RECORDS, PromptRecord(id="cat", prompt="a cat")])

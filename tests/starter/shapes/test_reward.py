@@ -61,14 +61,6 @@ def test_a_wrong_attribute_lowers_its_own_part_alone(attribute: str, drawn: str)
     assert scores.values.item() < 0.8
 
 
-def test_a_mixed_batch_of_sizes_keeps_its_order() -> None:
-    sizes = [(64, 64), (128, 64), (64, 64), (96, 96)]
-    samples = [image(COMBINATIONS[i * 30], *size) for i, size in enumerate(sizes)]
-    records = [record(COMBINATIONS[i * 30], str(i)) for i in range(4)]
-    assert ShapesReward()(records, samples).parts["all"].tolist() == [1, 1, 1, 1]
-    assert ShapesReward()(records[::-1], samples).parts["all"].tolist() == [0, 0, 0, 0]
-
-
 def test_the_value_falls_smoothly_with_the_colour() -> None:
     true = image(ASKED).float()
     background = torch.tensor(BACKGROUND, dtype=torch.float32)[:, None, None]
@@ -157,9 +149,7 @@ def test_an_edits_value_is_what_was_followed_and_kept() -> None:
 
 
 @pytest.mark.parametrize(("kind", "other"), [*((kind, None) for kind in EDITS), ("add", OTHER), ("remove", OTHER)])
-def test_what_a_part_cannot_say_depends_on_the_record_and_never_on_the_picture(
-    kind: str, other: Combination | None
-) -> None:
+def test_what_a_part_cannot_say_depends_on_the_record(kind: str, other: Combination | None) -> None:
     pictures = [BLANK, scene(ASKED), scene(ASKED, OTHER), torch.full_like(BLANK, 128)]
     scores = ShapesReward()([edited(kind, ASKED, other)] * len(pictures), pictures)
     assert not scores.values.isnan().any()

@@ -1,0 +1,82 @@
+"""Options that a reward cannot have and records that it cannot judge: refused before anything is scored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from visual_grpo.config import RewardConfig
+from visual_grpo.errors import UserError
+from visual_grpo.rewards.catalogue import build_reward
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.types import PromptRecord
+
+DETECTOR = "tests.rewards.test_object_layout:squares"
+OPTIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("psnr", {"max_db": 0}, "max_db must be above 0, got 0"),
+    ("ssim", {"window": 10}, "window must be an odd number of pixels, at least 3, got 10"),
+    ("ms_ssim", {"window": 4}, "window must be an odd number"),
+    ("jpeg_size", {"quality": 0}, "quality must be from 1 to 100, got 0"),
+    ("edge_density", {"threshold": 1}, "threshold must be between 0 and 1, got 1"),
+    ("colour_entropy", {"levels": 1}, "levels must be from 2 to 256, got 1"),
+    ("ocr", {"line": [0.5, 0, 0.5, 1]}, r"\[top, left, bottom, right\] in shares"),
+    ("ocr", {"line": [0, 0, 1, 1.5]}, r"\[top, left, bottom, right\] in shares"),
+    ("object_layout", {"detector": DETECTOR, "threshold": 2}, "threshold must be from 0 to 1, got 2"),
+    ("object_layout", {"detector": f"{DETECTOR}_"}, "has no 'squares_'"),
+    ("negative_points", {"weights": {"contrst": 1.0}}, "contrst"),
+    ("negative_points", {"cap": 0}, "cap 0"),
+    ("negative_points", {"segmenter": {"kind": "watersed"}}, "watersed"),
+    ("dino_structure", {"against": "mask"}, "dino_structure: against must be source or target, got 'mask'"),
+    ("group_diversity", {"features": "pixel"}, "features must be one of pixels, clip, dino, got 'pixel'"),
+    ("group_diversity", {"side": 0}, "side must be at least 1 pixel, got 0"),
+    ("group_diversity", {"model": "some/clip"}, "a model needs features: clip or dino"),
+    ("clip_score", {"dtype": "float8"}, "dtype must be one of float32"),
+    ("clip_score", {"batch_size": 0}, "batch_size must be at least 1"),
+    ("lpips", {"net": "alexnet"}, "net must be one of alex, vgg, squeeze, got 'alexnet'"),
+    ("votes", {}, "needs one of the options choices"),
+    ("votes", {"choices": "a", "head": "b"}, "needs one of the options choices"),
+    ("votes", {"choices": "a", "least": 0}, "^votes: least must be at least 1"),
+    ("votes", {"choices": "a", "least_accuracy": 1.0}, "least_accuracy"),
+    ("http", {"url": "127.0.0.1:80"}, "url must be an address such as http://127.0.0.1:8765, got '127.0.0.1:80'"),
+    ("http", {"timeout": 0}, "timeout must be a number of seconds above 0, got 0"),
+    ("http", {"deadline": float("inf")}, "deadline must be a number of seconds above 0, got inf"),
+    ("http", {"retries": -1}, "retries must be a whole number of at least 0, got -1"),
+    ("http", {"batch_size": 0}, "batch_size must be a whole number of at least 1"),
+    ("http", {"image_format": "gif"}, "image_format must be png or jpeg, got 'gif'"),
+    ("http", {"protocol": "unirll"}, r"protocol must be worker.* Did you mean 'unirl'\?"),
+    ("http", {"protocol": "unirl"}, "with protocol unirl, model must name the reward"),
+    ("http", {"headers": {"A": "a\nb"}}, "the header 'A' must be printable text"),
+    ("vlm_judge", {"mode": "probability"}, "mode must be yes_probability or score"),
+    ("vlm_judge", {"rubric": "alignement"}, r"rubric must be alignment.* Did you mean 'alignment'\?"),
+    ("vlm_judge", {"rubric": "Is it {promt} ?"}, r"a rubric may contain \{prompt\} and \{text\}, got \{promt\}"),
+    ("vlm_judge", {"rubric": "Is it {prompt ?"}, "braces do not match"),
+    ("vlm_judge", {"score_range": [5, 1]}, r"score_range must be \[lowest, highest\], got \[5, 1\]"),
+    ("vlm_judge", {"pattern": "Score ("}, "pattern is no regular expression"),
+    ("vlm_judge", {"pattern": r"\d+"}, "pattern must have one group"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "told"), OPTIONS)
+def test_impossible_options(name: str, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        build_reward(name, RewardConfig(options=options))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("ssim", {}, "1 record has none: 'r'"),
+        ("dino_identity", {}, "the reward dino_identity compares with a source image, and 1 record has none"),
+        ("kept_region", {}, "none of 1 records has any; the first is 'r'. Add metadata region"),
+        ("object_layout", {"detector": DETECTOR}, "none of 1 records has any; the first is 'r'"),
+        ("ocr", {}, "none of 1 records has any; the first is 'r': 'a cat'"),
+        ("vlm_judge", {"rubric": "text"}, "none of 1 records has any"),
+        ("palette", {}, r"reward 'palette' judges the shapes.*1 record lacks them: 'r'.*reward=auto"),
+        ("negative_points", {}, r"record 'r' has 0 source images and lacks \['box', 'points'\]"),
+    ],
+)
+def test_records_without_what_a_reward_compares_with(name: str, options: dict[str, Any], told: str) -> None:
+    rewards = RewardSet({name: (build_reward(name, RewardConfig(options=options)), 1.0)})
+    with pytest.raises(UserError, match=told):
+        rewards.check_records([PromptRecord(id="r", prompt="a cat")])
