@@ -239,7 +239,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("device", ["model.device is 'cuda:99'"]),
         ("secret", ["name that: api_key: $NAME"]),
         ("model", ["model.path is no/such/folder, which holds neither model_index.json nor config.json"]),
-        ("plain", ["No reward fits all 20 records in plain", "--pipelines=own --params=data.path=plain,reward=text"]),
+        ("plain", ["No reward fits the 20 records in plain", "--pipelines=own --params=data.path=plain,reward=text"]),
     ],
 )
 def test_what_can_be_known_before_is_told_before_anything_runs(runs, name, said):

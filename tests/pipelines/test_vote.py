@@ -151,11 +151,6 @@ def test_an_interrupted_vote_goes_on(painted: Project, monkeypatch: pytest.Monke
     assert sum(batches) == 24
 
 
-def test_choices_are_not_kept_where_they_would_be_replaced(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="keep choices with the data"):
-        vote(painted, monkeypatch, choices=str(painted.folder / "votes/choices.jsonl"))
-
-
 def test_a_folder_of_generate_can_be_judged(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = painted.folder / "generated"
     folder.mkdir()
@@ -169,6 +164,8 @@ def test_a_folder_of_generate_can_be_judged(painted: Project, monkeypatch: pytes
     assert sorted(own.of.prompt for own in standing) == ["cat", "cat", "dog"]
     with pytest.raises(UserError, match="must be draw, ab, or a folder that generate wrote"):
         vote(painted, monkeypatch, source=str(painted.folder / "none"))
+    with pytest.raises(UserError, match="keep choices with the data"):
+        vote(painted, monkeypatch, choices=str(painted.folder / "votes/choices.jsonl"))
     (folder / "metadata.jsonl").write_text('{"file_name": "0.png", "text": "cat"}\n')
     with pytest.raises(UserError, match="no prompt with two pictures"):
         vote(painted, monkeypatch, source=str(folder))

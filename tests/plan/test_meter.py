@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from visual_grpo.hardware.turns import brought, on_device, present, put_away, take_turns
 from visual_grpo.plan.dry_run import on_other_cards
-from visual_grpo.plan.meter import Meter, Phase, as_on_a_device
-from visual_grpo.plan.phases import OUTSIDE
+from visual_grpo.plan.meter import OUTSIDE, Meter, Phase, as_on_a_device
 
 FLOAT = 4
 

@@ -9,7 +9,7 @@ from tests.plan.configurations import CONFIGURATIONS, parameters_of
 from visual_grpo.plan.dry_run import prompt_of
 from visual_grpo.plan.meter import Meter, as_on_a_device
 from visual_grpo.plan.model import planned_model
-from visual_grpo.plan.repeats import fewer_repeats
+from visual_grpo.plan.phases import fewer_repeats
 from visual_grpo.plan.report import make_plan
 from visual_grpo.types import PromptRecord
 

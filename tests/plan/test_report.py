@@ -13,26 +13,16 @@ from tests.plan.configurations import parameters_of
 from tests.policies.sd3 import tiny
 from visual_grpo.components import make_plan as settings_of
 from visual_grpo.errors import UserError
-from visual_grpo.pipelines.plan import plan_training, require_fit
-from visual_grpo.plan.estimate import (
-    BANDWIDTH_SHARE,
-    CARDS,
-    FLOPS_SHARE,
-    find_card,
-    phase_seconds,
-    run_seconds,
-    smallest_card,
-)
+from visual_grpo.pipelines import plan as nodes
+from visual_grpo.plan.estimate import BANDWIDTH_SHARE, FLOPS_SHARE, find_card, phase_seconds, run_seconds, smallest_card
 from visual_grpo.plan.meter import Meter, Phase
-from visual_grpo.plan.model import frozen, segmenter_of
-from visual_grpo.plan.report import _changes, largest_batches, make_plan
+from visual_grpo.plan.model import frozen, planned_model, segmenter_of
+from visual_grpo.plan.report import changes, largest_batches, make_plan
 from visual_grpo.starter.sd3.modules import build_transformer
-
-H100 = CARDS["H100"]
 
 
 def seconds(flops: float, moved: float, kernels: int, card: str = "H100", dtype: str = "bfloat16") -> float:
-    return phase_seconds(Phase(flops=flops, moved=moved, kernels=kernels), CARDS[card], dtype)
+    return phase_seconds(Phase(flops=flops, moved=moved, kernels=kernels), find_card(card), dtype)
 
 
 def test_the_longest_of_three_times_counts():
@@ -56,7 +46,7 @@ def test_hours_are_those_of_everything_that_is_drawn():
 
 
 def test_a_card_is_found_however_it_is_spelled_and_an_unknown_one_is_told_with_all():
-    assert find_card("rtx4090") is find_card("4090") is CARDS["RTX 4090"]
+    assert find_card("rtx4090") is find_card("4090") is find_card("RTX 4090")
     with pytest.raises(UserError, match=r"no known card. Did you mean 'H100'\? Known: L4 \(22 GiB\), .*H200"):
         find_card("H10")
     assert smallest_card(23 * 10**9).name == "RTX 4090"
@@ -74,91 +64,98 @@ def test_the_largest_batches_follow_from_what_each_phase_holds_beside_its_rest(u
         "dit: replay and gradient": Phase(peak=200, rest=100),
         "dit: reference": Phase(peak=180, rest=80),
     }
-    found = largest_batches(config, settings_of(config), meter, usable)
-    assert found == {
+    assert largest_batches(config, settings_of(config), meter, usable) == {
         "policy.denoise_batch": {"set": 2, "largest": denoise},
         "grpo.micro_batch_size": {"set": 4, "largest": micro},
     }
 
 
 def test_what_to_change_is_said_in_parameters():
-    config, card = parameters_of("sd3", {}), CARDS["RTX 4090"]
+    card = find_card("RTX 4090")
     batches = {"policy.denoise_batch": {"set": 8, "largest": 3}, "policy.decode_batch": {"set": 4, "largest": 9}}
-    over = card.usable + 1
-
-    def said(changes: dict[str, Any], peak: int = over, step: int = over) -> list[str]:
-        return _changes(parameters_of("sd3", changes), card, peak, step, batches, 4)
-
-    assert said({}, peak=card.usable) == []
-    assert said({}, step=card.usable) == [
-        f"evaluation.batch_size={config.evaluation.batch_size // 2} (set: {config.evaluation.batch_size}; a step fits,"
-        " the evaluation does not)"
-    ]
-    assert said({"policy": {"gradient_checkpointing": False}}) == [
-        "policy.denoise_batch=3 (set: 8)",
-        "policy.gradient_checkpointing=true",
-        "model.offload=phases (one network on the card at a time)",
-        "model.base_weights=8bit (another base model)",
-        "plan.gpu=L40S",
-    ]
-    sharded = said({"distributed": {"processes": 2, "sharded": True}})
-    assert sharded == ["policy.denoise_batch=3 (set: 8)", "plan.gpu=L40S"]
+    over, smaller, offload = card.usable + 1, "policy.denoise_batch=3 (set: 8)", "model.offload=phases (one network on"
+    for given, peak, step, said in (
+        ({}, card.usable, 0, []),
+        ({}, over, card.usable, ["evaluation.batch_size=8 (set: 16; a step fits, the evaluation does not)"]),
+        ({}, over, over, [smaller, offload, "model.base_weights=8bit", "plan.gpu=L40S"]),
+        (
+            {"policy": {"gradient_checkpointing": False}, "model": {"base_weights": "8bit"}},
+            *(over, over),
+            [smaller, "policy.gradient_checkpointing=true", offload, "model.base_weights=4bit", "plan.gpu=L40S"],
+        ),
+        ({"model": {"base_weights": "4bit"}}, over, 10**12, [smaller, offload, "plan.gpu=L40S"]),
+        ({"distributed": {"processes": 2, "sharded": True}}, over, over, [smaller, "plan.gpu=L40S"]),
+    ):
+        found = changes(parameters_of("sd3", given), card, peak, step, batches, 4)
+        assert len(found) == len(said)
+        assert all(line.startswith(start) for line, start in zip(found, said, strict=True)), found
 
 
-def tiny_sd3(folder: Path, **changes: Any) -> Any:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("sd3")
     tiny.pipeline().save_pretrained(folder)
-    given: dict[str, Any] = {
-        "model": {"path": str(folder), "dtype": "float32", **changes.pop("model", {})},
+    return folder
+
+
+def tiny_sd3(folder: Path | str, **given: Any) -> Any:
+    few: dict[str, Any] = {
+        "model": {"path": str(folder), "dtype": "float32", **given.pop("model", {})},
         "data": {"height": 64, "width": 96},
+        "sampling": {"rollout": {"steps": 3}, "stock": {"steps": 3}},
+        "grpo": {"prompts_per_step": 3, "group_size": 2, "micro_batch_size": 2},
         "evaluation": {"batch_size": 2, "prompts": 2, "max_prompts": None},
-        "plan": {"gpu": None, "price_per_hour": 2.0, "prompt_words": 5, **changes.pop("plan", {})},
+        "plan": {"gpu": None, "price_per_hour": 2.0, "prompt_words": 5},
     }
-    return parameters_of("sd3", {**given, **changes})
+    return parameters_of("sd3", {**few, **given})
 
 
-def test_the_answer_stands_in_the_first_lines_and_names_the_smallest_card(tmp_path, capsys):
-    plan = plan_training(tiny_sd3(tmp_path))
-    require_fit(plan)
+@pytest.fixture(scope="module")
+def plan(model: Path) -> dict[str, Any]:
+    return make_plan(tiny_sd3(model))
+
+
+def test_the_answer_stands_in_the_first_lines_and_names_the_smallest_card(model, plan, capsys, monkeypatch):
+    monkeypatch.setattr(nodes, "make_plan", lambda _: plan)
+    nodes.require_fit(nodes.plan_training(tiny_sd3(model)))
     first, second, third, fourth = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{tmp_path} fits on 1 x L4: at most 0.")
+    assert first.startswith(f"{model} fits on 1 x L4: at most 0.")
     assert second.startswith("Estimated, confirmed by no GPU: ")
     assert "cost" in second
     assert third.startswith("Largest batches, one changed at a time: grpo.micro_batch_size ")
     assert "--pipeline=gpu_check" in fourth
-    plan_training(tiny_sd3(tmp_path, plan={"tables": True}))
-    shown = capsys.readouterr().out
-    assert "dit: replay and gradient" in shown
-    plan = {**plan, "fits": False, "changes": ["a=1", "b=2"]}
+    nodes.plan_training(tiny_sd3(model, plan={"tables": True}))
+    assert "dit: replay and gradient" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"does not fit on 1 x L4: .*\nWhat would help: a=1; b=2$"):
-        require_fit(plan)
+        nodes.require_fit({**plan, "fits": False, "changes": ["a=1", "b=2"]})
 
 
-def test_every_process_needs_memory_of_the_host(tmp_path, monkeypatch):
-    offloaded = {"model": {"offload": "phases"}}
-    one, three = (make_plan(tiny_sd3(tmp_path, **offloaded, distributed={"processes": n})) for n in (1, 3))
-    elements = sum(one["parameters"].values())
-    assert one["host_gb"] > 4 * elements / 1e9, "pinned in powers of two"
-    assert three["host_gb"] == pytest.approx(3 * one["host_gb"])
-    assert one["copied_from_host_gb"] > 0
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda path, local_files_only: str(tmp_path))
-    whole = make_plan(tiny_sd3(tmp_path, model={"path": "someone/small-sd3"}))
-    assert whole["sizes_from"] == f"the configuration files in {tmp_path}", "those of a downloaded hub id"
-    assert whole["host_gb"] == pytest.approx(4 * elements / 1e9)
-    assert whole["peak_gb"] > one["peak_gb"]
+def test_every_process_needs_memory_of_the_host(model, plan):
+    elements = 4 * sum(plan["parameters"].values()) / 1e9
+    assert plan["host_gb"] == pytest.approx(elements)
+    three = make_plan(tiny_sd3(model, model={"offload": "phases"}, distributed={"processes": 3}))
+    assert 3 * elements < three["host_gb"] < 6 * elements, "pinned in powers of two"
+    assert three["copied_from_host_gb"] > 0
+    assert three["peak_gb"] < plan["peak_gb"]
+
+
+def test_a_downloaded_hub_id_is_planned_by_its_files(model, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda path, local_files_only: str(model))
+    assert planned_model(tiny_sd3("someone/small-sd3")).source == f"the configuration files in {model}"
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("given", "said"),
     [
         ({"plan": {"gpu": "GTX 1"}}, "plan.gpu is 'GTX 1'"),
         ({"distributed": {"processes": 9}}, "distributed.processes is 9, but a step has 8 prompts"),
         ({"model": {"path": "zai-org/GLM-Imag", "family": "glm_image"}}, "mean .zai-org/GLM-Image.*hf download"),
-        ({"starter": {"model": "no/such"}}, "no/such is not there yet.*pipeline=starter"),
+        ({"starter": {"model": "no/such"}}, "no/such has no configuration files.*pipeline=starter"),
     ],
 )
-def test_bad_input_is_refused_before_anything_runs(changes, said):
+def test_bad_input_is_refused_before_anything_runs(given, said):
     with pytest.raises(UserError, match=f"(?s){said}"):
-        make_plan(parameters_of("base", changes))
+        make_plan(parameters_of("base", given))
 
 
 def test_the_segmenter_of_a_reward_is_counted():

@@ -9,14 +9,21 @@ from typing import Any
 import pytest
 
 from tests.evaluation.defaults import parameters
-from tests.own_data import FOLDERS, edits, photo
+from tests.own_data import FOLDERS, photo
 from tests.records.making import jsonl
 from visual_grpo.command import Command
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError
-from visual_grpo.preflight import settled
+from visual_grpo.preflight.check import settled
+from visual_grpo.preflight.reward import Traits
 from visual_grpo.types import PromptRecord
 
+PLAIN = PromptRecord(id="plain", prompt="a cat")
+QUOTED = PromptRecord(id="quoted", prompt='a sign that says "OPEN"')
+TEXT = PromptRecord(id="text", prompt="a sign", metadata={"text": "OPEN"})
+TARGET = PromptRecord(id="target", prompt="a cat", target_image=Path("a.png"))
+EDIT = PromptRecord(id="edit", prompt="make it red", target_image=Path("a.png"), source_images=(Path("a.png"),))
+QUOTED_TARGET = PromptRecord(id="both", prompt='"OPEN"', target_image=Path("a.png"))
 GUARDS = {"edge_density": 0.0, "colour_entropy": 0.0}
 WHOLE = {"starter_report", "records", "baseline", "adapters", "trained"}
 TRAIN = {"adapters", "training_history"}
@@ -43,9 +50,7 @@ def refusal(*args: Any, **changes: Any) -> str:
     [
         ("captions", "t2i", "target", {"ssim": 1.0, **GUARDS}),
         ("image_folder", "t2i", "target", {"ssim": 1.0, **GUARDS}),
-        ("chinese", "t2i", "target", {"ssim": 1.0, **GUARDS}),
         ("edits", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
-        ("instructions", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
     ],
 )
 def test_the_rewards_follow_from_the_records(tmp_path, kind, task, reward, used):
@@ -53,38 +58,39 @@ def test_the_rewards_follow_from_the_records(tmp_path, kind, task, reward, used)
     config = settle(tmp_path / kind, data={"task": task})
     assert config.reward == reward
     assert config.weights(["dit"]) == used
-
-
-def test_quoted_prompts_are_read(tmp_path):
     (tmp_path / "prompts.txt").write_text("\n".join(f'a sign that says "SHOP {n}"' for n in range(20)))
-    assert list(settle(tmp_path).rewards) == ["ocr", *GUARDS]
+    assert list(settle(tmp_path / "prompts.txt").rewards) == ["ocr", *GUARDS]
 
 
-def test_masks_need_the_other_model_and_have_its_reward_there(tmp_path):
-    photo(tmp_path / "a.png", 0)
-    rows = [{"image": "a.png", "query": f"part {n}", "mask": "a.png", "group": str(n)} for n in range(20)]
-    jsonl(tmp_path / "records.jsonl", rows)
-    message = refusal(tmp_path)
-    assert "are queries about an image with a mask, and data.task is t2i" in message
-    assert message.splitlines()[-1].endswith(f"run --env=negative_points --params=data.path={tmp_path}")
-    none = {"steps": None, "guidance_scale": None}
-    language: dict[str, Any] = {
-        "starter": {"world": "scenes"},
-        "modules": {"dit": None},
-        "sampling": {"rollout": none, "stock": none},
-        "evaluation": {"controls": []},
-    }
-    config = settle(tmp_path, data={"task": "segmentation"}, **language)
-    assert (config.reward, list(config.rewards)) == ("negative_points", ["negative_points"])
+@pytest.mark.parametrize(
+    ("records", "preset"),
+    [
+        ([PLAIN], None),
+        ([TARGET, TARGET], "target"),
+        ([TARGET, EDIT], "edit"),
+        ([TARGET, PLAIN], None),
+        ([QUOTED, TEXT], "text"),
+        ([QUOTED, PLAIN], None),
+        ([QUOTED, QUOTED_TARGET], "text"),
+        ([QUOTED_TARGET], "target"),
+        ([], None),
+    ],
+)
+def test_a_preset_is_chosen_only_if_it_can_judge_every_record(records, preset):
+    traits = Traits("t2i")
+    for record in records:
+        traits.add(record)
+    assert traits.preset() == preset
 
 
 def test_a_run_of_prepared_records_looks_at_them():
     records = [PromptRecord(id="a", prompt='"OPEN"')]
     assert settle(Path("gone"), TRAIN, lambda: records).reward == "text"
-    with pytest.raises(
-        UserError, match=r"No reward fits the only record in gone: 1 .* has no target_image, and\n1 .* has no quoted"
-    ):
-        settle(Path("gone"), TRAIN, lambda: [PromptRecord(id="a", prompt="a cat")])
+    lacking = (
+        r"fits the 1 record in gone: without a target_image are 1 \('plain'\), without quoted text in\nthe prompt 1"
+    )
+    with pytest.raises(UserError, match=lacking):
+        settle(Path("gone"), TRAIN, lambda: [PLAIN])
 
 
 @pytest.mark.parametrize("output", ["generated", "comparison"])
@@ -94,65 +100,71 @@ def test_a_model_that_is_not_there_is_told_before_anything_else(output):
     settle(None, {output}, rewards={"shapes": {"weight": 0}})
 
 
-def test_the_drawn_data_is_not_read():
-    assert settle(None).reward == "shapes"
-
-
 def test_only_a_run_that_scores_needs_a_reward(tmp_path):
     FOLDERS["prompts"](tmp_path / "prompts")
     assert settle(tmp_path / "prompts", {"records", "data_report"}).reward == "auto"
     assert settle(Path("gone"), {"starter_report"}).reward == "auto"
+    assert settle(None).reward == "shapes", "drawn data is not read"
 
 
 def test_prompts_alone_are_told_what_each_reward_needs(tmp_path):
     FOLDERS["prompts"](tmp_path / "prompts")
     message = refusal(tmp_path / "prompts")
-    assert "No reward fits all 24 records" in message
-    assert "24 ('0', '1', '2', ...) have no target_image" in message
+    assert "No reward fits the 24 records" in message
+    assert "without a target_image are 24 ('0', '1', '2', ...)" in message
     for added in ("reward=target", "reward=text", "rewards.my_reward.function=my_rewards:my_reward"):
         assert f"run --params=data.path={tmp_path / 'prompts'},{added}\n" in message
     assert '\nrewards:\n  my_reward: {function: "my_rewards:my_reward"}\n' in message
 
 
-def test_edits_are_told_apart_from_prompts(tmp_path):
-    edits(tmp_path / "edits")
-    message = refusal(tmp_path / "edits")
-    assert "have a source_image, so they are edits, and data.task is t2i" in message
-    assert message.splitlines()[-1].endswith(f"run --params=data.path={tmp_path / 'edits'},data.task=i2i")
-    FOLDERS["prompts"](tmp_path / "prompts")
-    message = refusal(tmp_path / "prompts", data={"task": "i2i"}, reward="text")
-    assert "have no source_image, so they are prompts, and data.task is i2i" in message
+NO_STEPS = {"steps": None, "guidance_scale": None}
+QUERIES: dict[str, Any] = {
+    "data": {"task": "segmentation"},
+    "starter": {"world": "scenes"},
+    "modules": {"dit": None},
+    "sampling": {"rollout": NO_STEPS, "stock": NO_STEPS},
+    "evaluation": {"controls": []},
+}
 
 
-def test_a_task_that_the_model_cannot_do_is_not_advised(tmp_path):
-    FOLDERS["prompts"](tmp_path / "prompts")
-    none = {"steps": None, "guidance_scale": None}
-    message = refusal(
-        tmp_path / "prompts",
-        data={"task": "segmentation"},
-        starter={"world": "scenes"},
-        modules={"dit": None},
-        sampling={"rollout": none, "stock": none},
-    )
-    assert "so they are prompts, and data.task is segmentation. The model does segmentation only." in message
-    assert "All 24 records were rejected:\n" in message
-    assert "data.task=" not in message
-    assert "Run:" not in message
+@pytest.mark.parametrize(
+    ("kind", "given", "said", "run"),
+    [
+        ("edits", {}, "have a source_image, so they are edits, and data.task is t2i. Run:", ",data.task=i2i"),
+        ("prompts", {"data": {"task": "i2i"}}, "have no source_image, so they are prompts, and", ",data.task=t2i"),
+        (
+            "masks",
+            {},
+            "are queries about an image with a mask, and data.task is t2i. Run:",
+            "run --env=negative_points",
+        ),
+        # Their targets could be masks.
+        ("edits", {"model": {"path": "a/b", "family": "sd3"}}, "so they are edits, and data.task is t2i.", None),
+        ("prompts", QUERIES, "so they are prompts, and data.task is segmentation. The model does segm", None),
+    ],
+)
+def test_records_of_another_task_are_told_with_the_command_for_it(tmp_path, kind, given, said, run):
+    if kind == "masks":
+        masks(tmp_path)
+    else:
+        FOLDERS[kind](tmp_path)
+    message = refusal(tmp_path, **given)
+    assert said in message
+    assert (f" does {'t2i' if kind == 'edits' else 'segmentation'} only." in message) == (run is None)
+    assert run is None or run in message.split("Run:\n")[1]
+    assert run is not None or "Run:" not in message
 
 
-def test_edits_for_a_model_of_prompts_are_told_as_such_though_their_targets_could_be_masks(tmp_path):
-    edits(tmp_path / "edits")
-    message = refusal(tmp_path / "edits", model={"path": "a/b", "family": "sd3"})
-    assert "so they are edits, and data.task is t2i. The model does t2i only. All" in message
-    assert "negative_points" not in message
+def masks(folder: Path) -> None:
+    photo(folder / "a.png", 0)
+    rows = [{"image": "a.png", "query": f"part {n}", "mask": "a.png", "group": str(n)} for n in range(20)]
+    jsonl(folder / "records.jsonl", rows)
 
 
-def test_edits_without_targets_are_told_all_at_once(tmp_path):
-    photo(tmp_path / "a.png", 0)
-    jsonl(tmp_path / "records.jsonl", [{"prompt": f"make it {n}", "source_image": "a.png"} for n in range(20)])
-    message = refusal(tmp_path)
-    assert message.startswith("2 things are wrong:\n1. The records in")
-    assert f"data.path={tmp_path},data.task=i2i,reward=edit" in message
+def test_masks_have_their_reward(tmp_path):
+    masks(tmp_path)
+    config = settle(tmp_path, **QUERIES)
+    assert (config.reward, list(config.rewards)) == ("negative_points", ["negative_points"])
 
 
 def test_everything_that_is_wrong_is_in_one_message(tmp_path):

@@ -13,9 +13,8 @@ from tests.pretend.trained import networks_of
 from tests.quantised.making import bytes_of
 from visual_grpo import components
 from visual_grpo.plan.dry_run import DryRunner
-from visual_grpo.plan.estimate import find_card
 from visual_grpo.plan.model import planned_model
-from visual_grpo.plan.report import _changes, _parameters
+from visual_grpo.plan.report import parameters_in
 
 
 def config_of(folder: Path, bits: str, module: str = "dit", optimizer: str = "adamw") -> Any:
@@ -59,7 +58,7 @@ def test_a_plan_needs_no_library_and_counts_the_same_parameters(
     for bits in ("full", "8bit", "4bit"):
         config = config_of(pipeline_folder, bits)
         planned = planned_model(config)
-        counted[bits] = {name: _parameters(network) for name, network in planned.networks.items()}
+        counted[bits] = {name: parameters_in(network) for name, network in planned.networks.items()}
         runner = DryRunner(config, planned)
         held[bits] = runner.weights
     runner.step()
@@ -74,14 +73,3 @@ def test_networks_that_take_turns_bring_their_codes(pipeline_folder: Path) -> No
         config = config.model_copy(update={"model": config.model.model_copy(update={"offload": "phases"})})
         brought[bits] = DryRunner(config, planned_model(config)).step().brought
     assert 0 < brought["4bit"] < brought["full"]
-
-
-def test_advice_names_the_next_smaller_base(pipeline_folder: Path) -> None:
-    card = find_card("RTX 4090")
-    lines = {}
-    for bits in ("full", "8bit", "4bit"):
-        config = config_of(pipeline_folder, bits)
-        lines[bits] = " ".join(_changes(config, card, 10**12, 10**12, {}, 1))
-    assert "model.base_weights=8bit" in lines["full"]
-    assert "model.base_weights=4bit" in lines["8bit"]
-    assert "base_weights" not in lines["4bit"]

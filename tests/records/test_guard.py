@@ -8,8 +8,9 @@ import socket
 import pytest
 
 from tests.records.making import data_config, jsonl, parquet, picture, prepare
+from visual_grpo.command import Command
 from visual_grpo.errors import UserError
-from visual_grpo.preflight.data import look_at_folder
+from visual_grpo.preflight.data import OF_A_RECORD, look_at_folder
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ class TestRecordsFile:
 
     def test_the_check_before_the_run_says_it(self, data):
         jsonl(data / "records.jsonl", [{"prompt": "a", "target_image": "../private/secret.png"}])
-        [said] = look_at_folder(data_config(data)).problems
+        [said] = look_at_folder(data_config(data), OF_A_RECORD, Command.now()).problems
         assert "The only record was rejected" in said
         assert "set data.allow_outside=true if you trust these records" in said
 

@@ -18,7 +18,7 @@ from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.validation import validate
 from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError
-from visual_grpo.preflight import settled
+from visual_grpo.preflight.check import settled
 from visual_grpo.tracking.extra_loggers import check_packages
 
 SAME = "same"

@@ -19,13 +19,11 @@ from visual_grpo.hardware.turns import brought, on_device, put_away
 from visual_grpo.plan.host_values import HostValues
 from visual_grpo.plan.meter import Meter, as_on_a_device
 from visual_grpo.plan.model import PlannedModel, segmenter_of
-from visual_grpo.plan.phases import CONDITIONS, phases_of
-from visual_grpo.plan.repeats import fewer_micro_batches, fewer_repeats
+from visual_grpo.plan.phases import CONDITIONS, fewer_micro_batches, fewer_repeats, phases_of
 from visual_grpo.policies.family_settings import Plan
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord, Sample
 
-_REWARD = "planned"
 _WORDS = ("red", "round", "small", "bright", "distant")
 
 
@@ -33,10 +31,10 @@ class DryRunner:
     """Runs parts of a training by the project's own code and counts them."""
 
     def __init__(self, config: Parameters, planned: PlannedModel) -> None:
-        self.config, self.planned = with_planned_reward(config), planned
+        self.config, self.planned = config, planned
         self.networks = planned.networks | segmenter_of(config)
         self._values = HostValues()
-        self.trainer = planned_trainer(self.config, planned.plan, planned.model)
+        self.trainer = planned_trainer(config, planned.plan, planned.model)
         put_away(*planned.networks.values())  # Offloaded networks came to get their adapters.
         with self.counting() as meter:
             pass
@@ -100,18 +98,14 @@ def on_other_cards(blocks: Sequence[torch.nn.Module], count: int) -> int:
 
 
 def planned_trainer(config: Parameters, plan: Plan, model: Any) -> Any:
-    """The trainer of `with_planned_reward`."""
-    return components.build_trainer(config, plan, model, RewardSet({_REWARD: (unequal_scores, 1.0)}))
-
-
-def with_planned_reward(config: Parameters) -> Parameters:
-    """Replaces the rewards of every module by one that costs nothing."""
+    """Builds a trainer whose only reward costs nothing."""
     modules = {name: own.model_copy(update={"rewards": {}}) for name, own in config.modules.items()}
-    return config.model_copy(update={"rewards": {_REWARD: RewardConfig()}, "modules": modules})
+    config = config.model_copy(update={"rewards": {"planned": RewardConfig()}, "modules": modules})
+    return components.build_trainer(config, plan, model, RewardSet({"planned": (unequal_scores, 1.0)}))
 
 
 def unequal_scores(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
-    """[len(samples)] float32; different ones in every group, so that there is something to learn."""
+    """[len(samples)] float32; they differ within every group, so that there is something to learn."""
     return torch.arange(len(samples), dtype=torch.float32) % 7
 
 

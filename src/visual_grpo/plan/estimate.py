@@ -16,9 +16,9 @@ from visual_grpo.policies.family_settings import Plan
 LAUNCH_SECONDS = 14.6e-6
 """Between two kernels in eager mode: 35 ms a token over 2,397 kernels."""
 FLOPS_SHARE = 0.398
-"""Of the dense rate: 2.54 s a PFLOP on an H100 of 989 TFLOP/s."""
+"""Share of the dense rate: 2.54 s a PFLOP on an H100 of 989 TFLOP/s."""
 BANDWIDTH_SHARE = 0.8
-"""Of the card's bandwidth; assumed."""
+"""Share of the card's bandwidth; assumed."""
 HOST_BANDWIDTH = 25e9
 """Bytes a second from pinned host memory, PCIe 4.0; assumed."""
 _SPARE = 0.05
@@ -43,29 +43,28 @@ class Card:
         return round(self.memory * 2**30 * (1 - _SPARE))
 
 
-CARDS: Mapping[str, Card] = {
-    card.name: card
-    for card in (
-        Card("L4", 22.03, 0.3e12, 121e12, 30.3e12),
-        Card("A10", 22.06, 0.6e12, 125e12, 31.2e12),
-        Card("A10G", 22.06, 0.6e12, 70e12, 35e12),
-        Card("RTX 4090", 23.52, 1.008e12, 165.2e12, 82.6e12),
-        Card("L40S", 44.39, 0.864e12, 362e12, 91.6e12),
-        Card("RTX A6000", 47.40, 0.768e12, 154.8e12, 38.7e12),
-        Card("A100 80GB", 79.14, 2.039e12, 312e12, 19.5e12),
-        Card("H100", 79.10, 3.35e12, 989e12, 67e12),
-        Card("H200", 139.72, 4.8e12, 989e12, 67e12),
-    )
-}
+CARDS = (
+    Card("L4", 22.03, 0.3e12, 121e12, 30.3e12),
+    Card("A10", 22.06, 0.6e12, 125e12, 31.2e12),
+    Card("A10G", 22.06, 0.6e12, 70e12, 35e12),
+    Card("RTX 4090", 23.52, 1.008e12, 165.2e12, 82.6e12),
+    Card("L40S", 44.39, 0.864e12, 362e12, 91.6e12),
+    Card("RTX A6000", 47.40, 0.768e12, 154.8e12, 38.7e12),
+    Card("H100", 79.10, 3.35e12, 989e12, 67e12),
+    Card("A100 80GB", 79.14, 2.039e12, 312e12, 19.5e12),
+    Card("H200", 139.72, 4.8e12, 989e12, 67e12),
+)
+"""By memory."""
 
 
 def find_card(name: str) -> Card:
     """Ignores case, blanks, hyphens and RTX. Raises UserError with the known names."""
-    for card in CARDS.values():
+    for card in CARDS:
         if _plain(name) == _plain(card.name):
             return card
-    known = ", ".join(f"{card.name} ({card.memory:.0f} GiB)" for card in CARDS.values())
-    raise UserError(f"plan.gpu is {name!r}, which is no known card.{nearest_hint(name, CARDS)} Known: {known}")
+    known = ", ".join(f"{card.name} ({card.memory:.0f} GiB)" for card in CARDS)
+    hint = nearest_hint(name, [card.name for card in CARDS])
+    raise UserError(f"plan.gpu is {name!r}, which is no known card.{hint} Known: {known}")
 
 
 def _plain(name: str) -> str:
@@ -74,8 +73,7 @@ def _plain(name: str) -> str:
 
 def smallest_card(peak: int) -> Card:
     """Returns the smallest that holds ``peak`` bytes; the largest where none does."""
-    by_memory = sorted(CARDS.values(), key=lambda card: card.memory)
-    return next((card for card in by_memory if peak <= card.usable), by_memory[-1])
+    return next((card for card in CARDS if peak <= card.usable), CARDS[-1])
 
 
 def phase_seconds(phase: Phase, card: Card, dtype: str) -> float:
@@ -91,7 +89,7 @@ def seconds_of(meter: Meter, card: Card, dtype: str) -> float:
 
 
 def run_seconds(config: Parameters, plan: Plan, step: float, batch: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of each part of a run.
+    """Returns the seconds of each part of a run.
 
     Args:
         step: seconds of a step.
@@ -99,7 +97,7 @@ def run_seconds(config: Parameters, plan: Plan, step: float, batch: Mapping[str,
     """
     evaluation, steps = config.evaluation, config.grpo.steps
     each = {name: seconds / evaluation.batch_size / config.distributed.processes for name, seconds in batch.items()}
-    # How many records a split has is not known: at most these are drawn.
+    # Records are not read, so a split is taken to have as many prompts as are drawn at most.
     images = (evaluation.max_prompts or evaluation.prompts) * evaluation.images_per_prompt
     judged = 2 * images * sum(each.values())
     times = 1 if not evaluation.every else -(-steps // evaluation.every)

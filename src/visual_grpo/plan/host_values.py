@@ -1,7 +1,7 @@
 """Values of small integer tensors on the meta device: positions, masks, counts, grids.
 
-Libraries read them on the host, and other shapes follow from them. Each operation on them is therefore repeated on CPU
-copies, which share memory where the tensors do.
+Libraries read them on the host, and shapes follow from them. Each operation on them is repeated on CPU copies, which
+share memory where the tensors do.
 """
 
 from __future__ import annotations
@@ -78,14 +78,15 @@ class HostValues:
                 self._keep(tensor, copy)
 
     def _known(self, arguments: Any) -> Any:
-        """Arguments with the copies of their meta tensors."""
-        return tree_map(self._known_one, arguments)
+        """Replaces meta tensors by their copies."""
 
-    def _known_one(self, argument: Any) -> Any:
-        value = self.value(argument) if isinstance(argument, Tensor) else argument
-        if value is None and argument is not None:
-            raise _UnknownValueError
-        return torch.device("cpu") if isinstance(argument, torch.device) else value
+        def known(argument: Any) -> Any:
+            value = self.value(argument) if isinstance(argument, Tensor) else argument
+            if value is None and argument is not None:
+                raise _UnknownValueError
+            return torch.device("cpu") if isinstance(argument, torch.device) else value
+
+        return tree_map(known, arguments)
 
     def _keep(self, tensor: Tensor, value: Tensor) -> None:
         storage = tensor.untyped_storage()

@@ -20,16 +20,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from visual_grpo.plan.host_values import HostValues
-from visual_grpo.plan.phases import OUTSIDE
 
+OUTSIDE = "other"
+"""Phase of the work that belongs to no other."""
 aten = torch.ops.aten
-_VALUE_SHAPED = {
-    *(aten.nonzero, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.masked_select),
-    aten.repeat_interleave,
-}
+_VALUE_SHAPED = {aten.nonzero, aten._unique2, aten.unique_consecutive, aten.masked_select, aten.repeat_interleave}
 """The shape of their result depends on values, so the host waits for it."""
 _INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
-_NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+_ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
 
 @dataclass(kw_only=True)
@@ -52,13 +50,11 @@ class Phase:
 class Meter(TorchDispatchMode):
     """Counts every operation on meta tensors inside the ``with`` block.
 
-    Host reads are answered from `HostValues`. An unknown number is 0; unknown truth values are True where they are
-    copied and False where one is asked for, so that generated answers have their greatest length and gradients are
-    finite.
+    Host reads are answered from ``values``. An unknown number is 0; unknown truth values are True where they are copied
+    and False where one is asked for, so that generated answers have their greatest length and gradients are finite.
     """
 
     def __init__(self, values: HostValues | None = None) -> None:
-        """``values``: of tensors that are still alive."""
         super().__init__()
         self.live = 0
         self.brought = 0
@@ -108,15 +104,13 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = _tensors_in((args, kwargs))
-        if any(tensor.is_meta for tensor in inputs):
-            result = self._run(function, args, kwargs)
-        else:
-            result = function(*args, **kwargs)
+        on_device = any(tensor.is_meta for tensor in inputs)
+        result = self._run(function, args, kwargs) if on_device else function(*args, **kwargs)
         outputs = _tensors_in(result)
         self.hold(outputs)
         row = self._row()
         row.peak = max(row.peak, self.live)
-        if any(tensor.is_meta for tensor in (*outputs, *inputs)) and _starts_kernel(function, inputs, outputs):
+        if (on_device or any(tensor.is_meta for tensor in outputs)) and _starts_kernel(function, inputs, outputs):
             formula = flop_registry.get(function.overloadpacket)
             flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
             row.kernels += self.weight
@@ -203,7 +197,7 @@ def _tensors_in(values: Any) -> list[Tensor]:
 
 def _starts_kernel(function: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
     """Views and bare allocations cost nothing."""
-    if function.overloadpacket in _NO_KERNEL:
+    if function.overloadpacket in _ALLOCATIONS:
         return False
     own = {tensor.untyped_storage()._cdata for tensor in inputs}
     return function._schema.is_mutable or any(t.untyped_storage()._cdata not in own for t in outputs)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -17,12 +15,13 @@ from torch import nn
 from visual_grpo.command import again
 from visual_grpo.config import ModelConfig, Parameters
 from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.hardware.device import resolve_device
 from visual_grpo.policies.families import find_family
 from visual_grpo.policies.family import Family, Model, ModelSettings
 from visual_grpo.policies.family_settings import Plan, make_plan
 
 _RELEASED = Path(__file__).with_name("released")
-"""A file for each released model: its configuration files by path. Their tokenizers only count words."""
+"""Configuration files of released models by hub id. Their tokenizers only count words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +31,23 @@ class PlannedModel:
     networks: dict[str, nn.Module]
     """By the name of the model's part."""
     source: str
+    """Where weights or sizes are from."""
 
 
-def planned_model(config: Parameters) -> PlannedModel:
-    """Raises UserError where the model's configuration files are not on this machine."""
-    with configuration_folder(config) as (folder, source):
-        family = find_family(config.model.family, folder)
-        loaded = load_without_weights(family, folder, config.model.model_copy(update={"device": "meta"}))
+def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel:
+    """Builds the model on the meta device; one that is measured has its weights, or random ones where none are here.
+
+    Raises UserError where the configuration files are not on this machine.
+    """
+    folder, source = configuration_folder(config.model.path or config.starter.model)
+    family, model = find_family(config.model.family, folder), config.model
+    if not measured:
+        loaded = load_without_weights(family, folder, model.model_copy(update={"device": "meta"}), "meta")
+    elif has_weights(folder):
+        loaded, source = family.load(folder, model), f"the weights in {folder}"
+    else:  # Offloaded networks are copied to the GPU from the host.
+        built_on = str(resolve_device(model.device)) if model.offload == "none" else "cpu"
+        loaded, source = load_without_weights(family, folder, model, built_on), f"random weights, sizes from {source}"
     plan = make_plan(family, config)
     settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=plan.options)
     parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
@@ -47,63 +56,44 @@ def planned_model(config: Parameters) -> PlannedModel:
 
 
 def segmenter_of(config: Parameters) -> dict[str, nn.Module]:
-    """The SAM 2 that a reward keeps on the card, without weights; empty where there is none."""
+    """Returns the SAM 2 that a reward keeps on the card, without weights; {} where there is none."""
     reward = config.rewards.get("negative_points")
     options: Any = {} if reward is None else reward.options.get("segmenter")
     if not isinstance(options, dict) or options.get("kind") != "sam2":
         return {}
     from transformers import Sam2Model
 
-    with _files_of(options["path"]) as (folder, _):
-        dtype = getattr(torch, options.get("dtype", "float32"))
-        return {"segmenter": _of_transformers(Sam2Model, Path(folder), dtype, "meta")}
+    folder, _ = configuration_folder(options["path"])
+    dtype = getattr(torch, options.get("dtype", "float32"))
+    return {"segmenter": _of_transformers(Sam2Model, Path(folder), dtype, "meta")}
 
 
-@contextmanager
-def configuration_folder(config: Parameters) -> Iterator[tuple[str, str]]:
-    """Yields the folder with the model's configuration files, and their origin in words."""
-    path = config.model.path or config.starter.model
-    if config.model.path is None and not Path(path).is_dir():
-        raise UserError(
-            f"The starter's model {path} is not there yet, and a plan needs its configuration files. Make it first:"
-            f" {again('starter')}\nOr name a model with model.path."
-        )
-    with _files_of(path) as found:
-        yield found
+def configuration_folder(path: str) -> tuple[str, str]:
+    """Returns the folder with a model's configuration files, and their origin in words."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-
-@contextmanager
-def _files_of(path: str) -> Iterator[tuple[str, str]]:
-    folder, released = Path(path), _RELEASED / f"{path.replace('/', '--')}.json"
+    folder, released = Path(path), [f"{each.parent.name}/{each.name}" for each in _RELEASED.glob("*/*")]
     if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
         with suppress(HFValidationError, LocalEntryNotFoundError):
             folder = Path(snapshot_download(path, local_files_only=True))
     # Looking up a model's class downloads a single file of it.
-    if folder.is_dir() and (has_weights(folder) or not released.is_file()):
-        yield str(folder), f"the configuration files in {folder}"
-        return
-    if not released.is_file():
-        known = sorted(file.stem.replace("--", "/") for file in _RELEASED.glob("*.json"))
-        raise UserError(
-            f"{path} has no configuration files on this machine.{nearest_hint(path, known)} Name a folder, or download"
-            f" them without the weights:\n  hf download {path} --exclude '*.safetensors' '*.bin'"
-        )
-    with TemporaryDirectory() as unpacked:
-        for name, content in json.loads(released.read_text(encoding="utf-8")).items():
-            file = Path(unpacked, name)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-        yield unpacked, f"the published configuration of {path}"
+    if path in released and not has_weights(folder):
+        return str(_RELEASED / path), f"the published configuration of {path}"
+    if folder.is_dir():
+        return str(folder), f"the configuration files in {folder}"
+    raise UserError(
+        f"{path} has no configuration files on this machine.{nearest_hint(path, released)} Name a folder, make the"
+        f" starter's model ({again('starter')}), or download them without the weights:\n"
+        f"  hf download {path} --exclude '*.safetensors' '*.bin'"
+    )
 
 
 def has_weights(folder: str | Path) -> bool:
     return any(Path(folder).rglob("*.safetensors"))
 
 
-def load_without_weights(family: Family, folder: str, config: ModelConfig, device: str = "meta") -> Any:
+def load_without_weights(family: Family, folder: str, config: ModelConfig, device: str) -> Any:
     """Calls ``family.load`` with networks on ``device``: without values on meta, else with random ones."""
     from diffusers import ModelMixin
     from transformers import PreTrainedModel

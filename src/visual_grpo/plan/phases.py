@@ -1,18 +1,30 @@
-"""The phases of a step, told apart by the functions that run them."""
+"""Replaces functions of the project while it is planned or measured: to tell a step's phases apart and, in a plan, to
+run only some of their repetitions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from visual_grpo.policies import token_policy
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from visual_grpo.plan.meter import Meter
+from visual_grpo.policies import token_model, token_policy
 from visual_grpo.policies.denoising import Denoiser
+from visual_grpo.policies.flow_policy import FlowPolicy
+from visual_grpo.types import ReplayChunk
 
 CONDITIONS = "prompts and conditions"
-OUTSIDE = "other"
-"""Work that belongs to no other phase."""
+
+
+def replaced(owner: Any, name: str, by: Callable[[Callable[..., Any]], Any]) -> AbstractContextManager[Any]:
+    """Puts ``by(owner.name)`` in the place of ``owner.name`` for a while."""
+    return patch.object(owner, name, by(getattr(owner, name)))
 
 
 @contextmanager
@@ -45,6 +57,90 @@ def phases_of(phases: Any, trainer: Any = None) -> Iterator[None]:
         yield
 
 
-def replaced(owner: Any, name: str, by: Callable[[Callable[..., Any]], Any]) -> AbstractContextManager[Any]:
-    """Puts ``by(owner.name)`` in the place of ``owner.name`` for a while."""
-    return patch.object(owner, name, by(getattr(owner, name)))
+@contextmanager
+def fewer_repeats(meter: Meter) -> Iterator[None]:
+    """Generates two tokens, two denoising steps and one batch, and counts them for all: the others repeat the same
+    operations on tensors of nearly the same shapes."""
+
+    def two_steps(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def ode(self: Any, state: Tensor, conditions: Any, entries: Tensor, schedule: Any, steps: range) -> Tensor:
+            # The first step may be cheaper: rows that share their noise share a part of it.
+            state = real(self, state, conditions, entries, schedule, steps[:1])
+            if len(steps) > 1:
+                with meter.weighted(len(steps) - 1):
+                    state = real(self, state, conditions, entries, schedule, steps[1:2])
+            return state
+
+        return ode
+
+    def one_batch(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def batched(self: Any, state: Tensor, entries: Tensor, run: Any) -> Tensor:
+            rows = min(self.config.denoise_batch, len(state))
+            with meter.weighted(len(state) / rows):
+                first = real(self, state[:rows], entries[:rows], run)
+            return first[torch.arange(len(state)) % rows]
+
+        return batched
+
+    def one_reference(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def reference_means(self: Any, trajectory: Any) -> Tensor:
+            count = len(trajectory.states)
+            rows = min(self.config.denoise_batch, count)
+            with meter.weighted(count / rows):
+                first = real(self, replace(trajectory, states=trajectory.states[:rows]))
+            return first[torch.arange(count) % rows]
+
+        return reference_means
+
+    with (
+        replaced(token_model, "_sample_batch", lambda real: _two_tokens(meter, real)),
+        replaced(Denoiser, "_ode", two_steps),
+        replaced(Denoiser, "_batched", one_batch),
+        replaced(FlowPolicy, "reference_means", one_reference),
+    ):
+        yield
+
+
+def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
+    def sample(model: Any, prompts: Any, prompt_of_row: Tensor, uniforms: Tensor, *rest: Any) -> Any:
+        length = uniforms.shape[1]
+        runs = min(2, length)
+
+        def prefilled(prefill: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*given: Any) -> Any:
+                prefix = prefill(*given)
+                for layer in prefix.cache.layers:  # As if all tokens but the last two had been generated.
+                    rows, heads, before, width = layer.keys.shape
+                    shape = rows, heads, before + length - runs, width
+                    layer.keys, layer.values = layer.keys.new_empty(shape), layer.values.new_empty(shape)
+                meter.weight *= length / runs
+                return replace(prefix, mask=pad(prefix.mask, (0, length - runs), value=1))
+
+            return run
+
+        with meter.weighted(1.0), replaced(token_model, "prefill", prefilled):
+            found = real(model, prompts, prompt_of_row, uniforms[:, :runs], *rest)
+        return tuple(pad(column, (0, length - runs)) for column in found)
+
+    return sample
+
+
+@contextmanager
+def fewer_micro_batches(meter: Meter, policy: Any, count: int) -> Iterator[None]:
+    """Replays the first of ``count`` micro-batches of an update; the others give nothing."""
+    asked = 0
+
+    def some(real: Callable[..., Iterator[ReplayChunk]]) -> Callable[..., Iterator[ReplayChunk]]:
+        def replay(trajectory: Any, chosen: Tensor) -> Iterator[ReplayChunk]:
+            nonlocal asked
+            number, asked = asked % count, asked + 1
+            # One goes forward when there are gradients already: a second micro-batch, or a second chunk.
+            runs = 1 if len(getattr(trajectory, "steps", ())) > 1 else min(2, count)
+            if number < runs:
+                with meter.weighted(count / runs):  # Also while the caller goes backward through a chunk.
+                    yield from real(trajectory, chosen)
+
+        return replay
+
+    with replaced(policy, "replay", some):
+        yield

@@ -17,9 +17,8 @@ from visual_grpo.hardware.quantised import quantised_layers
 from visual_grpo.hardware.turns import pinned_bytes
 from visual_grpo.plan.dry_run import DryRunner
 from visual_grpo.plan.estimate import Card, find_card, phase_seconds, run_seconds, seconds_of, smallest_card
-from visual_grpo.plan.meter import Meter
+from visual_grpo.plan.meter import OUTSIDE, Meter
 from visual_grpo.plan.model import PlannedModel, planned_model
-from visual_grpo.plan.phases import OUTSIDE
 from visual_grpo.policies.family_settings import Plan
 
 
@@ -41,18 +40,16 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
     card = card or smallest_card(peak)
     batches = largest_batches(config, planned.plan, step, card.usable)
     seconds = seconds_of(step, card, dtype)
-    parts = run_seconds(
-        parameters, planned.plan, seconds, {name: seconds_of(meter, card, dtype) for name, meter in evaluation.items()}
-    )
-    hours, cards = sum(parts.values()) / 3600, config.distributed.processes
-    price = settings.price_per_hour
+    batch = {name: seconds_of(meter, card, dtype) for name, meter in evaluation.items()}
+    parts = run_seconds(parameters, planned.plan, seconds, batch)
+    hours, cards, price = sum(parts.values()) / 3600, config.distributed.processes, settings.price_per_hour
     return {
         "model": config.model.path or config.starter.model,
         "sizes_from": planned.source,
         "card": {**asdict(card), "usable_gb": card.usable / 1e9, "count": cards},
         "fits": peak <= card.usable,
         "peak_gb": peak / 1e9,
-        "changes": _changes(config, card, peak, step.peak, batches, len(planned.networks)),
+        "changes": changes(config, card, peak, step.peak, batches, len(planned.networks)),
         "estimated": {
             "step_seconds": seconds,
             "seconds": parts,
@@ -60,8 +57,8 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
             "cost": None if price is None else hours * cards * price,
         },
         "largest_batches": batches,
-        "host_gb": cards * _host_bytes(planned, dtype) / 1e9,
-        "parameters": {name: _parameters(network) for name, network in runner.networks.items()},
+        "host_gb": cards * host_bytes(planned, dtype) / 1e9,
+        "parameters": {name: parameters_in(network) for name, network in runner.networks.items()},
         "trained_parameters": sum(p.numel() for own in runner.trainer.modules.values() for p in own.parameters),
         "weights_gb": runner.weights / 1e9,
         "copied_from_host_gb": step.brought / 1e9,
@@ -72,8 +69,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
 
 
 def _of_one_card(config: Parameters) -> Parameters:
-    """The largest share of a step's prompts that one card takes, whole groups. A static cache is counted as a growing
-    one, which is as large in the end."""
+    """Gives one card its share of a step's prompts. A static cache is counted as a growing one, as large in the end."""
     count = config.distributed.processes
 
     def share(prompts: int) -> int:
@@ -94,22 +90,24 @@ def _of_one_card(config: Parameters) -> Parameters:
 
 
 def largest_batches(config: Parameters, plan: Plan, step: Meter, usable: int) -> dict[str, dict[str, int]]:
-    """The set and the largest value of each parameter that says how many rows are computed at a time.
+    """Returns the set and the largest value of each parameter that says how many rows are computed at a time.
 
     What a phase holds beside the bytes that it leaves behind is taken to grow with these rows.
     """
-    policy, values = config.policy, {}
-    phases: dict[str, list[str]] = {"policy.rollout_batch": ["tokens"], "policy.denoise_batch": ["denoising"]}
-    rows = {m: config.grpo_of(m).prompts_per_step * config.grpo_of(m).group_size for m in plan.modules}
+    values, rows = {}, {}
+    phases = {"policy.rollout_batch": ["tokens"], "policy.denoise_batch": ["denoising"]}
     for module in plan.modules:
+        grpo = config.grpo_of(module)
+        rows[module] = grpo.prompts_per_step * grpo.group_size
         name = f"modules.{module}.micro_batch_size" if len(plan.modules) > 1 else "grpo.micro_batch_size"
-        values[name] = config.grpo_of(module).micro_batch_size or rows[module]
+        values[name] = grpo.micro_batch_size or rows[module]
         phases[name] = [f"{module}: replay and gradient"]
         kind = plan.family.modules[module].kind
         phases["policy.rollout_batch" if kind == "tokens" else "policy.denoise_batch"].append(f"{module}: reference")
     phases["policy.decode_batch"] = ["pictures (VAE)"]
-    for name in ("rollout_batch", "denoise_batch", "decode_batch"):
-        values[f"policy.{name}"] = getattr(policy, name)
+    values |= {
+        f"policy.{name}": getattr(config.policy, name) for name in ("rollout_batch", "denoise_batch", "decode_batch")
+    }
     found, most = {}, max(rows.values())
     for name, value in values.items():
         counted = [step.phases[phase] for phase in phases[name] if phase in step.phases]
@@ -119,10 +117,10 @@ def largest_batches(config: Parameters, plan: Plan, step: Meter, usable: int) ->
     return found
 
 
-def _changes(
+def changes(
     config: Parameters, card: Card, peak: int, step: int, batches: Mapping[str, Any], networks: int
 ) -> list[str]:
-    """Parameters with values that would help; none where ``peak`` bytes fit."""
+    """Returns parameters with values that would help; none where ``peak`` bytes fit."""
     if peak <= card.usable:
         return []
     size, sharded = config.evaluation.batch_size, config.distributed.sharded
@@ -144,13 +142,13 @@ def _changes(
     return [*found, f"plan.gpu={larger.name}"] if peak <= larger.usable else found
 
 
-def _host_bytes(planned: PlannedModel, dtype: str) -> int:
-    """Of one process, while it loads the weights or keeps those of offloaded networks."""
+def host_bytes(planned: PlannedModel, dtype: str) -> int:
+    """Returns the bytes of one process, while it loads the weights or keeps those of offloaded networks."""
     networks, size = planned.networks.values(), getattr(torch, dtype).itemsize
-    return max(size * sum(map(_parameters, networks)), pinned_bytes(*networks))
+    return max(size * sum(map(parameters_in, networks)), pinned_bytes(*networks))
 
 
-def _parameters(network: nn.Module) -> int:
+def parameters_in(network: nn.Module) -> int:
     full = sum(parameter.numel() for parameter in network.parameters() if not parameter.requires_grad)
     return full + sum(layer.in_features * layer.out_features for layer in quantised_layers(network))
 
@@ -186,14 +184,14 @@ def answer(plan: Mapping[str, Any]) -> list[str]:
 
 
 def show_tables(plan: Mapping[str, Any]) -> None:
-    parameters = {name: f"{count / 1e6:,.1f} million" for name, count in plan["parameters"].items()}
-    weights = {
+    weights = {name: f"{count / 1e6:,.1f} million" for name, count in plan["parameters"].items()}
+    weights |= {
         "trained (LoRA)": f"{plan['trained_parameters'] / 1e6:.1f} million",
         "weights": f"{plan['weights_gb']:.3g} GB",
         "copied from the host in a step": f"{plan['copied_from_host_gb']:.3g} GB",
         "sizes from": plan["sizes_from"],
     }
-    console.summary("Parameters", parameters | weights)
+    console.summary("Parameters", weights)
     phases = {"One step": plan["step"]}
     phases |= {f"One batch of the evaluation, sampler {name}": own for name, own in plan["evaluation"].items()}
     columns = ["phase", "peak GB", "TFLOP", "kernels", "host waits", "seconds (estimated)"]

@@ -1,4 +1,4 @@
-"""Whether the model, the rewards and the device that a configuration names are there and fit together."""
+"""Checks that model, rewards and device of a configuration are there and fit together."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from visual_grpo.errors import Problems, UserError, counted
 
 
 def check(config: Parameters, *, scores: bool = True) -> None:
-    """Raises UserError where a reward, the device, the family or the model's folder does not exist, or where the
-    parameters do not fit the family, with all of these problems; loads no model.
+    """Raises UserError with all that is missing or does not fit; loads no model.
 
     Args:
-        scores: whether anything will be scored, so that what the rewards need must be on this machine.
+        scores: anything will be scored, so that what the rewards need must be on this machine.
     """
     from visual_grpo.hardware.device import resolve_device
+    from visual_grpo.hardware.quantised import require_bitsandbytes
 
     problems = Problems()
     modules: tuple[str, ...] = ()
@@ -26,38 +26,21 @@ def check(config: Parameters, *, scores: bool = True) -> None:
         _check_processes(config, modules)
     _check_rewards(config, modules, problems, scores)
     with problems.collect():
-        _check_libraries(config, training=True)
+        if config.grpo.optimizer != "adamw":
+            require_bitsandbytes("grpo.optimizer", config.grpo.optimizer)
     with problems.collect():
         resolve_device(config.model.device)
         components.require_gpus(config)
     problems.raise_if_any()
 
 
-def _check_processes(config: Parameters, modules: Sequence[str]) -> None:
-    count = config.distributed.processes
-    prompts = min((config.grpo_of(module).prompts_per_step, module) for module in modules)
-    if count > prompts[0]:
-        raise UserError(
-            f"distributed.processes is {count}, but a step of {prompts[1]} has {counted(prompts[0], 'prompt')}"
-            " (grpo.prompts_per_step): the samples of a prompt stay in one process, so that more would have nothing to"
-            f" do. Expected at most {prompts[0]}."
-        )
-
-
-def _check_libraries(config: Parameters, *, training: bool) -> None:
-    """Raises UserError where a parameter asks for an optional library that is not installed."""
-    from visual_grpo.hardware.quantised import require_bitsandbytes
-
-    if config.model.base_weights != "full":
-        require_bitsandbytes("model.base_weights", config.model.base_weights)
-    if training and config.grpo.optimizer != "adamw":
-        require_bitsandbytes("grpo.optimizer", config.grpo.optimizer)
-
-
 def check_model(config: Parameters) -> None:
-    """Raises UserError where the starter cannot make the model, or the model's folder holds none, or where the library
-    for ``model.base_weights`` is missing; loads no model."""
-    _check_libraries(config, training=False)
+    """Raises UserError where the starter cannot make the model, or its folder holds none, or the library for
+    ``model.base_weights`` is missing; loads no model."""
+    if config.model.base_weights != "full":
+        from visual_grpo.hardware.quantised import require_bitsandbytes
+
+        require_bitsandbytes("model.base_weights", config.model.base_weights)
     if config.model.path is None:
         from visual_grpo.starter.build import check_starter
 
@@ -69,6 +52,17 @@ def check_model(config: Parameters) -> None:
     # A hub id of a named family is not looked up: that would need the network before it is used.
     if not may_be_hub_id(config.model.path):
         saved_class(config.model.path)
+
+
+def _check_processes(config: Parameters, modules: Sequence[str]) -> None:
+    count = config.distributed.processes
+    prompts, module = min((config.grpo_of(module).prompts_per_step, module) for module in modules)
+    if count > prompts:
+        raise UserError(
+            f"distributed.processes is {count}, but a step of {module} has {counted(prompts, 'prompt')}"
+            " (grpo.prompts_per_step): the samples of a prompt stay in one process, so that more would have nothing to"
+            f" do. Expected at most {prompts}."
+        )
 
 
 def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problems, scores: bool) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
+from visual_grpo.command import Command
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.errors import counted
 from visual_grpo.preflight.reward import Traits
@@ -34,65 +34,57 @@ class Findings:
 
     traits: Traits
     sample: list[PromptRecord] = field(default_factory=list)
-    rejected: list[Rejected] = field(default_factory=list)
-    """The first."""
-    rejections: int = 0
     problems: list[str] = field(default_factory=list)
-    added: dict[str, Any] = field(default_factory=dict)
-    """Parameters that solve the problems, by their dotted names."""
-    environment: str | None = None
-    """Another environment, that solves them."""
+
+    def add(self, record: PromptRecord) -> None:
+        self.traits.add(record)
+        if len(self.sample) < _KEPT:
+            self.sample.append(record)
 
 
 def look_at_table(records: Iterable[PromptRecord], task: Task, *, every: bool) -> Findings:
     """Looks at prepared records: every one, where a reward has to be chosen, or the first."""
     findings = Findings(Traits(task))
     for record in records if every else islice(records, _KEPT):
-        _note(findings, record)
+        findings.add(record)
     return findings
 
 
-def look_at_folder(data: DataConfig, tasks: Callable[[], Sequence[Task]] = lambda: OF_A_RECORD) -> Findings:
+def look_at_folder(data: DataConfig, tasks: Sequence[Task], command: Command) -> Findings:
     """Looks at the records at ``data.path``, as the data preparation will read them.
 
     Args:
-        tasks: gives what the model does, where the records are not of ``data.task``; others are no records for it.
+        tasks: those of the model.
+        command: of the run, to print with another task where the records are of that.
 
     Raises:
         UserError: there is nothing at the path, or no layout fits.
     """
-    found = find_records(data)
-    findings = _look(found, data)
-    if findings.traits.records:
-        return findings
-    task = _fitting_task(found, data.task)
-    rejected = nothing_left(findings.rejected, findings.rejections)
-    if task is None:
-        findings.problems.append(rejected)
-        return findings
-    # Queries have a model of their own in the project, whichever is named.
-    if task not in (*tasks(), "segmentation"):
-        does = " and ".join(tasks())
-        findings.problems.append(f"{_are_of(data, task)} The model does {does} only. {rejected}")
-        return findings
-    return _of_another_task(found, data, task)
-
-
-def _look(found: Found, data: DataConfig) -> Findings:
-    findings = Findings(Traits(data.task))
+    found, findings = find_records(data), Findings(Traits(data.task))
     few: list[RawRecord] = []
+    rejected: list[Rejected] = []
+    rejections = 0
     for item in _items(found, data.task):
         if isinstance(item, RawRecord):
-            _note(findings, as_prompt(item, data.task))
+            findings.add(as_prompt(item, data.task))
             few += [item] * (len(few) <= MOST)
-            continue
-        findings.rejections += 1
-        if len(findings.rejected) < MOST:
-            findings.rejected.append(item)
-    if data.strict and findings.rejected:
-        findings.problems.append(f"{findings.rejected[0]} (data.strict stops at the first rejected record)")
-    if 0 < len(few) <= MOST and found.layout not in EMBEDDING:
-        _check_splits(findings, few, data)
+        else:
+            rejected += [item] * (len(rejected) < MOST)
+            rejections += 1
+    if data.strict and rejected:
+        findings.problems.append(f"{rejected[0]} (data.strict stops at the first rejected record)")
+    if not few:
+        problem = _of_another_task(found, data, tasks, command) or nothing_left(rejected, rejections)
+        findings.problems.append(problem)
+    elif len(few) <= MOST and found.layout not in EMBEDDING:
+        splits = _splits(few, data)
+        if not splits["train"] or not splits["eval"] + splits["held_out"]:
+            each = ", ".join(f"{splits[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))
+            findings.problems.append(
+                f"{counted(len(few), 'usable record')} in the splits: {each}. Training and evaluation need one each:"
+                " add records with other prompts, or change data.eval_share and data.held_out_share."
+                f"{also_rejected(rejected, rejections)}"
+            )
     return findings
 
 
@@ -101,51 +93,27 @@ def _items(found: Found, task: Task) -> Iterator[RawRecord | Rejected]:
     return islice(items, MOST) if found.layout in EMBEDDING else items
 
 
-def _note(findings: Findings, record: PromptRecord) -> None:
-    findings.traits.add(record)
-    if len(findings.sample) < _KEPT:
-        findings.sample.append(record)
-
-
-def _fitting_task(found: Found, task: Task) -> Task | None:
-    """The one that the first records are of, where they are of none for ``task``."""
-    for other in OF_A_RECORD:
-        if other != task and any(isinstance(item, RawRecord) for item in islice(_items(found, other), MOST)):
-            return other
-    return None
-
-
-def _of_another_task(found: Found, data: DataConfig, task: Task) -> Findings:
-    findings = _look(found, data.model_copy(update={"task": task}))
-    findings.problems.insert(0, _are_of(data, task))
-    if task == "segmentation":
-        # Another model, with other settings, answers queries.
-        findings.environment = "negative_points"
-    else:
-        findings.added["data.task"] = task
-    return findings
-
-
-def _are_of(data: DataConfig, task: Task) -> str:
-    having = {
+def _of_another_task(found: Found, data: DataConfig, tasks: Sequence[Task], command: Command) -> str:
+    """Names the task that the first records are of, and the command for it; "" if they are of none."""
+    kinds: dict[Task, str] = {
         "t2i": "have no source_image, so they are prompts",
         "i2i": "have a source_image, so they are edits",
         "segmentation": "are queries about an image with a mask",
     }
-    return f"The records in {data.path} {having[task]}, and data.task is {data.task}."
+    for task, kind in kinds.items():
+        if task != data.task and any(isinstance(item, RawRecord) for item in islice(_items(found, task), MOST)):
+            said = f"The records in {data.path} {kind}, and data.task is {data.task}."
+            if task == "segmentation":  # Another model, with other settings, answers queries.
+                return f"{said} Run:\n{command.of_environment('negative_points')}"
+            if task not in tasks:
+                return f"{said} The model does {' and '.join(tasks)} only."
+            return f"{said} Run:\n{command.adding({'data.task': task})}"
+    return ""
 
 
-def _check_splits(findings: Findings, records: list[RawRecord], data: DataConfig) -> None:
+def _splits(records: Sequence[RawRecord], data: DataConfig) -> Counter[str]:
     splitter = Splitter(eval_share=data.eval_share, held_out_share=data.held_out_share, sealed_share=data.sealed_share)
-    counts = Counter(
+    return Counter(
         splitter(record.id, group_key(record, [sha256_of(image) for image in record.source_images], data.task))
         for record in records
-    )
-    if counts["train"] and counts["eval"] + counts["held_out"]:
-        return
-    each = ", ".join(f"{counts[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))
-    findings.problems.append(
-        f"{counted(len(records), 'usable record')} in the splits: {each}. Training and evaluation need one each: add"
-        " records with other prompts, or change data.eval_share and data.held_out_share."
-        f"{also_rejected(findings.rejected, findings.rejections)}"
     )

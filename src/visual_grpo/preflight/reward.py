@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from visual_grpo.command import Command
 from visual_grpo.config import Task
 from visual_grpo.config.presets import PresetName
+from visual_grpo.errors import counted
 from visual_grpo.rewards.ocr import asked_text
 from visual_grpo.types import PromptRecord
 
 _SHOWN = 3
 _MESSAGE = """\
-No reward fits {all_records} in {path}: {no_target} {have[no_target]} no target_image, and
-{no_text} {have[no_text]} no quoted text in the prompt. Choose one of these four, and paste its lines.
+No reward fits the {records} in {path}: without a target_image are {no_target}, without quoted text in
+the prompt {no_text}. Choose one of these four, and paste its lines.
 
 A function of your own; change what it returns:
 cat >> my_rewards.py <<'END'
@@ -37,7 +38,7 @@ Only to try the training, many colours, which needs nothing of the records:
 
 @dataclass
 class Lacking:
-    """The records that lack something."""
+    """Counts records that lack something, and names the first."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
@@ -82,21 +83,16 @@ class Traits:
             return "edit" if self.edits else "target"
         return None if self.no_text.count else "text"
 
-
-def no_preset_fits(traits: Traits, path: str, command: Command) -> str:
-    """Which rewards there are, what each needs of the records, and the lines to paste."""
-    return _MESSAGE.format(
-        all_records="the only record" if traits.records == 1 else f"all {traits.records} records",
-        have={
-            "no_target": "has" if traits.no_target.count == 1 else "have",
-            "no_text": "has" if traits.no_text.count == 1 else "have",
-        },
-        path=path,
-        no_target=traits.no_target,
-        no_text=traits.no_text,
-        own=command.adding({"rewards.my_reward.function": "my_rewards:my_reward"}),
-        conf=f"conf/{command.environment or 'local'}/parameters.yml",
-        target=command.adding({"reward": "edit" if traits.edits else "target"}),
-        text=command.adding({"reward": "text"}),
-        colours=command.adding({"rewards.colour_entropy.weight": 1}),
-    )
+    def no_preset_fits(self, path: str, command: Command) -> str:
+        """Says which rewards there are, what each needs of the records, and the lines to paste."""
+        return _MESSAGE.format(
+            records=counted(self.records, "record"),
+            path=path,
+            no_target=self.no_target,
+            no_text=self.no_text,
+            own=command.adding({"rewards.my_reward.function": "my_rewards:my_reward"}),
+            conf=f"conf/{command.environment or 'local'}/parameters.yml",
+            target=command.adding({"reward": "edit" if self.edits else "target"}),
+            text=command.adding({"reward": "text"}),
+            colours=command.adding({"rewards.colour_entropy.weight": 1}),
+        )

@@ -64,11 +64,9 @@ class Ballot:
         }
 
     def choose(self, voter: str, pair: str, said: str) -> dict[str, Any]:
-        """Stores a choice (``left``, ``right``, ``tie`` or ``skip``); the state after it.
+        """Stores a choice (``left``, ``right``, ``tie`` or ``skip``); returns the state after it.
 
-        Raises:
-            RefusedError: the voter has judged the pair already (a second click), or there is no such pair or choice.
-            OSError: it could not be stored.
+        Raises RefusedError, also for a second click on a pair, and OSError where it could not be stored.
         """
         if not voter or len(voter) > LONGEST_NAME or not voter.isprintable() or voter != voter.strip():
             raise RefusedError(f"a name has 1 to {LONGEST_NAME} characters that can be printed")
@@ -81,7 +79,8 @@ class Ballot:
         meant = {"left": left, "right": FIRST if left == SECOND else SECOND, TIE: TIE, SKIP: SKIP}
         if said not in meant:
             raise RefusedError(f"choice must be one of {', '.join(meant)}")
-        choice = Choice(of=self.pairs[pair], voter=voter, choice=meant[said], shown_left=left, at=_now())
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        choice = Choice(of=self.pairs[pair], voter=voter, choice=meant[said], shown_left=left, at=at)
         append_line(self.file, choice.line())
         own[pair] = choice
         self._here.add(voter)
@@ -90,17 +89,12 @@ class Ballot:
         return self.state(voter)
 
     def undo(self, voter: str) -> dict[str, Any]:
-        """Takes the voter's latest choice back; the state after it.
-
-        Raises:
-            RefusedError: there is none.
-            OSError: it could not be stored.
-        """
+        """Takes the voter's latest choice back; returns the state after it. Raises as `choose`."""
         own = self._standing.get(voter)
         if not own:
             raise RefusedError("there is nothing to take back")
         pair = next(reversed(own))
-        append_line(self.file, undo_line(voter, pair, _now()))
+        append_line(self.file, undo_line(voter, pair, datetime.now(UTC).isoformat(timespec="milliseconds")))
         del own[pair]
         return self.state(voter)
 
@@ -122,7 +116,3 @@ class Ballot:
 
     def _hash(self, *of: str) -> bytes:
         return hashlib.sha256("\0".join([str(self.seed), *of]).encode()).digest()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

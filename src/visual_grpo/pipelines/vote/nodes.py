@@ -32,12 +32,10 @@ from visual_grpo.stopping import stop_request
 CHOICES = "01_raw/votes/choices.jsonl"
 """File in the folder ``output``, unless ``vote.choices`` names another."""
 _COLUMNS = ["voter", "choice", "pair", "source", "prompt", "record", "family", "first", "second", "at"]
-_TICK = 0.3
-"""Seconds between two looks at whether it has ended."""
 
 
 def collect_votes(parameters: Parameters, records: RecordTable, votes_draft: Path) -> Path:
-    """The folder with what the choices come to; each choice is in the file ``vote.choices`` as soon as it is made."""
+    """Returns the folder with what the choices come to; ``vote.choices`` has each choice as soon as it is made."""
     file = Path(parameters.vote.choices or Path(parameters.output) / CHOICES)
     if final_of(votes_draft).resolve() in file.resolve().parents:
         raise UserError(
@@ -62,10 +60,8 @@ def _vote(parameters: Parameters, ballot: Ballot) -> None:
     settings = parameters.vote
     left = len(ballot.pending(settings.voter))
     if not left:
-        console.note(
-            f"{settings.voter} has judged all {counted(len(ballot.pairs), 'pair')}. For more: vote.pairs; for somebody"
-            " else: vote.voter."
-        )
+        judged = counted(len(ballot.pairs), "pair")
+        console.note(f"{settings.voter} has judged all {judged}. For more: vote.pairs; for somebody else: vote.voter.")
         return
     with (
         served(ballot, settings.voter, settings.port) as url,
@@ -74,17 +70,12 @@ def _vote(parameters: Parameters, ballot: Ballot) -> None:
         console.note(f"{counted(left, 'pair')} to judge by {settings.voter}. Open this page on this machine:")
         console.note(url)
         console.note("Keys: 1 left, 2 right, 0 equal, s skip, u undo. The button finish or Ctrl-C ends it.")
-        if settings.open_browser and _has_screen():
+        # Without a screen, a browser would be a program that takes the terminal.
+        screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        if settings.open_browser and sys.stdout.isatty() and screen:
             webbrowser.open(url)
-        while stop.by is None and not ballot.finished.wait(_TICK):
+        while stop.by is None and not ballot.finished.wait(0.3):
             pass
-
-
-def _has_screen() -> bool:
-    """True if a browser would be a window, not a program that takes the terminal."""
-    return sys.stdout.isatty() and (
-        sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    )
 
 
 def _report_blind(choices: Sequence[Choice], folder: Path) -> None:

@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
         size = 2 * max(1, parameters.evaluation.batch_size // 2)
         with console.progress("Drawing pairs", len(missing)) as bar:
             for batch, samples in draw(model, requests, sampler, size):
-                pictures = [keep(of_sample(r.record, s, scorer), file) for r, s in zip(batch, samples, strict=True)]
+                pictures = [of_sample(asks.record, s, scorer) for asks, s in zip(batch, samples, strict=True)]
                 for row in range(0, len(batch), 2):
                     record = batch[row].record
                     pair = Pair(
@@ -85,8 +86,8 @@ def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
                         record=record.id,
                         family=_family(record),
                         unit=record.held_with or record.id,
-                        first=pictures[row],
-                        second=pictures[row + 1],
+                        first=keep(pictures[row], file),
+                        second=keep(pictures[row + 1], file),
                         sources=tuple(keep(read_image(path), file) for path in record.source_images),
                     )
                     append_line(file.with_name(DRAWN), asdict(pair))
@@ -105,11 +106,10 @@ def _asked(parameters: Parameters, records: RecordTable, what: Mapping[str, Any]
     asked = {}
     for number in range(parameters.vote.pairs):
         record, turn = prompts[number % len(prompts)], number // len(prompts)
-        first, second = (image_seed(seed, record.id, 2 * turn + side) for side in (0, 1))
-        key = json.dumps(
-            {**what, "record": record.id, "prompt": record.prompt, "seeds": [first, second]}, sort_keys=True
-        )
-        asked[_hash(key)] = Request(record=record, seed=first), Request(record=record, seed=second)
+        seeds = [image_seed(seed, record.id, 2 * turn + side) for side in (0, 1)]
+        key = {**what, "record": record.id, "prompt": record.prompt, "seeds": seeds}
+        first, second = (Request(record=record, seed=each) for each in seeds)
+        asked[_hash(json.dumps(key, sort_keys=True))] = first, second
     return asked
 
 
@@ -118,12 +118,10 @@ def _drawn_before(file: Path) -> dict[str, Pair]:
     found: dict[str, Pair] = {}
     listed = file.with_name(DRAWN)
     for line in listed.read_bytes().splitlines() if listed.is_file() else ():
-        try:
+        with suppress(ValueError, TypeError, KeyError):
             pair = Pair.of_line(json.loads(line))
-        except (ValueError, TypeError, KeyError):
-            continue
-        if all((file.parent / name).is_file() for name in (pair.first, pair.second, *pair.sources)):
-            found[pair.pair] = pair
+            if all((file.parent / name).is_file() for name in (pair.first, pair.second, *pair.sources)):
+                found[pair.pair] = pair
     return found
 
 
@@ -164,8 +162,15 @@ def _folder_pairs(parameters: Parameters, file: Path) -> list[Pair]:
     """Pictures of one prompt, two by two: the first with the second, the third with the fourth, and so on."""
     folder = Path(parameters.vote.source)
     prompts: dict[str, list[str]] = {}
-    for name, prompt in _listed(folder):
-        prompts.setdefault(prompt, []).append(name)
+    try:
+        for text in (folder / LISTED).read_text(encoding="utf-8").splitlines():
+            line = json.loads(text)
+            prompts.setdefault(line["text"], []).append(line["file_name"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"vote.source must be draw, ab, or a folder that generate wrote; {folder / LISTED} cannot be read"
+            f" ({error!r}). Make one: {again('generate')}"
+        ) from error
     couples = [[(prompt, *two) for two in zip(n[::2], n[1::2], strict=False)] for prompt, n in prompts.items()]
     found = [couple for turn in itertools.zip_longest(*couples) for couple in turn if couple is not None]
     if not found:
@@ -186,21 +191,6 @@ def _folder_pairs(parameters: Parameters, file: Path) -> list[Pair]:
             )
         )
     return pairs
-
-
-def _listed(folder: Path) -> list[tuple[str, str]]:
-    """(file, prompt) of each picture."""
-    listed = folder / LISTED
-    try:
-        lines = [json.loads(line) for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return [(str(line["file_name"]), str(line["text"])) for line in lines]
-    except FileNotFoundError:
-        raise UserError(
-            f"vote.source must be draw, ab, or a folder that generate wrote; {listed} does not exist. Make one:"
-            f" {again('generate')}"
-        ) from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"vote.source: {listed} cannot be read ({error!r})") from error
 
 
 def keep(picture: Image, beside: Path) -> str:

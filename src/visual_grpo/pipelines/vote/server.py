@@ -1,8 +1,7 @@
 """The page on this machine alone: static text, the pictures of the pairs, and the choices.
 
-It answers on 127.0.0.1 only, and only under a secret path, so that neither other machines nor other users or pages of
-this one can read or choose. A request whose Host is another name comes from a page elsewhere that was given this
-address by its name server, and is refused.
+It answers on 127.0.0.1 only, under a secret path and for this host's name, so that neither other machines nor other
+users or pages of this one can read or choose.
 """
 
 from __future__ import annotations
@@ -15,28 +14,20 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import uvicorn
-from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, Body, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
-from pydantic import BaseModel
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.vote.ballot import Ballot, RefusedError
 
 HOST = "127.0.0.1"
+Said = Annotated[str, Body(embed=True)]
+"""A text of the request's JSON object."""
 _PAGE = Path(__file__).parent / "page"
-
-
-class Voter(BaseModel):
-    voter: str
-
-
-class Said(Voter):
-    pair: str
-    choice: str
 
 
 @contextmanager
@@ -70,17 +61,14 @@ def create_app(ballot: Ballot, voter: str, token: str) -> FastAPI:
     app = FastAPI(openapi_url=None, exception_handlers={RefusedError: _refused, OSError: _not_stored})
     router = APIRouter(prefix=f"/{token}")
     page, policy = load_page()
-    headers = {
-        "Content-Security-Policy": policy,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-store",
-    }
 
     @app.middleware("http")
     async def harden(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
         response = await call(request)
-        response.headers.update(headers)
+        response.headers["Content-Security-Policy"] = policy
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        response.headers["Cache-Control"] = "no-store"
         return response
 
     @router.get("/", response_class=HTMLResponse)
@@ -99,12 +87,12 @@ def create_app(ballot: Ballot, voter: str, token: str) -> FastAPI:
         return Response(file.read_bytes(), media_type="image/png")
 
     @router.post("/choice")
-    async def choose(said: Said) -> dict[str, Any]:
-        return ballot.choose(said.voter, said.pair, said.choice)
+    async def choose(voter: Said, pair: Said, choice: Said) -> dict[str, Any]:
+        return ballot.choose(voter, pair, choice)
 
     @router.post("/undo")
-    async def undo(said: Voter) -> dict[str, Any]:
-        return ballot.undo(said.voter)
+    async def undo(voter: Said) -> dict[str, Any]:
+        return ballot.undo(voter)
 
     @router.post("/finish")
     async def finish() -> dict[str, bool]:
