@@ -144,11 +144,9 @@ QUERIES: dict[str, Any] = {
     ],
 )
 def test_records_of_another_task_are_told_with_the_command_for_it(tmp_path, kind, given, said, run):
-    if kind == "masks":
-        masks(tmp_path)
-    else:
-        FOLDERS[kind](tmp_path)
-    message = refusal(tmp_path, **given)
+    make = masks if kind == "masks" else FOLDERS[kind]
+    make(tmp_path / "records")
+    message = refusal(tmp_path / "records", **given)
     assert said in message
     assert (f" does {'t2i' if kind == 'edits' else 'segmentation'} only." in message) == (run is None)
     assert run is None or run in message.split("Run:\n")[1]
@@ -156,14 +154,15 @@ def test_records_of_another_task_are_told_with_the_command_for_it(tmp_path, kind
 
 
 def masks(folder: Path) -> None:
+    folder.mkdir()
     photo(folder / "a.png", 0)
     rows = [{"image": "a.png", "query": f"part {n}", "mask": "a.png", "group": str(n)} for n in range(20)]
     jsonl(folder / "records.jsonl", rows)
 
 
 def test_masks_have_their_reward(tmp_path):
-    masks(tmp_path)
-    config = settle(tmp_path, **QUERIES)
+    masks(tmp_path / "records")
+    config = settle(tmp_path / "records", **QUERIES)
     assert (config.reward, list(config.rewards)) == ("negative_points", ["negative_points"])
 
 

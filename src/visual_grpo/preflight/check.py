@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from visual_grpo.preflight.data import Findings
     from visual_grpo.types import PromptRecord
 
-RECORDS = "records"
 SCORED = {"baseline", "adapters", "trained", "reward_report"}
 """Datasets that the rewards make."""
 OF_THE_MODEL = SCORED | {"starter_report"}
@@ -46,7 +45,8 @@ def settled(
         problems.texts += findings.problems
         if scores and config.reward == AUTO and findings.traits.records:
             with problems.collect():
-                config = _with_reward(config, findings, command)
+                preset = findings.traits.require_preset(config.data.path, command)
+                config = validate({**pinned(config.model_dump()), "reward": preset})
     if OF_THE_MODEL & outputs:
         with problems.collect():
             check(config, scores=scores)
@@ -64,23 +64,16 @@ def _look(
     config: Parameters, outputs: set[str], prepared: Callable[[], Iterable[PromptRecord]], command: Command
 ) -> Findings | None:
     """Looks at the user's own data; what the starter draws is known."""
-    if config.data_is_drawn or not outputs & {RECORDS, *SCORED}:
+    if config.data_is_drawn or not outputs & {"records", *SCORED}:
         return None
     from visual_grpo.preflight.data import OF_A_RECORD, look_at_folder, look_at_table
 
-    if RECORDS not in outputs:
+    if "records" not in outputs:
         return look_at_table(prepared(), config.data.task, every=config.reward == AUTO)
     tasks = OF_A_RECORD
     with suppress(UserError):  # `check` tells it.
         tasks = components.family_of(config).tasks
     return look_at_folder(config.data, tasks, command)
-
-
-def _with_reward(config: Parameters, findings: Findings, command: Command) -> Parameters:
-    preset = findings.traits.preset()
-    if preset is None:
-        raise UserError(findings.traits.no_preset_fits(config.data.path, command))
-    return validate({**pinned(config.model_dump()), "reward": preset})
 
 
 def _check_records(config: Parameters, findings: Findings) -> None:

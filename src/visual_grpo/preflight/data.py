@@ -76,15 +76,8 @@ def look_at_folder(data: DataConfig, tasks: Sequence[Task], command: Command) ->
     if not few:
         problem = _of_another_task(found, data, tasks, command) or nothing_left(rejected, rejections)
         findings.problems.append(problem)
-    elif len(few) <= MOST and found.layout not in EMBEDDING:
-        splits = _splits(few, data)
-        if not splits["train"] or not splits["eval"] + splits["held_out"]:
-            each = ", ".join(f"{splits[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))
-            findings.problems.append(
-                f"{counted(len(few), 'usable record')} in the splits: {each}. Training and evaluation need one each:"
-                " add records with other prompts, or change data.eval_share and data.held_out_share."
-                f"{also_rejected(rejected, rejections)}"
-            )
+    elif len(few) <= MOST and found.layout not in EMBEDDING and (empty := _empty_splits(few, data)):
+        findings.problems.append(empty + also_rejected(rejected, rejections))
     return findings
 
 
@@ -111,9 +104,17 @@ def _of_another_task(found: Found, data: DataConfig, tasks: Sequence[Task], comm
     return ""
 
 
-def _splits(records: Sequence[RawRecord], data: DataConfig) -> Counter[str]:
+def _empty_splits(records: Sequence[RawRecord], data: DataConfig) -> str:
+    """Says how few records the splits have; "" if there are some to train on and some to evaluate on."""
     splitter = Splitter(eval_share=data.eval_share, held_out_share=data.held_out_share, sealed_share=data.sealed_share)
-    return Counter(
+    counts = Counter(
         splitter(record.id, group_key(record, [sha256_of(image) for image in record.source_images], data.task))
         for record in records
+    )
+    if counts["train"] and counts["eval"] + counts["held_out"]:
+        return ""
+    each = ", ".join(f"{counts[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))
+    return (
+        f"{counted(len(records), 'usable record')} in the splits: {each}. Training and evaluation need one each: add"
+        " records with other prompts, or change data.eval_share and data.held_out_share."
     )

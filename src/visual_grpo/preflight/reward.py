@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from visual_grpo.command import Command
 from visual_grpo.config import Task
 from visual_grpo.config.presets import PresetName
-from visual_grpo.errors import counted
+from visual_grpo.errors import UserError, counted
 from visual_grpo.rewards.ocr import asked_text
 from visual_grpo.types import PromptRecord
 
@@ -83,9 +83,12 @@ class Traits:
             return "edit" if self.edits else "target"
         return None if self.no_text.count else "text"
 
-    def no_preset_fits(self, path: str, command: Command) -> str:
-        """Says which rewards there are, what each needs of the records, and the lines to paste."""
-        return _MESSAGE.format(
+    def require_preset(self, path: str, command: Command) -> PresetName:
+        """Returns `preset`. Raises UserError with the rewards there are, what each needs, and the lines to paste."""
+        preset = self.preset()
+        if preset is not None:
+            return preset
+        text = _MESSAGE.format(
             records=counted(self.records, "record"),
             path=path,
             no_target=self.no_target,
@@ -96,3 +99,4 @@ class Traits:
             text=command.adding({"reward": "text"}),
             colours=command.adding({"rewards.colour_entropy.weight": 1}),
         )
+        raise UserError(text)
