@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.doc_commands import check_command, check_parameters, is_parameter, parameters_of
+from tests.evaluation.test_browser import BROWSER, SETTINGS
 from tests.markdown import PAGES, ROOT, Block, blocks, files_before, inline_code
 from tests.records.making import jsonl, picture
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
@@ -138,6 +139,17 @@ def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: P
     assert not re.search(r"\\(frac|text|sum|log|left)", formulas)
     assert "source/src/visual_grpo/grpo/losses.py.txt" in formulas
     assert (tmp_path / "site/source/src/visual_grpo/grpo/losses.py.txt").is_file()
+    if BROWSER is not None:
+        profile = ("--virtual-time-budget=15000", f"--user-data-dir={tmp_path / 'profile'}")
+        address = f"{(tmp_path / 'site/index.html').as_uri()}?q=alarm"
+        searched = subprocess.run(
+            [BROWSER, *SETTINGS, *profile, "--dump-dom", address],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert re.search(r"[1-9]\d* matching documents", searched.stdout), "the search needs no server"
 
 
 def site_pages(tmp_path: Path) -> list[Path]:
