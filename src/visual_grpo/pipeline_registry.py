@@ -106,7 +106,7 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
             "reward_report",
         ),
     },
-    "rollback": {"roll_back": ("rollback:roll_back", "parameters", "rollback_result")},
+    "rollback": {"roll_back": ("promote:roll_back", "parameters", "rollback_result")},
     "score": {"score_folder": ("score:score_folder", ["parameters", "scores_draft"], "scores")},
     "vote": {"collect_votes": ("vote.nodes:collect_votes", ["parameters", "records", "votes_draft"], "votes")},
 }

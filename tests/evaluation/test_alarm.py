@@ -48,23 +48,17 @@ def signal(found: Look, name: str) -> Signal:
     return next(signal for signal in found.signals if signal.name == name)
 
 
-def test_the_bounds_are_of_the_paired_changes_at_the_level_of_all_looks_and_signals(tmp_path: Path) -> None:
-    watch = Watch(baseline(tmp_path), AlarmConfig(error=0.06), looks=4)
+@pytest.mark.parametrize(("max_distance", "signals"), [(None, 2), (0.5, 3)])
+def test_the_bounds_are_of_the_paired_changes_at_the_level_of_all_looks_and_signals(
+    tmp_path: Path, max_distance: float | None, signals: int
+) -> None:
+    watch = Watch(baseline(tmp_path), AlarmConfig(error=0.06, max_distance=max_distance), looks=4)
     now = BASE * 0.7 + 0.02 * np.sin(np.arange(COUNT))
     guard = signal(look(watch, guard=now), "guard")
     change = now - BASE
-    half = stats.t.ppf(1 - 0.06 / (4 * 2), COUNT - 1) * change.std(ddof=1) / COUNT**0.5
+    half = stats.t.ppf(1 - 0.06 / (4 * signals), COUNT - 1) * change.std(ddof=1) / COUNT**0.5
     expected = [value / BASE.mean() for value in (change.mean(), change.mean() - half, change.mean() + half)]
     assert [guard.change, guard.low, guard.high] == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_limit_of_the_distance_is_one_more_signal(tmp_path: Path) -> None:
-    folder, now = baseline(tmp_path), BASE * 0.7 + 0.02 * np.sin(np.arange(COUNT))
-    narrow, wide = (
-        signal(look(Watch(folder, AlarmConfig(max_distance=limit), looks=4), guard=now), "guard")
-        for limit in (None, 0.5)
-    )
-    assert wide.high > narrow.high
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import nct, t
 
 from visual_grpo.config import GateRule
@@ -73,14 +71,6 @@ def test_a_year_s_error_is_shared_evenly_by_its_gates(gates: int) -> None:
     assert condition(decision, "total").bound == pytest.approx(lower(GAINS, 0.05 / gates))
 
 
-@pytest.mark.parametrize(("beyond", "promoted"), [(-1e-9, True), (1e-9, False)])
-def test_the_total_s_bound_must_be_above_the_margin(beyond: float, promoted: bool) -> None:
-    margin = lower(GAINS, STRICT) + beyond
-    decision = decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(gates_per_year=52, margin=max(margin, 0)))
-    assert decision.promoted is promoted
-    assert condition(decision, "total").holds is promoted
-
-
 def test_an_equal_is_not_promoted_and_a_constant_gain_has_a_bound_without_width() -> None:
     decision = decide(scores(REFERENCE), {"base": scores(REFERENCE)}, rule())
     assert (condition(decision, "total").bound, decision.promoted) == (0, False)
@@ -116,32 +106,60 @@ def test_every_reference_must_be_beaten() -> None:
     assert condition(decision, "total").holds
     assert not condition(decision, "total", "champion").holds
     assert not decision.promoted
-    assert decision.sentence.startswith("Not promoted: 1 of 6 conditions does not hold on 6 prompts, each bound at")
+    assert decision.sentence.startswith("Not promoted: 1 of 6 conditions failed on 6 prompts, each bound at")
     assert "Total against champion: +0.0" in decision.sentence
     assert decide(scores(BETTER), {"base": base}, rule()).promoted
 
 
 GUARD_BEFORE, GUARD_AFTER = [0.5, 0.4, 0.6, 0.5, 0.4, 0.6], [0.45, 0.38, 0.5, 0.47, 0.36, 0.52]
 GUARD_CHANGES = [-0.05, -0.02, -0.1, -0.03, -0.04, -0.08]
+HALVES = {"half": {"first": ["p0", "p1", "p2"], "second": {"p3", "p4", "p5"}}}
+# p0 has one more unscored image of two, p1 one fewer, p3 two more.
+SOME = [1.0, 1.1, NAN, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.2, 1.0, 1.0]
+FEWER = [NAN, 2.1, 2.0, 2.0, 2.0, 2.0, NAN, NAN, 2.0, 2.2, 2.0, 2.0]
+LIMITS: dict[str, tuple[str, pd.DataFrame, pd.DataFrame, float, Any]] = {
+    "margin": ("total", scores(BETTER), scores(REFERENCE), lower(GAINS, STRICT), lambda x: {"margin": x}),
+    "guard": (
+        "guard/guard",
+        scores(BETTER, GUARD_AFTER),
+        scores(REFERENCE, GUARD_BEFORE),
+        -lower(GUARD_CHANGES, STRICT) / 0.5,  # Their mean is 0.5.
+        lambda x: {"max_guard_fall": x},
+    ),
+    "negative guard": (  # What rose is what fell.
+        "guard/guard",
+        scores(BETTER, [-value for value in GUARD_AFTER]),
+        scores(REFERENCE, [-value for value in GUARD_BEFORE]),
+        -lower([-change for change in GUARD_CHANGES], STRICT) / 0.5,
+        lambda x: {"max_guard_fall": x},
+    ),
+    "unscored": (
+        "unscored",
+        scores(FEWER, images=2),
+        scores(SOME, images=2),
+        upper([0.5, -0.5, 0, 1, 0, 0], 0.05 / 2),
+        lambda x: {"max_unscored_rise": x, "gates_per_year": 2},
+    ),
+    "subgroup": (
+        "subgroup/half=second",
+        scores([4.0, 4.2, 3.9, 1.0, 0.85, 0.8]),  # Changes of the second half: -0.1, -0.05, -0.2.
+        scores(REFERENCE),
+        -lower([-0.1, -0.05, -0.2], STRICT),
+        lambda x: {"subgroups": {"half": x}},
+    ),
+}
+"""Condition, candidate, reference, where its limit equals its bound, and the rule with a limit."""
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize(("beyond", "holds"), [(1e-9, True), (-1e-9, False)])
-def test_a_guard_may_fall_by_a_share_of_the_reference_s_mean(beyond: float, holds: bool, sign: int) -> None:
-    """With the sign -1 the guard is negative, and what rose is what fell."""
-    bound = lower([sign * d for d in GUARD_CHANGES], STRICT)
-    before, after = ([sign * value for value in side] for side in (GUARD_BEFORE, GUARD_AFTER))
-    share = abs(bound) / 0.5 + beyond  # Their mean is 0.5.
-    decision = decide(
-        scores(BETTER, after),
-        {"base": scores(REFERENCE, before)},
-        rule(gates_per_year=52, max_guard_fall=share),
-    )
-    found = condition(decision, "guard/guard")
-    assert (found.bound, found.limit) == pytest.approx((bound, -share * 0.5))
-    assert bound < 0
-    assert found.holds is holds
-    assert decision.promoted is holds
+@pytest.mark.parametrize("case", LIMITS)
+def test_each_bound_may_reach_its_limit_and_not_pass_it(case: str) -> None:
+    name, candidate, base, at_bound, limits = LIMITS[case]
+    stricter = 1 if case == "margin" else -1
+    for beyond, holds in ((-1e-9 * stricter, True), (1e-9 * stricter, False)):
+        asked = rule(**{"gates_per_year": 52} | limits(at_bound + beyond))
+        decision = decide(candidate, {"base": base}, asked, HALVES)
+        assert condition(decision, name).holds is holds, condition(decision, name)
+        assert name in {own.name for own in decision.failed} or holds
 
 
 def test_a_reward_with_a_weight_is_no_guard() -> None:
@@ -163,24 +181,6 @@ def test_an_unscored_sample_is_left_out_and_not_counted_as_0() -> None:
     assert found.bound == pytest.approx(lower([1, 2.5, 4], 0.05))
 
 
-@pytest.mark.parametrize(("beyond", "holds"), [(1e-9, True), (-1e-9, False)])
-def test_the_unscored_share_may_rise_to_its_limit(beyond: float, holds: bool) -> None:
-    # p0 has one more unscored image of two, p1 one fewer, p3 two more.
-    before = [1.0, 1.1, NAN, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.2, 1.0, 1.0]
-    after = [NAN, 2.1, 2.0, 2.0, 2.0, 2.0, NAN, NAN, 2.0, 2.2, 2.0, 2.0]
-    bound = upper([0.5, -0.5, 0, 1, 0, 0], 0.05 / 2)
-    decision = decide(
-        scores(after, images=2),
-        {"base": scores(before, images=2)},
-        rule(gates_per_year=2, max_unscored_rise=bound + beyond),
-    )
-    found = condition(decision, "unscored")
-    assert (found.bound, found.difference) == pytest.approx((bound, 1 / 6))
-    assert found.holds is holds
-    assert condition(decision, "total").holds
-    assert decision.promoted is holds
-
-
 def test_an_unscored_share_that_fell_holds_as_does_none_at_all() -> None:
     fell = decide(scores([2.0, 2.1, 2.0, 2.2]), {"base": scores([NAN, 1.0, 1.1, 1.0])}, rule(max_unscored_rise=0.5))
     assert condition(fell, "unscored").difference == -0.25
@@ -199,22 +199,6 @@ def test_a_guard_that_becomes_unscored_does_not_hold() -> None:
     assert not decision.promoted
     both = decide(scores(BETTER, guard), {"base": scores(REFERENCE, guard)}, rule())
     assert both.promoted
-
-
-HALVES = {"half": {"first": ["p0", "p1", "p2"], "second": {"p3", "p4", "p5"}}}
-
-
-@pytest.mark.parametrize(("beyond", "holds"), [(1e-9, True), (-1e-9, False)])
-def test_the_total_of_a_subgroup_may_fall_to_its_limit(beyond: float, holds: bool) -> None:
-    after = [4.0, 4.2, 3.9, 1.0, 0.85, 0.8]  # Changes of the second half: -0.1, -0.05, -0.2.
-    bound = lower([-0.1, -0.05, -0.2], 0.05)
-    limits = {"half": -bound + beyond}
-    decision = decide(scores(after), {"base": scores(REFERENCE)}, rule(subgroups=limits), HALVES)
-    found = condition(decision, "subgroup/half=second")
-    assert (found.bound, found.limit, found.units) == pytest.approx((bound, -limits["half"], 3))
-    assert found.holds is holds
-    assert condition(decision, "subgroup/half=first").bound == pytest.approx(lower([3, 3, 3.1], 0.05))
-    assert decision.promoted is (holds and condition(decision, "total").holds)
 
 
 def test_a_subgroup_of_one_unit_cannot_be_judged_and_says_so() -> None:
@@ -239,7 +223,7 @@ def test_subgroups_are_the_values_of_the_records_metadata() -> None:
     assert subgroups_of(records, []) == {}
     with pytest.raises(UserError, match=r"none of the judged records has 'color'.*colour, size.*Did you mean 'colour'"):
         subgroups_of(records, ["color"])
-    with pytest.raises(UserError, match="they have no metadata"):
+    with pytest.raises(UserError, match="their keys are: none"):
         subgroups_of([PromptRecord(id="p0", prompt="a")], ["colour"])
 
 
@@ -257,20 +241,6 @@ def test_few_prompts_are_told_with_the_gain_that_they_can_detect(units: int) -> 
     )
     assert decision.notes[-1:] == ([] if units == 100 else [few])
     assert any("too few to rely on the interval" in note for note in decision.notes) == (units == 9)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.floats(-3, 3), st.integers(0, 2**32 - 1))
-def test_a_constant_added_to_the_candidate_moves_every_bound_by_it(constant: float, seed: int) -> None:
-    before, after = np.random.default_rng(seed).normal(1.0, 0.2, size=(2, 12))
-    asked, groups = rule(subgroups={"half": 0.1}), {"half": {"x": [f"p{i}" for i in range(5)]}}
-    first, moved = (
-        decide(scores(values, 5 + values), {"base": scores(before, 5 + before)}, asked, groups)
-        for values in (after, after + constant)
-    )
-    for name, by in (("total", constant), ("guard/guard", constant), ("subgroup/half=x", constant), ("unscored", 0)):
-        assert condition(moved, name).bound == pytest.approx(condition(first, name).bound + by, abs=1e-9)
-    assert moved.detectable_gain == pytest.approx(first.detectable_gain)
 
 
 def test_of_equals_a_share_of_alpha_is_promoted() -> None:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from visual_grpo.config import AlarmConfig
@@ -33,9 +32,9 @@ UNSCORED, DISTANCE = "unscored", "distance"
 SPLIT, SAMPLER = "eval", "stock"
 _SIDE = 64
 """Pixels to which pictures are reduced before their distance is measured."""
+_SHOWN_SIDE = 1600
 _RISE = 0.9
-"""Confidence of the two-sided interval of the total: its lower end has an error of 5%. What limits false alarms are the
-bounds of the signals."""
+"""Confidence of the total's two-sided interval: an error of 5% at its lower end. The signals limit false alarms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +54,12 @@ class Signal:
     @property
     def is_worse(self) -> bool:
         """Whether it is beyond its limit by more than chance explains."""
-        if self.limit is None:
-            return False
-        return self.low > self.limit if self.name in (UNSCORED, DISTANCE) else self.high < self.limit
+        return self._beyond(self.high if self._is_guard else self.low) > 0
 
     @property
     def beyond(self) -> float:
         """How far it is beyond its limit, be it by chance; 0 within."""
-        if self.limit is None or math.isnan(self.change):
-            return 0.0
-        worse = self.change - self.limit
-        return max(0.0, worse if self.name in (UNSCORED, DISTANCE) else -worse)
+        return self._beyond(self.change)
 
     @property
     def sentence(self) -> str:
@@ -75,6 +69,15 @@ class Signal:
         if self.name == DISTANCE:
             return f"the pictures are {self.change:.2f} away from the base model's (at least {self.low:.2f})"
         return f"{self.name} fell by {-self.change:.0%} (at least {-self.high:.0%})"
+
+    @property
+    def _is_guard(self) -> bool:
+        return self.name not in (UNSCORED, DISTANCE)
+
+    def _beyond(self, value: float) -> float:
+        if self.limit is None or math.isnan(value):
+            return 0.0
+        return max(0.0, self.limit - value if self._is_guard else value - self.limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,19 +109,19 @@ class Look:
         found: dict[str, float] = {}
         for signal in self.signals:
             values = {"watch": signal.change, "watch_low": signal.low, "watch_high": signal.high}
-            found |= {f"{what}/{signal.name}": value for what, value in values.items()}
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+            found |= {f"{what}/{signal.name}": value for what, value in values.items() if not math.isnan(value)}
+        return found
 
 
 class Watch:
-    """Compares a training with the baseline's samples of the eval prompts."""
+    """Compares a training with the baseline's samples of the eval prompts.
+
+    Args:
+        baseline: a folder of `draw_and_score`.
+        looks: how many evaluations the training will have.
+    """
 
     def __init__(self, baseline: Path, rule: AlarmConfig, looks: int) -> None:
-        """
-        Args:
-            baseline: a folder of `draw_and_score`.
-            looks: how many evaluations the training will have.
-        """
         scores = read_scores(baseline)
         rows = scores[(scores["split"] == SPLIT) & (scores["sampler"] == SAMPLER) & (scores["index"] == 0)]
         self.reference = rows.set_index("id")
@@ -140,20 +143,19 @@ class Watch:
         """
         rows = [row for row, record in enumerate(records) if record.id in self.reference.index]
         before = self.reference.loc[[records[row].id for row in rows]]
-        compare = partial(_difference, list(before["unit"]))
         # Each one-sided bound has an equal part of the error.
         level = 1 - 2 * self.rule.error / (self.looks * (len(self.guards) + 1 + (self.rule.max_distance is not None)))
+        compare = partial(paired_difference, clusters=list(before["unit"]), confidence=level)
         signals = []
         for name in self.guards:
-            found = compare(before[f"reward/{name}"], rewards[name].double().cpu()[rows], level)
+            found = compare(before[f"reward/{name}"], rewards[name].double().cpu()[rows])
             signals.append(_signal(name, found, -self.rule.max_guard_fall, abs(found.baseline_mean) or math.nan))
-        found = compare(before["total"].isna(), total.isnan().cpu()[rows], level)
+        found = compare(before["total"].isna(), total.isnan().cpu()[rows])
         signals.append(_signal(UNSCORED, found, self.rule.max_unscored_rise))
         if rows and all(is_image(samples[row]) for row in rows):
             away = [self._distance(str(file), samples[row]) for file, row in zip(before["file"], rows, strict=True)]
-            found = compare(np.zeros(len(away)), away, level)
-            signals.append(_signal(DISTANCE, found, self.rule.max_distance))
-        risen = compare(before["total"], total.double().cpu()[rows], _RISE)
+            signals.append(_signal(DISTANCE, compare(np.zeros(len(away)), away), self.rule.max_distance))
+        risen = compare(before["total"], total.double().cpu()[rows], confidence=_RISE)
         return Look(signals=tuple(signals), rise=risen.difference, has_risen=risen.ci_low > 0)
 
     def files(self, records: Sequence[PromptRecord]) -> list[Path | None]:
@@ -164,10 +166,6 @@ class Watch:
     def _distance(self, file: str, sample: Tensor) -> float:
         """Root mean square of the differences of pixels in [0, 1], both pictures reduced."""
         return float((self._reduced(file) - _reduced(sample)).square().mean().sqrt())
-
-
-def _difference(units: Sequence[str], before: ArrayLike, now: ArrayLike, confidence: float) -> PairedDifference:
-    return paired_difference(np.asarray(before, np.float64), np.asarray(now, np.float64), units, confidence)
 
 
 def _signal(name: str, found: PairedDifference, limit: float | None, scale: float = 1.0) -> Signal:
@@ -182,9 +180,6 @@ def _reduced(image: Tensor) -> Tensor:
     return torch.nn.functional.interpolate(pixels, size=size, mode="area")[0]
 
 
-_SHOWN_SIDE = 1600
-
-
 def picture_of(step: int) -> str:
     """The file of what was judged at an alarm, in the folders of checkpoints and adapters."""
     return f"alarm-{step:06d}.png"
@@ -193,10 +188,8 @@ def picture_of(step: int) -> str:
 def alarm_notes(training: Mapping[str, Any]) -> list[str]:
     """A sentence for the verdict on adapters whose training, with these facts, raised an alarm."""
     alarms = training.get("alarms", [])
-    if not alarms:
-        return []
     more = f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else ""
-    return [f"Alarm of the training at step {alarms[0]['step']}{more}: {alarms[0]['sentence']}."]
+    return [f"Alarm of the training at step {alarm['step']}{more}: {alarm['sentence']}." for alarm in alarms[:1]]
 
 
 def shown_alarms(training: Mapping[str, Any], adapters: Path | None) -> list[dict[str, Any]]:

@@ -30,10 +30,9 @@ Groups = Mapping[str, Mapping[str, Collection[str]]]
 """Metadata key -> value -> ids of the records that have it."""
 FEW_UNITS = 100
 """With fewer independent prompts the decision says what gain they can detect."""
-_LISTED = 3
-"""How many failed conditions a sentence names."""
-_HOLDS = {">": operator.gt, ">=": operator.ge, "<=": operator.le}
-_WORDS = {">": "above", ">=": "at least", "<=": "at most"}
+_NAMED = 3
+"""Failed conditions that the sentence explains."""
+_RELATIONS = {">": (operator.gt, "above"), ">=": (operator.ge, "at least"), "<=": (operator.le, "at most")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,21 +60,19 @@ class Condition:
     @property
     def holds(self) -> bool:
         """False where the bound is undefined."""
-        return bool(_HOLDS[self.relation](self.bound, self.limit))
+        return bool(_RELATIONS[self.relation][0](self.bound, self.limit))
 
     @property
     def sentence(self) -> str:
         """``total against champion: +0.031, lower bound +0.012, required above 0.000: holds``."""
-        verdict = "holds" if self.holds else "does not hold"
+        about, verdict = f"{self.what} against {self.against}", "holds" if self.holds else "does not hold"
         if math.isnan(self.bound):
-            found = f"{counted(self.units, 'independent prompt')} with scores, and a bound needs 2"
-            return f"{self.what} against {self.against}: {found}: {verdict}"
-        distances = {"difference": self.difference, "ci_low": self.bound, "ci_high": self.bound - self.limit}
-        digits = decimals(distances)  # Enough of them to tell the bound from the limit.
+            return f"{about}: {counted(self.units, 'independent prompt')} with scores, and a bound needs 2: {verdict}"
+        # Enough digits to tell the bound from the limit.
+        digits = decimals({"difference": self.difference, "ci_low": self.bound, "ci_high": self.bound - self.limit})
         side = "upper" if self.relation == "<=" else "lower"
         found = f"{self.difference:+z.{digits}f}, {side} bound {self.bound:+z.{digits}f}"
-        required = f"required {_WORDS[self.relation]} {self.limit:z.{digits}f}"
-        return f"{self.what} against {self.against}: {found}, {required}: {verdict}"
+        return f"{about}: {found}, required {_RELATIONS[self.relation][1]} {self.limit:z.{digits}f}: {verdict}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +94,7 @@ class GateDecision:
 
     @property
     def promoted(self) -> bool:
-        return all(condition.holds for condition in self.conditions)
+        return not self.failed
 
     @property
     def failed(self) -> list[Condition]:
@@ -105,16 +102,15 @@ class GateDecision:
 
     @property
     def sentence(self) -> str:
-        """The decision and its reason."""
+        """The decision and its reason: the gains, or the first conditions that do not hold."""
         where = f"on {counted(self.prompts, 'prompt')}, each bound at level {self.alpha:.2g}"
         count, failed = counted(len(self.conditions), "condition"), self.failed
-        if not failed:
-            gains = "; ".join(condition.sentence for condition in self.conditions if condition.name == "total")
-            return f"Promoted: all {count} hold {where}. {_capital(gains)}."
-        more = f"; and {len(failed) - _LISTED} more" if len(failed) > _LISTED else ""
-        reasons = "; ".join(condition.sentence for condition in failed[:_LISTED])
-        verb = "does" if len(failed) == 1 else "do"
-        return f"Not promoted: {len(failed)} of {count} {verb} not hold {where}. {_capital(reasons)}{more}."
+        if failed:
+            told, decision = failed[:_NAMED], f"Not promoted: {len(failed)} of {count} failed"
+        else:
+            told, decision = [own for own in self.conditions if own.name == "total"], f"Promoted: all {count} hold"
+        reasons = "; ".join(condition.sentence for condition in told)
+        return f"{decision} {where}. {reasons[:1].upper()}{reasons[1:]}."
 
     @property
     def notes(self) -> list[str]:
@@ -122,7 +118,7 @@ class GateDecision:
         if self.units >= FEW_UNITS:
             return []
         few = f"{counted(self.units, 'independent prompt')} with scores, fewer than {FEW_UNITS}"
-        if any(math.isnan(gain) for gain in self.detectable_gain.values()):
+        if self.units < 2:
             return [f"{few}: too few to detect any gain."]
         unreliable = [f"{FEW_NOTE} Hold out more (data.held_out_share)."] if self.units < FEW_PROMPTS else []
         gains = " and ".join(f"{gain:.2g} over the {name}" for name, gain in self.detectable_gain.items())
@@ -130,12 +126,10 @@ class GateDecision:
 
     def as_json(self) -> dict[str, Any]:
         """Everything; None = undefined, since JSON has no NaN."""
-        conditions = [
-            _without_nan(asdict(own)) | {"holds": own.holds, "sentence": own.sentence} for own in self.conditions
-        ]
+        conditions = [asdict(own) | {"holds": own.holds, "sentence": own.sentence} for own in self.conditions]
         said = {"promoted": self.promoted, "sentence": self.sentence, "notes": self.notes}
-        gains = _without_nan(self.detectable_gain)
-        return said | asdict(self) | {"detectable_gain": gains, "conditions": conditions}
+        found: dict[str, Any] = _without_nan(said | asdict(self) | {"conditions": conditions})
+        return found
 
 
 def decide(
@@ -155,20 +149,27 @@ def decide(
     Raises:
         UserError: the tables do not contain the same samples and scores.
     """
-    _check(candidate)
+    views = sorted(set(candidate[["sampler", "split"]].itertuples(index=False, name=None)))
+    if len(views) != 1 or views[0][0] != STOCK:
+        listed = ", ".join(map("/".join, views)) or "no samples"
+        raise UserError(f"the gate judges the samples of one split at the {STOCK} sampler, got {listed}")
+    if "weights" not in candidate.attrs:
+        raise UserError(
+            "the candidate's scores lack the weights of their rewards: keep DataFrame.attrs of generate.read_scores"
+        )
+    guards = [name for name, weight in candidate.attrs["weights"].items() if not weight]
     together = "The gate needs all of them drawn in one job: of the same prompts, with the same seeds and rewards"
-    pairs = {
-        name: join(table, candidate, Sides(f"scores of {name}", "scores of the candidate", together))
-        for name, table in references.items()
-    }
+    conditions: list[Condition] = []
     gains, units = {}, []
-    for name, rows in pairs.items():
-        differences = (rows["total_trained"] - rows["total_baseline"]).astype("float64")
-        of_units = differences.groupby(independent(rows)).mean().dropna()
+    for name, table in references.items():
+        pairs = join(table, candidate, Sides(f"scores of {name}", "scores of the candidate", together))
+        conditions += _conditions(name, pairs, guards, rule, groups or {})
+        differences = (pairs["total_trained"] - pairs["total_baseline"]).astype("float64")
+        of_units = differences.groupby(independent(pairs)).mean().dropna()
         units.append(len(of_units))
         gains[name] = rule.margin + detectable_gain(float(of_units.std()), len(of_units), rule.alpha)
     return GateDecision(
-        conditions=tuple(c for name, rows in pairs.items() for c in _conditions(name, rows, candidate, rule, groups)),
+        conditions=tuple(conditions),
         error=rule.error,
         gates_per_year=rule.gates_per_year,
         alpha=rule.alpha,
@@ -186,84 +187,64 @@ def subgroups_of(records: Iterable[PromptRecord], keys: Iterable[str]) -> dict[s
         known |= record.metadata.keys()
         for key in record.metadata.keys() & found.keys():
             found[key].setdefault(str(record.metadata[key]), set()).add(record.id)
-    for key in found:
-        if not found[key]:
-            has = f"their keys are {', '.join(sorted(known))}" if known else "they have no metadata"
-            raise UserError(
-                f"subgroups of the gate: none of the judged records has {key!r} in its metadata; {has}."
-                f"{nearest_hint(key, known)}"
-            )
+    for key in found.keys() - known:
+        raise UserError(
+            f"subgroups of the gate: none of the judged records has {key!r} in its metadata; their keys are:"
+            f" {', '.join(sorted(known)) or 'none'}.{nearest_hint(key, known)}"
+        )
     return found
 
 
-def _check(candidate: pd.DataFrame) -> None:
-    views = set(candidate[["sampler", "split"]].itertuples(index=False, name=None))
-    if len(views) != 1 or next(iter(views))[0] != STOCK:
-        listed = ", ".join(f"{sampler}/{split}" for sampler, split in sorted(views)) or "no samples"
-        raise UserError(f"the gate judges the samples of one split at the {STOCK} sampler, got {listed}")
-    if "weights" not in candidate.attrs:
-        raise UserError(
-            "the candidate's scores lack the weights of their rewards (DataFrame.attrs). Read them with"
-            " generate.read_scores, and keep attrs where rows are chosen"
-        )
-
-
 def _conditions(
-    against: str, pairs: pd.DataFrame, candidate: pd.DataFrame, rule: GateRule, groups: Groups | None
+    against: str, pairs: pd.DataFrame, guards: Iterable[str], rule: GateRule, groups: Groups
 ) -> Iterator[Condition]:
     """``pairs``: of `join`, the reference as baseline."""
-    yield _condition(against, "total", "total", _measured(pairs, "total", rule), ">", rule.margin)
-    yield _unscored(against, pairs, "total", rule)
-    for guard in (name for name, weight in candidate.attrs["weights"].items() if not weight):
-        found = _measured(pairs, f"reward/{guard}", rule)
-        yield _condition(against, f"guard/{guard}", guard, found, ">=", -rule.max_guard_fall * abs(found.baseline_mean))
-        if _missing(pairs, f"reward/{guard}").to_numpy().any():
-            yield _unscored(against, pairs, f"reward/{guard}", rule)
+
+    def condition(name: str, what: str, found: PairedDifference, relation: str, limit: float) -> Condition:
+        return Condition(
+            name=name,
+            against=against,
+            what=what,
+            units=found.units,
+            reference=found.baseline_mean,
+            candidate=found.trained_mean,
+            difference=found.difference,
+            bound=found.ci_high if relation == "<=" else found.ci_low,
+            relation=relation,
+            limit=limit,
+        )
+
+    found = _difference(pairs, "total", rule)
+    yield condition("total", "total", found, ">", rule.margin)
+    yield condition("unscored", "unscored share", _unscored(pairs, "total", rule), "<=", rule.max_unscored_rise)
+    for guard in guards:
+        found, missing = _difference(pairs, f"reward/{guard}", rule), _unscored(pairs, f"reward/{guard}", rule)
+        yield condition(f"guard/{guard}", guard, found, ">=", -rule.max_guard_fall * abs(found.baseline_mean))
+        if missing.baseline_mean or missing.trained_mean:
+            yield condition(f"unscored/{guard}", f"share without {guard}", missing, "<=", rule.max_unscored_rise)
     for key, fall in rule.subgroups.items():
-        for value, ids in (groups or {})[key].items():
-            found = _measured(pairs[pairs["id"].isin(list(ids))], "total", rule)
-            yield _condition(against, f"subgroup/{key}={value}", f"total where {key} is {value}", found, ">=", -fall)
+        for value, ids in groups[key].items():
+            found = _difference(pairs[pairs["id"].isin(list(ids))], "total", rule)
+            yield condition(f"subgroup/{key}={value}", f"total where {key} is {value}", found, ">=", -fall)
 
 
-def _unscored(against: str, pairs: pd.DataFrame, column: str, rule: GateRule) -> Condition:
-    """The share of samples without this score may rise to its limit."""
-    missing = _missing(pairs, column)
-    found = paired_difference(missing["baseline"], missing["trained"], independent(pairs), 1 - 2 * rule.alpha)
-    if not missing.to_numpy().any():
-        found = replace(found, ci_high=0.0)  # Nothing can have risen, on a single prompt neither.
-    score = column.removeprefix("reward/")
-    name, what = ("unscored", "unscored share") if score == "total" else (f"unscored/{score}", f"share without {score}")
-    return _condition(against, name, what, found, "<=", rule.max_unscored_rise)
-
-
-def _missing(pairs: pd.DataFrame, column: str) -> pd.DataFrame:
-    return pd.DataFrame({side: pairs[f"{column}_{side}"].isna() for side in ("baseline", "trained")})
-
-
-def _measured(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDifference:
+def _difference(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDifference:
     """Each end of the interval is a one-sided bound of level ``rule.alpha``."""
     before, after = pairs[f"{column}_baseline"], pairs[f"{column}_trained"]
     return paired_difference(before, after, independent(pairs), 1 - 2 * rule.alpha)
 
 
-def _condition(against: str, name: str, what: str, found: PairedDifference, relation: str, limit: float) -> Condition:
-    return Condition(
-        name=name,
-        against=against,
-        what=what,
-        units=found.units,
-        reference=found.baseline_mean,
-        candidate=found.trained_mean,
-        difference=found.difference,
-        bound=found.ci_high if relation == "<=" else found.ci_low,
-        relation=relation,
-        limit=limit,
-    )
+def _unscored(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDifference:
+    """The difference of the shares of samples without this score."""
+    before, after = (pairs[f"{column}_{side}"].isna() for side in ("baseline", "trained"))
+    found = paired_difference(before, after, independent(pairs), 1 - 2 * rule.alpha)
+    # Where none is missing nothing can have risen, on a single prompt neither.
+    return found if before.any() or after.any() else replace(found, ci_high=0.0)
 
 
-def _without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in values.items()}
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,11 +1,11 @@
-"""The gate: candidate, champion and base model are drawn in one job; the alias moves last; on request."""
+"""The gate: candidate, champion and base model are drawn in one job; the alias moves last. And the way back."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,15 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.presets import pinned
 from visual_grpo.errors import UserError, counted
 from visual_grpo.evaluation import compare, generate, report
-from visual_grpo.evaluation.gate import GateDecision, decide, subgroups_of
+from visual_grpo.evaluation.gate import decide, subgroups_of
 from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.headline import headline
 from visual_grpo.pipelines.compare import BASE, Side, draw, find_side, shared_scorer, side_of, unseen
 from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import reward_digests
-from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.registry import Registered, Registry
 from visual_grpo.trained_adapters import CODE, COMMIT, FILE, NONE, adapter_digest, modules_of, read_history
-from visual_grpo.types import PromptRecord
 
 HELD_OUT = "held_out"
 SPLITS = (HELD_OUT, SEALED)
@@ -66,25 +64,12 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
         sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
         stages = _earlier_stages(parameters, digest, promotion_draft)
         return promotion_draft, known | {"promoted": True, "already": True, "sentence": sentence, "stages": stages}
-    again = Command.now().of_pipeline("promote")
-    undone = None if parameters.promotion.rolled_back else registry.rolled_back(digest)
-    if undone is not None:  # Somebody had a reason, which the gate does not know.
-        sentence = (
-            f"Not promoted: {candidate.name} is version {undone[0]} of {registry.name}, which was rolled back on"
-            f" {undone[1]}. If it may be champion again: {again.adding({'promotion.rolled_back': True})}"
-        )
-        return promotion_draft, known | {"sentence": sentence}
-    _check_number_of_gates(parameters, registry, digest)
     references = _references(candidate, champion)
-    changed = [] if champion is None else reward_differences(references[CHAMPION], candidate)
-    if changed and not parameters.promotion.new_reward:  # Its own reward calls it better, whatever went wrong there.
-        sentence = (
-            f"Not promoted: {candidate.name} was trained with another reward than the champion ({'; '.join(changed)})."
-            f" If that is intended, judge both by the new reward: {again.adding({'promotion.new_reward': True})}"
-        )
-        return promotion_draft, known | {"sentence": sentence}
+    if refusal := _refusal(parameters, registry, candidate, references):
+        return promotion_draft, known | {"sentence": f"Not promoted: {candidate.name} {refusal}"}
+    _check_number_of_gates(parameters, registry, digest)
     stages = _stages(parameters, records, candidate, references, promotion_draft)
-    _write_report(parameters, candidate, stages, promotion_draft, CHAMPION if champion is not None else BASE_MODEL)
+    _write_report(parameters, candidate, stages, promotion_draft, next(iter(references)))
     last = list(stages.values())[-1]  # It is reached only if the others hold.
     return promotion_draft, known | {"promoted": last["promoted"], "sentence": last["sentence"], "stages": stages}
 
@@ -92,18 +77,25 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
 def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) -> dict[str, Any]:
     """Registers what was judged better as a version and moves the alias to it, last; returns what became of it."""
     registry = Registry.of(parameters)
-    _check_unchanged(parameters, registry, judgement)
+    adapters, digest = _folder(_candidate(parameters)), judgement["candidate"]["digest"]
+    champion, judged_against = registry.champion(), judgement["champion"]
+    now = None if champion is None else champion.digest
+    # After a crash, the candidate may be champion already.
+    if adapter_digest(adapters) != digest or now not in (judged_against and judged_against["digest"], digest):
+        raise UserError(
+            "promote: candidate or champion is not the one that was judged. Judge it again:"
+            f" {Command.now().of_pipeline('promote')}"
+        )
     # First, for it may fail: once the alias has moved, the gate is not repeated.
     registry.keep_report(judgement["candidate"]["run_id"], promotion)
     said = [judgement["sentence"]]
     said += [f"Note: {note}" for stage in judgement["stages"].values() for note in stage["notes"]]
-    version = judgement["champion"]["version"] if judgement["already"] else None
+    version = judged_against["version"] if judgement["already"] else None
     if judgement["promoted"] and not judgement["already"]:
         stages = {"gate.stages": ", ".join(judgement["stages"])}
-        version = registry.register(_folder(_candidate(parameters)), said, stages).version
+        version = registry.register(adapters, said, stages).version
         registry.promote(version)
     # What is noted need not be judged again, so this comes last; also of a champion, where a kill left it undone.
-    digest = judgement["candidate"]["digest"]
     if not judgement["already"] or not registry.is_judged(digest):
         registry.note_gate(digest, gate_settings(parameters), promoted=judgement["promoted"])
     for line in said:
@@ -111,6 +103,14 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
     if version is not None:
         console.note(f"models:/{registry.name}@{registry.alias} is version {version} now.")
     return judgement | {"model": registry.name, "alias": registry.alias, "version": version}
+
+
+def roll_back(parameters: Parameters) -> dict[str, Any]:
+    """Puts the alias back on the version that the champion replaced; returns both versions."""
+    registry = Registry.of(parameters)
+    before, after = registry.rollback()
+    console.note(f"models:/{registry.name}@{registry.alias} is version {after} again, as before version {before}.")
+    return {"model": registry.name, "alias": registry.alias, "from": before, "to": after}
 
 
 def _candidate(parameters: Parameters) -> Side:
@@ -122,21 +122,6 @@ def _candidate(parameters: Parameters) -> Side:
 def _folder(side: Side) -> Path:
     assert side.folder is not None
     return side.folder
-
-
-def _check_unchanged(parameters: Parameters, registry: Registry, judgement: Mapping[str, Any]) -> None:
-    """Raises UserError where the decision is of another adapter, or against another champion, than there are now."""
-    champion = registry.champion()
-    now = None if champion is None else champion.digest
-    before = None if judgement["champion"] is None else judgement["champion"]["digest"]
-    candidate = adapter_digest(_folder(_candidate(parameters)))
-    # After a crash, the candidate may be champion already.
-    if candidate != judgement["candidate"]["digest"] or now not in (before, candidate):
-        what = "candidate" if candidate != judgement["candidate"]["digest"] else "champion"
-        raise UserError(
-            f"promote: the {what} is not the one that was judged. Judge it again:"
-            f" {Command.now().of_pipeline('promote')}"
-        )
 
 
 def _earlier_stages(parameters: Parameters, digest: str, draft: Path) -> dict[str, Any]:
@@ -153,6 +138,25 @@ def _earlier_stages(parameters: Parameters, digest: str, draft: Path) -> dict[st
     return stages
 
 
+def _refusal(parameters: Parameters, registry: Registry, candidate: Side, references: Mapping[str, Side]) -> str | None:
+    """Why the candidate is not even drawn, and the command if that is intended; None if it is to be judged."""
+    again, settings = Command.now().of_pipeline("promote"), parameters.promotion
+    undone = registry.rolled_back(adapter_digest(_folder(candidate)))
+    if undone is not None and not settings.rolled_back:  # Somebody had a reason, which the gate does not know.
+        return (
+            f"is version {undone[0]} of {registry.name}, which was rolled back on {undone[1]}. If it may be champion"
+            f" again: {again.adding({'promotion.rolled_back': True})}"
+        )
+    champion = references.get(CHAMPION)
+    changed = [] if champion is None else reward_differences(champion, candidate)
+    if changed and not settings.new_reward:  # Its own reward calls it better, whatever went wrong there.
+        return (
+            f"was trained with another reward than the champion ({'; '.join(changed)}). If that is intended, judge both"
+            f" by the new reward: {again.adding({'promotion.new_reward': True})}"
+        )
+    return None
+
+
 def _check_number_of_gates(parameters: Parameters, registry: Registry, digest: str) -> None:
     """The error of a year is divided among so many gates, and holds for no more of them."""
     limit = parameters.promotion.gates_per_year
@@ -166,7 +170,7 @@ def _check_number_of_gates(parameters: Parameters, registry: Registry, digest: s
 
 
 def _references(candidate: Side, champion: Registered | None) -> dict[str, Side]:
-    """What the candidate is compared with.
+    """What the candidate is compared with: first the champion, if there is one.
 
     Raises:
         UserError: the champion is of another base model or task.
@@ -174,61 +178,59 @@ def _references(candidate: Side, champion: Registered | None) -> dict[str, Side]
     if champion is None:
         return {BASE_MODEL: BASE}
     side = side_of(f"champion {champion.version}", champion.adapters())
-    bases = [str(facts.get("model_content") or facts["model_digest"])[:12] for facts in (candidate.facts, side.facts)]
-    tasks = [str(facts["parameters"]["data"]["task"]) for facts in (candidate.facts, side.facts)]
-    for what, (now, before) in {"base model": bases, "task": tasks}.items():
-        if now != before:
-            raise UserError(
-                f"The champion (version {champion.version} of {champion.name}) has another {what} than the candidate:"
-                f" {before}, not {now}. Promote the candidate under another name: promotion.model=NAME"
-            )
+    now, before = (
+        {
+            "base model": str(facts.get("model_content") or facts["model_digest"])[:12],
+            "task": facts["parameters"]["data"]["task"],
+        }
+        for facts in (candidate.facts, side.facts)
+    )
+    if now != before:
+        raise UserError(
+            f"The champion (version {champion.version} of {champion.name}) has another base model or task than the"
+            f" candidate: {before}, not {now}. Promote the candidate under another name: promotion.model=NAME"
+        )
     return {CHAMPION: side, BASE_MODEL: BASE}
 
 
 def _stages(
     parameters: Parameters, records: RecordTable, candidate: Side, references: Mapping[str, Side], folder: Path
 ) -> dict[str, Any]:
-    """Split -> its decision, until one does not hold; the sealed records are checked even if they are not drawn."""
-    sides, most = [candidate, *references.values()], parameters.promotion.max_prompts
+    """Split -> its decision, until one does not hold; the sealed records are checked even if they are not drawn.
+
+    Every side is drawn on the same prompts and seeds.
+    """
+    sides, settings = {"candidate": candidate, **references}, parameters.promotion
     judged = {
-        split: distinct_prompts(unseen(records, sides, "promote", split), most)
+        split: distinct_prompts(unseen(records, list(sides.values()), "promote", split), settings.max_prompts)
         for split in SPLITS
         if split == HELD_OUT or len(records.split(split))
     }
     scorer = shared_scorer(parameters, candidate.facts, [record for found in judged.values() for record in found])
     stages: dict[str, Any] = {}
     for split, found in judged.items():
-        decision = _judge_on(split, parameters, found, scorer, candidate, references, folder)
+        groups = subgroups_of(found, settings.subgroups)
+        scores = {}
+        for name, side in sides.items():
+            drawn = _drawn(folder, split, name)
+            draw(parameters, side, side.facts or candidate.facts, found, scorer, drawn, split=split)
+            scores[name] = generate.read_scores(drawn)
+        decision = decide(scores.pop("candidate"), scores, settings, groups)
         stages[split] = decision.as_json()
         if not decision.promoted:
             break
     return stages
 
 
-def _judge_on(
-    split: str,
-    parameters: Parameters,
-    records: Sequence[PromptRecord],
-    scorer: RewardSet,
-    candidate: Side,
-    references: Mapping[str, Side],
-    folder: Path,
-) -> GateDecision:
-    """Draws every side on the same prompts and seeds, and decides."""
-    groups = subgroups_of(records, parameters.promotion.subgroups)
-    scores = {}
-    for name, side in {"candidate": candidate, **references}.items():
-        drawn = folder / split / name.replace(" ", "_")
-        draw(parameters, side, side.facts or candidate.facts, records, scorer, drawn, split=split)
-        scores[name] = generate.read_scores(drawn)
-    return decide(scores.pop("candidate"), scores, parameters.promotion, groups)
+def _drawn(folder: Path, split: str, side: str) -> Path:
+    return folder / split / side.replace(" ", "_")
 
 
 def _write_report(
     parameters: Parameters, candidate: Side, stages: Mapping[str, Any], folder: Path, reference: str
 ) -> None:
     """The page of the candidate against the champion, or against the base model where there is none."""
-    before, after = (folder / HELD_OUT / name for name in (reference.replace(" ", "_"), "candidate"))
+    before, after = (_drawn(folder, HELD_OUT, name) for name in (reference, "candidate"))
     settings, scores = parameters.evaluation, generate.read_scores(after)
     entries = compare.compare(
         generate.read_scores(before), scores, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
