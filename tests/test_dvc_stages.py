@@ -118,9 +118,6 @@ def test_parameters_of_the_training_are_kept_and_replaced(folder: Path) -> None:
     assert about.write(**{"train.seed": "3", "seed": None})
     assert about.training_params() == {"grpo.steps": "5", "train.seed": "3"}
     assert not about.write(**{"train.seed": "3"})
-    about.values.write_text("train_params: 3\n")
-    with pytest.raises(UserError, match="expected train_params: with a text such as"):
-        about.training_params()
 
 
 def test_a_stage_depends_on_what_decides_and_on_own_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from tests.reproduction.repositories import commit as commit_all
 from tests.reproduction.repositories import git
-from visual_grpo.errors import UserError
-from visual_grpo.retraining.stages import check_branch, commit
+from visual_grpo.retraining.job import commit
 
 FILES = [Path("dvc.lock"), Path("params.yaml")]
 
@@ -64,12 +63,3 @@ def test_the_same_contents_make_no_second_commit(repository: Path) -> None:
     (repository / "dvc.lock").write_text("newer\n")
     assert commit(repository, "retraining", FILES, "Retrained") not in (None, first)
     assert git(repository, "rev-parse", "retraining^") == first
-
-
-def test_a_name_that_git_refuses_is_noticed_before_anything_is_done(repository: Path) -> None:
-    check_branch(repository, "retraining")
-    with pytest.raises(UserError, match=r"retrain\.commit=re training\.\.x: .*not a valid branch name"):
-        check_branch(repository, "re training..x")
-    git(repository, "checkout", "--quiet", "--orphan", "empty")
-    with pytest.raises(UserError, match=r"retrain\.commit=retraining: "):
-        check_branch(repository, "retraining")

@@ -18,7 +18,7 @@ from visual_grpo.errors import UserError
 from visual_grpo.pipelines.promote import gate_settings
 from visual_grpo.programs import OutOfTimeError, ProgramError
 from visual_grpo.retraining.job import Retraining
-from visual_grpo.retraining.outcome import Code, DataRefusedError, Outcome
+from visual_grpo.retraining.outcome import Code, DataRefusedError
 from visual_grpo.retraining.project import Project
 from visual_grpo.tracking.registry import Registry
 from visual_grpo.trained_adapters import adapter_digest
@@ -72,7 +72,7 @@ class Trained:
         config = parameters(**({"retrain": {"data": {"min_records": 1}}} | changes))
         return Retraining(Project(config, None))
 
-    def retrain(self, **changes: Any) -> Outcome:
+    def retrain(self, **changes: Any) -> dict[str, Any]:
         return self.retraining(**changes).run()
 
     @property
@@ -102,11 +102,11 @@ def test_a_change_that_the_training_does_not_depend_on_asks_for_no_gate(
 ) -> None:
     (project.folder / "settings.yml").write_text("2")
     outcome = project.retrain()
-    assert (outcome.code, outcome.reason, project.trainings) == (Code.DONE, None, 1)
-    assert outcome.sentence.startswith("nothing to do")
+    assert (outcome["code"], outcome["reason"], project.trainings) == (Code.DONE, None, 1)
+    assert outcome["sentence"].startswith("nothing to do")
     said = capfd.readouterr().out
-    assert "Reason: check: settings.yml modified" in said
-    assert "Nothing was trained" in said
+    assert "Reason: check: changed deps: settings.yml: modified" in said
+    assert "What has changed decides neither" in said
     assert "Reason" not in (project.retrain(), capfd.readouterr().out)[1]
 
 
@@ -116,7 +116,7 @@ def test_other_settings_of_the_gate_and_another_training_ask_for_one(project: Tr
         project.retrain(promotion={"margin": 0.01})
     assert project.trainings == 1
     project.judged(promotion={"margin": 0.01})
-    assert project.retrain(promotion={"margin": 0.01}).reason is None
+    assert project.retrain(promotion={"margin": 0.01})["reason"] is None
     (project.folder / "raw.txt").write_text("b")
     with gate:
         project.retrain()
@@ -131,45 +131,30 @@ def test_where_every_call_is_to_train_it_trains_also_beside_such_a_change(projec
     assert "train.seed=1" in (project.folder / "params.yaml").read_text()
 
 
-def test_time_that_is_over_stops_the_stage_and_more_steps_than_allowed_are_refused(project: Trained) -> None:
+def test_what_cannot_end_well_is_refused_before_anything_runs(project: Trained) -> None:
     (project.folder / "raw.txt").write_text("b")
     with pytest.raises(OutOfTimeError):
         project.retrain(retrain={"hours": 1e-9})
     with pytest.raises(UserError, match=r"more than retrain\.max_steps = 1 allows"):
         project.retrain(retrain={"max_steps": 1}, grpo={"steps": 2})
+    with pytest.raises(UserError, match=r"retrain\.commit=re training\.\.x: .*not a valid branch name"):
+        project.retrain(retrain={"commit": "re training..x"})
+    assert (project.folder / "prepared.txt").read_text() == "a"
 
 
-def refuse() -> None:
-    raise DataRefusedError("too few")
-
-
-def die() -> None:
-    raise KeyboardInterrupt
-
-
-def test_data_that_are_refused_make_room_for_the_earlier_ones(project: Trained) -> None:
-    """Also in the call after one that was killed before the check, and where they cannot be prepared."""
-    raw, prepared, stages = project.folder / "raw.txt", project.folder / "prepared.txt", project.retraining().stages
-    lock = stages.lock.read_bytes()
-    raw.write_text("later")
-    with pytest.raises(DataRefusedError, match=r"^too few$"):
-        stages.prepare(refuse)
-    assert (prepared.read_text(), stages.lock.read_bytes()) == ("a", lock)
-    with pytest.raises(KeyboardInterrupt):
-        stages.prepare(die)
-    assert prepared.read_text() == "later"
-    raw.unlink()
-    with pytest.raises(ProgramError, match="dvc repro"):
-        stages.prepare(lambda: None)
-    assert (prepared.read_text(), stages.lock.read_bytes()) == ("a", lock)
-    raw.write_text("later")
-    stages.prepare(lambda: None)
-    assert prepared.read_text() == "later"
+def test_refused_data_are_refused_until_they_are_mended(project: Trained) -> None:
+    raw, few = project.folder / "raw.txt", {"data": {"min_records": 100}}
+    raw.write_text("b")
+    for _ in range(2):
+        with pytest.raises(DataRefusedError, match=r"nothing was trained(?s:.)*needed are 100"):
+            project.retrain(retrain=few)
+    raw.write_text("a")
+    assert (project.retrain()["reason"], project.trainings) == (None, 1)
 
 
 def test_imported_data_are_updated(project: Trained, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("1")
     subprocess.run([*DVC, "import-url", "--quiet", str(tmp_path / "elsewhere"), "mine"], check=True)
     (tmp_path / "elsewhere").write_text("22")
-    assert project.retraining().stages.update_imports() == ["mine.dvc"]
+    project.retraining().update_imports()
     assert Path("mine").read_text() == "22"

@@ -11,7 +11,7 @@ import pytest
 from visual_grpo.config import MonitorConfig, RetrainConfig
 from visual_grpo.errors import UserError
 from visual_grpo.retraining.job import monitored
-from visual_grpo.retraining.outcome import Outcome, is_due, notify
+from visual_grpo.retraining.outcome import is_due, notify
 
 SUMMARY = {"code": 0, "sentence": "promoted", "reason": "data changed"}
 
@@ -52,12 +52,3 @@ def test_a_score_is_the_last_line_of_a_command(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(UserError) as told:
             monitored(MonitorConfig(command=command))
         assert said in str(told.value)
-
-
-def test_the_summary_is_one_line() -> None:
-    outcome = Outcome(code=3, sentence="not promoted", model="m", seconds=3761.4)
-    assert outcome.line == "Retraining of m: not promoted (1:02:41, exit code 3)"
-    assert (outcome.as_json()["outcome"], Outcome(code=143, sentence="", model="").as_json()["outcome"]) == (
-        "not_promoted",
-        "stopped",
-    )

@@ -160,7 +160,7 @@ def undisturbed(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.mark.parametrize(
     "moment",
     [
-        "visual_grpo.retraining.stages:Stages.changed:0",
+        "visual_grpo.retraining.job:Retraining._changed:0",
         "visual_grpo.training:TrainingRun._train:1.0",
         "visual_grpo.pipelines.promote:judge:2.0",
         "visual_grpo.pipelines.promote:promote:0.1",
@@ -177,13 +177,9 @@ def test_killed_at_any_stage_and_called_again_it_ends_in_the_same_state(
 
 
 def test_data_that_are_unlike_the_champions_are_refused_before_anything_is_trained(project: Path) -> None:
-    before = (project / "dvc.lock").read_bytes()
-    manifest = (project / "data/05_model_input/records.parquet").read_bytes()
     configure(project, data={"eval_share": 0.2}, retrain={"data": {"min_records": 100_000}})
     code, printed = retrain(project)
     assert code == Code.DATA_REFUSED, printed
-    assert (project / "dvc.lock").read_bytes() == before
-    assert (project / "data/05_model_input/records.parquet").read_bytes() == manifest
     assert "150 usable records, needed are 100000 (retrain.data.min_records)." in printed
     assert not (project / "data/06_models/adapters").exists()
 

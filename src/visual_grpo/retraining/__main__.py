@@ -10,16 +10,17 @@ import fcntl
 import json
 import os
 import sys
-import time
 import traceback
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from visual_grpo import console, third_party_output
 from visual_grpo.errors import UserError, visible
 from visual_grpo.files import write_atomically
 from visual_grpo.programs import OutOfTimeError, ProgramError
 from visual_grpo.retraining.job import Retraining
-from visual_grpo.retraining.outcome import Code, DataRefusedError, Outcome, notify
+from visual_grpo.retraining.outcome import Code, DataRefusedError, notify
 from visual_grpo.retraining.project import read_project
 from visual_grpo.stopping import signal_of, terminate_as_interrupt
 
@@ -55,32 +56,32 @@ def _retrain(environment: str | None) -> int:
             f"Another retraining is running: {output / LOCK} is locked (`fuser {output / LOCK}` says by whom)."
         )
         return Code.BUSY
-    outcome = _outcome(Retraining(project, lock))
-    summary = outcome.as_json() | {"ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    summary = _run(Retraining(project, lock))
     write_atomically(output / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False))
-    console.note(outcome.line)
+    took, code = timedelta(seconds=round(summary["seconds"])), int(summary["code"])
+    console.note(f"Retraining of {summary['model']}: {summary['sentence']} ({took}, exit code {code})")
     problem = notify(project.config.retrain, summary, Path.cwd())
     if problem is not None:
         console.note(f"Warning: {problem}")
-    return outcome.code
+    return code
 
 
-def _outcome(retraining: Retraining) -> Outcome:
-    """Runs it; a failure is an outcome too, so that somebody is told."""
+def _run(retraining: Retraining) -> dict[str, Any]:
+    """Returns the summary; of a failure too, so that somebody is told."""
     try:
         return retraining.run()
     except DataRefusedError as error:
-        return retraining.outcome(Code.DATA_REFUSED, str(error))
+        return retraining.summary(Code.DATA_REFUSED, str(error))
     except OutOfTimeError:
         hours = retraining.config.retrain.hours
-        return retraining.outcome(Code.OUT_OF_TIME, f"the {hours:g} h of retrain.hours are over; the next call goes on")
+        return retraining.summary(Code.OUT_OF_TIME, f"the {hours:g} h of retrain.hours are over; the next call goes on")
     except KeyboardInterrupt as stop:
-        return retraining.outcome(128 + signal_of(stop), "stopped by a signal; the next call goes on")
+        return retraining.summary(128 + signal_of(stop), "stopped by a signal; the next call goes on")
     except (UserError, ProgramError) as error:
-        return retraining.outcome(Code.FAILED, visible(str(error)))
+        return retraining.summary(Code.FAILED, visible(str(error)))
     except Exception as error:
         print(traceback.format_exc(), file=sys.stderr)  # noqa: T201
-        return retraining.outcome(Code.FAILED, f"{type(error).__name__}: {error}")
+        return retraining.summary(Code.FAILED, f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""How a retraining ended: its exit code, the summary that is printed and stored, and who is told."""
+"""Exit codes of a retraining, and who is told how it ended."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 from visual_grpo.config import RetrainConfig
 from visual_grpo.programs import ProgramError, output_of
 
-SECONDS = 60.0
+_SECONDS = 60.0
 """Time of a notification."""
 
 
@@ -37,45 +35,13 @@ class DataRefusedError(Exception):
     """The prepared records did not pass the checks of ``retrain.data``."""
 
 
-@dataclass(kw_only=True)
-class Outcome:
-    """The result of a retraining."""
-
-    code: int
-    sentence: str
-    model: str
-    """Registered model."""
-    reason: str | None = None
-    """Why something was done; None = there was nothing to do."""
-    version: int | None = None
-    """The version that was promoted."""
-    run_id: str | None = None
-    """The MLflow run of the candidate's training."""
-    seconds: float = 0.0
-    removed: list[str] = field(default_factory=list)
-    """Versions and runs that were deleted."""
-    commit: str | None = None
-    """The commit with dvc.lock."""
-    warning: str | None = None
-    """A failure after the decision, which stands."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"outcome": Code(self.code).name.lower() if self.code in set(Code) else "stopped"}
-
-    @property
-    def line(self) -> str:
-        """The summary in one line."""
-        took = timedelta(seconds=round(self.seconds))
-        return f"Retraining of {self.model}: {self.sentence} ({took}, exit code {self.code})"
-
-
 def notify(settings: RetrainConfig, summary: Mapping[str, Any], project: Path) -> str | None:
     """Gives the summary to ``retrain.notify`` if it is due; returns what went wrong, or None."""
     if settings.notify is None or not is_due(settings, summary):
         return None
     text = json.dumps(summary, ensure_ascii=False)
     try:
-        output_of("/bin/sh", "-c", settings.notify, at=project, given=text, seconds=SECONDS)
+        output_of("/bin/sh", "-c", settings.notify, at=project, given=text, seconds=_SECONDS)
     except ProgramError as error:
         return f"The command of retrain.notify failed: {error}"
     return None

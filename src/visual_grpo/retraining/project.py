@@ -60,10 +60,9 @@ class Project:
 
     def training_params(self) -> dict[str, str]:
         """Those in params.yaml, by their names."""
-        text = self._written().get(TRAIN_PARAMS) or ""
-        if not isinstance(text, str):
-            raise UserError(f"{self.values}: expected {TRAIN_PARAMS}: with a text such as train.seed=3, got {text!r}")
-        pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+        pairs = [
+            part.partition("=") for part in str(self._written().get(TRAIN_PARAMS) or "").split(",") if part.strip()
+        ]
         return {name.strip(): value.strip() for name, _, value in pairs}
 
     def write(self, **training: str | None) -> bool:
@@ -71,18 +70,17 @@ class Project:
 
         ``training`` replaces parameters of the training by their names; None removes one.
         """
-        stages = STAGES.read_bytes()
-        stale = not self.stages.is_file() or self.stages.read_bytes() != stages
-        if stale:
-            self.stages.write_bytes(stages)
         given = self.training_params() | training
         params = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
         values = {**self._folders(), TRAIN_PARAMS: params}
+        texts = {self.stages: STAGES.read_text(encoding="utf-8")}
         if values != self._written():
-            stale = True
-            write_atomically(self.values, HEADER + yaml.safe_dump(values, sort_keys=False))
+            texts[self.values] = HEADER + yaml.safe_dump(values, sort_keys=False)
+        stale = {path: text for path, text in texts.items() if not path.is_file() or path.read_text("utf-8") != text}
+        for path, text in stale.items():
+            write_atomically(path, text)
         write_atomically(Path(self.config.output) / PARAMETERS, json.dumps(stage_parameters(self.config), indent=1))
-        return stale
+        return bool(stale)
 
     def _written(self) -> dict[str, Any]:
         found = yaml.safe_load(self.values.read_text(encoding="utf-8")) if self.values.is_file() else {}
@@ -90,8 +88,7 @@ class Project:
 
     def _folders(self) -> dict[str, str]:
         starter, model = self.config.starter, self.config.model.path
-        own_model = _here(model) if model is not None and Path(model).expanduser().exists() else None
-        data = self.config.data.path
+        own_model = None if model is None else _here(model)
         return {
             "project": "." if self.environment is None else "../..",
             "option": self.option,
@@ -99,7 +96,7 @@ class Project:
             "drawn_data": starter.dataset,
             "drawn_model": starter.model,
             # On a hub there is no file that DVC could look at.
-            "data": _here(data) if Path(data).expanduser().exists() else starter.dataset,
+            "data": _here(self.config.data.path) or starter.dataset,
             "model": own_model or starter.model,
             "starter_reads": own_model or "requirements.lock",
         }
@@ -145,9 +142,11 @@ def read_project(folder: Path, environment: str | None) -> Project:
         raise UserError(str(expected_error(error))) from error
 
 
-def _here(path: str) -> str:
-    """Relative to the project where it is inside."""
+def _here(path: str) -> str | None:
+    """Relative to the project where it is inside; None where there is no such file or folder."""
     full = Path(path).expanduser()
+    if not full.exists():
+        return None
     inside = full.is_absolute() and full.is_relative_to(Path.cwd())
     return (full.relative_to(Path.cwd()) if inside else full).as_posix()
 
