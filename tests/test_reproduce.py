@@ -71,26 +71,6 @@ def test_a_training_is_made_again_bit_for_bit(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_differs_is_named_and_the_command_fails(project: Path) -> None:
-    weights = project / "data/06_models/adapters/ar/adapter_model.safetensors"
-    content, before = weights.read_bytes(), temporary()
-    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    try:
-        done = paste(REPRODUCE, project)
-    finally:
-        weights.write_bytes(content)
-    [left] = temporary() - before
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    found = report(project)
-    assert (found["matches"], found["difference"]) == (False, "adapter ar/adapter_model.safetensors")
-    assert "Not reproduced: adapter ar/adapter_model.safetensors was" in done.stderr
-    assert f"Kept: {left}" in done.stdout
-    subprocess.run(["rm", "-r", str(left)], check=True)
-    git(project, "worktree", "prune")
-
-
-@pytest.mark.slow
 def test_a_training_from_other_adapters_that_was_killed_and_resumed_is_made_again(project: Path) -> None:
     """What it started from is where it then left its own, so that only MLflow has it."""
     adapters, training = project / "data/06_models/adapters", project / "src/visual_grpo/training.py"

@@ -20,7 +20,6 @@ from visual_grpo import console
 from visual_grpo.errors import UserError, counted
 from visual_grpo.programs import ProgramError, git
 from visual_grpo.records.table import RecordTable
-from visual_grpo.reproduction.inputs import RECORDS
 from visual_grpo.reproduction.repeat import check_commit, checked_out
 from visual_grpo.retraining.project import read_project
 from visual_grpo.saved_model import content_digest
@@ -31,6 +30,7 @@ from visual_grpo.tracking.registry import DIGEST, SCHEME, named_version, trainin
 from visual_grpo.trained_adapters import CHANGES, adapter_digest, read_facts, weight_sums
 
 OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"
+RECORDS = "05_model_input/records.parquet"
 _VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
 _FACTS = {
     "git.commit": "git.commit",
@@ -169,7 +169,7 @@ def _changes(file: Path, facts: Mapping[str, Any], project: Path, commit: str) -
         return Line(what, "lost", DIFFERS, f"the folder has no {CHANGES}") if lost else Line(what, "none", OK)
     value = counted(file.read_text(encoding="utf-8").count("diff --git "), "file")
     try:
-        with checked_out(project, commit, file.read_text(encoding="utf-8"), lambda _: None):
+        with checked_out(project, commit, file.read_text(encoding="utf-8")):
             return Line(what, value, OK, f"{CHANGES} applies to the commit")
     except UserError as error:
         return Line(what, value, DIFFERS, f"they do not apply: {error}")

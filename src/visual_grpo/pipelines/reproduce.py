@@ -32,7 +32,7 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
         start = find_start(named, facts["start"], latest, facts.get(START_RUN))
     hashes = dvc_hashes(facts)
     training = Training(project=Path.cwd(), adapters=adapters, facts=facts, hashes=hashes, start=start)
-    report = repeat(training, parameters.reproduce, console.note)
+    report = repeat(training, parameters.reproduce)
     rows = [[row["what"], row["run"], row["here"], row["result"]] for row in report["rows"]]
     console.table("What matched", ["", "run", "here", ""], rows)
     console.note(f"{report['sentence']} ({report['seconds']} s)")

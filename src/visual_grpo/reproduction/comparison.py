@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,15 @@ FINAL = ("reward/total", "eval/total")
 """Metrics of the last step that has them, compared where bits cannot be."""
 _PATHS = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")
 """Parameters whose content is compared by digests."""
-_FACTS = {"base model's files": "model_content", "adapters at the start": "start", "source files": SOURCES}
+_FACTS = {
+    "data": "data",
+    "base model": "model_digest",
+    "base model's files": "model_content",
+    "adapters at the start": "start",
+    "source files": SOURCES,
+    "seed": "seed",
+}
+"""What is fixed before the first step, by its fact of the training."""
 
 
 @dataclass(frozen=True)
@@ -37,36 +45,18 @@ class Row:
         return cls(what, _shown(run), _shown(here), "equal" if run == here else "differs")
 
 
-def environment_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Row]:
+def environment_row(run: Mapping[str, Any], here: Mapping[str, Any]) -> Row:
     """Libraries and processor: another one may change bits, which the adapters then show."""
     before, now = (str(facts.get(NUMERICS)).split(", ") for facts in (run, here))
     if before == now:
-        yield Row("libraries and processor", before[-1], now[-1], "equal")
-    for first, second in zip(before, now, strict=False):
-        if first != second:
-            yield Row(first.split()[0], first, second, "noted")
+        return Row("libraries and processor", before[-1], now[-1], "equal")
+    lost, new = (", ".join(part for part in one if part not in other) for one, other in ((before, now), (now, before)))
+    return Row("libraries and processor", lost, new, "noted")
 
 
-def made_rows(run: Mapping[str, Any], output: Path) -> Iterator[Row]:
-    """What the run's own code prepared and pretrained."""
-    starter = json.loads((output / "06_models/starter.json").read_text(encoding="utf-8"))
-    yield Row.of("base model", run.get("model_digest"), starter["digest"])
-    prepared = output / "08_reporting/data_preparation.json"
-    if prepared.is_file():
-        yield Row.of("data", run.get("data"), json.loads(prepared.read_text(encoding="utf-8"))["digest"])
-
-
-def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Row]:
-    """Data, base model, parameters and reward code: what is fixed before the first step.
-
-    Args:
-        run, here: the facts of the two trainings.
-        origins: ``data`` and ``base model`` -> where they came from here.
-    """
-    for name, fact in {"data": "data", "base model": "model_digest"}.items():
-        row = Row.of(name, run.get(fact), here.get(fact))
-        yield replace(row, here=f"{row.here} ({origins[name]})")
-    for name, fact in {**_FACTS, "seed": "seed"}.items():
+def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Row]:
+    """Data, base model, parameters and reward code, from the facts of the two trainings."""
+    for name, fact in _FACTS.items():
         if run.get(fact) is not None:
             yield Row.of(name, run[fact], here.get(fact))
     before, now = (_parameters(facts.get("parameters", {})) for facts in (run, here))
@@ -102,18 +92,17 @@ def adapter_rows(sums: Mapping[str, str], run: Path, here: Path) -> Iterator[Row
 def metric_rows(run: Path, here: Path) -> Iterator[Row]:
     """The metrics of every step in every digit, but those of time and memory; only the first that differs."""
     before, now = (pd.read_csv(folder / HISTORY, dtype=str, keep_default_na=False) for folder in (run, here))
-    names, other = ([str(name) for name in table if not is_timing(str(name))] for table in (before, now))
-    if set(names) != set(other):
-        missing, new = (", ".join(sorted(set(a) - set(b))) or "-" for a, b in ((names, other), (other, names)))
-        yield Row("names of metrics", missing, new, "differs")
-    elif len(before) != len(now):
-        yield Row.of("steps", len(before), len(now))
-    elif different := [(s, n) for s in range(len(before)) for n in names if before[n].iloc[s] != now[n].iloc[s]]:
-        step, name = different[0]
-        yield Row.of(f"metric {name} at step {step + 1}", before[name].iloc[step], now[name].iloc[step])
-    else:
-        size = f"{len(names)} of {len(before)} steps"
-        yield Row.of("metrics", size, size)
+    before, now = (table[[name for name in table if not is_timing(str(name))]] for table in (before, now))
+    shown = [f"{len(table)} steps of {', '.join(map(str, table))}" for table in (before, now)]
+    if shown[0] != shown[1]:
+        yield Row.of("metrics", *shown)
+        return
+    for step, name in product(before.index, before):
+        if before[name][step] != now[name][step]:
+            yield Row.of(f"metric {name} at step {step + 1}", before[name][step], now[name][step])
+            return
+    size = f"{len(before.columns)} of {len(before)} steps"
+    yield Row.of("metrics", size, size)
 
 
 def tolerance_rows(run: Path, here: Path, tolerance: float) -> Iterator[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -9,29 +10,40 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from visual_grpo.computed_with import MEANING, NUMERICS, SOURCES
-from visual_grpo.config.presets import pinned
+from visual_grpo import console
+from visual_grpo.computed_with import MEANING, NUMERICS
+from visual_grpo.config.outputs import ROOT, with_output_folders
+from visual_grpo.config.presets import is_drawn, pinned
 from visual_grpo.config.reproduce import ReproduceConfig
 from visual_grpo.errors import UserError, counted
 from visual_grpo.programs import ProgramError, git, output_of, run
 from visual_grpo.reproduction import comparison
 from visual_grpo.reproduction.comparison import Row
-from visual_grpo.reproduction.inputs import AGAIN, bring_inputs
-from visual_grpo.resuming import ROUNDING
-from visual_grpo.trained_adapters import ADJUSTED, CHANGES, read_facts
+from visual_grpo.reproduction.inputs import bring_inputs
+from visual_grpo.trained_adapters import CHANGES, read_facts
 
-ADAPTERS, LOCK, GPU = "06_models/adapters", "requirements.lock", "cuda"
+LOCK, GPU = "requirements.lock", "cuda"
+_REPORTS = {
+    "base model": ("model_digest", "06_models/starter.json"),
+    "data": ("data", "08_reporting/data_preparation.json"),
+}
+"""What is made before the training: its fact, and the report with its digest."""
 _OPTION = re.compile(r"(?:--env[= ]|-e[= ]?)([\w.-]+)")
-_CODE = {"git.commit": "commit", "git.state": "uncommitted changes", SOURCES: MEANING[SOURCES]}
+_FIXED = {
+    "git.commit": "commit",
+    "git.state": "uncommitted changes",
+    "parameters": "parameters",
+    **MEANING,
+}
+"""Facts that all parts of a resumed training must share, as ``resumed.NAME`` tells."""
 _PATIENCE = 10.0
 
 
@@ -65,7 +77,7 @@ class Place:
     """Whether it stays."""
 
 
-def repeat(training: Training, settings: ReproduceConfig, note: Callable[[str], None]) -> dict[str, Any]:
+def repeat(training: Training, settings: ReproduceConfig) -> dict[str, Any]:
     """Trains again; returns what matched (``rows``), whether all did (``matches``), and the first ``difference``.
 
     Raises:
@@ -74,9 +86,9 @@ def repeat(training: Training, settings: ReproduceConfig, note: Callable[[str], 
     """
     check_repeatable(training.adapters, training.facts)
     began, commit = time.monotonic(), str(training.facts["git.commit"])
-    with checked_out(training.project, commit, training.changes, note) as place:
-        note(f"The code of commit {commit[:12]} is in {place.code}")
-        rows = _rows(training, place, settings.tolerance, note)
+    with checked_out(training.project, commit, training.changes) as place:
+        console.note(f"The code of commit {commit[:12]} is in {place.code}")
+        rows = _rows(training, place, settings.tolerance)
         difference = next((row for row in rows if row.result == "differs"), None)
         place.kept = settings.keep or difference is not None
     return {
@@ -94,30 +106,20 @@ def check_repeatable(folder: Path, facts: Mapping[str, Any]) -> None:
     """Raises UserError if no code is known that made the adapters, or the training was resumed with something else."""
     if "git.commit" not in facts or "parameters" not in facts:
         raise UserError(f"The training of {folder} was started outside of git: its training.json names no commit.")
-    mixed = next(_mixed(facts), None)
-    if mixed is not None:
+    mixed = [
+        f"{meaning} ({', '.join(str(facts[f'resumed.{name}']).splitlines())})"
+        for name, meaning in _FIXED.items()
+        if f"resumed.{name}" in facts
+    ]
+    if mixed:
         raise UserError(
-            f"The training of {folder} was resumed with other {mixed}, so no single training is the same. Train again"
-            " from step 1 (resume=never)."
+            f"The training of {folder} was resumed with other {'; '.join(mixed)}, so no single training is the same."
+            " Train again from step 1 (resume=never)."
         )
     if facts.get("git.state") == "dirty" and not (folder / CHANGES).is_file():
         raise UserError(
             f"The training of {folder} was started with uncommitted changes, and the folder has no {CHANGES} any more."
         )
-
-
-def _mixed(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What the parts of a resumed training did not share; rounding counts on a CPU only."""
-    for name, meaning in _CODE.items():
-        if f"resumed.{name}" in facts:
-            values = [str(facts.get(name)), *str(facts[f"resumed.{name}"]).splitlines()]
-            yield f"code than it began with ({meaning}: {', '.join(value[:12] for value in values)})"
-    on_cpu = not _on_gpu(facts)
-    if on_cpu and f"resumed.{NUMERICS}" in facts:
-        yield MEANING[NUMERICS]
-    for line in str(facts.get(ADJUSTED, "")).splitlines():
-        if on_cpu or not any(fnmatchcase(line.partition(":")[0], pattern) for pattern in ROUNDING):
-            yield f"parameters than it began with ({line})"
 
 
 def _on_gpu(facts: Mapping[str, Any]) -> bool:
@@ -136,7 +138,7 @@ def check_commit(project: Path, commit: str) -> None:
 
 
 @contextmanager
-def checked_out(project: Path, commit: str, changes: str, note: Callable[[str], None]) -> Iterator[Place]:
+def checked_out(project: Path, commit: str, changes: str) -> Iterator[Place]:
     """The code at ``commit`` with the patch ``changes``; removed at the end unless it is marked as kept.
 
     Raises:
@@ -157,7 +159,7 @@ def checked_out(project: Path, commit: str, changes: str, note: Callable[[str], 
         ) from error
     finally:
         if place.kept:
-            note(f"Kept: {folder} (to remove it: rm -r {folder} && git worktree prune)")
+            console.note(f"Kept: {folder} (to remove it: rm -r {folder} && git worktree prune)")
         else:
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(ProgramError):
@@ -165,32 +167,22 @@ def checked_out(project: Path, commit: str, changes: str, note: Callable[[str], 
 
 
 def parameters_to_repeat(own: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
-    """The parameter tree of a training, to be run in a worktree: from step 1, with no other tracker.
+    """The parameter tree of a training, to be run in a worktree: from step 1, into ``data``, with no other tracker.
 
-    What it writes is relative to the worktree: a run with its output elsewhere is repeated in ``data``. ``start`` are
-    the adapters that the training started from, whatever their name means by now.
+    ``start`` are the adapters that the training started from, whatever their name means by now.
     """
     tree = pinned(own)
-    output = _inside(tree["output"], "data")
-    starter = tree["starter"]
-    drawn = _inside(starter["dataset"], f"{output}/01_raw/{starter.get('world', 'shapes')}")
-    quiet = {name: None for name in ("tensorboard", "wandb") if name in tree["tracking"]}
-    return {
-        **tree,
-        "output": output,
+    drawn = is_drawn(tree["data"]["path"], tree["starter"]["dataset"])
+    again = {
+        "output": ROOT,
         "resume": "never",
         "adapter": "latest",
         "train": tree["train"] | ({} if start is None else {"start": str(start)}),
-        "data": tree["data"] | ({"path": drawn} if tree["data"]["path"] == starter["dataset"] else {}),
-        "starter": starter | {"dataset": drawn, "model": _inside(starter["model"], f"{output}/06_models/base")},
-        "tracking": {**tree["tracking"], **quiet, "checkpoints": f"{output}/06_models/checkpoints"},
+        "data": tree["data"] | ({"path": None} if drawn else {}),
+        "starter": tree["starter"] | {"dataset": None, "model": None},
+        "tracking": tree["tracking"] | {"tensorboard": None, "wandb": None, "checkpoints": None},
     }
-
-
-def _inside(path: str, otherwise: str) -> str:
-    """The path, or ``otherwise`` where it leads out of the working folder."""
-    pure = PurePosixPath(path)
-    return otherwise if pure.is_absolute() or ".." in pure.parts or path.startswith("~") else path
+    return with_output_folders(tree | again, None)
 
 
 def write_configuration(place: Place, tree: Mapping[str, Any], command: str) -> list[str]:
@@ -209,7 +201,7 @@ def write_configuration(place: Place, tree: Mapping[str, Any], command: str) -> 
     return [f"--conf-source={made}", *environment]
 
 
-def python_of(place: Place, project: Path, version: str | None, note: Callable[[str], None]) -> Path:
+def python_of(place: Place, project: Path, version: str | None) -> Path:
     """The Python with the packages of the run's lock: the present one, or one of ``version`` in a new environment.
 
     Raises:
@@ -220,7 +212,7 @@ def python_of(place: Place, project: Path, version: str | None, note: Callable[[
         raise UserError(f"The commit of the run has no {LOCK}, so its environment is not known.")
     if (project / LOCK).is_file() and lock.read_bytes() == (project / LOCK).read_bytes():
         return Path(sys.executable)
-    note(f"{LOCK} of the run is another than the present one: installing it into a new environment")
+    console.note(f"{LOCK} of the run is another than the present one: installing it into a new environment")
     tools, made = project / ".venv-tools/bin/uv", place.folder / "environment"
     uv, python = tools if tools.is_file() else "uv", made / "bin/python"
     minor = ".".join((version or platform.python_version()).split(".")[:2])
@@ -236,24 +228,25 @@ def python_of(place: Place, project: Path, version: str | None, note: Callable[[
     return python
 
 
-def _rows(training: Training, place: Place, tolerance: float, note: Callable[[str], None]) -> list[Row]:
-    """All rows; those of adapters and metrics only where the data and the base model are the run's."""
+def _rows(training: Training, place: Place, tolerance: float) -> list[Row]:
+    """All rows; it is trained only where the data and the base model are the run's."""
     facts, tree = training.facts, parameters_to_repeat(training.facts["parameters"], training.start)
-    here, there = place.code / tree["output"] / ADAPTERS, training.adapters
-    python = python_of(place, training.project, facts.get("version.python"), note)
+    python = python_of(place, training.project, facts.get("version.python"))
     rows = list(_rows_of_code(training, place, python))
-    origins = bring_inputs(training.project, place.code, place.folder, facts, tree, training.hashes, note)
-    note("; ".join(f"{name}: {origin}" for name, origin in origins.items()))
+    bring_inputs(training.project, place.code, facts, tree, training.hashes)
     options = write_configuration(place, tree, str(facts.get("command", "")))
-    if AGAIN in origins.values():
-        # Not data that are linked: they would be replaced where they are.
-        _run(place, python, options, ["starter", *(["data_preparation"] if origins["data"] == AGAIN else [])])
-        made = list(comparison.made_rows(facts, place.code / tree["output"]))
-        if any(row.result == "differs" for row in made):
-            return [*rows, *made]
+    output, there = place.code / tree["output"], training.adapters
+    _run(place, python, options, ["starter", "data_preparation"])
+    prepared = [
+        Row.of(name, facts.get(fact), json.loads((output / report).read_text(encoding="utf-8"))["digest"])
+        for name, (fact, report) in _REPORTS.items()
+    ]
+    if any(row.result == "differs" for row in prepared):
+        return [*rows, *prepared]
     _run(place, python, options, ["baseline", "train"])
+    here = output / "06_models/adapters"
     repeated = read_facts(here)
-    rows += [*comparison.environment_rows(facts, repeated), *comparison.identity_rows(facts, repeated, origins)]
+    rows += [comparison.environment_row(facts, repeated), *comparison.identity_rows(facts, repeated)]
     if _on_gpu(facts) or _on_gpu(repeated):
         return [*rows, *comparison.tolerance_rows(there, here, tolerance)]
     return [*rows, *comparison.adapter_rows(facts.get("sums", {}), there, here), *comparison.metric_rows(there, here)]
@@ -267,9 +260,6 @@ def _rows_of_code(training: Training, place: Place, python: Path) -> Iterator[Ro
     yield Row(LOCK, "of the commit", environment, "equal")
     if "resumed.command" in facts:
         yield Row("trained in", f"{facts['resumed.command'].count(chr(10)) + 2} parts", "one go", "noted")
-    for line in str(facts.get(ADJUSTED, "")).splitlines():
-        name, _, values = line.partition(": ")
-        yield Row(f"parameter {name}", values, "the last of them", "noted")
 
 
 def _run(place: Place, python: Path, options: list[str], pipelines: list[str]) -> None:
