@@ -13,10 +13,9 @@ from kedro.framework.cli.project import run
 from torch.distributed.run import get_args_parser
 
 from tests.distributed.commands import free_port
-from tests.schedules.standin import SCHEDULES
-from tests.small_project import environment, small_project
+from tests.small_project import ROOT, environment, small_project
 
-SCRIPT, MANIFEST = SCHEDULES / "hosts/train.sbatch", SCHEDULES / "hosts/kubernetes.yaml"
+SCRIPT, MANIFEST = ROOT / "schedules/hosts/train.sbatch", ROOT / "schedules/hosts/kubernetes.yaml"
 SRUN = """#!/bin/bash
 # Each node gets the command; the first failure ends all, as --kill-on-bad-exit does.
 shift
