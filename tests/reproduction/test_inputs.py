@@ -73,7 +73,7 @@ def test_own_data_and_an_own_model_are_linked_and_told_where_they_are_gone(proje
     shutil.rmtree(project / "photos")
     with pytest.raises(UserError, match=r"photos, which the run read, does not exist.*dvc pull"):
         bring(project, **own)
-    bring(project, data={"path": "hf://someone/photos"}, model={"path": "someone/model"})
+    bring(project, data={"path": "hf://datasets/someone/photos"}, model={"path": "someone/model"})
 
 
 def dvc(project: Path, *words: str) -> None:
