@@ -174,7 +174,10 @@ def own_reward(**changes: Any) -> dict[str, Any]:
     [
         (own_reward(weight=-1.0), "weight of brightness: 1, now -1"),
         (own_reward(clip=[0, 0.5]), "clip of brightness: "),
-        (own_reward(function="tests.evaluation.painter:brightness_by_words"), "code of reward brightness: "),
+        (
+            own_reward(function="tests.evaluation.painter:brightness_by_words", options={"words": "dvc.yaml"}),
+            "code of reward brightness: ",
+        ),
     ],
 )
 def test_a_candidate_is_judged_by_the_rewards_and_the_code_of_its_training(
