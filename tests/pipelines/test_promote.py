@@ -174,17 +174,22 @@ def own_reward(**changes: Any) -> dict[str, Any]:
     [
         (own_reward(weight=-1.0), "weight of brightness: 1, now -1"),
         (own_reward(clip=[0, 0.5]), "clip of brightness: "),
-        (
-            own_reward(function="tests.evaluation.painter:brightness_by_words", options={"words": "dvc.yaml"}),
-            "code of reward brightness: ",
-        ),
     ],
 )
-def test_a_candidate_is_judged_by_the_rewards_and_the_code_of_its_training(
-    gate: Gate, judge: dict[str, Any], said: str
-) -> None:
+def test_a_candidate_is_judged_by_the_rewards_of_its_training(gate: Gate, judge: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=rf"not those that it was trained with \(.*{said}"):
         gate.ask(gate.train("first", 0.1), judged_by=judge)
+
+
+def test_edited_code_of_a_reward_is_refused(gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a_judge_of_the_gate.py"
+    file.write_text("from tests.evaluation.painter import brightness\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = own_reward(function="a_judge_of_the_gate:brightness")
+    trained = gate.train("first", 0.1, **own)
+    file.write_text(file.read_text() + "# edited\n")
+    with pytest.raises(UserError, match=r"not those that it was trained with \(code of reward brightness: "):
+        gate.ask(trained, judged_by=own)
 
 
 def test_a_rollback_returns_to_the_version_before(gate: Gate) -> None:
