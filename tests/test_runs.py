@@ -307,7 +307,7 @@ def test_a_node_that_fails_is_named_and_leaves_its_old_folder(runs):
     assert (runs["data"] / "folder/file").read_text() == "whole"
     kind, message, code = runs["closure"]["end"]
     assert (kind, code) == ("ClickException", 1)
-    assert "expected the path of the folder that the node filled, got a function" in message
+    assert "expected the path of the folder that the node filled, got <function fill" in message
 
 
 def test_an_evaluation_goes_on_in_the_trainings_run_with_its_parameters(runs):

@@ -118,12 +118,15 @@ def heading(text: str) -> None:
     console.print(Rule(shown, align="left") if console.is_terminal else Text("== ").append_text(shown))
 
 
-def note(text: str) -> None:
-    """Prints one line as it is: square brackets are no rich markup, control characters are made visible."""
+def note(text: str, style: str = "") -> None:
+    """Prints one line as it is: square brackets are no rich markup, control characters are made visible.
+
+    ``style`` is rich's, such as ``bold green``; only a terminal shows it.
+    """
     if _shown:
         _shown[-1].note(text)
     else:
-        _print_line(_console(), text)
+        _print_line(_console(), text, style)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | None]]) -> None:
@@ -189,8 +192,8 @@ def _display(console: Console, clock: Callable[[], float]) -> Progress:
     )
 
 
-def _print_line(console: Console, text: str) -> None:
-    console.print(_text(text), highlight=False, soft_wrap=True)
+def _print_line(console: Console, text: str, style: str = "") -> None:
+    console.print(_text(text), style=style, highlight=False, soft_wrap=True)
 
 
 def _text(text: str) -> Text:

@@ -60,6 +60,8 @@ class EndingHooks:
         for dataset in ("comparison", "promotion"):
             if dataset in made and (Path(_path(catalog, dataset)) / REPORT).is_file():
                 where["report"] = f"{_path(catalog, dataset)}/{REPORT}"
+        if "report" in where:  # A terminal opens the link.
+            where["report"] = (Path.cwd() / where["report"]).as_uri()
         name = Tracker.active().name()
         console.summary("", where | ({"MLflow run": name} if name else {}))
         after = _next(run_params, made, catalog)

@@ -95,7 +95,9 @@ def show_verdict(found: dict[str, Any], entries: list[dict[str, Any]]) -> None:
         ["score", "base", "trained", "difference [95%]", "unscored"],
         [_cells(entry, found) for entry in shown],
     )
-    for line in lines(found):
+    sentence, *others = lines(found)
+    console.note(sentence, style={"better": "bold green", "worse": "bold red"}.get(found["verdict"], "bold"))
+    for line in others:
         console.note(line)
 
 
