@@ -11,7 +11,7 @@ from kedro.config import OmegaConfigLoader
 from kedro_datasets.json import JSONDataset
 
 from visual_grpo.datasets.records import RecordsDataset
-from visual_grpo.errors import UserError
+from visual_grpo.errors import CombinedError, Problems, UserError, counted, nearest_hint
 from visual_grpo.faults import is_out_of_memory, machine_fault
 from visual_grpo.grpo.metrics import Clock
 from visual_grpo.policies.loading import loading
@@ -139,3 +139,32 @@ def test_a_list_where_a_section_is_is_told_in_the_projects_words() -> None:
     conf = Path(__file__).parents[1] / "conf"
     loader = OmegaConfigLoader(str(conf), env="base", runtime_params={"evaluation": []}, **CONFIG_LOADER_ARGS)
     assert "a list where a section is expected" in str(expected_error(raised(lambda: loader["parameters"])))
+
+
+def test_one_is_singular() -> None:
+    found = [counted(number, what) for number in (0, 1, 2) for what in ("picture", "entry")]
+    assert found == ["0 pictures", "0 entries", "1 picture", "1 entry", "2 pictures", "2 entries"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ("grpo.step", " Did you mean 'grpo.steps'?"),
+        ("grpo.seeds", " Did you mean 'grpo.seed'?"),
+        ("weight", ""),
+    ],
+)
+def test_the_closest_name_is_suggested(wrong: str, hint: str) -> None:
+    assert nearest_hint(wrong, ["grpo.seed", "grpo.steps"]) == hint
+
+
+def test_problems_are_told_together_and_not_nested():
+    problems = Problems()
+    for error in (UserError("one"), CombinedError(["two", "three"]), UserError("one")):
+        with problems.collect():
+            raise error
+    with pytest.raises(UserError) as refused:
+        problems.raise_if_any("Run: this")
+    assert str(refused.value) == "3 things are wrong:\n1. one\n2. two\n3. three\nRun: this"
+    assert str(CombinedError(["alone"])) == "alone"
+    Problems().raise_if_any("nothing is wrong")

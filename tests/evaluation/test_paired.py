@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import math
 from dataclasses import asdict
 
@@ -6,7 +8,9 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
 
+from visual_grpo.evaluation.blind import preference
 from visual_grpo.evaluation.paired import CHUNK, paired_difference, paired_ratio_bootstrap, t_interval
+from visual_grpo.evaluation.power import detectable_gain, units_needed
 
 NAN = float("nan")
 
@@ -169,3 +173,83 @@ def test_lengths_must_agree() -> None:
         paired_difference([1, 2], [1, 2, 3], ["a", "b", "c"])
     with pytest.raises(ValueError, match=r"4 columns of 1 numbers.*\[4, 2\]"):
         paired_ratio_bootstrap(([1, 1], [1, 1]), ([1, 1], [1, 1]), ["a"], samples=200, seed=0)
+
+
+@pytest.mark.parametrize(("units", "alpha"), [(5, 0.025), (34, 0.05 / 52), (100, 0.05 / 52)])
+def test_a_detectable_gain_is_found_in_nine_of_ten_simulated_cases(units: int, alpha: float) -> None:
+    gain = detectable_gain(0.2, units, alpha)
+    differences = np.random.default_rng(0).normal(gain, 0.2, size=(40_000, units))
+    low, _ = t_interval(differences, 1 - 2 * alpha)
+    # The standard error of a share of 0.9 in 40,000 cases is 0.0015.
+    assert (low > 0).mean() == pytest.approx(0.9, abs=0.006)
+
+
+def test_many_units_give_the_normal_formula() -> None:
+    # Quantiles of the normal distribution: 1.959964 for 2.5%, 1.281552 for 90%, 0.841621 for 80%.
+    assert detectable_gain(2.0, 40_000, 0.025) == pytest.approx(2 * (1.959964 + 1.281552) / 200, rel=1e-4)
+    assert detectable_gain(2.0, 40_000, 0.025, power=0.8) == pytest.approx(2 * (1.959964 + 0.841621) / 200, rel=1e-4)
+
+
+@pytest.mark.parametrize("gain", [0.5, 0.05, 0.02])
+def test_units_needed_are_the_fewest_that_detect_the_gain(gain: float) -> None:
+    units = units_needed(gain, 0.1, 0.05 / 52)
+    assert detectable_gain(0.1, units, 0.05 / 52) <= gain < detectable_gain(0.1, units - 1, 0.05 / 52)
+
+
+def test_what_is_undefined_or_impossible_is_said() -> None:
+    assert units_needed(0.01, 0.0, 0.01) == 2
+    assert math.isnan(detectable_gain(0.1, 1, 0.01))
+    assert math.isnan(detectable_gain(math.nan, 34, 0.01))
+    for gain, sd in ((0.0, 0.1), (-1.0, 0.1), (math.nan, 0.1), (0.1, math.nan), (0.1, math.inf)):
+        with pytest.raises(ValueError, match="gain above 0 and a finite standard deviation"):
+            units_needed(gain, sd, 0.01)
+    for alpha, power in ((0.0, 0.9), (0.95, 0.9), (0.01, 1.0)):
+        with pytest.raises(ValueError, match="0 < alpha < power < 1"):
+            detectable_gain(0.1, 34, alpha, power)
+
+
+def test_prompts_count_the_same_however_many_choices_they_have() -> None:
+    found = preference([1, 1, 1, 0, 0.5, 1], ["a", "a", "a", "b", "b", "c"])
+    shares = np.array([1, 0.25, 1])
+    half = 4.302653 * shares.std(ddof=1) / math.sqrt(3)  # Student's quantile 0.975 of 2 degrees of freedom.
+    assert found.share == pytest.approx(0.75)
+    assert found.ci_low == pytest.approx(max(0, 0.75 - half), abs=1e-5)
+    assert found.ci_high == 1.0
+    assert (found.prompts, found.choices, found.ties) == (3, 6, 1)
+    assert found.interval.startswith("t-interval")
+
+
+def test_several_choices_on_one_prompt_are_no_more_evidence_for_others() -> None:
+    units = [f"p{number}" for number in range(10)]
+    shares = [1.0, 1, 1, 0, 1, 1, 0, 1, 1, 1]
+    one, many = preference(shares, units), preference(np.repeat(shares, 5), np.repeat(units, 5).tolist())
+    assert (one.ci_low, one.ci_high) == pytest.approx((many.ci_low, many.ci_high))
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(1.0, "better"), (0.0, "worse"), (0.5, "not shown")])
+def test_prompts_that_all_agree_leave_doubt(share: float, verdict: str) -> None:
+    found = preference([share] * 10, [f"p{number}" for number in range(10)])
+    assert found.interval.startswith("Wilson")
+    assert found.ci_low < found.ci_high
+    assert found.verdict == verdict
+    square = 1.959963985**2
+    if share == 1:
+        assert found.ci_low == pytest.approx(10 / (10 + square))
+        assert found.ci_high == 1
+
+
+def test_of_nothing_nothing_is_said() -> None:
+    found = preference([], [])
+    assert math.isnan(found.share)
+    assert (found.ci_low, found.ci_high, found.verdict) == (0, 1, "not shown")
+
+
+def test_the_interval_holds_what_it_says() -> None:
+    generator = np.random.default_rng(0)
+    units = np.repeat([f"p{number}" for number in range(30)], 3).tolist()
+    inside = []
+    for _ in range(400):
+        taste = generator.beta(3, 2, 30)
+        found = preference((generator.random(90) < np.repeat(taste, 3)).astype(float), units)
+        inside.append(found.ci_low <= 0.6 <= found.ci_high)
+    assert 0.92 < np.mean(inside) < 0.98

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from tests.segmentation.ordering import Case, assert_ordered
 from tests.segmentation.scenes import draw_scene, minimax
-from visual_grpo.errors import UserError
 from visual_grpo.segmentation.geometry import inner_points
 from visual_grpo.segmentation.segmenter import Point, PointPrompt
 from visual_grpo.segmentation.watershed import WatershedSegmenter
@@ -80,9 +79,3 @@ def test_points_are_rounded_and_kept_inside_an_image_that_is_no_square() -> None
     points = [(8.0, 4.0), (7.6, 3.7), (20.0, 99.0), (-4.0, 2.2)]
     masks = segmenter.masks(segmenter.embed(image), [PointPrompt(positives=(point,)) for point in points])
     assert [mask.nonzero().tolist() for mask in masks] == [[[4, 8]], [[4, 8]], [[4, 8]], [[2, 0]]]
-
-
-@pytest.mark.parametrize("edge", [0, float("nan"), "0.3"])
-def test_an_impossible_edge_is_refused(edge: float) -> None:
-    with pytest.raises(UserError, match="edge must be a number above 0"):
-        WatershedSegmenter(edge=edge)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -14,8 +16,9 @@ from visual_grpo.config import Task
 from visual_grpo.images import read_image, to_tensor
 from visual_grpo.starter.shapes import dataset
 from visual_grpo.starter.shapes.dataset import draw_dataset
+from visual_grpo.starter.shapes.draw import draw
 from visual_grpo.starter.shapes.reward import ShapesReward
-from visual_grpo.starter.shapes.world import EDITS
+from visual_grpo.starter.shapes.world import BACKGROUND, COLORS, COMBINATIONS, EDITS
 from visual_grpo.types import PromptRecord
 
 TASKS: tuple[Task, ...] = ("t2i", "i2i", "mixed")
@@ -100,3 +103,12 @@ def test_an_interrupted_drawing_leaves_the_old_dataset(tmp_path: Path, monkeypat
         draw_dataset(folder, 1, 32, 32, seed=1)
     assert content(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
+
+
+def test_shapes_are_whole_flat_and_anti_aliased() -> None:
+    for combination in COMBINATIONS:
+        pixels = np.asarray(draw(combination, 128, 128, random.Random(0)))
+        rim = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+        assert (rim == BACKGROUND).all(), combination
+        flat = (pixels == BACKGROUND).all(-1) | (pixels == COLORS[combination.color]).all(-1)
+        assert 0.95 < flat.mean() < 1, combination

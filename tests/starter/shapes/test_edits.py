@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
 
+from visual_grpo.starter.shapes.dataset import MISREADINGS, misread
 from visual_grpo.starter.shapes.draw import Edit, instructions, random_edit
-from visual_grpo.starter.shapes.world import CHANGES, COMBINATIONS, EDITS, OPPOSITE, Combination
+from visual_grpo.starter.shapes.world import ATTRIBUTES, CHANGES, COMBINATIONS, EDITS, OPPOSITE, Combination
 
 HALVES = {
     "left": (slice(None), slice(48)),
@@ -67,3 +68,13 @@ def test_a_group_is_a_source_in_words_and_an_instruction() -> None:
         for edit in some(kind):
             words[edit.group].add(edit)
     assert all(len(own) == 1 for own in words.values())
+
+
+def test_each_word_is_misread_as_often_as_planned() -> None:
+    rng = random.Random(0)
+    for attribute in ATTRIBUTES:
+        for word, (instead, share) in MISREADINGS[attribute].items():
+            asked = next(c for c in COMBINATIONS if getattr(c, attribute) == word)
+            drawn = Counter(getattr(misread(asked, rng), attribute) for _ in range(2000))
+            assert set(drawn) == {word, instead}
+            assert abs(drawn[instead] / 2000 - share) < 0.04
