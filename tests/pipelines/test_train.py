@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -16,28 +15,23 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from kedro.io import DataCatalog, DatasetError, MemoryDataset
 from kedro.runner import SequentialRunner
 from PIL import Image
 
 from tests.conftest import SIZE
-from tests.evaluation import answerer
-from tests.evaluation.painter import STOCK
 from tests.pipelines.painted import folders
 from tests.test_training import STEPS, parameters
 from visual_grpo.components import make_plan
 from visual_grpo.datasets import RecordsDataset
 from visual_grpo.datasets.parameters import parameter_entries
 from visual_grpo.errors import UserError
-from visual_grpo.evaluation.pictures import GAP, WIDTH
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.baseline import conditions
-from visual_grpo.pipelines.train import _grid, identity
+from visual_grpo.pipelines.train import identity
 from visual_grpo.records.profile import profile_of, read_profile
 from visual_grpo.records.split import SeenPrompts
 from visual_grpo.records.table import RecordTable
-from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import Tracker
 from visual_grpo.trained_adapters import adapter_digest
 
@@ -281,19 +275,6 @@ def stopping(prompts: Any, images: Any) -> list[float]:
     if len(calls) == int(os.environ["STOP_AT"]):
         os.kill(os.getpid(), signal.SIGINT)
     return [float(image.float().mean()) for image in images]
-
-
-def test_a_grid_shows_texts_by_their_rewards_picture(tmp_path: Path) -> None:
-    found = [record for record in answerer.records(tmp_path, "train", 2) for _ in range(2)]
-    samples = answerer.Answerer().generate(found, [0, 1, 2, 3], STOCK)
-    judge = RewardSet({"overlap": (answerer.Overlap(), 1.0)})
-    shown = np.asarray(_grid(found, samples, torch.tensor([0.0, 0.1, 0.2, math.nan]), judge, columns=2))
-    red = (shown == (255, 0, 0)).all(-1)
-    scale = WIDTH / answerer.SIDE
-    for number, sample in enumerate(samples):
-        row, column = np.array_split(red, 2)[number // 2], GAP + number % 2 * (WIDTH + GAP)
-        first = int(row[:, column : column + WIDTH].any(0).argmax())
-        assert first == pytest.approx(scale * int(sample.text), abs=scale / 2)
 
 
 def test_weights_of_a_reward_from_the_hub_belong_to_the_training(project: Project) -> None:

@@ -191,17 +191,6 @@ def test_the_reference_is_the_base_model_and_its_kl_is_closed_form(pipeline_fold
         assert chunk.kl.min() > 1e-6
 
 
-def test_decodes_of_a_prompt_share_tokens_and_start_noise(pipeline_folder: Path) -> None:
-    policy = policy_with(pipeline_folder, flow=FlowConfig(window_steps=1))
-    trajectory = rollout(policy, group_size=3).trajectory
-    assert trajectory.entries.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert len(trajectory.conditions.tokens) == 3
-    assert torch.equal(trajectory.states[0], trajectory.states[2])
-    apart = policy_with(pipeline_folder, flow=FlowConfig(window_steps=1), share_start_noise=False)
-    trajectory = rollout(apart, group_size=3).trajectory
-    assert not torch.equal(trajectory.states[0], trajectory.states[2])
-
-
 def test_tokens_given_with_a_record_are_used(pipeline_folder: Path) -> None:
     policy = policy_with(pipeline_folder)
     given = PromptRecord(id="g", prompt="a cat", metadata={"prior_tokens": [[1, 2, 3], [4, 5, 6]]})

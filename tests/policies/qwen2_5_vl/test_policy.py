@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ from visual_grpo.components import load_model
 from visual_grpo.config import GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
 from visual_grpo.policies.qwen2_5_vl import AnswerModel, EncodedQueries
 from visual_grpo.policies.token_policy import TokenGenerator, TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
-from visual_grpo.types import PromptRecord, Scores
+from visual_grpo.types import PromptRecord
 
 QUERIES = ["light red", "the small thing to the left of the other one", "左边的红色部分"]
 SHAPES = [(64, 64), (32, 128), (96, 48)]
@@ -167,31 +165,6 @@ def test_the_end_counts_and_what_follows_does_not(folder: Path, records: list[Pr
         assert mask.tolist() == [place <= said for place in range(TOKENS)]
         assert sample.finished == (said < TOKENS)
         assert sample.text == answers_of(policy).processor.tokenizer.decode(tokens[:said])
-
-
-def test_tokens_after_the_end_do_not_count(folder: Path, records: list[PromptRecord]) -> None:
-    """Neither in the loss and its gradient, nor in what is reported of the rollout."""
-    policy = policy_of(folder)
-    got = rollout(policy, records)
-    trajectory = got.trajectory
-    rows, advantages = torch.arange(9), torch.linspace(-1, 1, 9)
-    assert torch.equal(got.mask, trajectory.mask)
-    assert 0 < (~got.mask).sum() < got.mask.sum()
-    assert got.stats["tokens_per_sample"] == pytest.approx(got.mask.sum() / 9)
-    other = replace(trajectory, tokens=torch.where(got.mask, trajectory.tokens, 50))
-    gradients, losses = [], []
-    for seen in (trajectory, other):
-        scores = Scores(total=advantages, rewards={}, parts={}, weights={})
-        experience = Experience(rollout=replace(got, trajectory=seen), scores=scores, rows=rows, advantages=advantages)
-        config = GRPOConfig(steps=1, prompts_per_step=3, group_size=3, learning_rate=1e-3, kl_weight=0.1)
-        objective = Objective.of(config, [experience])
-        (chunk,) = policy.replay(seen, rows)
-        loss = chunk_loss(chunk, experience, rows, objective, UpdateStats())
-        losses.append(loss.item())
-        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, policy.trainable_parameters())]))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
-    assert gradients[0].norm() > 1e-3
 
 
 def test_frames_are_what_the_processor_made_of_the_images(folder: Path, records: list[PromptRecord]) -> None:
