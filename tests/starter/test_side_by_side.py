@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -57,7 +56,7 @@ def test_a_process_that_dies_is_named() -> None:
 
 def test_ctrl_c_ends_the_processes(tmp_path: Path) -> None:
     def interrupt(name: str, done: int) -> None:
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_side_by_side([partial(tasks.tell_pid_and_go_on, tmp_path / "pid")], 1, interrupt)
