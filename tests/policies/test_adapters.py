@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 
-from tests.conftest import SIZE
+from tests.conftest import SIZE, stir
 from tests.evaluation.painter import brightness
 from visual_grpo.components import load_model, load_policy
 from visual_grpo.config import GRPOConfig, LoraParams, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.policies import lora
 from visual_grpo.policies.lora import AdapterSet
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord
@@ -25,7 +27,7 @@ def both(folder: Path, seed: int = 0) -> AdapterSet:
     return load_model(str(folder), size=SIZE, train=["ar", "dit"], device="cpu", seed=seed).adapters
 
 
-def stir(adapters: AdapterSet) -> None:
+def draw_weights(adapters: AdapterSet) -> None:
     for number, module in enumerate(("ar", "dit")):
         for parameter in adapters[module].parameters():
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number + parameter.numel()))
@@ -33,7 +35,7 @@ def stir(adapters: AdapterSet) -> None:
 
 def test_adapters_of_a_half_precision_model_stay_as_trained(pipeline_folder: Path, tmp_path: Path) -> None:
     trained = load_model(str(pipeline_folder), size=SIZE, train=["ar", "dit"], dtype="bfloat16", device="cpu").adapters
-    stir(trained)
+    draw_weights(trained)
     trained.save(tmp_path)
     loaded = load_model(str(pipeline_folder), size=SIZE, dtype="bfloat16", device="cpu").adapters
     loaded.load(tmp_path, ["ar", "dit"])
@@ -49,7 +51,7 @@ def test_the_state_has_a_copy_of_both_and_goes_back_to_each(pipeline_folder: Pat
     assert {name.split("/")[0] for name in fresh} == {"ar", "dit"}
     assert {name for name in fresh if name.startswith("ar/")} == {f"ar/{name}" for name in adapters["ar"].state()}
     assert len(fresh) == len(adapters["ar"].state()) + len(adapters["dit"].state())
-    stir(adapters)
+    draw_weights(adapters)
     stirred = adapters.state()
     assert not [name for name in fresh if torch.equal(fresh[name], stirred[name])]
     adapters.load_state(fresh)
@@ -63,7 +65,7 @@ def test_the_state_has_a_copy_of_both_and_goes_back_to_each(pipeline_folder: Pat
 
 def test_saved_adapters_load_into_their_modules(pipeline_folder: Path, tmp_path: Path) -> None:
     adapters = both(pipeline_folder)
-    stir(adapters)
+    draw_weights(adapters)
     adapters.save(tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["ar", "dit"]
     model = load_model(str(pipeline_folder), size=SIZE, train=["ar", "dit"], adapters=tmp_path, device="cpu")
@@ -103,7 +105,7 @@ def test_a_module_without_an_adapter_is_named(pipeline_folder: Path) -> None:
 
 def test_training_can_start_from_saved_adapters(pipeline_folder: Path, tmp_path: Path) -> None:
     adapters = both(pipeline_folder)
-    stir(adapters)
+    draw_weights(adapters)
     adapters.save(tmp_path)
     started = both(pipeline_folder, seed=5)
     started.start_from(tmp_path)
@@ -135,3 +137,46 @@ def test_a_training_moves_the_adapter_and_nothing_else(pipeline_folder: Path, mo
     assert not [name for name in adapter if torch.equal(adapter[name], moved[name])]
     after = getattr(policy.model, network).state_dict()
     assert all(torch.equal(after[name], value) for name, value in base.items())
+
+
+@pytest.fixture(params=["ar", "dit"])
+def network(request: pytest.FixtureRequest, pipeline_folder: Path) -> Any:
+    policy: Any = load_policy(str(pipeline_folder), module=request.param, size=SIZE, device="cpu")
+    stir(policy)
+    return policy.model.network if request.param == "ar" else policy.model.transformer
+
+
+def outputs(network: Any) -> list[torch.Tensor]:
+    layers = [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
+    generator = torch.Generator().manual_seed(1)
+    return [layer(torch.randn(2, 5, layer.in_features, generator=generator)) for layer in layers]
+
+
+def test_a_merged_adapter_takes_part_and_is_taken_out_again(network: Any) -> None:
+    before = outputs(network)
+    with lora.merged(network), torch.no_grad():
+        during = outputs(network)
+    for mixed, apart in zip(during, before, strict=True):
+        torch.testing.assert_close(mixed, apart.detach(), rtol=1e-5, atol=1e-4)
+    after = outputs(network)
+    assert all(value.requires_grad and torch.equal(value, old) for value, old in zip(after, before, strict=True))
+
+
+def test_an_adapter_that_is_off_is_off_while_merged(network: Any) -> None:
+    layers = [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
+    with_adapter = [value.detach() for value in outputs(network)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    plain = outputs(network)
+    with lora.merged(network), torch.no_grad():
+        during = outputs(network)
+    for value, expected, other in zip(during, plain, with_adapter, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-4)
+        assert not torch.allclose(value, other, rtol=1e-3, atol=1e-3)
+
+
+def test_an_error_while_merged_leaves_the_weights(network: Any) -> None:
+    before = outputs(network)
+    with pytest.raises(ValueError, match="in between"), lora.merged(network):
+        raise ValueError("in between")
+    assert all(torch.equal(value, old) for value, old in zip(outputs(network), before, strict=True))

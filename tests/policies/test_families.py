@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,22 @@ def test_a_family_of_ones_own(tmp_path: Path) -> None:
         load_policy(str(tmp_path), family=OWN, module="dit")
     with pytest.raises(UserError, match=r"The family toy has the options brightness:\n  model.options.brightnes:.*Did"):
         load_model(str(tmp_path), family=OWN, options={"brightnes": 1})
+
+
+def without(folder: Path, part: str) -> None:
+    """As a pipeline is saved that was made without it."""
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, part: [None, None]}))
+
+
+@pytest.mark.parametrize("part", ["text_encoder", "tokenizer", "scheduler"])
+def test_a_pipeline_without_a_part_is_refused(pipeline_folder: Path, tmp_path: Path, part: str) -> None:
+    damaged = tmp_path / "pipeline"
+    shutil.copytree(pipeline_folder, damaged)
+    shutil.rmtree(damaged / part)
+    with pytest.raises(UserError, match=rf"lacks {part}\."):
+        load_model(str(damaged), size=SIZE, device="cpu")
+    shutil.copytree(pipeline_folder / part, damaged / part)
+    without(damaged, part)
+    with pytest.raises(UserError, match=rf"lacks {part}\."):
+        load_model(str(damaged), size=SIZE, device="cpu")
