@@ -20,8 +20,6 @@ from visual_grpo.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-MULTIPLE = 32
-"""Sides of a GLM-Image picture are multiples of this many pixels (one AR token)."""
 _UINT16_MAX = 65535
 _DAMAGE = (
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError),
@@ -69,9 +67,8 @@ def read_mask(file: str | Path | IO[bytes]) -> Tensor:
 def read_mask_image(file: str | Path | IO[bytes]) -> Image.Image:
     """Reads a mask of any Pillow mode upright as mode L with values 0 and 255 only.
 
-    A pixel is foreground if its brightest channel exceeds half of the range (palette images are converted to RGB
-    first). The range is the smallest of 0..1, 0..255 and 0..65535 that contains all values, so a mask of zeros and
-    ones works at any bit depth. If the alpha channel is not constant, it is the mask instead (a cut-out object).
+    A pixel is foreground if its brightest channel exceeds half of the range, the smallest of 0..1, 0..255 and 0..65535
+    that has all values. If the alpha channel is not constant, it is the mask instead (a cut-out object).
 
     Raises:
         ImageError: as for `read_image`, and for values outside all of the ranges.
@@ -81,10 +78,8 @@ def read_mask_image(file: str | Path | IO[bytes]) -> Image.Image:
         values = _mask_values(_upright(image))
         white = next((bound for bound in (1, 255, _UINT16_MAX) if values.min() >= 0 and values.max() <= bound), None)
         if white is None:
-            raise ImageError(
-                f"{_name(file)}: a mask's values must lie within 0..1, 0..255 or 0..{_UINT16_MAX},"
-                f" got {values.min()} to {values.max()}"
-            )
+            found = f"{values.min()} to {values.max()}"
+            raise ImageError(f"{_name(file)}: a mask's values must lie within 0..1, 0..255 or 0..65535, got {found}")
         return Image.fromarray((values > white / 2).astype(np.uint8) * 255)
 
 
@@ -121,16 +116,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def fit(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Scales an image (Lanczos) so that it just covers height x width pixels, then crops the centre.
-
-    Raises:
-        ValueError: a side that is not a positive multiple of 32.
-    """
-    for name, side in (("height", height), ("width", width)):
-        if side < MULTIPLE or side % MULTIPLE:
-            raise ValueError(f"{name} must be a positive multiple of {MULTIPLE} pixels, got {side}")
-    if image.size == (width, height):
-        return image
+    """Scales an image (Lanczos) so that it just covers height x width pixels, then crops the centre."""
     return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
 
 
@@ -152,11 +138,7 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def to_pil(tensor: Tensor) -> Image.Image:
-    """A uint8 tensor [3, height, width] as a Pillow image.
-
-    Raises:
-        ValueError: another shape or dtype.
-    """
+    """A uint8 tensor [3, height, width] as a Pillow image; raises ValueError for another shape or dtype."""
     require_image(tensor)
     return Image.fromarray(tensor.detach().cpu().permute(1, 2, 0).contiguous().numpy())
 
@@ -175,7 +157,7 @@ def require_image(sample: object) -> None:
 
 
 def described(value: object) -> str:
-    """Dtype and shape of a tensor, the type name of anything else; for the "got ..." of an error message."""
+    """Dtype and shape of a tensor, the type's name of anything else, for error messages."""
     import torch
 
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

@@ -22,6 +22,7 @@ from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.datasets import DraftDataset, FolderDataset, RecordsDataset
 from visual_grpo.datasets.parameters import parameter_entries
+from visual_grpo.records.table import write_manifest
 
 GAIN = 0.2
 """How much brighter the trained painter paints."""
@@ -73,7 +74,7 @@ class Project:
             *records("sealed", 2),
         ]
         rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found]
-        RecordsDataset(filepath=str(self.folder / "records.parquet")).save(rows)
+        write_manifest(self.folder / "records.parquet", rows)
 
     def run(
         self,

@@ -27,7 +27,7 @@ from visual_grpo.evaluation.pictures import BETTER, GAP, WIDTH, WORSE
 from visual_grpo.images import read_image
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.labels import COUNT, SHOWN, label
-from visual_grpo.records.table import RecordTable
+from visual_grpo.records.table import RecordTable, write_manifest
 from visual_grpo.segmentation.segmenter import PointPrompt
 from visual_grpo.segmentation.watershed import Linkage, WatershedSegmenter
 
@@ -48,7 +48,7 @@ def write_records(folder: Path, count: int) -> Path:
         "metadata": json.dumps({"box": [30, 20, 49, 39], "points": [[40, 30]]}),
     }
     rows = [row | {"id": f"{number:02d}", "split": "train" if number else "sealed"} for number in range(count + 1)]
-    RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
+    write_manifest(folder / "records.parquet", rows)
     return folder / "records.parquet"
 
 

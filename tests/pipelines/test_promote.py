@@ -17,11 +17,10 @@ from tests.evaluation.painter import Painter, records
 from tests.tracking.toy_adapters import base_model, with_facts
 from visual_grpo import components
 from visual_grpo.config import Parameters
-from visual_grpo.datasets import RecordsDataset
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.promote import judge, promote, roll_back
 from visual_grpo.records.split import SeenPrompts
-from visual_grpo.records.table import RecordTable
+from visual_grpo.records.table import RecordTable, write_manifest
 from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.trained_adapters import adapter_digest
 
@@ -39,7 +38,7 @@ class Gate:
             {"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": '{"kind": "a"}'}
             for r in [*records("held_out", 12), *records("sealed", 6), *records("train", 3)]
         ]
-        RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
+        write_manifest(folder / "records.parquet", rows)
         self.records = RecordTable(folder / "records.parquet")
         self.drawn: list[str] = []
         monkeypatch.setattr(components, "build_model", self._model)

@@ -14,14 +14,13 @@ from PIL import Image
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from visual_grpo import components
-from visual_grpo.datasets import RecordsDataset
 from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.pipelines.compare import Side, compare_adapters, differences
 from visual_grpo.pipelines.generate import draw_prompts
 from visual_grpo.pipelines.score import score_folder, summary
 from visual_grpo.records.split import SeenPrompts
-from visual_grpo.records.table import RecordTable
+from visual_grpo.records.table import RecordTable, write_manifest
 
 SIZE = {"height": 64, "width": 96}
 BRIGHTNESS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
@@ -141,7 +140,7 @@ class Trainings:
         self.gains: dict[Path, float] = {}
         found = [*records("held_out", 4), *records("sealed", 2)]
         rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found]
-        RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
+        write_manifest(folder / "records.parquet", rows)
         self.records = RecordTable(folder / "records.parquet")
         monkeypatch.setattr(components, "build_model", self._model)
 

@@ -31,7 +31,7 @@ from visual_grpo.pipelines.baseline import conditions
 from visual_grpo.pipelines.train import identity
 from visual_grpo.records.profile import profile_of, read_profile
 from visual_grpo.records.split import SeenPrompts
-from visual_grpo.records.table import RecordTable
+from visual_grpo.records.table import RecordTable, write_manifest
 from visual_grpo.tracking import Tracker
 from visual_grpo.trained_adapters import adapter_digest
 
@@ -49,7 +49,7 @@ class Project:
             for split in ("held_out", "sealed")
             for i in range(2)
         ]
-        RecordsDataset(filepath=str(folder / "records.parquet")).save(rows)
+        write_manifest(folder / "records.parquet", rows)
         (folder / "baseline").mkdir()
 
     def run(self, **changes: Any) -> DataCatalog:

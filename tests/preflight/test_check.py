@@ -204,7 +204,7 @@ def test_a_folder_without_records_and_one_without_usable_ones(tmp_path):
     assert "no records found in" in refusal(tmp_path)
     jsonl(tmp_path / "records.jsonl", [{"prompt": "a", "target_imge": "a.png"}] * 7)
     message = refusal(tmp_path)
-    assert "All 7 records were rejected:" in message
+    assert "7 records rejected:" in message
     assert "there is no field 'target_imge'. Did you mean 'target_image'?" in message
     assert "and 2 more" in message
 
@@ -226,7 +226,7 @@ def test_too_few_records_are_told_with_those_that_were_rejected(tmp_path):
     (tmp_path / "prompts.txt").unlink()
     jsonl(tmp_path / "records.jsonl", [{"prompt": '"alone"'}, *({"prompt": ""} for _ in range(6))])
     message = refusal(tmp_path)
-    assert "Rejected were 6 others:\n  records.jsonl, line 2" in message
+    assert "6 records rejected:\n  records.jsonl, line 2" in message
     assert message.count("\n  records.jsonl, line") == 5
     assert "and 1 more" in message
 

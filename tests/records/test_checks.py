@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tests.records.making import data_config, picture
 from visual_grpo.records.checks import checked, with_ids
 from visual_grpo.records.columns import box_and_points, record_of
 from visual_grpo.records.guard import Guard
-from visual_grpo.records.queries import box_from, points_from, stretched_box, stretched_points
+from visual_grpo.records.queries import placed_box, placed_points
 from visual_grpo.records.raw import EmbeddedImage, Note, Place, RawRecord, Rejected
 
 ANYWHERE = Guard.of(data_config(".", allow_outside=True), Path())
@@ -91,7 +91,7 @@ def test_rejections(raw, change, reason, message):
     assert len(rejected.message) < 400
 
 
-@pytest.mark.parametrize("key", ["prompt_zh", "idx", "style", "_target_image", "#target_image"])
+@pytest.mark.parametrize("key", ["prompt_zh", "idx", "metadata", "_target_image", "#target_image"])
 def test_another_name_is_metadata(raw, key):
     assert json.loads(check(replace(raw, extra={key: "x"})).metadata)[key] == "x"
 
@@ -189,35 +189,27 @@ class TestCoordinates:
     def test_pixel_centres_stay_where_they_are_on_the_picture(self):
         """80 x 40 to 160 x 20: the first pixel's centre is .5 from the edge, so 1 wide pixel in: .5 * 2 - .5."""
         to = {"size": (80, 40), "to": (160, 20)}
-        assert stretched_points(((0, 0), (79, 39), (39.5, 19.5)), **to) == [(0.5, -0.25), (158.5, 19.25), (79.5, 9.5)]
-        assert stretched_box((10, 4, 19, 7), **to) == (20.5, 1.75, 38.5, 3.25)
-        assert stretched_box((0, 1, 7, 9), (8, 10), (8, 10)) == (0, 1, 7, 9)
-        assert stretched_box((0, 0, 8, 10), (8, 10), (8, 10)) == (0, 0, 7, 9), "a box may end at the width"
+        assert placed_points(((0, 0), (79, 39), (39.5, 19.5)), **to) == [(0.5, -0.25), (158.5, 19.25), (79.5, 9.5)]
+        assert placed_box((10, 4, 19, 7), **to) == (20.5, 1.75, 38.5, 3.25)
+        assert placed_box((0, 1, 7, 9), (8, 10), (8, 10)) == (0, 1, 7, 9)
+        assert placed_box((0, 0, 8, 10), (8, 10), (8, 10)) == (0, 0, 7, 9), "a box may end at the width"
 
-    def test_points_and_boxes_outside_are_rejected(self):
-        for point in ((-1, 0), (0, -1), (8, 0), (0, 10), (float("inf"), 0)):
+    def test_points_outside_and_other_values_are_rejected(self):
+        for point in ((-1, 0), (0, -1), (8, 0), (0, 10)):
             with pytest.raises(Rejected, match=r"points: .* lies outside the image of 8x10 pixels"):
-                stretched_points(((1, 1), point), (8, 10), (16, 16))
-        for box in ((-1, 0, 3, 3), (0, -1, 3, 3), (0, 0, 8.5, 3), (0, 0, 3, 10.5), (9, 0, 9, 0)):
-            with pytest.raises(Rejected, match=r"box: .* lies outside the image of 8x10 pixels"):
-                stretched_box(box, (8, 10), (16, 16))
-
-    @pytest.mark.parametrize(
-        ("value", "said"),
-        [
-            *((value, "box must be [x1, y1, x2, y2]") for value in (5, "1,2,3,4", [1, 2, 3], [1, 2, 3, "4"])),
-            *((value, "box must be") for value in ([1, 2, 3, True], [1, 2, 3, float("nan")], [1, 2, 3, 10**400])),
-            *((value, "ends before it begins") for value in ([3, 0, 2, 5], [0, 5, 2, 4])),
-        ],
-    )
-    def test_values_that_are_not_a_box(self, value, said):
-        with pytest.raises(Rejected, match=re.escape(said)):
-            box_from(value)
-
-    def test_values_that_are_not_points(self):
+                placed_points(((1, 1), point), (8, 10), (16, 16))
         for value in (5, "a", [], [1, 2], [[1, 2, 3]], [[1, 2], [3]], [[1, 2], [3, "4"]], [None]):
             with pytest.raises(Rejected, match=r"points must be \[\[x, y\], \.\.\.\], a list of pairs"):
-                points_from(value)
+                placed_points(value, (8, 10), (16, 16))
+
+    def test_boxes_outside_and_other_values_are_rejected(self):
+        outside = ((-1, 0, 3, 3), (0, -1, 3, 3), (0, 0, 8.5, 3), (0, 0, 3, 10.5), (9, 0, 9, 0))
+        others = (5, "1,2,3,4", [1, 2, 3], [1, 2, 3, "4"], [1, 2, 3, True], [1, 2, 3, math.nan], [1, 2, 3, 10**400])
+        turned = ([3, 0, 2, 5], [0, 5, 2, 4])
+        for boxes, said in ((outside, "lies outside"), (others, "box must be"), (turned, "ends before it begins")):
+            for box in boxes:
+                with pytest.raises(Rejected, match=said):
+                    placed_box(box, (8, 10), (16, 16))
 
     @pytest.mark.parametrize(
         ("text", "box", "points"),

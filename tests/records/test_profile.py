@@ -38,9 +38,7 @@ def test_it_says_what_was_found_and_not_in_which_order(tmp_path):
     brightness = found.values["target_brightness"]
     assert len(brightness.quantiles) == QUANTILES
     # A darker one of 30 records and a lighter one of 10.
-    assert sum(value == pytest.approx(0.2) for value in brightness.quantiles) / QUANTILES == pytest.approx(
-        0.75, abs=0.01
-    )
+    assert 150 <= sum(value == pytest.approx(0.2) for value in brightness.quantiles) <= 152
     assert brightness.records == 40
     assert brightness.n == pytest.approx(40**2 / (30**2 + 10**2))
     assert set(found.values["target_aspect"].quantiles) == {0.5, 1.0}
@@ -72,9 +70,6 @@ def test_more_prompts_than_are_kept(tmp_path):
     assert found.values["prompt_characters"].n == PROMPTS
     assert found == profile(tmp_path, every[::-1])
     assert len(found.model_dump_json()) < 30_000
-
-
-def test_case_and_spaces_of_a_prompt_do_not_matter(tmp_path):
     assert profile(tmp_path, ["A  cat", "a cat", "a CAT "]) == profile(tmp_path, ["a cat"] * 3)
 
 
@@ -113,10 +108,7 @@ def plain(*colours):
     [
         (plain((51, 51, 51)), {"brightness": 0.2, "contrast": 0, "colourfulness": 0, "sharpness": 0}),
         # The second difference is 1 and -1 at the two columns beside the edge.
-        (
-            plain((0, 0, 0), (255, 255, 255)),
-            {"brightness": 0.5, "contrast": 0.5, "colourfulness": 0, "sharpness": (2 / 64) ** 0.5},
-        ),
+        (plain((0, 0, 0), (255, 255, 255)), {"brightness": 0.5, "contrast": 0.5, "sharpness": (2 / 64) ** 0.5}),
         (plain((255, 0, 0)), {"brightness": 0.299, "colourfulness": 0.3 * np.hypot(1, 0.5)}),
         # Red - green is 1 and 0, yellow - blue 0.5 and -1.
         (plain((255, 0, 0), (0, 0, 255)), {"colourfulness": np.hypot(0.5, 0.75) + 0.3 * np.hypot(0.5, -0.25)}),

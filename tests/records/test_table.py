@@ -87,17 +87,3 @@ def test_an_error_while_writing_leaves_the_old_manifest(tmp_path):
         write_manifest(path, failing())
     assert [record.id for record in RecordTable(path)] == ["id 0"]
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_rows_are_written_in_groups_as_they_come(tmp_path):
-    sizes = []
-
-    def rows():
-        for number in range(40 * ROWS_PER_GROUP):
-            if number % (10 * ROWS_PER_GROUP) == ROWS_PER_GROUP:
-                (fresh,) = tmp_path.iterdir()
-                sizes.append(fresh.stat().st_size)
-            yield row(number)
-
-    write_manifest(tmp_path / "records.parquet", rows())
-    assert sizes == sorted(set(sizes))

@@ -13,10 +13,10 @@ import pytest
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import records
-from visual_grpo.datasets import RecordsDataset
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.promote import gate_settings
 from visual_grpo.programs import OutOfTimeError, ProgramError
+from visual_grpo.records.table import write_manifest
 from visual_grpo.retraining.job import Retraining
 from visual_grpo.retraining.outcome import Code, DataRefusedError
 from visual_grpo.retraining.project import Project
@@ -55,7 +55,7 @@ class Trained:
         for name, text in {**files, "params.yaml": "train_params: ''"}.items():
             (folder / name).write_text(text)
         rows = [{"id": r.id, "prompt": r.prompt, "split": r.split} for r in records("train", 3)]
-        RecordsDataset(filepath=str(folder / "data/05_model_input/records.parquet")).save(rows)
+        write_manifest(folder / "data/05_model_input/records.parquet", rows)
         subprocess.run([*DVC, "init", "--no-scm", "--quiet"], cwd=folder, check=True)
         subprocess.run([*DVC, "repro", "--quiet"], cwd=folder, check=True)
         self.judged()

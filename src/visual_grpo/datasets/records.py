@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.io import AbstractDataset
 
-from visual_grpo.datasets.folder import DataError, missing
-from visual_grpo.errors import UserError
+from visual_grpo.datasets.folder import missing
 
 if TYPE_CHECKING:
     from kedro_datasets._typing import TablePreview
 
     from visual_grpo.records.table import RecordTable
 
-Rows = Iterable[Mapping[str, Any]]
 
-
-class RecordsDataset(AbstractDataset[Path | Rows, "RecordTable"]):
-    """Loads as a lazy `RecordTable`; saves a manifest that a node has written, or rows.
+class RecordsDataset(AbstractDataset[Path, "RecordTable"]):
+    """Loads as a lazy `RecordTable`; saves a manifest that a node has written beside it.
 
     Args:
         filepath: the Parquet manifest; image paths in it are relative to its folder.
@@ -41,22 +37,12 @@ class RecordsDataset(AbstractDataset[Path | Rows, "RecordTable"]):
             raise missing(self._path, self._made_by)
         return RecordTable(self._path)
 
-    def save(self, data: Path | Rows) -> None:
-        """Replaces the manifest by a new one in the same folder, or by rows of `records.table.schema`.
-
-        Prepared images that a new manifest does not name are removed.
-        """
+    def save(self, data: Path) -> None:
+        """Replaces the manifest, and removes prepared images that the new one does not name."""
         from visual_grpo.records.preparation import remove_unused_images
-        from visual_grpo.records.table import write_manifest
 
-        if isinstance(data, Path):
-            data.replace(self._path)
-            remove_unused_images(self._path)
-            return
-        try:
-            write_manifest(self._path, data)
-        except UserError as error:  # Kedro would wrap anything but its own DatasetError.
-            raise DataError(str(error)) from error
+        data.replace(self._path)
+        remove_unused_images(self._path)
 
     def preview(self, nrows: int = 5) -> TablePreview:
         """The first rows of the manifest, for Kedro-Viz."""

@@ -16,7 +16,7 @@ from visual_grpo.records.detect import EMBEDDING, Found, find_records
 from visual_grpo.records.image_store import sha256_of
 from visual_grpo.records.raw import RawRecord, Rejected
 from visual_grpo.records.report import also_rejected, nothing_left
-from visual_grpo.records.split import OPEN, SPLITS, Splitter
+from visual_grpo.records.split import OPEN, SPLITS, split_of
 from visual_grpo.types import PromptRecord
 
 OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
@@ -106,9 +106,8 @@ def _of_another_task(found: Found, data: DataConfig, tasks: Sequence[Task], comm
 
 def _empty_splits(records: Sequence[RawRecord], data: DataConfig) -> str:
     """Says how few records the splits have; "" if there are some to train on and some to evaluate on."""
-    splitter = Splitter(eval_share=data.eval_share, held_out_share=data.held_out_share, sealed_share=data.sealed_share)
     counts = Counter(
-        splitter(record.id, group_key(record, [sha256_of(image) for image in record.source_images], data.task))
+        split_of(record.id, group_key(record, [sha256_of(image) for image in record.source_images], data.task), data)
         for record in records
     )
     if counts["train"] and counts["eval"] + counts["held_out"]:

@@ -176,11 +176,7 @@ def _metadata(raw: RawRecord) -> str:
     value = {} if raw.metadata is None else raw.metadata
     if not isinstance(value, Mapping):
         raise wrong_type("metadata", "a JSON object", value)
-    try:
-        text = json.dumps({**raw.extra, **value}, ensure_ascii=False, sort_keys=True)
-    except RecursionError as error:
-        message = "objects and lists are too deep inside each other"
-        raise Rejected("too_deep", message, "Use a flatter record") from error
+    text = json.dumps({**raw.extra, **value}, ensure_ascii=False, sort_keys=True)
     _check_utf8(text, "metadata")
     return text
 
@@ -196,6 +192,7 @@ def _refuse_misspelt(raw: RawRecord) -> None:
     missing = [name for name, value in given.items() if value is None]
     for key in raw.extra:
         # People comment a key out with a sign.
-        if key[:1].isalpha() and (meant := nearest(key.lower(), missing, cutoff=0.83)) is not None:
+        meant = nearest(key.lower(), missing, cutoff=0.83) if key[:1].isalpha() and key not in given else None
+        if meant is not None:
             hint = f"there is no field {key!r}. Did you mean {meant!r}?"
             raise Rejected("unknown_key", hint, "Rename it, or begin it with _")

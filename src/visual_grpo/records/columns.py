@@ -26,7 +26,6 @@ TARGETS = ("target_image", "target", "target_img", "edited_image", "output_image
 """Names in datasets of pictures and edits, such as InstructPix2Pix's, MagicBrush's and the hub's image folders."""
 
 QUERIES = ("prompt", "query", "problem", "text", "caption")
-QUERY_KEYS = ("image", "query", "problem", "mask", "box", "bbox", "points")
 """Names in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
 
 _PAIR = r"\(([^,()]+),([^,()]+)\)"
@@ -58,7 +57,7 @@ def record_of(row: Mapping[str, Any], place: Place, folder: Path, task: Task, *,
 def _picture(extra: dict[str, Any], only_keys: bool) -> dict[str, Any]:
     """Takes prompt and images out of ``extra``."""
     if only_keys:
-        prompts, sources, targets = [*PROMPTS[:1]], [*SOURCES[:1]], [*TARGETS[:1]]
+        prompts, sources, targets = [PROMPTS[0]], [SOURCES[0]], [TARGETS[0]]
     else:
         # The hub's image folders have their captions in "text", and may have another column "prompt".
         prompts = [*(["text"] if "file_name" in extra else []), *PROMPTS]

@@ -86,7 +86,8 @@ class Found:
         return LAYOUTS[self.layout].read(self.path, self.guard, task, **more)
 
     def count(self) -> int:
-        return sum(not isinstance(item, Note) for item in self.items())
+        known = tables.count_table(Path(self.path), self.data.split) if self.layout == "table" else None
+        return sum(not isinstance(item, Note) for item in self.items()) if known is None else known
 
 
 def find_records(data: DataConfig, parameter: str = "data.path") -> Found:

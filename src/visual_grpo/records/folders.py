@@ -105,7 +105,12 @@ def _read_caption(root: Path, image: str, guard: Guard) -> str:
     if not (root / name).is_file():
         remedy = f"Write its prompt to {name.rpartition('/')[2]}"
         raise Rejected("empty_prompt", "the image has no caption", remedy)
-    return guard.read_text(root / name, f"the caption {name}")
+    guard.check(root / name, f"the caption {name}")
+    try:
+        return (root / name).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        remedy = "Save the file as UTF-8, so that it may be read"
+        raise Rejected("unreadable_text", f"the caption {name} cannot be read ({error})", remedy) from error
 
 
 def find_masks(path: Path, guard: Guard) -> Path | None:

@@ -25,8 +25,6 @@ _MB = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """The limits of ``data``."""
-
     folder: Path | None
     """Resolved folder that no record may leave; None = files may be anywhere."""
     max_file_bytes: int
@@ -35,8 +33,11 @@ class Guard:
     @classmethod
     def of(cls, data: DataConfig, path: Path) -> Self:
         """The limits of the dataset at ``path``."""
+        # The masks of a table in the subfolder data lie beside that folder.
+        in_data = path.suffix.lower() == ".parquet" and path.parent.name == "data"
+        folder = path if path.is_dir() else path.parent.parent if in_data else path.parent
         return cls(
-            folder=None if data.allow_outside else _data_folder(path),
+            folder=None if data.allow_outside else folder.resolve(),
             max_file_bytes=round(data.max_file_mb * _MB),
             max_pixels=data.max_pixels,
         )
@@ -69,23 +70,11 @@ class Guard:
                 " data.allow_outside=true if you trust these records."
             )
 
-    def read_text(self, path: Path, name: str) -> str:
-        """Reads a small file; raises `Rejected` if it is outside, too large, unreadable or not UTF-8."""
-        self.check(path, name)
-        try:
-            return path.read_text(encoding="utf-8-sig")
-        except OSError as error:
-            raise Rejected("unreadable_text", f"{name} cannot be read ({error.strerror})", "Check the file") from error
-        except UnicodeDecodeError as error:
-            raise Rejected("not_utf8", f"{name} is not valid UTF-8", "Save the file as UTF-8") from error
-
     def walk(self, folder: Path) -> Iterator[str]:
         """Yields the files below a folder as relative paths with ``/``, sorted within each folder, files first.
 
-        Links to folders are followed, each folder once. Dotfiles and system files of Windows and macOS are skipped.
-
-        Raises:
-            UserError: a link leads outside the data's folder.
+        Links to folders are followed, each folder once, but not out of the data's folder. Dotfiles and system files of
+        Windows and macOS are skipped.
         """
         seen = set()
         for base, folders, files in os.walk(folder, followlinks=True):
@@ -99,11 +88,7 @@ class Guard:
 
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:
-    """Opens UTF-8 text with or without a byte order mark; other bytes become surrogates, which `checks` rejects.
-
-    Raises:
-        UserError: the file is UTF-16.
-    """
+    """Opens UTF-8 text with or without a byte order mark; other bytes become surrogates, which `checks` rejects."""
     with path.open("rb") as file:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise UserError(f"{path}: this is UTF-16 text. Save the file as UTF-8.")
@@ -116,11 +101,3 @@ def is_image_name(name: str) -> bool:
 
 def is_system_file(name: str) -> bool:
     return name.startswith(".") or name.lower() in _SYSTEM_FILES
-
-
-def _data_folder(path: Path) -> Path:
-    if path.is_dir():
-        return path.resolve()
-    # The masks of a table in the subfolder data lie beside that folder.
-    in_data = path.suffix.lower() == ".parquet" and path.parent.name == "data"
-    return (path.parent.parent if in_data else path.parent).resolve()

@@ -38,8 +38,6 @@ _COMPRESSION = 1
 
 
 class Kind(NamedTuple):
-    """Reads an image, and resizes it to a height and width."""
-
     read: Callable[[Path | IO[bytes]], Image]
     resize: Callable[[Image, int, int], Image]
 
@@ -87,8 +85,14 @@ class ImageStore:
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", record_id)[:60].strip("._")
         file = self.folder / ("-".join(part for part in (readable, role, key) if part) + ".png")
-        size = original_size(original)
-        self._check_size(original, *size)
+        width, height = size = original_size(original)
+        name = original.name if isinstance(original, EmbeddedImage) else original
+        if width * height > self.max_pixels:
+            message = f"{name} is {width}x{height} pixels, more than data.max_pixels={self.max_pixels}"
+            raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
+        if min(size) < _SMALLEST:
+            message = f"{name} is {width}x{height} pixels; both sides need {_SMALLEST} or more"
+            raise Rejected("image_too_small", message, "Replace the image or remove the record")
         if not is_intact_png(file):
             self.folder.mkdir(parents=True, exist_ok=True)
             fresh = self.folder / f".{uuid.uuid4().hex}.png"
@@ -99,15 +103,6 @@ class ImageStore:
             finally:
                 fresh.unlink(missing_ok=True)
         return PreparedImage(file.name, sha256_of(file), digest, size)
-
-    def _check_size(self, original: Original, width: int, height: int) -> None:
-        name = original.name if isinstance(original, EmbeddedImage) else original
-        if width * height > self.max_pixels:
-            message = f"{name} is {width}x{height} pixels, more than data.max_pixels={self.max_pixels}"
-            raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
-        if min(width, height) < _SMALLEST:
-            message = f"{name} is {width}x{height} pixels; both sides need {_SMALLEST} or more"
-            raise Rejected("image_too_small", message, "Replace the image or remove the record")
 
 
 def original_size(original: Original) -> tuple[int, int]:

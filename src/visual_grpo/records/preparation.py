@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -25,7 +25,7 @@ from visual_grpo.records.image_store import ImageStore, PreparedImage
 from visual_grpo.records.queries import prepare_query
 from visual_grpo.records.raw import Item, Note, Place, RawRecord, Rejected, prefix_rejections, shorten
 from visual_grpo.records.report import DiskCounter, Report
-from visual_grpo.records.split import SEALED, Splitter
+from visual_grpo.records.split import SEALED, split_of
 from visual_grpo.records.table import RecordTable, write_manifest
 
 IMAGES = "images"
@@ -49,19 +49,12 @@ class Preparation:
     def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
         self._config = config
         self._found = find_records(config, parameter)
-        self._splitter = Splitter(
-            eval_share=config.eval_share, held_out_share=config.held_out_share, sealed_share=config.sealed_share
-        )
 
     def count(self) -> int:
-        """The number of records, for the progress bar."""
         return self._found.count()
 
     def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> None:
-        """Prepares every record and replaces the manifest; images that only the old one names stay beside it.
-
-        Args:
-            progress: called after every record.
+        """Prepares every record, calling ``progress`` after each, and replaces the manifest.
 
         Raises:
             UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
@@ -127,7 +120,7 @@ class Preparation:
         row = {
             "id": record.id,
             "prompt": record.prompt,
-            "split": self._splitter(record.id, shared),
+            "split": split_of(record.id, shared, config),
             "held_with": hashlib.sha256(shared.encode()).hexdigest(),
             "metadata": record.metadata,
             "target_file": target_file,
@@ -167,11 +160,7 @@ def remove_unused_images(manifest: Path) -> None:
 def prepared_beside(path: str, data: DataConfig, note: Callable[[str], None], parameter: str) -> Iterator[RecordTable]:
     """All records at ``path``, prepared as ``data`` says, for the time of the block: to draw or to score.
 
-    Args:
-        note: is told which records and files were left out, and why.
-
-    Raises:
-        UserError: there is nothing at the path, no layout fits, or no record can be used.
+    ``note`` is told which records and files were left out, and why.
     """
     no_splits = {"eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.0}
     config = data.model_copy(update={"path": path, "layout": "auto", **no_splits})
@@ -179,18 +168,14 @@ def prepared_beside(path: str, data: DataConfig, note: Callable[[str], None], pa
         manifest = Path(folder) / "records.parquet"
         Preparation(config, parameter).write(manifest)
         records = RecordTable(manifest)
-        _note_left_out(records.report, note)
+        report, rejected = records.report, records.report["rejected"]
+        if rejected["total"]:
+            note(f"Left out {rejected['total']} of {counted(report['records'], 'record')}:")
+            for one in rejected["listed"][:_SHOWN]:
+                place, message = Place(one["file"], one["line"]), one["message"]
+                note(f"  {message}" if one["file"] in message else f"  {place}: {message}")
+            if rejected["total"] > _SHOWN:
+                note(f"  and {rejected['total'] - _SHOWN} more")
+        for warning in report["warnings"]:
+            note(f"Note: {sentence(warning)}")
         yield records
-
-
-def _note_left_out(report: Mapping[str, Any], note: Callable[[str], None]) -> None:
-    rejected = report["rejected"]
-    if rejected["total"]:
-        note(f"Left out {rejected['total']} of {counted(report['records'], 'record')}:")
-        for one in rejected["listed"][:_SHOWN]:
-            place, message = Place(one["file"], one["line"]), one["message"]
-            note(f"  {message}" if one["file"] in message else f"  {place}: {message}")
-        if rejected["total"] > _SHOWN:
-            note(f"  and {rejected['total'] - _SHOWN} more")
-    for warning in report["warnings"]:
-        note(f"Note: {sentence(warning)}")

@@ -10,7 +10,7 @@ import hashlib
 import os
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -98,26 +98,29 @@ def profile_of(records: RecordTable) -> Profile:
     folder = records.path.parent
     for row in records.rows():
         splits[row["split"]] += 1
-        kinds[_kind(row)] += 1
+        names = row["source_images"] or ()
+        given = {0: "no source", 1: "one source"}.get(len(names), "several sources")
+        kinds[f"{given}, {'no target' if row['target_image'] is None else 'with a target'}"] += 1
         normalised = prompt_key(row["prompt"])
         prompts.add(normalised, normalised)
         if (target := row["target_image"]) is not None:
             size = row["original_width"], row["original_height"]
             targets.add(f"{row['target_sha256'] or target} {size}", (folder / target, size))
-        names = row["source_images"] or ()
         for name, sha256 in zip(names, row["source_sha256"] or names, strict=True):
             sources.add(sha256, (folder / name, (None, None)))
     hashes, texts, counts = zip(*prompts.items(), strict=True)
     characters, words = [len(text) for text in texts], [len(text.split()) for text in texts]
     values = {"prompt_characters": _values(characters, counts), "prompt_words": _values(words, counts)}
     values |= _image_values("target", targets.items()) | _image_values("source", sources.items())
+    shares = {kind: count / kinds.total() for kind, count in sorted(kinds.items())}
+    kind_shares = Shares(records=kinds.total(), n=kinds.total(), shares=shares, spread=len(shares) - 1)
     return Profile(
         accepted=splits.total(),
         rejected=records.report.get("rejected", {}).get("total", 0),
         splits={split: splits[split] for split in SPLITS},
         prompts=Prompts(hashes=hashes, complete=prompts.complete),
         values=values,
-        shares={"kinds": _kinds(kinds), "prompt_text": _text(texts, counts)},
+        shares={"kinds": kind_shares, "prompt_text": _text(texts, counts)},
     )
 
 
@@ -138,12 +141,6 @@ def read_profile(folder: Path) -> Profile | None:
             f"{file} is damaged ({error.error_count()} wrong entries). Take it from the training's MLflow run"
             " (artifacts `adapters`), or remove it to train without this comparison."
         ) from error
-
-
-def _kind(row: Mapping[str, Any]) -> str:
-    sources = len(row["source_images"] or ())
-    images = "no source" if not sources else "one source" if sources == 1 else "several sources"
-    return f"{images}, {'no target' if row['target_image'] is None else 'with a target'}"
 
 
 def _image_values(role: str, images: Sequence[tuple[str, Picture, int]]) -> dict[str, Values]:
@@ -168,11 +165,6 @@ def _values(values: Sequence[float], counts: Sequence[int]) -> Values:
 
 def _sizes(counts: Sequence[int]) -> dict[str, Any]:
     return {"records": sum(counts), "n": round(sum(counts) ** 2 / sum(count**2 for count in counts), 3)}
-
-
-def _kinds(counts: Counter[str]) -> Shares:
-    shares = {kind: counts[kind] / counts.total() for kind in sorted(counts)}
-    return Shares(records=counts.total(), n=counts.total(), shares=shares, spread=len(shares) - 1)
 
 
 def _text(texts: Sequence[str], counts: Sequence[int]) -> Shares:

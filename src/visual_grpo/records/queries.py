@@ -36,8 +36,7 @@ def prepare_query(store: ImageStore, record: RawRecord) -> tuple[RawRecord, Prep
         Rejected: a damaged image; a mask that is empty or of another size than the image; a malformed box or point.
     """
     extra = record.extra
-    box = None if extra.get("box") is None else box_from(extra["box"])
-    points = None if extra.get("points") is None else points_from(extra["points"])
+    box, points = extra.get("box"), extra.get("points")
     with prefix_rejections("image"):
         image = store.prepare(record.source_images[0], record.id, "image", STRETCHED)
     size, found = image.original_size, original_size(record.target_image)
@@ -53,8 +52,8 @@ def prepare_query(store: ImageStore, record: RawRecord) -> tuple[RawRecord, Prep
         raise Rejected("empty_mask", message, remedy)
     to = (store.width, store.height)
     placed = {
-        "box": box_of(mask) if box is None else stretched_box(box, size, to),
-        "points": inner_points(mask, _POINTS) if points is None else stretched_points(points, size, to),
+        "box": box_of(mask) if box is None else placed_box(box, size, to),
+        "points": inner_points(mask, _POINTS) if points is None else placed_points(points, size, to),
     }
     given = json.loads(record.metadata)
     for key in placed:
@@ -65,22 +64,26 @@ def prepare_query(store: ImageStore, record: RawRecord) -> tuple[RawRecord, Prep
     return replace(record, metadata=metadata), image, stored
 
 
-def box_from(value: Any) -> Box:
-    """Parses ``[x1, y1, x2, y2]``; raises `Rejected` for any other value, or x2 < x1, or y2 < y1."""
+def placed_box(value: Any, size: Size, to: Size) -> Box:
+    """Maps ``[x1, y1, x2, y2]`` on an image of size ``size`` to the same image stretched to size ``to``.
+
+    In many datasets a box may end at the image's width or height, one past the last pixel; it is clamped to that pixel.
+    """
     if not _are_numbers(value, 4):
         raise wrong_type("box", "[x1, y1, x2, y2], four numbers in pixels", value)
     x1, y1, x2, y2 = map(float, value)
     if x2 < x1 or y2 < y1:
         message = f"box {value} ends before it begins: x2 must not be less than x1, nor y2 than y1"
         raise Rejected("wrong_box", message, "Give the corners as [x1, y1, x2, y2], not a width and height")
-    return x1, y1, x2, y2
+    (left, top), (right, bottom) = (_placed("box", corner, size, to, beyond=1) for corner in ((x1, y1), (x2, y2)))
+    return left, top, right, bottom
 
 
-def points_from(value: Any) -> tuple[Point, ...]:
-    """Parses ``[[x, y], ...]``; raises `Rejected` for any other value, or an empty list."""
+def placed_points(value: Any, size: Size, to: Size) -> list[Point]:
+    """Maps ``[[x, y], ...]`` like `placed_box`."""
     if not isinstance(value, list | tuple) or not value or not all(_are_numbers(point, 2) for point in value):
         raise wrong_type("points", "[[x, y], ...], a list of pairs of numbers in pixels", value)
-    return tuple((float(x), float(y)) for x, y in value)
+    return [_placed("points", (float(x), float(y)), size, to, beyond=0.5) for x, y in value]
 
 
 def _are_numbers(value: Any, count: int) -> bool:
@@ -91,39 +94,15 @@ def _are_numbers(value: Any, count: int) -> bool:
     )
 
 
-def stretched_box(box: Box, size: Size, to: Size) -> Box:
-    """Maps a box on an image of size ``size`` to the same image stretched to size ``to``.
+def _placed(key: str, point: Point, size: Size, to: Size, beyond: float) -> Point:
+    """Keeps the position relative to the image; the centre of the first pixel is half a pixel inside the edge.
 
-    In many datasets a box may end at the image's width or height, one past the last pixel; it is clamped to that pixel.
-
-    Raises:
-        Rejected: a corner outside the image.
+    ``beyond``: how many pixels past the centre of the last pixel are still accepted.
     """
-    corners = (box[:2], box[2:])
-    for corner in corners:
-        _check_inside("box", corner, size, beyond=1)
-    (left, top), (right, bottom) = (
-        _stretched((min(x, size[0] - 1), min(y, size[1] - 1)), size, to) for x, y in corners
-    )
-    return left, top, right, bottom
-
-
-def stretched_points(points: tuple[Point, ...], size: Size, to: Size) -> list[Point]:
-    """Like `stretched_box`, for points."""
-    for point in points:
-        _check_inside("points", point, size, beyond=0.5)
-    return [_stretched(point, size, to) for point in points]
-
-
-def _stretched(point: Point, size: Size, to: Size) -> Point:
-    """Keeps the position relative to the image; the centre of the first pixel is half a pixel inside the edge."""
     (x, y), (width, height), (to_width, to_height) = point, size, to
-    return (x + 0.5) * to_width / width - 0.5, (y + 0.5) * to_height / height - 0.5
-
-
-def _check_inside(key: str, point: Point, size: Size, beyond: float) -> None:
-    """``beyond``: how many pixels past the centre of the last pixel are still accepted."""
-    x, y = point
-    if not (-0.5 <= x <= size[0] - 1 + beyond and -0.5 <= y <= size[1] - 1 + beyond):
-        message = f"{key}: ({x:g}, {y:g}) lies outside the image of {size[0]}x{size[1]} pixels"
+    if not (-0.5 <= x <= width - 1 + beyond and -0.5 <= y <= height - 1 + beyond):
+        message = f"{key}: ({x:g}, {y:g}) lies outside the image of {width}x{height} pixels"
         raise Rejected(f"wrong_{key}", message, "Give absolute pixels of the upright image at its own size")
+    if key == "box":
+        x, y = min(x, width - 1), min(y, height - 1)
+    return (x + 0.5) * to_width / width - 0.5, (y + 0.5) * to_height / height - 0.5

@@ -83,10 +83,9 @@ class Note(str):
 
 
 class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
-    """A record that cannot be used, the reason and a remedy: raised by a check, yielded once its place is known.
+    """A record that cannot be used, the ``reason`` by which the report counts, and a remedy.
 
-    Args:
-        reason: a short category, by which the report counts.
+    Raised by a check, yielded once its place is known.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ def _digest(key: str) -> bytes:
 
 
 class Report:
-    """Collects counts while records are processed, in bounded memory; ``strict`` stops at the first rejected record."""
+    """Collects counts while records are processed; ``strict`` stops at the first rejected record."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
@@ -93,16 +93,23 @@ class Report:
                 f"{also_rejected(self._rejections, rejected)}"
             )
         self._warn(shares, accepted)
+        listed = [
+            {
+                "id": one.id,
+                "file": one.place.file,
+                "line": one.place.line,
+                "reason": one.reason,
+                "message": one.message,
+                "remedy": one.remedy,
+            }
+            for one in self._rejections
+        ]
         return {
             "records": accepted + rejected,
             "accepted": accepted,
             "with_target": self._targets,
             "splits": {split: {"records": self._records[split], "prompts": self._prompts[split]} for split in SPLITS},
-            "rejected": {
-                "total": rejected,
-                "by_reason": dict(self._reasons.most_common()),
-                "listed": [_listed(rejection) for rejection in self._rejections],
-            },
+            "rejected": {"total": rejected, "by_reason": dict(self._reasons.most_common()), "listed": listed},
             "warnings": [*map(visible, self.warnings)],
         }
 
@@ -124,23 +131,13 @@ def nothing_left(rejections: Sequence[Rejected], count: int) -> str:
     """Says why no record can be used; ``count`` are rejected, of which the first are given."""
     if not rejections:
         return "There are no records in the data. Add at least one."
-    all_of_them = "The only record was" if count == 1 else f"All {count} records were"
-    return f"{all_of_them} rejected:{_first_of(rejections, count)}"
+    return f"No record can be used.{also_rejected(rejections, count)}"
 
 
 def also_rejected(rejections: Sequence[Rejected], count: int) -> str:
     """Adds to a message about too few usable records which others there would be."""
     if not rejections:
         return ""
-    return f" Rejected {'was' if count == 1 else 'were'} {counted(count, 'other')}:{_first_of(rejections, count)}"
-
-
-def _first_of(rejections: Sequence[Rejected], count: int) -> str:
     shown = "".join(f"\n  {rejection}" for rejection in rejections[:_SHOWN])
-    more = count - min(_SHOWN, len(rejections))
-    return shown + (f"\n  and {more} more" if more else "")
-
-
-def _listed(rejected: Rejected) -> dict[str, Any]:
-    said = {"reason": rejected.reason, "message": rejected.message, "remedy": rejected.remedy}
-    return {"id": rejected.id, "file": rejected.place.file, "line": rejected.place.line} | said
+    more = f"\n  and {count - _SHOWN} more" if count > _SHOWN else ""
+    return f" {counted(count, 'record')} rejected:{shown}{more}"

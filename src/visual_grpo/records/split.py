@@ -6,9 +6,9 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from visual_grpo.config import DataConfig
 from visual_grpo.errors import UserError
 
 SEEN = "seen_prompts.json"
@@ -20,30 +20,21 @@ FEW_PROMPTS = 10
 """An interval over fewer independent prompts is not to be relied on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Splitter:
-    eval_share: float
-    """Share of all records; their prompts may also occur in train."""
-    held_out_share: float
-    """Share of group keys (see `held_out_by`; usually prompts); all records of a held-out key are held out."""
-    sealed_share: float = 0.0
-    """Share of group keys whose records are sealed; none of them is held out."""
-
-    def __call__(self, record_id: str, shared: str) -> str:
-        """The split of a record; ``shared`` is its group key from `held_out_by`."""
-        # Held-out keys are at one end of the range and sealed ones at the other, so that neither share takes from the
-        # other when it is raised.
-        place = _fraction("prompt", shared)
-        if place < self.held_out_share:
-            return "held_out"
-        if place >= 1 - self.sealed_share:
-            return SEALED
-        # eval_share is a share of all records, but only those neither held out nor sealed can get into eval.
-        if self.eval_share > 0 and _fraction("id", record_id) < self.eval_share / (
-            1 - self.held_out_share - self.sealed_share
-        ):
-            return "eval"
-        return "train"
+def split_of(record_id: str, shared: str, data: DataConfig) -> str:
+    """The split of a record; ``shared`` is its group key from `held_out_by`."""
+    # Held-out keys are at one end of the range and sealed ones at the other, so that neither share takes from the other
+    # when it is raised.
+    place = _fraction("prompt", shared)
+    if place < data.held_out_share:
+        return "held_out"
+    if place >= 1 - data.sealed_share:
+        return SEALED
+    # eval_share is a share of all records, but only those neither held out nor sealed can get into eval.
+    if data.eval_share > 0 and _fraction("id", record_id) < data.eval_share / (
+        1 - data.held_out_share - data.sealed_share
+    ):
+        return "eval"
+    return "train"
 
 
 def held_out_by(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:

@@ -91,7 +91,7 @@ class RecordTable(Sequence[PromptRecord]):
 
     @property
     def report(self) -> dict[str, Any]:
-        """The data report that was stored with the manifest; empty if there is none."""
+        """The data report that was stored with the manifest."""
         return dict(json.loads((self._file.metadata.metadata or {}).get(_REPORT_KEY, "{}")))
 
     @cached_property

@@ -21,13 +21,12 @@ from visual_grpo.records.guard import Guard, open_text
 from visual_grpo.records.raw import EmbeddedImage, Item, Note, Place, Rejected, shorten
 
 HUB = "hf://datasets/"
-"""Prefix of ``data.path`` for a dataset of the Hugging Face hub."""
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
 _SPLIT_FOLDERS = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
 _NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
 """Spellings of missing values in spreadsheets and pandas, in lower case."""
 _BATCH = 16
-"""Rows of a Parquet table in memory at a time."""
+"""Rows of a Parquet table in memory."""
 
 Row = dict[str, Any] | Rejected
 
@@ -88,11 +87,7 @@ def find_table(path: Path, guard: Guard) -> Path | None:
 
 def read_table(path: Path, guard: Guard, task: Task, split: str | None = None) -> Iterator[Item]:
     if _is_saved(path):
-        import datasets
-
-        with _errors_naming(path):
-            found = _one_split(datasets.load_from_disk(str(path)), str(path), split)
-        yield from _rows_of(found, path.name, path, guard, task)
+        yield from _rows_of(_saved(path, split), path.name, path, guard, task)
         return
     for file in [path] if path.is_file() else _tables(path):
         if file != path:
@@ -119,8 +114,27 @@ def _one_split(found: Any, name: str, split: str | None) -> Any:
     return found[chosen]
 
 
+def count_table(path: Path, split: str | None) -> int | None:
+    """The number of rows, if it is known without reading them."""
+    import pyarrow.parquet as pq
+
+    if _is_saved(path):
+        return int(_saved(path, split).num_rows)
+    files = [path] if path.is_file() else _tables(path)
+    with _errors_naming(path):
+        known = all(file.suffix.lower() == ".parquet" for file in files)
+        return sum(pq.read_metadata(file).num_rows for file in files) if known else None
+
+
 def _is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def _saved(path: Path, split: str | None) -> Any:
+    import datasets
+
+    with _errors_naming(path):
+        return _one_split(datasets.load_from_disk(str(path)), str(path), split)
 
 
 def _tables(path: Path) -> list[Path]:
@@ -139,7 +153,13 @@ def _items(
 ) -> Iterator[Item]:
     suffix = file.suffix.lower()
     if suffix == ".parquet":
-        yield from _rows_of(_streamed(file), name, file.parent, guard, task)
+        import datasets
+
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # Ours is the one message.
+        files, options = glob.escape(str(file)), {"streaming": True, "batch_size": _BATCH}
+        with _errors_naming(file):
+            found = datasets.load_dataset("parquet", data_files=files, split="train", **options)
+        yield from _rows_of(found, name, file.parent, guard, task)
         return
     reader = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(suffix, _json_lines)
     for number, row in reader(file):
@@ -224,15 +244,6 @@ def _cell(value: Any, name: str, guard: Guard, folder: Path | None) -> Any:
         guard.check_size(len(value), name)
         return EmbeddedImage(name, value)
     return value
-
-
-def _streamed(file: Path) -> Any:
-    import datasets
-
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # Ours is the one message.
-    with _errors_naming(file):
-        files = glob.escape(str(file))
-        return datasets.load_dataset("parquet", data_files=files, split="train", streaming=True, batch_size=_BATCH)
 
 
 @contextmanager
