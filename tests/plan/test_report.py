@@ -94,16 +94,22 @@ def test_what_to_change_is_said_in_parameters():
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("sd3")
-    tiny.pipeline().save_pretrained(folder)
+    tiny.pipeline(t5=False).save_pretrained(folder)
     return folder
 
 
 def tiny_sd3(folder: Path | str, **given: Any) -> Any:
     few: dict[str, Any] = {
-        "model": {"path": str(folder), "dtype": "float32", **given.pop("model", {})},
+        "model": {
+            "path": str(folder),
+            "dtype": "float32",
+            "options": {"max_sequence_length": 0},
+            **given.pop("model", {}),
+        },
         "data": {"height": 64, "width": 96},
-        "sampling": {"rollout": {"steps": 3}, "stock": {"steps": 3}},
-        "grpo": {"prompts_per_step": 3, "group_size": 2, "micro_batch_size": 2},
+        "policy": {"flow": {"window_steps": 1}},
+        "sampling": {"rollout": {"steps": 2}, "stock": {"steps": 2}},
+        "grpo": {"prompts_per_step": 2, "group_size": 2, "micro_batch_size": 2},
         "evaluation": {"batch_size": 2, "prompts": 2, "max_prompts": None},
         "plan": {"gpu": None, "price_per_hour": 2.0, "prompt_words": 5},
     }
@@ -133,10 +139,10 @@ def test_the_answer_stands_in_the_first_lines_and_names_the_smallest_card(model,
 def test_every_process_needs_memory_of_the_host(model, plan):
     elements = 4 * sum(plan["parameters"].values()) / 1e9
     assert plan["host_gb"] == pytest.approx(elements)
-    three = make_plan(tiny_sd3(model, model={"offload": "phases"}, distributed={"processes": 3}))
-    assert 3 * elements < three["host_gb"] < 6 * elements, "pinned in powers of two"
-    assert three["copied_from_host_gb"] > 0
-    assert three["peak_gb"] < plan["peak_gb"]
+    two = make_plan(tiny_sd3(model, model={"offload": "phases"}, distributed={"processes": 2}))
+    assert 2 * elements < two["host_gb"] < 4 * elements, "pinned in powers of two"
+    assert two["copied_from_host_gb"] > 0
+    assert two["peak_gb"] < plan["peak_gb"]
 
 
 def test_a_downloaded_hub_id_is_planned_by_its_files(model, monkeypatch):

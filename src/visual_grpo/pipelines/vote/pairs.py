@@ -1,6 +1,6 @@
 """The pairs to judge: drawn now, of a baseline and its trained model, or of a folder that ``generate`` wrote.
 
-Their pictures are kept beside the file of choices for as long as these are used.
+Their pictures are kept beside the file of choices.
 """
 
 from __future__ import annotations
