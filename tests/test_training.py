@@ -108,26 +108,27 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.safetensors"))}
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_a_resumed_run_is_the_uninterrupted_one(pipeline_folder: Path, tmp_path: Path, signal_number: int) -> None:
+def test_a_run_that_is_stopped_twice_is_the_uninterrupted_one(pipeline_folder: Path, tmp_path: Path) -> None:
     whole = make_run(parameters(tmp_path / "whole"), pipeline_folder)
     execute(whole, tmp_path / "whole" / "out")
 
-    stop = random.Random().randint(1, STEPS - 1)
-    first = make_run(parameters(tmp_path / "parts"), pipeline_folder)
-    notes = execute(first, tmp_path / "unused", interrupt_at(stop, signal_number))
-    assert first.stopped_by == signal_number
-    assert first.trainer.step == stop
-    assert any("press Ctrl-C again" in note for note in notes)
+    stops = sorted(random.Random().sample(range(1, STEPS), 2))
+    resume, done = "never", 0
+    for stop, number in zip(stops, (signal.SIGINT, signal.SIGTERM), strict=True):
+        part = make_run(parameters(tmp_path / "parts", resume=resume), pipeline_folder)
+        assert part.checkpoints.completed_steps() == done
+        notes = execute(part, tmp_path / f"unused-{stop}", interrupt_at(stop, number))
+        assert (part.stopped_by, part.trainer.step) == (number, stop)
+        assert any("press Ctrl-C again" in note for note in notes)
+        resume, done = "auto", stop
+        random.seed(99)
 
-    random.seed(99)
-    second = make_run(parameters(tmp_path / "parts", resume="auto"), pipeline_folder)
-    assert second.checkpoints.completed_steps() == stop
-    execute(second, tmp_path / "parts" / "out")
-    assert second.stopped_by is None
-    assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out"), f"stopped after step {stop}"
-    assert rows(second) == rows(whole)
-    assert second.progress.best_step == whole.progress.best_step
+    last = make_run(parameters(tmp_path / "parts", resume="auto"), pipeline_folder)
+    execute(last, tmp_path / "parts" / "out")
+    assert last.stopped_by is None
+    assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out"), f"stopped after steps {stops}"
+    assert rows(last) == rows(whole)
+    assert last.progress.best_step == whole.progress.best_step
 
 
 def test_the_best_adapter_is_that_of_the_best_evaluation(pipeline_folder: Path, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_a_plan_needs_no_library_and_counts_the_same_parameters(
     assert held["full"] > held["8bit"] > held["4bit"]
 
 
+@pytest.mark.slow
 def test_networks_that_take_turns_bring_their_codes(pipeline_folder: Path) -> None:
     brought = {}
     for bits in ("full", "4bit"):
