@@ -40,7 +40,7 @@ WITHIN = (
     "visual_grpo.grpo.checkpoint:save_checkpoint",
     "visual_grpo.grpo.checkpoint:remove_old",
     "visual_grpo.training:TrainingRun.evaluate",
-    "visual_grpo.tracking.runs:log_metrics",
+    "visual_grpo.tracking.api:log_metrics",
 )
 TRAINING = "visual_grpo.training:TrainingRun._train"
 OF_TIME_AND_MEMORY = re.compile(r"(.*/)?(seconds|speed)/.*|(.*/)?memory_gb")

@@ -18,7 +18,7 @@ from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
 from visual_grpo.errors import user_error
 from visual_grpo.tracking import Tracker, lineage
-from visual_grpo.tracking.client import use_project
+from visual_grpo.tracking.api import use_project
 from visual_grpo.tracking.description import run_name
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.trained_adapters import read_facts

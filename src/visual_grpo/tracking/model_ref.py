@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from visual_grpo.command import Command, again
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, nearest_hint
-from visual_grpo.tracking.client import mlflow_client, shown, tracking_uri
+from visual_grpo.tracking.api import KEY, mlflow_client, shown, tracking_uri
 from visual_grpo.tracking.registry import SCHEME, named_version, on_this_machine, versions_with
-from visual_grpo.tracking.runs import KEY
 from visual_grpo.tracking.sync import TRAINING_DIGEST
 from visual_grpo.trained_adapters import FACTS, LATEST, NONE, adapter_digest, read_facts
 

@@ -20,8 +20,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.promotion import CHAMPION
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.model_card import model_card
-from visual_grpo.tracking.client import get, local_folder, mlflow_client, shown
-from visual_grpo.tracking.runs import experiment_id, find_run, is_active
+from visual_grpo.tracking.api import experiment_id, find_run, get, is_active, local_folder, mlflow_client, shown
 from visual_grpo.trained_adapters import FACTS, adapter_digest, check_weights, modules_of, read_facts
 
 if TYPE_CHECKING:

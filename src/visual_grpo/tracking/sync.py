@@ -23,8 +23,7 @@ from visual_grpo.files import file_digest, hold, release
 from visual_grpo.images import read_image
 from visual_grpo.model_card import CARD, model_card
 from visual_grpo.third_party_output import silence_libraries
-from visual_grpo.tracking import runs
-from visual_grpo.tracking.client import mlflow_client, shown, use_project
+from visual_grpo.tracking import api
 from visual_grpo.tracking.description import result_metrics, tracked
 from visual_grpo.trained_adapters import FACTS, HISTORY, modules_of, read_facts
 
@@ -65,7 +64,7 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
         if facts is None or run is None or run.data.tags.get(tag) == digest:
             continue
         added = add(client, run, output, facts)
-        runs.set_tags(client, run.info.run_id, {tag: digest})  # Last: an attempt that is cut short is made again.
+        api.set_tags(client, run.info.run_id, {tag: digest})  # Last: an attempt that is cut short is made again.
         if run.info.status == "RUNNING" and run.info.run_id != open_run:
             client.set_terminated(run.info.run_id, "FINISHED", _modified(file))
         said.append(f"{run.info.run_name} ({run.info.run_id[:8]}): {added}")
@@ -86,10 +85,10 @@ def _facts(file: Path) -> dict[str, Any] | None:
 
 def _run_of(client: MlflowClient, facts: Mapping[str, Any], file: Path) -> Run | None:
     """The run of a training, which is made if MLflow never had it; None if the user deleted it."""
-    found = runs.find_run(client, facts["mlflow_run_id"])
+    found = api.find_run(client, facts["mlflow_run_id"])
     if found is None:
-        return runs.make_run(client, facts["mlflow_run_id"], facts.get(RUN_NAME, "training"), _modified(file))
-    return found if runs.is_active(found) else None
+        return api.make_run(client, facts["mlflow_run_id"], facts.get(RUN_NAME, "training"), _modified(file))
+    return found if api.is_active(found) else None
 
 
 def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> str:
@@ -97,10 +96,10 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
 
     adapters, run_id = output / ADAPTERS, run.info.run_id
     config = Parameters.model_validate(facts["parameters"])
-    values = runs.log_metrics(client, run_id, _curves(adapters, config), {})
-    pictures = runs.log_pictures(client, run_id, _pictures(adapters))
+    values = api.log_metrics(client, run_id, _curves(adapters, config), {})
+    pictures = api.log_pictures(client, run_id, _pictures(adapters))
     if not run.data.params:
-        runs.set_params(client, run_id, flatten(facts["parameters"]))
+        api.set_params(client, run_id, flatten(facts["parameters"]))
     source = json.dumps({"uri": config.data.path})
     records = Dataset("records", facts["data"][:_LONGEST_DIGEST], "local", source)
     client.log_inputs(run_id, datasets=[DatasetInput(records, [InputTag("mlflow.data.context", "training")])])
@@ -108,10 +107,10 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
     tags |= {"dataset.digest": facts["data"]}
     for alarm in facts.get("alarms", ()):
         tags["alarm"] = f"step {alarm['step']}: {alarm['sentence']}"
-    runs.set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
+    api.set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
     client.log_artifacts(run_id, str(adapters), "adapters")
     if TRAINING_DIGEST in run.data.tags:  # It was resumed since, and the verdict is of the adapters before.
-        runs.remove_tags(client, run_id, ("result", runs.EVALUATION, EVALUATION_DIGEST))
+        api.remove_tags(client, run_id, ("result", api.EVALUATION, EVALUATION_DIGEST))
     return f"adapters, {counted(values, 'metric value')}, {counted(pictures, 'picture')}"
 
 
@@ -148,8 +147,8 @@ def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping
     client.log_text(run_id, model_card(facts, evaluation["modules"], lines(found)), f"adapters/{CARD}")
     # The same time at each attempt: MLflow keeps a row once.
     results = [Metric(name, value, at, facts["steps"]) for name, value in result_metrics(found).items()]
-    runs.log_metrics(client, run_id, results)
-    runs.set_tags(client, run_id, {"result": " ".join([found["sentence"], *found["notes"]])})
+    api.log_metrics(client, run_id, results)
+    api.set_tags(client, run_id, {"result": " ".join([found["sentence"], *found["notes"]])})
     return "evaluation"
 
 
@@ -165,14 +164,14 @@ def sync(outputs: list[Path]) -> tuple[list[str], bool]:
     for output in outputs:
         try:
             hold(output / ".lock")
-            with mlflow_client() as client:
-                runs.close_killed(client, output)
+            with api.mlflow_client() as client:
+                api.close_killed(client, output)
                 said += [f"{output}: added to MLflow: {what}" for what in sync_output(client, output)]
         except UserError as error:
             said, whole = [*said, f"{output}: {error}"], False
         finally:
             release()
-    return said or [f"MLflow ({shown()}) lacks nothing of {', '.join(map(str, outputs)) or 'data'}."], whole
+    return said or [f"MLflow ({api.shown()}) lacks nothing of {', '.join(map(str, outputs)) or 'data'}."], whole
 
 
 def _outputs(root: Path) -> list[Path]:
@@ -191,7 +190,7 @@ def main() -> None:
     missing = [str(output) for output in given.outputs if not output.is_dir()]
     if missing:
         sys.exit(f"Error: there is no folder {', '.join(missing)}")
-    use_project(Path.cwd())
+    api.use_project(Path.cwd())
     said, whole = sync(given.outputs or _outputs(Path("data")))
     print("\n".join(said))  # noqa: T201
     sys.exit(0 if whole else 1)
