@@ -18,7 +18,7 @@ import torch
 
 from visual_grpo import components, third_party_output
 from visual_grpo.config import RewardConfig
-from visual_grpo.grpo.checks import SignalRule, measure_signal
+from visual_grpo.grpo.checks import measure_signal, useful_cosine
 from visual_grpo.types import PromptRecord, Sample
 
 _chance = torch.Generator().manual_seed(0)
@@ -39,13 +39,12 @@ def main() -> None:
         path = own.model.path or own.starter.model
         plan, model = components.make_plan(own, path), components.build_model(own, path)
         trainer = components.build_trainer(own, plan, model, components.build_scorer(own, plan.modules))
-        check = own.policy.signal_check
-        rule = SignalRule.of(check, own.grpo.steps)
+        most, useful = own.policy.signal_check.most(own.grpo.steps), useful_cosine(own.grpo.steps)
         for module, one in trainer.modules.items():
             started = time.process_time()
-            signal = measure_signal(one, records.split("train"), most=check.most(own.grpo.steps), rule=rule)
+            signal = measure_signal(one, records.split("train"), most=most, useful=useful)
             seconds = time.process_time() - started
-            print(f"| {module} | {reward} | {signal} | {rule.verdict(signal)} | {seconds:.0f} |", flush=True)
+            print(f"| {module} | {reward} | {signal} | {signal.verdict(useful)} | {seconds:.0f} |", flush=True)
 
 
 def _arguments() -> argparse.Namespace:

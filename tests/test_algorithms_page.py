@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from visual_grpo.config import GRPOConfig, SignalCheckConfig
+from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo import checks, losses
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.optimisers import learning_rate_factor
@@ -112,20 +112,6 @@ def test_the_signal_checks_cosine_and_its_error() -> None:
     error = np.sqrt(6 / 7 * ((without - without.mean()) ** 2).sum())
     got = checks.mean_of_pairs(checks.update_cosines(tensor(g)))
     assert got == pytest.approx((mean_cosine(list(scaled)), error), rel=1e-4)
-
-
-def test_the_signal_checks_rule() -> None:
-    def verdict(cosine: float, error: float, rollouts: int, **check: float) -> str:
-        rule = checks.SignalRule.of(SignalCheckConfig(**check), steps=99)
-        return rule.verdict(checks.Signal(cosine=cosine, error=error, rollouts=rollouts, samples=8))
-
-    assert verdict(0.021, 0.01, 3) == "passed"
-    assert verdict(0.001, 0.0049, 6) == "refused", "2 e is below u = 1 / (99 + 1)"
-    assert verdict(0.001, 0.0049, 5) == "unclear"
-    assert verdict(0.001, 0.0051, 48) == "unclear"
-    assert verdict(0.1, 0.01, 3, least_cosine=0.2) == "refused"
-    assert verdict(0.1, 0.01, 3, least_cosine=0.11) == "unclear"
-    assert list(itertools.islice(checks._looks(30), 4)) == [6, 12, 24, 30]
 
 
 def test_the_learning_rate() -> None:

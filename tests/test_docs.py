@@ -131,7 +131,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: P
     for name, html in pages.items():
         assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="?(?:https?:)?//[^>]*', html), name
     assert "grpo.advantage_scale" not in pages["reference/parameters.html"], "in its section's table, by its own name"
-    for field in ("advantage_scale", "held_out_share", "window_steps", "least_cosine"):
+    for field in ("advantage_scale", "held_out_share", "window_steps", "rollouts"):
         assert f"<code>{field}</code>" in pages["reference/parameters.html"]
     assert 'id="visual_grpo.components.load_policy"' in pages["reference/python.html"]
     formulas = pages["algorithms.html"]
@@ -159,7 +159,7 @@ def site_pages(tmp_path: Path) -> list[Path]:
 def test_the_page_of_metrics_names_every_metric_and_no_other() -> None:
     text = (DOCS / "metrics.md").read_text(encoding="utf-8")
     explained = explained_in(text.split("## Reward", 1)[1].split("## Result", 1)[0])
-    of_the_run = {"eval/total", "part/NAME/PART", "seconds/checkpoint", "updates_left_out", "advantage_share/NAME"}
+    of_the_run = {"eval/total", "part/NAME/PART", "seconds/checkpoint", "updates_skipped", "advantage_share/NAME"}
     of_the_run |= {"sampler_gap/mean", "sampler_gap/max"}  # Where the ratio compares with the replay.
     of_the_run |= {"watch/NAME", "watch_low/NAME", "watch_high/NAME"}
     assert {general(name) for name in logged()} | from_the_policies() | of_the_run == explained

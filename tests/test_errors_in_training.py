@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,28 +90,3 @@ def test_a_checkpoint_that_is_there_is_the_newest(
     with pytest.raises(KeyboardInterrupt):
         execute(run, tmp_path / "out")
     assert run.checkpoints.newest == last
-
-
-class Breaking:
-    """A policy's replay that runs out of memory when it is called the ``at``-th time."""
-
-    def __init__(self, replay: Any, at: int) -> None:
-        self.replay, self.calls, self.at = replay, 0, at
-
-    def __call__(self, trajectory: Any, rows: Any) -> Iterator[Any]:
-        self.calls += 1
-        for chunk in self.replay(trajectory, rows):
-            yield chunk
-            if self.calls == self.at:
-                raise RuntimeError("out of memory")
-
-
-def test_a_run_resumes_after_an_error_in_a_steps_second_update(pipeline_folder: Path, tmp_path: Path) -> None:
-    changes = changes_of({"train": "ar"}, 3, modules={})
-    whole = run_in(tmp_path / "whole", pipeline_folder, changes, brightness)
-    execute(whole, tmp_path / "out" / "whole")
-    broken = run_in(tmp_path / "broken", pipeline_folder, changes, brightness)
-    policy = broken.trainer.modules["ar"].policy
-    policy.replay = Breaking(policy.replay, 4)  # type: ignore[method-assign]
-    assert fails(broken, tmp_path) == ["step-000001"]
-    goes_on(run_in(tmp_path / "broken", pipeline_folder, changes, brightness, "auto"), whole, tmp_path / "out")

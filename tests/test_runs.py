@@ -153,7 +153,7 @@ checkpoints.mkdir(parents=True)
 def checkpoint_of(run_id, number):
     import torch
     from visual_grpo.grpo.checkpoint import save_checkpoint
-    facts = {"parameters": settings_of_training, "public": {"mlflow_run_id": run_id}}
+    facts = {"parameters": settings_of_training, "mlflow_run_id": run_id}
     facts["lineage"] = {"command": "the first command", "git.commit": "abc", "version.python": "3"}
     save_checkpoint(checkpoints, number, {"a": torch.zeros(1)}, facts)
 
@@ -163,7 +163,7 @@ out["resumed_by_name"] = run("trained", resume=str(checkpoints / "step-000001"))
 elsewhere = root / "elsewhere"
 checkpoints.rename(elsewhere)
 (elsewhere / "step-000002").mkdir()
-(elsewhere / "step-000002/facts.json").write_text(json.dumps({"public": {"mlflow_run_id": out["interrupt"]["id"]}}))
+(elsewhere / "step-000002/facts.json").write_text(json.dumps({"mlflow_run_id": out["interrupt"]["id"]}))
 out["elsewhere"] = run("trained", resume="auto", tracking={"checkpoints": "elsewhere"})
 elsewhere.rename(checkpoints)
 out["resumed_run"] = mlflow.get_run(out["interrupt"]["id"]).to_dictionary()

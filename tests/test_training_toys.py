@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import time
 from dataclasses import replace
@@ -163,16 +162,8 @@ def test_the_signal_check_shows_how_far_it_is_and_gives_the_advice_for_the_model
     notes: list[str] = []
     with pytest.raises(UserError, match=r"(?s)nothing to learn for the module 'vl'.*What to change: a clearer query\."):
         run.run(Callbacks(on_step=ignore, note=notes.append))
-    assert re.match(r"Signal check: vl 1 of at most 48 rollouts, at most \d+ s more", notes[1])
+    assert notes[1] == "Signal check: vl 1 of at most 48 rollouts"
     assert sum("cannot tell yet" in note for note in notes) == 3
-
-
-def test_a_short_run_with_a_signal_starts(tmp_path: Path) -> None:
-    grpo = {"steps": 4, "prompts_per_step": 4, "group_size": 32}
-    policy = {"signal_check": {"rollouts": 48}}
-    run = token_run(tmp_path, TokenModel(steps=12, vocabulary=8), CountingScorer(), policy=policy, grpo=grpo)
-    execute(run, tmp_path / "out")
-    assert run.trainer.step == 4
 
 
 class Interrupting(CountingScorer):

@@ -14,7 +14,8 @@ from visual_grpo.trained_adapters import check_base, check_weights
 
 if TYPE_CHECKING:
     from visual_grpo.distributed.policy import FirstScores
-    from visual_grpo.grpo.trainer import GRPOTrainer, Trainer
+    from visual_grpo.grpo.trainer import GRPOTrainer
+    from visual_grpo.grpo.two_stage import Trainer
     from visual_grpo.policies.family import Family, Model, TwoStageModel
     from visual_grpo.policies.family_settings import Plan
     from visual_grpo.rewards.combine import RewardSet
@@ -134,35 +135,23 @@ def build_trainer(
     start: Path | None = None,
 ) -> Trainer:
     """The trainer of `build_policies`, which all ranks of the command share."""
-    from visual_grpo.grpo.two_stage import AlternatingTrainer
+    from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
 
     policies, joint = build_policies(config, plan, model, start)
-    if joint is not None:
-        return _joint_trainer(config, joint, policies, scorer)
     trainers = {module: _module_trainer(config, policy, module, scorer) for module, policy in policies.items()}
+    if joint is not None:
+        return JointTrainer(
+            joint,
+            trainers,
+            scorer,
+            {module: config.weights([module]) for module in trainers},
+            steps=config.grpo.steps,
+            prompts_per_step=config.grpo.prompts_per_step,
+            seed=config.training_seed,
+        )
     if len(trainers) == 1:
         return trainers[plan.modules[0]]
     return AlternatingTrainer(trainers, config.grpo.steps, config.training_seed)
-
-
-def _joint_trainer(
-    config: Parameters, joint: JointPolicy, policies: dict[str, Policy[Any]], scorer: RewardSet | FirstScores
-) -> Trainer:
-    from visual_grpo.grpo.two_stage import JointTrainer
-
-    outer, inner = policies
-    sizes = (config.grpo_of(outer).group_size, config.grpo_of(inner).group_size)
-    return JointTrainer(
-        joint,
-        (outer, _module_trainer(config, policies[outer], outer, scorer) if sizes[0] > 1 else None),
-        (inner, _module_trainer(config, policies[inner], inner, scorer) if sizes[1] > 1 else None),
-        scorer,
-        {module: config.weights([module]) for module in policies},
-        steps=config.grpo.steps,
-        prompts_per_step=config.grpo.prompts_per_step,
-        sizes=sizes,
-        seed=config.training_seed,
-    )
 
 
 def _module_trainer(

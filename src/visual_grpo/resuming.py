@@ -15,7 +15,7 @@ from visual_grpo.decisive_parameters import decisive
 from visual_grpo.errors import UserError, nearest_hint
 from visual_grpo.files import write_atomically
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.checkpoint import Note, newest_intact, readable_facts
+from visual_grpo.grpo.checkpoint import Note
 
 AUTO, SAME, NEVER = "auto", "same", "never"
 ROUNDING = (
@@ -37,7 +37,6 @@ class Origin:
     """A run that is to go on."""
 
     checkpoint: Path
-    """The newest whose facts can be read."""
     facts: Mapping[str, Any]
 
     @property
@@ -46,7 +45,7 @@ class Origin:
 
     @property
     def mlflow_run_id(self) -> str | None:
-        return self.facts.get("public", {}).get("mlflow_run_id")
+        return self.facts["mlflow_run_id"]
 
     @property
     def lineage(self) -> dict[str, str]:
@@ -55,7 +54,7 @@ class Origin:
 
 
 def origin(resume: str, folder: Path) -> Origin | None:
-    """The run that ``resume`` names; only reads, and does not look at the tensors. None where there is none.
+    """The run that ``resume`` names; only reads. None where there is no intact checkpoint.
 
     Args:
         folder: where the present parameters have their checkpoints.
@@ -63,10 +62,8 @@ def origin(resume: str, folder: Path) -> Origin | None:
     if resume == NEVER:
         return None
     named = _named(resume, folder)
-    if (named / checkpoint.SUMS).is_file():
-        return Origin(named, checkpoint.load_facts(named))
-    found = readable_facts(named)
-    return None if found is None else Origin(*found)
+    path = named if _is_one(named) else checkpoint.newest_intact(named)
+    return None if path is None else Origin(path, checkpoint.load_facts(path))
 
 
 def find_intact(resume: str, folder: Path, note: Note) -> Path | None:
@@ -80,10 +77,9 @@ def find_intact(resume: str, folder: Path, note: Note) -> Path | None:
     if resume == NEVER:
         return None
     named = _named(resume, folder)
-    if not (named / checkpoint.SUMS).is_file():
-        return newest_intact(named, note)
-    damage = checkpoint.damage(named)
-    if damage is not None:
+    if not _is_one(named):
+        return checkpoint.use_newest(named, note)
+    if damage := checkpoint.damage(named):
         raise checkpoint.DamagedCheckpointError(
             f"The checkpoint {named} is damaged: {damage}. Name its folder, and the newest intact one is used:"
             f" resume={named.parent}"
@@ -96,13 +92,17 @@ def _named(resume: str, folder: Path) -> Path:
     named = Path(resume).expanduser()
     if resume == AUTO:
         return folder
-    if named.is_dir() and ((named / checkpoint.SUMS).is_file() or checkpoint.checkpoints(named)):
+    if _is_one(named) or checkpoint.checkpoints(named):
         return named
     what = "has no checkpoint in it" if named.is_dir() else "is no folder"
     raise UserError(
         f"resume is {resume!r}, which {what}.{nearest_hint(resume, (AUTO, SAME, NEVER))} Expected auto, same, never, or"
         " the folder of a checkpoint or of several."
     )
+
+
+def _is_one(folder: Path) -> bool:
+    return (folder / checkpoint.SUMS).is_file()
 
 
 def parameters_of_run(run: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def why_another(config: Parameters, identity: Mapping[str, str], computed: Mappi
     """
     folder = Path(config.tracking.checkpoints)
     there = checkpoint.checkpoints(folder)
-    newest = next((path for path in there if checkpoint.damage(path) is None), None)
+    newest = checkpoint.newest_intact(folder)
     if newest is None:
         return f"{folder} has {'no intact' if there else 'no'} checkpoint"
     finished = folder / FINISHED

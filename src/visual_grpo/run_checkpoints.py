@@ -17,7 +17,8 @@ from visual_grpo.distributed import group
 from visual_grpo.files import linked, replace_folder
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint import set_later_aside
-from visual_grpo.grpo.trainer import Trainer
+from visual_grpo.grpo.trainer import under
+from visual_grpo.grpo.two_stage import Trainer
 
 
 @dataclass(kw_only=True)
@@ -26,9 +27,10 @@ class Progress:
 
     history: list[dict[str, float]] = field(default_factory=list)
     """One row of metrics a step."""
-    best_score: float = float("-inf")
+    best_score: float = 0.0
     """Mean total reward of the best adapter on the eval prompts at the stock sampler."""
     best_step: int = 0
+    """0: none was evaluated yet."""
     best_adapter: dict[str, Tensor] = field(default_factory=dict)
     best_suspicion: float = 0.0
     """How far the alarm's worst signal was beyond its limit there; followed only where an alarm rolls back."""
@@ -109,15 +111,11 @@ class RunCheckpoints:
         facts = {
             "trainer": trainer_facts,
             "random": random_facts,
-            "history": self.progress.history,
-            "alarms": self.progress.alarms,
-            "best_step": self.progress.best_step,
-            "best_suspicion": self.progress.best_suspicion,
-            "best_score": self.progress.best_score if self.progress.best_step else None,
+            "progress": {name: value for name, value in vars(self.progress).items() if name != "best_adapter"},
             "parameters": self.config.public(),
             "identity": dict(self.identity),
             "lineage": dict(self.lineage),
-            "public": {"mlflow_run_id": self.run_id},
+            "mlflow_run_id": self.run_id,
         }
         keep = self.config.tracking.keep_checkpoints
         written = checkpoint.path_of(self.folder, self.trainer.step)
@@ -144,15 +142,8 @@ class RunCheckpoints:
     def _load(self, origin: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         resuming.refuse_changes(origin, facts, self.config)
         resuming.refuse_another_origin(origin, facts, self.identity)
-        self.progress.best_adapter = {k[5:]: v for k, v in tensors.items() if k.startswith("best/")}
-        self.progress.best_step = facts["best_step"]
-        self.progress.best_suspicion = facts["best_suspicion"]
-        if self.progress.best_step:
-            self.progress.best_score = facts["best_score"]
-        self.progress.history[:] = facts["history"]
-        self.progress.alarms[:] = facts["alarms"]
-        own = {k.removeprefix("trainer/"): v for k, v in tensors.items() if k.startswith("trainer/")}
-        self.trainer.load_state(own, facts["trainer"])
+        vars(self.progress).update(facts["progress"], best_adapter=under("best", tensors))
+        self.trainer.load_state(under("trainer", tensors), facts["trainer"])
         checkpoint.restore_random_states(tensors, facts["random"])
 
     def _take_over(self, origin: Path, note: Callable[[str], None]) -> None:

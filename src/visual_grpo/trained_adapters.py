@@ -85,10 +85,7 @@ def _weights(folder: Path) -> list[str]:
 
 
 def check_weights(folder: Path) -> None:
-    """Raises UserError if a file of weights is not what the training left: damaged, or of another training.
-
-    A folder without facts, or whose facts are older than the sums, is not judged.
-    """
+    """Raises UserError if a file of weights is not what the training left; a folder without facts is not judged."""
     if not (folder / FACTS).is_file():
         return
     stored: dict[str, str] = read_facts(folder).get("sums", {})
@@ -101,10 +98,9 @@ def check_weights(folder: Path) -> None:
 
 
 def check_base(folder: Path, model: str, content: str | None) -> None:
-    """Raises UserError if the files of the base ``model``, with the digest ``content``, are not those that the adapters
-    were trained on.
+    """Raises UserError if the adapters were trained on another ``content`` (digest) than the base ``model`` has.
 
-    A folder without facts, or whose facts are older than this digest, is not judged; nor is a model on the hub.
+    A folder without facts is not judged; nor is a model on the hub, which has no digest.
     """
     if content is None or not (folder / FACTS).is_file():
         return
@@ -134,18 +130,14 @@ def modules_of(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in (BEST, LAST))
 
 
-def parameters_to_judge(
-    present: Mapping[str, Any], own: Mapping[str, Any] | None, given: Mapping[str, Any]
-) -> dict[str, Any]:
+def parameters_to_judge(present: Mapping[str, Any], own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The parameter tree for an adapter: that of its training, but for what is asked of the judging.
 
     Args:
         present: the parameters of this command.
-        own: those of the training; None for an adapter of an older version, which is judged with the present ones.
+        own: those of the training.
         given: what ``--params`` says in this command, which always counts.
     """
-    if own is None:
-        return dict(present)
     tree = {**pinned(own), **{name: present[name] for name in PRESENT_SECTIONS}}
     for section, keys in PRESENT_KEYS.items():
         tree[section] = {**tree[section], **{key: present[section][key] for key in keys}}

@@ -22,8 +22,8 @@ from visual_grpo.errors import UserError
 from visual_grpo.evaluation.alarm import Look, Watch
 from visual_grpo.evaluation.generate import distinct_prompts, image_seed
 from visual_grpo.grpo.checkpoint import load_facts
-from visual_grpo.grpo.checks import Signal, SignalRule, check_signal, describe, measure_signal
-from visual_grpo.grpo.trainer import Trainer
+from visual_grpo.grpo.checks import Signal, check_signal, measure_signal, useful_cosine
+from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.run_checkpoints import Progress, RunCheckpoints
 from visual_grpo.stopping import StopRequest, stop_request
 from visual_grpo.trained_adapters import FACTS, HISTORY, weight_sums
@@ -191,20 +191,19 @@ class TrainingRun:
 
     def _check_signal(self, callbacks: Callbacks) -> None:
         """Stops a run that has nothing to learn, before its first step."""
-        check, steps = self.config.policy.signal_check, self.config.grpo.steps
-        most = check.most(steps)
+        steps = self.config.grpo.steps
+        most, useful = self.config.policy.signal_check.most(steps), useful_cosine(steps)
         if not most:
             return
-        rule = SignalRule.of(check, steps)
         signals: dict[str, Signal] = {}
         for module, trainer in self.trainer.modules.items():
 
             def note(text: str, module: str = module) -> None:
                 callbacks.note(f"Signal check: {module} {text}")
 
-            signals[module] = measure_signal(trainer, self.train_prompts, most=most, rule=rule, note=note)
-        callbacks.note(f"Signal check (cosine between policy gradients): {describe(signals, rule)}")
-        check_signal(signals, rule, self.advice)
+            signals[module] = measure_signal(trainer, self.train_prompts, most=most, useful=useful, note=note)
+        found = check_signal(signals, useful, self.advice)
+        callbacks.note(f"Signal check (cosine between policy gradients): {found}")
 
     def _evaluate_if_due(self, callbacks: Callbacks) -> dict[str, float]:
         """Mean total reward on fixed seeds at the stock sampler, what the watch says, and the best adapter so far."""

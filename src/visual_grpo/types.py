@@ -208,14 +208,11 @@ class Rollout(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class JointRollout:
-    """One rollout of a model of two stages: N prompts, A outer samples of each, D inner samples of each of those.
+    """One rollout of a model of two stages: N prompts, A outer samples of each, D inner samples of each of those."""
 
-    A stage with one sample has nothing to compare and is None.
-    """
-
-    outer: Rollout[Any] | None
+    outer: Rollout[Any]
     """N * A rows; ``samples`` are the first inner samples of each."""
-    inner: Rollout[Any] | None
+    inner: Rollout[Any]
     """N * A * D rows; rows that share an outer sample are neighbours."""
 
 

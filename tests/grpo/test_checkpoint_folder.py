@@ -11,7 +11,7 @@ import torch
 
 from visual_grpo.errors import UserError
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.checkpoint import newest_intact, readable_facts, set_later_aside
+from visual_grpo.grpo.checkpoint import newest_intact, set_later_aside, use_newest
 
 CORRUPTIONS = 500
 FILES = ("state.safetensors", "facts.json", "SHA256SUMS")
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 def write(folder: Path, step: int) -> Path:
     tensors = {"a": torch.full((40,), float(step)), "rng": torch.arange(25, dtype=torch.uint8)}
-    facts = {"step": step, "history": [{"reward": 0.1 * step}], "public": {"mlflow_run_id": f"run {step}"}}
+    facts = {"step": step, "history": [{"reward": 0.1 * step}], "mlflow_run_id": f"run {step}"}
     return checkpoint.save_checkpoint(folder, step, tensors, facts, keep=3)
 
 
@@ -38,7 +38,7 @@ def names(folder: Path) -> list[str]:
 def found(folder: Path) -> tuple[str | None, list[str]]:
     """The name of the checkpoint that is used, and what is said."""
     notes: list[str] = []
-    path = newest_intact(folder, notes.append)
+    path = use_newest(folder, notes.append)
     return None if path is None else path.name, notes
 
 
@@ -107,19 +107,17 @@ def test_where_none_is_intact_nothing_is_renamed_and_the_message_says_what_to_do
         with pytest.raises(
             UserError, match=r"(?s)No checkpoint in .* is intact:\n  step-000006: .*resume=FOLDER"
         ) as error:
-            newest_intact(folder, lambda text: None)
+            use_newest(folder, lambda text: None)
         assert "start at step 1 without resume=auto" in str(error.value)
     assert names(folder) == before
 
 
-def test_reading_the_facts_changes_nothing_and_passes_over_damaged_ones(folder: Path) -> None:
+def test_looking_for_the_newest_changes_nothing(folder: Path) -> None:
     corrupt(folder / "step-000006" / "facts.json", random.Random(1))
     before = names(folder)
-    read = readable_facts(folder)
-    assert read is not None
-    assert (read[0].name, read[1]["step"]) == ("step-000004", 4)
+    assert newest_intact(folder) == folder / "step-000004"
     assert names(folder) == before
-    assert readable_facts(folder.with_name("nothing")) is None
+    assert newest_intact(folder.with_name("nothing")) is None
 
 
 def test_going_back_to_an_older_one_sets_the_later_aside(folder: Path) -> None:

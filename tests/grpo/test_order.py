@@ -30,7 +30,3 @@ def test_a_draw_holds_one_kind_and_all_are_seen_equally_often() -> None:
     draws = [order.draw(2) for _ in range(8)]
     assert all(len({kinds[i] for i in draw}) == 1 for draw in draws)
     assert sorted(i for draw in draws for i in draw) == sorted([*range(8)] * 2)
-
-
-def test_seeds_differ() -> None:
-    assert order_of(50, seed=0).draw(50) != order_of(50, seed=1).draw(50)

@@ -97,7 +97,7 @@ def test_an_update_that_is_left_out_leaves_the_next_one_the_first() -> None:
 
     policy = Once()
     (step, *_) = trainer_of(policy, non_finite="skip", ratio_tolerance=1.0).fit(records(10))
-    assert step.values["updates_left_out"] == 1
+    assert step.values["updates_skipped"] == 1
     assert step.values["update_2/ratio"] == 1
 
 

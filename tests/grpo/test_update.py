@@ -67,19 +67,6 @@ def test_the_clips_of_the_configuration_replace_those_of_the_loss() -> None:
         assert (own.clip_low, own.clip_high) == (0.11, 0.44)
 
 
-def test_each_clip_takes_away_its_own_side() -> None:
-    """Row 0 is good: ratio e^.2 is above. Row 1 is bad: no ratio is below, e^.3 and e^.1 keep their gradient."""
-    assert recorded(clip_low=0.01, clip_high=0.3).means()["clip_fraction"] == 0
-    assert recorded(clip_low=0.01, clip_high=0.2).means()["clip_fraction"] == 1 / 5
-    own = experience()
-    turned = replace(own, advantages=-own.advantages)  # Row 0 is bad and its second ratio is e^-.1 = .905.
-    for clip_low, clipped in ((0.05, 1), (0.15, 0)):
-        stats = UpdateStats()
-        objective = Objective.of(config(clip_low=clip_low, clip_high=9.0), [turned])
-        chunk_loss(ReplayChunk(steps=slice(0, 3), log_probs=NEW, kl=None), turned, turned.rows, objective, stats)
-        assert stats.means()["clip_fraction"] == clipped / 5
-
-
 def test_what_an_update_reports_by_hand() -> None:
     """Five steps count; the sixth, which is far off, does not."""
     log_ratios = [0.2, -0.1, 0.0, 0.3, 0.1]

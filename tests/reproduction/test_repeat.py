@@ -16,7 +16,7 @@ from tests.evaluation.defaults import parameters
 from tests.reproduction.repositories import commit, git, repository
 from tests.small_project import ROOT
 from visual_grpo.config import Parameters
-from visual_grpo.config.reproduce import ReproduceConfig
+from visual_grpo.config.pipelines import ReproduceConfig
 from visual_grpo.errors import UserError
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
 from visual_grpo.reproduction.repeat import (

@@ -1,6 +1,5 @@
 """The project's parameters: their sections, the whole tree, and the check that explains what is wrong with them."""
 
-from visual_grpo.config.alarm import AlarmConfig
 from visual_grpo.config.base import Dtype, Strict, Task, World
 from visual_grpo.config.data import DataChecks, DataConfig, StarterConfig
 from visual_grpo.config.policy import (
@@ -16,6 +15,7 @@ from visual_grpo.config.promotion import GateRule, PromotionConfig
 from visual_grpo.config.retraining import MonitorConfig, RetrainConfig
 from visual_grpo.config.schema import Parameters, flatten, merged
 from visual_grpo.config.training import (
+    AlarmConfig,
     ControlConfig,
     EvaluationConfig,
     GRPOConfig,

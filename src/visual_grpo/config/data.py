@@ -15,8 +15,7 @@ class DataConfig(Strict):
     """Place and preparation of the records."""
 
     path: NotEmpty = Field(
-        description="folder, zip or file with records, or hf://datasets/OWNER/NAME of the Hugging Face hub; null = the"
-        " starter draws it"
+        description="folder, zip or file with records, or hf://datasets/OWNER/NAME; null = the starter draws it"
     )
     layout: Literal["auto", "records", "prompts", "image_folder", "captions", "table", "coco", "masks"] = Field(
         "auto", description="how path is read; auto = the first that fits"
@@ -25,8 +24,8 @@ class DataConfig(Strict):
     revision: str | None = Field(None, description="branch, tag or commit of a hub dataset; null = its main branch")
     task: Task = Field(
         "t2i",
-        description="t2i: prompts; i2i: edits, each record with a source image or several; mixed: both;"
-        " segmentation: a query about one source image, and its mask as the target",
+        description="t2i: prompts; i2i: edits of source images; mixed: both; segmentation: a query about one source"
+        " image, and its mask as the target",
     )
     height: Side
     width: Side
@@ -36,24 +35,16 @@ class DataConfig(Strict):
         0.0, description="share of prompts that neither train nor are held out, and that only promotions open"
     )
     strict: bool = Field(False, description="stop at the first rejected record instead of reporting it")
-    allow_outside: bool = Field(
-        False, description="accept records whose files lie outside the data's folder; only for records you trust"
-    )
-    max_pixels: int = Field(
-        178_956_970,
-        ge=1024,
-        description="pixels of an image; the default is Pillow's limit",
-    )
+    allow_outside: bool = Field(False, description="accept files outside the data's folder, of records you trust")
+    max_pixels: int = Field(178_956_970, ge=1024, description="pixels of an image; the default is Pillow's limit")
     max_file_mb: float = Field(1000, gt=0, description="MB (10^6 bytes) of an image file")
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> Self:
         shares = (self.eval_share, self.held_out_share, self.sealed_share)
         if sum(shares) >= 1:
-            raise ValueError(
-                "eval_share + held_out_share + sealed_share must be below 1,"
-                f" got {' + '.join(str(share) for share in shares)}"
-            )
+            got = " + ".join(map(str, shares))
+            raise ValueError(f"eval_share + held_out_share + sealed_share must be below 1, got {got}")
         return self
 
 
@@ -61,17 +52,10 @@ class StarterConfig(Strict):
     """The small model that is built and pretrained on the spot when ``model.path`` is null."""
 
     world: World = Field(
-        "shapes",
-        description="what is drawn: coloured shapes, signs with words (text in images), or scenes of objects with parts"
-        " (negative points)",
+        "shapes", description="what is drawn: coloured shapes, signs with words, or scenes (for negative points)"
     )
-    dataset: NotEmpty = Field(
-        "data/01_raw/shapes", description="folder that the drawn dataset is written to; null = OUTPUT/01_raw/WORLD"
-    )
-    model: NotEmpty = Field(
-        "data/06_models/base",
-        description="folder that the pretrained pipeline is written to; null = OUTPUT/06_models/base",
-    )
+    dataset: NotEmpty = Field("data/01_raw/shapes", description="folder that is drawn; null = OUTPUT/01_raw/WORLD")
+    model: NotEmpty = Field("data/06_models/base", description="folder of the model; null = OUTPUT/06_models/base")
     records_per_prompt: int = Field(ge=1, description="records drawn of each of 150 objects, 256 words or 8 queries")
     vae_steps: int = Field(ge=1, description="optimiser steps of the VAE, of each attempt")
     dit_steps: int = Field(ge=1, description="optimiser steps of the DiT")
@@ -90,17 +74,11 @@ class DataChecks(Strict):
     max_rejected: Limit = Field(0.1, description="largest share of rejected records among those that were found")
     max_fewer_records: Limit = Field(0.3, description="largest share by which the usable records may have become fewer")
     max_lost_prompts: Limit = Field(0.3, description="largest share of the earlier prompts that may be gone")
-    max_kind_drift: Limit = Field(
-        0.3, description="Jensen-Shannon distance of the kinds of records: with a target, with source images"
-    )
+    max_kind_drift: Limit = Field(0.3, description="Jensen-Shannon distance of the kinds: with target, with sources")
     max_prompt_length_drift: Limit = Field(
         0.3, description="Kolmogorov-Smirnov distance of the prompts' lengths in characters, and in words"
     )
-    max_prompt_text_drift: Limit = Field(
-        0.4, description="Jensen-Shannon distance of the pairs of characters in the prompts"
-    )
+    max_prompt_text_drift: Limit = Field(0.4, description="Jensen-Shannon distance of the prompts' character pairs")
     max_image_drift: Limit = Field(
-        0.3,
-        description="Kolmogorov-Smirnov distance of the images' original size and aspect ratio, brightness, contrast,"
-        " colourfulness and sharpness, each by itself",
+        0.3, description="Kolmogorov-Smirnov distance of each of size, aspect, brightness, contrast, colours, sharpness"
     )

@@ -14,39 +14,31 @@ class ModelConfig(Strict):
     """Which model, and how it is held in memory."""
 
     family: str = Field(
-        "auto",
-        description="glm_image, sd3, qwen_image, qwen2_5_vl or package.module:FAMILY; auto = the saved model's, or"
-        " that of the starter's",
+        "auto", description="glm_image, sd3, qwen_image, qwen2_5_vl or package.module:FAMILY; auto = the saved model's"
     )
     path: NotEmpty | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
     revision: str | None = Field(
-        None,
-        description="branch, tag or commit of a hub id, whose hashes are then checked; null = newest",
+        None, description="branch, tag or commit of a hub id, whose hashes are then checked; null = newest"
     )
     dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
     base_weights: Literal["full", "8bit", "4bit"] = Field(
         "full",
-        description="of the frozen Linear layers in the networks' blocks (not of the VAE), computed with in dtype; 8bit"
-        " and 4bit (NF4) need bitsandbytes (make quantised)",
+        description="of the frozen Linear layers in the networks' blocks (not of the VAE); 8bit and 4bit (NF4) need"
+        " make quantised",
     )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     offload: Literal["none", "phases"] = Field(
         "none",
-        description="phases: each network is on the GPU only while it computes, its frozen weights wait in pinned host"
-        " memory; same results",
+        description="phases: each network is on the GPU only while it computes; same results",
     )
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of torch; results can differ in their last bits")
-    options: dict[str, object] = Field(
-        default_factory=dict, description="of the family, as instruction and max_tokens of qwen2_5_vl"
-    )
+    options: dict[str, object] = Field(default_factory=dict, description="of the family, as max_tokens of qwen2_5_vl")
 
 
 class LoraParams(Strict):
     rank: int = Field(8, ge=1, le=65536, description="of the two matrices added to each target")
     alpha: int = Field(16, ge=1, description="their product is scaled by alpha / rank")
-    target_modules: str | list[str] | None = Field(
-        None, description="peft's target_modules; null = the attention and MLP matrices of the policy's module"
-    )
+    target_modules: str | list[str] | None = Field(None, description="peft's; null = attention and MLP matrices")
 
 
 class FlowConfig(Strict):
@@ -73,18 +65,15 @@ class FlowConfig(Strict):
 
 
 class SignalCheckConfig(Strict):
-    """Whether the policy gradients of independent rollouts agree, before anything is trained."""
+    """Whether the policy gradients of independent rollouts agree, before anything is trained.
+
+    The run stops where their mean cosine cannot be told from 0 although a useful one would have been.
+    """
 
     rollouts: int | None = Field(
         None,
         ge=0,
-        description="largest number of rollouts a module; null = a quarter of grpo.steps, but 6 to 48; 0 = off; 3 to 5"
-        " stop no run unless least_cosine is set",
-    )
-    least_cosine: float | None = Field(
-        None,
-        description="the run stops where the mean cosine is less by two standard errors; null = where it cannot be told"
-        " from 0 although a useful one, at most .05 and 1 / (grpo.steps + 1), would have been",
+        description="at most, a module; null = a quarter of grpo.steps, but 6 to 48; 0 = off; 3 to 5 stop no run",
     )
 
     @field_validator("rollouts")
@@ -116,14 +105,12 @@ class PolicyConfig(Strict):
     decode_guidance_scale: float | None = Field(
         None,
         ge=1,
-        description="guidance in the pictures of a token module's training samples; 1 = off, with half the forwards;"
-        " null = sampling.rollout.guidance_scale",
+        description="guidance in the pictures of a token module's samples; null = sampling.rollout.guidance_scale",
     )
     denoise_batch: int = Field(64, ge=1, description="images denoised at a time; on a CPU, by each core")
     decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time; on a CPU, by each core")
     kv_cache: Literal["growing", "static"] = Field(
-        "growing",
-        description="static: of full length from the first token on; on a GPU each token is a CUDA graph",
+        "growing", description="static: of full length from the first token on; on a GPU each token is a CUDA graph"
     )
     rollout_batch: int = Field(64, ge=1, description="rows of tokens sampled at a time")
 
@@ -171,13 +158,10 @@ class DistributedConfig(Strict):
     processes: int = Field(
         1,
         ge=1,
-        description="that train together, each with the whole model, and on another GPU where model.device is cuda;"
-        " torchrun's own number replaces this one; each draws whole groups, so at most grpo.prompts_per_step",
+        description="that train together, each on a GPU where model.device is cuda; torchrun's own number replaces it;"
+        " each draws whole groups, so at most grpo.prompts_per_step",
     )
-    sharded: bool = Field(
-        False,
-        description="each process keeps a part of every layer, gathered when it is called (torch's FSDP2)",
-    )
+    sharded: bool = Field(False, description="each process keeps a part of every layer (torch's FSDP2)")
 
     @model_validator(mode="before")
     @classmethod

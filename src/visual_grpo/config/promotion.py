@@ -21,18 +21,15 @@ class GateRule(Strict):
     gates_per_year: int = Field(
         52,
         ge=1,
-        description="promotions that may be asked for in a year, on the same held-out prompts; each has an equal part"
-        " of error. More in 365 days are refused",
+        description="promotions that may be asked for in 365 days, each with an equal part of error; more are refused",
     )
     error: float = Field(
         0.05,
         gt=0,
         lt=0.5,
-        description="probability that a year of gates promotes an adapter that is not better (docs/promotion.md)",
+        description="probability that a year of gates promotes an adapter that is not better",
     )
-    margin: float = Field(
-        0.0, ge=0, description="the gain in total reward that must be shown over the champion and over the base model"
-    )
+    margin: float = Field(0.0, ge=0, description="gain in total reward to be shown over the champion and the base")
     max_guard_fall: float = Field(
         0.25, ge=0, description="most that a reward of weight 0 may fall, as a share of its mean before"
     )
@@ -55,31 +52,18 @@ class PromotionConfig(GateRule):
 
     model: str | None = Field(
         None,
-        description="name of the registered model in MLflow, without / and :; null = visual_grpo, or visual_grpo-NAME"
-        " for the results of another folder (output) than data, such as visual_grpo-text for data/text",
+        description="name of the registered model in MLflow; null = visual_grpo, or visual_grpo-NAME for an output"
+        " folder data/NAME",
     )
     alias: str = Field(CHAMPION, description="the alias that a promotion moves: models:/NAME@champion is the champion")
-    candidate: AdapterName = Field(
-        "latest", description="the adapter that asks to become champion: as the parameter adapter names one"
-    )
-    max_prompts: int | None = Field(
-        None,
-        ge=2,
-        description="at most so many held-out prompts are judged, evaluation.images_per_prompt of each; null = all",
-    )
+    candidate: AdapterName = Field("latest", description="the adapter that asks to become champion")
+    max_prompts: int | None = Field(None, ge=2, description="at most so many held-out prompts are judged; null = all")
     new_reward: bool = Field(
-        False,
-        description="whether a candidate may have been trained with another reward than the champion (weights,"
-        " functions, options or code); both are then judged by the candidate's",
+        False, description="allow a candidate trained with another reward; both are then judged by the candidate's"
     )
-    rolled_back: bool = Field(
-        False, description="whether adapters whose promotion was rolled back may be promoted again"
-    )
+    rolled_back: bool = Field(False, description="allow adapters whose promotion was rolled back")
     base_copy_mb: float = Field(
-        200,
-        ge=0,
-        description="largest base model (MB, 10^6 bytes) in a local folder that is copied into a version, so that the"
-        " version loads without that folder; of a larger one the version has the path and the digest of the content",
+        200, ge=0, description="largest local base model (MB) that is copied into a version; else path and digest"
     )
 
     @field_validator("model")

@@ -24,41 +24,27 @@ class RetrainConfig(Strict):
 
     when: Literal["changed", "always"] = Field(
         "changed",
-        description="changed: where data, code or parameters are not those of the last training, or the monitored"
-        " score has fallen; always: at each call, with the next training seed if nothing else has changed",
+        description="changed: where data, code, parameters or the monitored score ask for it; always: at each call,"
+        " with the next training seed if nothing has changed",
     )
-    start: Literal["base", "champion"] = Field(
-        "base", description="what a retraining starts from: the base model or, once there is one, the champion"
-    )
+    start: Literal["base", "champion"] = Field("base", description="what is trained on; champion: once there is one")
     monitor: MonitorConfig = MonitorConfig()
-    update: bool = Field(
-        True, description="first fetch newer versions of what was brought in by dvc import or dvc import-url"
-    )
+    update: bool = Field(True, description="first fetch newer versions of what dvc import or import-url brought")
     data: DataChecks = DataChecks()
     hours: float | None = Field(
-        None,
-        gt=0,
-        description="wall time for everything; then it stops with a checkpoint, and the next call goes on; null = none",
+        None, gt=0, description="wall time; then it stops with a checkpoint, and the next call goes on; null = no limit"
     )
     max_steps: int | None = Field(None, ge=1, description="more grpo.steps than these are refused; null = no limit")
     keep_versions: int | None = Field(
         10,
         ge=2,
-        description="newest versions of the registered model that are kept, beside those with an alias and the one that"
-        " a rollback would need; null = all",
+        description="newest versions of the registered model that are kept, beside those in use; null = all",
     )
     keep_runs: int | None = Field(
-        None,
-        ge=2,
-        description="newest runs of retrainings that MLflow keeps, with their artifacts, beside those of the versions"
-        " that are kept; null = all",
+        None, ge=2, description="newest runs that MLflow keeps, beside those of versions that are kept; null = all"
     )
-    commit: str | None = Field(
-        None, description="a branch on which dvc.lock is committed after a training; null = it is not committed"
-    )
-    notify: str | None = Field(
-        None, description="a shell command that gets the summary of how it ended as its input, JSON; null = none"
-    )
+    commit: str | None = Field(None, description="a branch on which dvc.lock is committed; null = it is not")
+    notify: str | None = Field(None, description="a shell command whose input is the summary, JSON; null = none")
     notify_when: Literal["always", "work", "failure"] = Field(
         "work",
         description="always; work: not where nothing was to be done; failure: where the exit code is neither 0 nor 3",

@@ -1,8 +1,4 @@
-"""The whole parameter tree: what a YAML file or ``--params`` may say.
-
-The sections are in ``data.py``, ``policy.py`` and ``training.py``; units and sources are in their field descriptions.
-Unknown keys are refused; ``validation.py`` turns pydantic's complaint into one that names the nearest valid key.
-"""
+"""The whole parameter tree: what a YAML file or ``--params`` may say; units are in the field descriptions."""
 
 from __future__ import annotations
 
@@ -11,18 +7,25 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from visual_grpo.config.alarm import AlarmConfig
 from visual_grpo.config.base import AdapterName, NotEmpty, Strict
 from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.outputs import with_output_folders
-from visual_grpo.config.plan import GpuCheckConfig, PlanConfig
+from visual_grpo.config.pipelines import (
+    CompareConfig,
+    GenerateConfig,
+    GpuCheckConfig,
+    PlanConfig,
+    ReproduceConfig,
+    RewardReportConfig,
+    ScoreConfig,
+    VoteConfig,
+)
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_rewards
 from visual_grpo.config.promotion import PromotionConfig
-from visual_grpo.config.reproduce import ReproduceConfig
 from visual_grpo.config.retraining import RetrainConfig
-from visual_grpo.config.small import CompareConfig, GenerateConfig, RewardReportConfig, ScoreConfig, VoteConfig
 from visual_grpo.config.training import (
+    AlarmConfig,
     EvaluationConfig,
     GRPOConfig,
     ModuleConfig,
@@ -37,21 +40,20 @@ class Parameters(Strict):
 
     output: NotEmpty = Field(
         "data",
-        description="folder of all results; null = data for the default environment and the drawn shapes, data/NAME for"
-        " an environment, and a folder in that, named after data.path, for data of your own",
+        description="folder of all results; null = data, data/NAME for an environment, and a folder in that, named"
+        " after data.path, for data of your own",
     )
     seed: int = Field(ge=0, lt=2**31, description="of every draw but the evaluation's: starter, split, rollouts")
     resume: str = Field(
         "never",
         min_length=1,
-        description="auto: from the newest checkpoint of this output folder, with its parameters and MLflow run; same:"
-        " from it only where it is of this very training, unfinished and unchanged; or the folder of a checkpoint, or"
-        " of several; never: start at step 1",
+        description="auto: from the newest checkpoint, with its parameters and MLflow run; same: only where it is of"
+        " this very training, unfinished; or the folder of a checkpoint or several; never: start at step 1",
     )
     adapter: AdapterName = Field(
         "latest",
-        description="which adapter evaluate judges and generate draws with: latest (the one trained last), a folder,"
-        " an MLflow run's id or name, models:/NAME@ALIAS or models:/NAME/VERSION; generate also takes none (the base)",
+        description="judged by evaluate, drawn with by generate: latest, a folder, an MLflow run's id or name,"
+        " models:/NAME@ALIAS or models:/NAME/VERSION, or (generate) none = the base",
     )
     generate: GenerateConfig = GenerateConfig()
     score: ScoreConfig = ScoreConfig()
@@ -62,9 +64,7 @@ class Parameters(Strict):
     plan: PlanConfig = PlanConfig()
     gpu_check: GpuCheckConfig = GpuCheckConfig()
     run: AdapterName | None = Field(
-        None,
-        description="which training the pipeline reproduce repeats: the id or name of an MLflow run, the folder of its"
-        " adapters, or latest",
+        None, description="the training that reproduce repeats: an MLflow run's id or name, its adapters, or latest"
     )
     reproduce: ReproduceConfig = ReproduceConfig()
     data: DataConfig
@@ -77,9 +77,7 @@ class Parameters(Strict):
     )
     sampling: SamplingConfig
     reward: Literal["auto", PresetName] | None = Field(
-        "auto",
-        description="preset of rewards, see config/presets.py; auto = that of the drawn data, for data of your own what"
-        " its records allow, or only those in rewards; null = only those in rewards",
+        "auto", description="preset of rewards (config/presets.py); auto = what the records allow; null = only rewards"
     )
     rewards: dict[str, RewardConfig] = Field(
         default_factory=dict, description="added to the preset's by name, or in their place; null removes one"

@@ -18,7 +18,7 @@ class RewardConfig(Strict):
     weight: float = Field(1.0, description="0 = reported, never optimised")
     options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
     clip: tuple[float | None, float | None] = Field(
-        (None, None), description="[low, high] of the scores; null = no limit. Unclipped scores are the part raw"
+        (None, None), description="[low, high] of the scores; null = no limit. Unclipped: the part raw"
     )
     only_where: dict[str, float] = Field(
         default_factory=dict,
@@ -28,8 +28,8 @@ class RewardConfig(Strict):
         0.05,
         ge=0,
         lt=1,
-        description="largest share of samples (or one) on which the reward's code may fail; they stay unscored; 0 = the"
-        " first error stops the run, as an error of the first call always does",
+        description="largest share of samples (or one) on which the reward's code may fail; they stay unscored. An"
+        " error of the first call always stops the run",
     )
 
     @field_validator("options")
@@ -52,18 +52,15 @@ class GRPOConfig(Strict):
     )
     steps: int = Field(ge=1, description="rollouts; each is followed by updates_per_rollout updates")
     prompts_per_step: int = Field(ge=1, description="prompts of a rollout, a group of samples each")
-    group_size: int = Field(ge=1, description="samples of each prompt")
+    group_size: int = Field(ge=2, description="samples of each prompt")
     rollout_prompts: int | None = Field(
-        None,
-        ge=1,
-        description="prompts drawn at a time; servers judge them while the next are drawn; null = all",
+        None, ge=1, description="prompts drawn at a time; servers judge them while the next are drawn; null = all"
     )
     updates_per_rollout: int = Field(1, ge=1, description="optimiser updates on the same samples; 1 = on-policy")
     micro_batch_size: int | None = Field(None, ge=1, description="rows per backward pass; null = all at once")
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         "adamw",
-        description="adamw_8bit: moments of matrices of 4,096 numbers and more in 8 bits (arXiv 2110.02861); needs"
-        " bitsandbytes (make quantised)",
+        description="adamw_8bit: moments of large matrices in 8 bits (arXiv 2110.02861); needs make quantised",
     )
     learning_rate: float = Field(gt=0, description="of AdamW, before warm-up and schedule")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -76,33 +73,28 @@ class GRPOConfig(Strict):
     )
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
     clip_low: float | None = Field(
-        None, gt=0, lt=1, description="ratio is clipped below at 1 - clip_low; null = the loss's own (grpo 0.2)"
+        None, gt=0, lt=1, description="the ratio is clipped at 1 - clip_low; null = the loss's own (grpo 0.2)"
     )
     clip_high: float | None = Field(
-        None, gt=0, description="ratio is clipped above at 1 + clip_high; null = the loss's own (dapo 0.28)"
+        None, gt=0, description="the ratio is clipped at 1 + clip_high; null = the loss's own (dapo 0.28)"
     )
-    kl_weight: float = Field(
-        0.0, ge=0, description="weight of the k3 KL to the adapter-disabled reference, nats a token"
-    )
+    kl_weight: float = Field(0.0, ge=0, description="of the k3 KL to the model without adapter, nats a token")
     kl_correction: bool = Field(
-        False,
-        description="multiply the k3 KL of tokens by the ratio: unbiased also after the first update on a rollout"
-        " (DeepSeek-V3.2; TRL's use_bias_correction_kl)",
+        False, description="multiply the KL of tokens by the ratio (TRL's use_bias_correction_kl): no bias off-policy"
     )
     advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
         None,
-        description="advantages are divided by the deviation of: the group's rewards; batch: all raw rewards of"
-        " the step (TRL's scale_rewards=batch); batch_centred: all less their group's mean (GDPO); null = the loss's"
-        " own (dr_grpo none, else group)",
+        description="what advantages are divided by, the deviation of: the group's rewards; all rewards of the step;"
+        " these less their group's mean (GDPO); null = the loss's own (dr_grpo none, else group)",
     )
     advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
     advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")
     combine: Literal["sum", "gdpo"] = Field("sum", description="gdpo: normalise each reward before the weighted sum")
     max_refills: int = Field(0, ge=0, description="dapo: further rollouts to replace zero-variance groups")
-    non_finite: Literal["stop", "skip", "lower"] = Field(
+    non_finite: Literal["stop", "skip"] = Field(
         "stop",
-        description="an update whose loss or gradient is NaN or infinite: stop the run; skip it; lower: skip it and"
-        " halve the learning rate; after 3 in a row the run ends",
+        description="an update whose loss or gradient is NaN or infinite: stop the run; or skip it, and end the run"
+        " after 3 in a row",
     )
     old_log_probs: Literal["auto", "sampler", "replay"] = Field(
         "auto",
@@ -112,13 +104,10 @@ class GRPOConfig(Strict):
     sampler_correction: float | None = Field(
         None,
         gt=0,
-        description="cap of truncated importance weights from the sampler to the replay (2 is usual), where"
-        " old_log_probs are the replay's; null = none",
+        description="with replay: cap of importance weights from the sampler to it (2 is usual); null = none",
     )
     ratio_tolerance: float | None = Field(
-        None,
-        gt=0,
-        description="largest |log ratio| accepted before the first update; null = the dtype's floor",
+        None, gt=0, description="largest |log ratio| accepted before the first update; null = the dtype's floor"
     )
 
     def replays(self, dtype: str) -> bool:
@@ -138,9 +127,7 @@ class TrainConfig(Strict):
         description="of the training's draws: initial adapters, order of prompts, rollouts; null = seed",
     )
     start: AdapterName = Field(
-        "base",
-        description="base: fresh adapters; champion: the promoted one; or an adapter as the parameter adapter names it;"
-        " the reference of the KL is always the base model",
+        "base", description="base: fresh adapters; champion: the promoted one; or as the parameter adapter names one"
     )
 
 
@@ -153,7 +140,7 @@ class ModuleConfig(Strict):
 
     prompts_per_step: int | None = Field(None, ge=1, description="as grpo.prompts_per_step")
     group_size: int | None = Field(
-        None, ge=1, description="as grpo.group_size; of the second stage in a joint rollout: decodes of each sample"
+        None, ge=2, description="as grpo.group_size; of the second stage in a joint rollout: decodes of each sample"
     )
     updates_per_rollout: int | None = Field(None, ge=1, description="as grpo.updates_per_rollout")
     micro_batch_size: int | None = Field(None, ge=1, description="as grpo.micro_batch_size")
@@ -161,14 +148,13 @@ class ModuleConfig(Strict):
     clip_low: float | None = Field(None, gt=0, lt=1, description="as grpo.clip_low")
     clip_high: float | None = Field(None, gt=0, description="as grpo.clip_high")
     kl_weight: float | None = Field(
-        None, ge=0, description="as grpo.kl_weight; of a flow module the closed-form Gaussian KL, nats a latent element"
+        None, ge=0, description="as grpo.kl_weight; of a flow module the Gaussian KL, nats a latent element"
     )
     kl_correction: bool | None = Field(None, description="as grpo.kl_correction")
     advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
     lora: LoraParams | None = Field(None, description="as policy.lora")
     rewards: dict[str, float] = Field(
-        default_factory=dict,
-        description="weights in this module's training, where they are not rewards.NAME.weight",
+        default_factory=dict, description="weights in this module's training that are not rewards.NAME.weight"
     )
 
     def grpo(self) -> dict[str, Any]:
@@ -205,17 +191,39 @@ class EvaluationConfig(Strict):
     batch_size: int = Field(32, ge=1, description="images generated at a time")
     redraw: bool = Field(
         False,
-        description="draw the baseline again although nothing has changed; for an own reward that judges by something"
-        " that its code and options do not name",
+        description="draw the baseline again although nothing has changed, as an own reward may need it",
     )
     bootstrap_samples: int = Field(5000, ge=100, description="resamples of the prompts behind each interval of a ratio")
     controls: list[ControlConfig] = Field(
         default_factory=list,
-        description="the base model's held-out samples once more with other settings of the stock sampler, as"
-        " {guidance_scale: 3.0}: a gain that a setting gives as well is no gain of training",
+        description="the base model's held-out samples with other settings, as {guidance_scale: 3.0}: a gain that a"
+        " setting gives as well is no gain of training",
     )
     adapter: Literal["best", "last"] = Field(
         "best", description="the adapter of a run: best on eval prompts while training, or that of the last step"
+    )
+
+
+class AlarmConfig(Strict):
+    """When a training is taken to cheat its reward, compared with the base model at every evaluation."""
+
+    action: Literal["warn", "stop", "rollback"] = Field(
+        "warn",
+        description="warn: a line, a tag and a picture; stop: the training also ends; rollback: and its adapter is the"
+        " best evaluated before the first alarm with no signal beyond its limit (else the least suspicious)",
+    )
+    error: float = Field(
+        0.05, gt=0, lt=0.5, description="probability of an alarm in a training in which nothing exceeds its limit"
+    )
+    max_guard_fall: float = Field(
+        0.25, gt=0, description="of each guard (a reward of weight 0), as a share of the base model's mean"
+    )
+    max_unscored_rise: float = Field(0.05, ge=0, lt=1, description="of the share of samples that cannot be scored")
+    max_distance: float | None = Field(
+        None,
+        gt=0,
+        description="from the base model's pictures: root mean square of the differences of pixels in [0, 1], at 64"
+        " pixels a side; null = it is only reported",
     )
 
 

@@ -43,8 +43,8 @@ class LocalPart:
 def roll_out(
     prompts: Sequence[PromptRecord],
     generator: torch.Generator,
-    draw: Callable[[Sequence[PromptRecord]], list[Rollout[Any] | None]],
-) -> list[Rollout[Any] | None]:
+    draw: Callable[[Sequence[PromptRecord]], list[Rollout[Any]]],
+) -> list[Rollout[Any]]:
     """Returns the rollouts of ``draw(prompts)``, of which each rank draws its block of prompts.
 
     The samples are those that one process would draw. With several ranks each keeps only its own trajectories, as a
@@ -53,14 +53,14 @@ def roll_out(
     if group.count() == 1:
         return draw(prompts)
     start, size = group.blocks(len(prompts), group.count())[group.rank()]
-    local: list[Rollout[Any] | None] = []
+    local: list[Rollout[Any]] = []
 
     def compute() -> Any:
         if not size:
             return None
         with group.share(start, size, len(prompts)), torch.no_grad():
             local.extend(draw(prompts[start : start + size]))
-        return [own and replace(own, trajectory=None) for own in local], generator.get_state()
+        return [replace(own, trajectory=None) for own in local], generator.get_state()
 
     answers = [own for own in group.everyone(compute) if own is not None]
     generator.set_state(answers[0][1])  # Of a rank without a share, too.
@@ -133,21 +133,18 @@ class FirstScores:
         return FirstScores(self.local and self.local.weighted(weights))
 
 
-def _joined(parts: Sequence[Rollout[Any] | None], local: Rollout[Any] | None) -> Rollout[LocalPart] | None:
-    present = [own for own in parts if own is not None]
-    if not present:
-        return None
-    sizes = [len(own.samples) for own in present]
+def _joined(parts: Sequence[Rollout[Any]], local: Rollout[Any] | None) -> Rollout[LocalPart]:
+    sizes = [len(own.samples) for own in parts]
     start = sum(sizes[: group.rank()])  # Ranks without a share come last.
     rows = 0 if local is None else len(local.samples)
     return Rollout(
-        prompts=[prompt for own in present for prompt in own.prompts],
-        samples=[sample for own in present for sample in own.samples],
+        prompts=[prompt for own in parts for prompt in own.prompts],
+        samples=[sample for own in parts for sample in own.samples],
         trajectory=LocalPart(trajectory=local and local.trajectory, start=start, rows=rows),
-        log_probs=torch.cat([own.log_probs for own in present]),
-        mask=torch.cat([own.mask for own in present]),
-        stats=_joined_stats([own.stats for own in present], sizes),
-        rounding=max(own.rounding for own in present),
+        log_probs=torch.cat([own.log_probs for own in parts]),
+        mask=torch.cat([own.mask for own in parts]),
+        stats=_joined_stats([own.stats for own in parts], sizes),
+        rounding=max(own.rounding for own in parts),
     )
 
 

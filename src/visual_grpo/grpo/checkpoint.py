@@ -10,7 +10,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.files import file_digest, flush, replace_folder
+from visual_grpo.files import digest_once, flush, replace_folder
 
 STATE, FACTS, SUMS = "state.safetensors", "facts.json", "SHA256SUMS"
 FILES = (FACTS, STATE)
@@ -90,28 +90,32 @@ def step_of(path: Path) -> int:
     return int(found[1])
 
 
-def damage(path: Path, names: Sequence[str] = FILES) -> str | None:
-    """Says in a few words what is wrong with the files of a checkpoint; None if all are as they were written."""
-    for name in (SUMS, *names):
+def damage(path: Path) -> str | None:
+    """Says in a few words what is wrong with the files of a checkpoint; None if all are as they were written.
+
+    Every file is read once in a process.
+    """
+    for name in (SUMS, *FILES):
         if not (path / name).is_file():
             return f"{name} is missing"
     written = (path / SUMS).read_bytes()
-    lines = {name: _line(path / name).encode() for name in names}
+    lines = {name: _line(path / name).encode() for name in FILES}
     changed = [name for name, line in lines.items() if line not in written]
     if changed:
         return f"not what was written by its {SUMS}: {', '.join(changed)}"
-    return f"{SUMS} is changed" if names == FILES and written != b"".join(lines.values()) else None
+    return f"{SUMS} is changed" if written != b"".join(lines.values()) else None
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of one checkpoint folder. Raises DamagedCheckpointError if a file is not what was written."""
-    _require_intact(path, FILES)
-    return load_file(path / STATE), load_facts(path)
+    facts = load_facts(path)
+    return load_file(path / STATE), facts
 
 
 def load_facts(path: Path) -> dict[str, Any]:
-    """Facts of one checkpoint folder, whose tensors are not looked at. Raises DamagedCheckpointError."""
-    _require_intact(path, (FACTS,))
+    """Facts of one checkpoint folder. Raises DamagedCheckpointError if any of its files is not what was written."""
+    if found := damage(path):
+        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {found}.")
     facts: dict[str, Any] = json.loads((path / FACTS).read_text(encoding="utf-8"))
     return facts
 
@@ -140,37 +144,30 @@ def restore_random_states(tensors: Mapping[str, Tensor], facts: Mapping[str, Any
     np.random.set_state(facts["numpy"])
 
 
-def newest_intact(folder: Path, note: Note) -> Path | None:
-    """The newest intact checkpoint in ``folder``, None where there is none at all.
+def newest_intact(folder: Path) -> Path | None:
+    """The newest intact checkpoint in ``folder``; changes nothing."""
+    return next((path for path in checkpoints(folder) if damage(path) is None), None)
 
-    Renames damaged ones that are newer, each with a line in ``note``.
+
+def use_newest(folder: Path, note: Note) -> Path | None:
+    """`newest_intact`, None where there is no checkpoint at all; renames damaged ones that are newer.
 
     Raises:
         UserError: there are checkpoints, but none is intact; nothing is renamed then.
     """
-    damaged: dict[Path, str] = {}
-    for path in checkpoints(folder):
-        found = damage(path)
-        if found is None:
-            for newer, what in damaged.items():
-                new = _renamed(newer, DAMAGED).name
-                note(f"The checkpoint {newer} is damaged ({what}): not used, and renamed to {new}")
-            return path
-        damaged[path] = found
-    if not damaged:
-        return None
-    shown = "\n".join(f"  {path.name}: {found}" for path, found in damaged.items())
-    raise UserError(
-        f"No checkpoint in {folder} is intact:\n{shown}\nPut a copy of the folder back, name another checkpoint with"
-        " resume=FOLDER, or start at step 1 without resume=auto; what is in the folder is then kept in"
-        f" {folder.name}.previous."
-    )
-
-
-def readable_facts(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint whose facts are intact, with them; changes nothing, and does not look at the tensors."""
-    path = next((path for path in checkpoints(folder) if damage(path, (FACTS,)) is None), None)
-    return None if path is None else (path, load_facts(path))
+    there, newest = checkpoints(folder), newest_intact(folder)
+    if newest is not None:
+        for path in there[: there.index(newest)]:
+            what, new = damage(path), _renamed(path, DAMAGED).name
+            note(f"The checkpoint {path} is damaged ({what}): not used, and renamed to {new}")
+    elif there:
+        shown = "\n".join(f"  {path.name}: {damage(path)}" for path in there)
+        raise UserError(
+            f"No checkpoint in {folder} is intact:\n{shown}\nPut a copy of the folder back, name another checkpoint"
+            " with resume=FOLDER, or start at step 1 without resume=auto; what is in the folder is then kept in"
+            f" {folder.name}.previous."
+        )
+    return newest
 
 
 def set_later_aside(path: Path, note: Note) -> None:
@@ -178,12 +175,6 @@ def set_later_aside(path: Path, note: Note) -> None:
     for other in checkpoints(path.parent):
         if step_of(other) > step_of(path):
             note(f"{other} is not used; it is now {_renamed(other, LATER).name}")
-
-
-def _require_intact(path: Path, names: Sequence[str]) -> None:
-    found = damage(path, names)
-    if found is not None:
-        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {found}.")
 
 
 def _renamed(path: Path, prefix: str) -> Path:
@@ -195,4 +186,4 @@ def _renamed(path: Path, prefix: str) -> Path:
 
 
 def _line(file: Path) -> str:
-    return f"{file_digest(file)}  {file.name}\n"
+    return f"{digest_once(file)}  {file.name}\n"

@@ -2,8 +2,8 @@
 
 **Signal check.** Where a reward cannot see what a policy varies, each rollout's gradient is noise: the cosine between
 two of them is about 0 and training is a random walk at any learning rate. A run is stopped only where all the rollouts
-that it may draw cannot tell its cosine from 0, although they were enough to tell a useful cosine from 0 (`SignalRule`).
-The cosine is taken of the gradients as AdamW scales them: without that a few elements would decide it.
+that it may draw cannot tell its cosine from 0, although they could have told a useful one (`Signal.verdict`). The
+cosine is taken of the gradients as AdamW scales them: without that a few elements would decide it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from visual_grpo.config import SignalCheckConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.types import PromptRecord
@@ -71,9 +70,9 @@ def check_ratio(mean: float, maximum: float, dtype: str, rounding: float = 0.0, 
 
 
 MOST_IN_A_ROW = 3
-"""Updates that are left out one after the other before the run stops: a model that is broken stays so."""
+"""Updates that are skipped one after the other before the run stops: a model that is broken stays so."""
 MOST_OVERFLOWS = 24
-"""Updates in a row that float16's scaler leaves out because the gradient overflows. It starts at 2^16 and halves each
+"""Updates in a row that float16's scaler skips because the gradient overflows. It starts at 2^16 and halves each
 time, so that after 24 the scale is no longer to blame."""
 _SHOWN_PROMPTS = 8
 
@@ -84,33 +83,24 @@ class NonFiniteLossError(UserError):
     """The loss or its gradient is NaN or infinite; nothing was updated with it."""
 
 
-class Setbacks:
+class NonFiniteGuard:
     """Counts the updates of one module that came to nothing."""
 
-    def __init__(self, reaction: Literal["stop", "skip", "lower"]) -> None:
+    def __init__(self, reaction: Literal["stop", "skip"]) -> None:
         self.reaction = reaction
         self.in_a_row = self.overflows = 0
-        self.factor = 1.0
-        """On the learning rate, halved by every update that is left out where the reaction is ``lower``."""
 
-    def left_out(self, error: NonFiniteLossError) -> None:
-        """Counts an update that is left out; raises ``error`` if the run should stop instead."""
+    def skipped(self, error: NonFiniteLossError) -> None:
+        """Counts an update that is skipped; raises ``error`` if the run should stop instead."""
         if self.reaction == "stop":
             raise error
         if self.in_a_row == MOST_IN_A_ROW:
-            raise NonFiniteLossError(f"{error} The {self.in_a_row} updates before it were left out already.") from error
+            raise NonFiniteLossError(f"{error} The {self.in_a_row} updates before it were skipped already.") from error
         self.in_a_row += 1
-        slower = ""
-        if self.reaction == "lower":
-            self.factor /= 2
-            slower = f", and the learning rate is {self.factor:g} of the configured one from now on"
-        log.warning("%s The update is left out%s.", str(error).partition(". ")[0] + ".", slower)
-
-    def taken(self) -> None:
-        self.in_a_row = 0
+        log.warning("%s. The update is skipped.", str(error).partition(". ")[0])
 
     def scaled(self, before: float, after: float, step: int) -> None:
-        """Notes float16's scale before and after an update; it falls where the update was left out.
+        """Notes float16's scale before and after an update; it falls where the update was skipped.
 
         Raises NonFiniteLossError if the gradient overflows at every scale.
         """
@@ -122,12 +112,12 @@ class Setbacks:
                 " lower grpo.learning_rate."
             )
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, int]:
         """For a checkpoint, as JSON."""
-        return {"in_a_row": self.in_a_row, "overflows": self.overflows, "factor": self.factor}
+        return {"in_a_row": self.in_a_row, "overflows": self.overflows}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.in_a_row, self.overflows, self.factor = state["in_a_row"], state["overflows"], state["factor"]
+    def load_state(self, state: dict[str, int]) -> None:
+        self.in_a_row, self.overflows = state["in_a_row"], state["overflows"]
 
 
 def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> None:
@@ -138,8 +128,8 @@ def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]
     raise NonFiniteLossError(
         f"The {what} became {value} at step {step} with the prompts {', '.join(ids[:_SHOWN_PROMPTS])}"
         f"{' ...' * (len(ids) > _SHOWN_PROMPTS)}. Nothing was updated with it; the last checkpoint is intact. Lower"
-        " grpo.learning_rate or the clip, look at the rewards of these prompts, or leave such updates out with"
-        " grpo.non_finite=skip (lower: and halve the learning rate)."
+        " grpo.learning_rate or the clip, look at the rewards of these prompts, or skip such updates with"
+        " grpo.non_finite=skip."
     )
 
 
@@ -155,7 +145,14 @@ _ADAM_EPSILON = 1e-8
 _NOTE_SECONDS = 15.0
 """Between two notes on how far the check is."""
 
-Verdict = Literal["passed", "refused", "unclear"]
+
+def useful_cosine(steps: int) -> float:
+    """A cosine that a run of ``steps`` could learn from: the sum of all its updates is half signal, half noise.
+
+    Of the squared norm of n updates' sum the part they have in common is n c / (1 + (n - 1) c), a half at
+    c = 1 / (n + 1). So a long run learns from less: .008 was enough for the 360 steps of the negative points.
+    """
+    return min(1 / (steps + 1), _GREATEST_USEFUL_COSINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +170,16 @@ class Signal:
     def __str__(self) -> str:
         return f"{self.cosine:z.3f} +- {self.error:.3f} in {self.rollouts} rollouts"
 
+    def verdict(self, useful: float) -> Literal["passed", "refused", "unclear"]:
+        """``passed`` needs no more rollouts; the others hold only once all that may be drawn are.
+
+        ``useful``: rollouts that would not have seen such a cosine cannot stop the run.
+        """
+        if self.cosine - 2 * self.error > 0:
+            return "passed"
+        enough = self.rollouts >= _FIRST_LOOK and 2 * self.error < useful
+        return "refused" if enough else "unclear"
+
 
 class NoSignalError(UserError):
     """A module's policy gradients are noise."""
@@ -182,40 +189,12 @@ class NoSignalError(UserError):
         self.module, self.signal = module, signal
 
 
-@dataclass(frozen=True, kw_only=True)
-class SignalRule:
-    """When a measured signal lets a run start."""
-
-    useful: float
-    """A cosine that the run could learn from: rollouts that would not have seen it cannot stop the run."""
-    least: float | None = None
-    """The user's own bound: the run is stopped where the interval of two standard errors is below it."""
-
-    @classmethod
-    def of(cls, check: SignalCheckConfig, steps: int) -> SignalRule:
-        """Useful is 1 / (``steps`` + 1), where the sum of all steps' updates is half signal and half noise.
-
-        Of the squared norm of n updates' sum the part they have in common is n c / (1 + (n - 1) c), a half at
-        c = 1 / (n + 1). So a long run learns from less: .008 was enough for the 360 steps of the negative points.
-        """
-        return cls(useful=min(1 / (steps + 1), _GREATEST_USEFUL_COSINE), least=check.least_cosine)
-
-    def verdict(self, signal: Signal) -> Verdict:
-        """``passed`` needs no more rollouts; the others hold only once all that may be drawn are."""
-        if signal.cosine - 2 * signal.error > (self.least or 0.0):
-            return "passed"
-        if self.least is not None:
-            return "refused" if signal.cosine + 2 * signal.error < self.least else "unclear"
-        enough = signal.rollouts >= _FIRST_LOOK and 2 * signal.error < self.useful
-        return "refused" if enough else "unclear"
-
-
 def measure_signal(
     trainer: GRPOTrainer[Any],
     prompts: Sequence[PromptRecord],
     *,
     most: int,
-    rule: SignalRule,
+    useful: float,
     note: Callable[[str], None] = lambda text: None,
 ) -> Signal:
     """The cosine between the gradients of independent rollouts; 0 where a gradient vanishes.
@@ -224,41 +203,24 @@ def measure_signal(
     since a few rollouts can disagree by chance. Changes neither the policy nor what the training will draw. ``note``
     is told now and then how far it is.
     """
-    independent, gradients = _gradients(trainer, prompts), list[Tensor]()
-    began, noted = time.monotonic(), -math.inf
-    for looked in _looks(most):
-        while len(gradients) < looked:
-            gradients.append(next(independent))
-            now, drawn = time.monotonic(), len(gradients)
-            if now - noted >= _NOTE_SECONDS:
-                noted, left = now, (now - began) / drawn * (most - drawn)
-                note(f"{drawn} of at most {most} rollouts, at most {left:.0f} s more")
-        cosine, error = mean_of_pairs(update_cosines(torch.stack(gradients)))
-        samples = trainer.config.prompts_per_step * trainer.config.group_size
-        signal = Signal(cosine=cosine, error=error, rollouts=looked, samples=samples)
-        if rule.verdict(signal) == "passed" or not any(gradient.any() for gradient in gradients):
-            break
-        if looked < most:
-            note(f"{signal} cannot tell yet; drawing more")
-    return signal
-
-
-def _gradients(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord]) -> Iterator[Tensor]:
-    """[N] of one independent rollout after the other, without end."""
+    config, gradients, noted = trainer.config, list[Tensor](), -math.inf
     generator = torch.Generator().manual_seed(trainer.seed + _SEED_OFFSET)
     order = PromptOrder.over(prompts, trainer.seed + _SEED_OFFSET)
+    look = min(_FIRST_LOOK, most)
     while True:
-        chosen = [prompts[i] for i in order.draw(trainer.config.prompts_per_step)]
-        yield trainer.policy_gradient(chosen, generator)
-
-
-def _looks(most: int) -> Iterator[int]:
-    """Numbers of rollouts after which to look: doubling, the last is ``most``."""
-    looked = _FIRST_LOOK
-    while looked < most:
-        yield looked
-        looked *= 2
-    yield most
+        while len(gradients) < look:
+            chosen = [prompts[i] for i in order.draw(config.prompts_per_step)]
+            gradients.append(trainer.policy_gradient(chosen, generator))
+            if time.monotonic() - noted >= _NOTE_SECONDS:
+                noted = time.monotonic()
+                note(f"{len(gradients)} of at most {most} rollouts")
+        cosine, error = mean_of_pairs(update_cosines(torch.stack(gradients)))
+        samples = config.prompts_per_step * config.group_size
+        signal = Signal(cosine=cosine, error=error, rollouts=look, samples=samples)
+        if look == most or signal.verdict(useful) == "passed" or not any(gradient.any() for gradient in gradients):
+            return signal
+        note(f"{signal} cannot tell yet; drawing more")
+        look = min(2 * look, most)
 
 
 def update_cosines(gradients: Tensor) -> Tensor:
@@ -282,27 +244,20 @@ def mean_of_pairs(cosines: Tensor) -> tuple[float, float]:
     return mean, float((without - without.mean()).square().sum() * (count - 1) / count) ** 0.5
 
 
-def describe(signals: Mapping[str, Signal], rule: SignalRule) -> str:
-    """One line: each module's cosine, and where the rollouts cannot tell whether there is something to learn."""
-    shown = ", ".join(f"{module} {signal}" for module, signal in signals.items())
-    unclear = [module for module, signal in signals.items() if rule.verdict(signal) == "unclear"]
-    if unclear:
-        shown += f" (too few to tell for {', '.join(unclear)}: raise policy.signal_check.rollouts)"
-    return shown
+def check_signal(signals: Mapping[str, Signal], useful: float, advice: Mapping[str, str]) -> str:
+    """One line: each module's cosine, and where the rollouts cannot tell whether there is something to learn.
 
-
-def check_signal(signals: Mapping[str, Signal], rule: SignalRule, advice: Mapping[str, str]) -> None:
-    """Raises NoSignalError for the first module that is refused; ``advice`` says what to change for each module."""
+    Raises NoSignalError for the first module that is refused; ``advice`` says what to change for each module.
+    """
     for module, signal in signals.items():
-        if rule.verdict(signal) != "refused":
+        if signal.verdict(useful) != "refused":
             continue
-        bound = "above 0 by two standard errors" if rule.least is None else f"at least {rule.least:.2g}"
         why = "Near 0 the reward cannot see what this module varies, and training would be a random walk."
         if signal.cosine == signal.error == 0:
             why = "Every gradient was exactly 0: all samples of a prompt got the same reward, so none is better."
         raise NoSignalError(
             f"The signal check stopped the run before its first step: nothing to learn for the module {module!r}.\n"
-            f"  expected: a mean cosine {bound} between the gradients of independent rollouts\n"
+            "  expected: a mean cosine above 0 by two standard errors between the gradients of independent rollouts\n"
             f"  measured: {signal} of {signal.samples} samples\n"
             f"{why}\n"
             f"What to change: {advice.get(module, 'the reward, or what the policy varies')}.\n"
@@ -310,3 +265,8 @@ def check_signal(signals: Mapping[str, Signal], rule: SignalRule, advice: Mappin
             module=module,
             signal=signal,
         )
+    shown = ", ".join(f"{module} {signal}" for module, signal in signals.items())
+    unclear = [module for module, signal in signals.items() if signal.verdict(useful) == "unclear"]
+    if unclear:
+        shown += f" (too few to tell for {', '.join(unclear)}: raise policy.signal_check.rollouts)"
+    return shown

@@ -117,7 +117,6 @@ class Collector(Generic[T]):
                     generator,
                     lambda own: [self.policy.rollout(own, self.config.group_size, generator)],
                 )
-            assert rollout is not None
             with clock.phase("reward"):
                 if finish is not None:
                     scores.append(finish())

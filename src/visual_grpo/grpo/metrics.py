@@ -62,7 +62,7 @@ def step_metrics(
     values["advantage/abs_mean"] = float(advantages.abs().mean())
     values |= _update_metrics(updates)
     if config.non_finite != "stop":
-        values["updates_left_out"] = float(sum(stats.left_out for stats in updates))
+        values["updates_skipped"] = float(sum(stats.skipped for stats in updates))
     values |= _speed_metrics(rollouts, clock)
     for rollout in rollouts:  # The policy's own: seconds add up over refills, the rest is averaged.
         for name, value in rollout.stats.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,33 +16,14 @@ from torch import Tensor
 from visual_grpo.config import GRPOConfig
 from visual_grpo.distributed import group
 from visual_grpo.distributed.policy import local_part
-from visual_grpo.errors import UserError
 from visual_grpo.grpo import metrics
-from visual_grpo.grpo.checks import MOST_OVERFLOWS, NonFiniteLossError, Setbacks, check_ratio, refuse_non_finite
+from visual_grpo.grpo.checks import MOST_OVERFLOWS, NonFiniteGuard, NonFiniteLossError, check_ratio, refuse_non_finite
 from visual_grpo.grpo.collecting import Collector, PromptOrder
 from visual_grpo.grpo.optimisers import build_optimiser, learning_rate_factor, load_optimiser_state, optimiser_state
 from visual_grpo.grpo.update import Experience, GradientSums, Objective, UpdateStats, chunk_loss, prompt_ids
 from visual_grpo.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics
 
 T = TypeVar("T")
-
-
-class Trainer(Protocol):
-    """What a training run needs: `GRPOTrainer` for one module, or one of `two_stage`'s for both."""
-
-    step: int
-    seed: int
-
-    @property
-    def modules(self) -> Mapping[str, GRPOTrainer[Any]]:
-        """Each trained module's own trainer."""
-        ...
-
-    def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]: ...
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
-
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None: ...
 
 
 class GRPOTrainer(Generic[T]):
@@ -59,15 +40,13 @@ class GRPOTrainer(Generic[T]):
         module: str = "policy",
     ) -> None:
         """``dtype`` is that of the weights: float16 gets a gradient scaler, and the ratio self-check its floor."""
-        if config.group_size < 2:
-            raise UserError(f"A group needs at least 2 samples to be compared, got group_size {config.group_size}.")
         self.policy, self.scorer, self.config, self.seed, self.dtype = policy, scorer, config, seed, dtype
         self._module = module
         self.parameters = policy.trainable_parameters()
         self.device = self.parameters[0].device
         self.optimizer = build_optimiser(self.parameters, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "float16")
-        self.setbacks = Setbacks(config.non_finite)
+        self.guard = NonFiniteGuard(config.non_finite)
         self._collector = Collector(policy, scorer, config, replayed=config.replays(dtype))
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
@@ -124,8 +103,7 @@ class GRPOTrainer(Generic[T]):
         tensors |= {f"optimizer/{k}": v for k, v in optimiser_state(self.optimizer).items()}
         tensors["rng/trainer"] = self.generator.get_state()
         facts = {"step": self.step, "positions": self.positions, "scaler": self.scaler.state_dict()}
-        facts["setbacks"] = self.setbacks.state()
-        return tensors, facts
+        return tensors, facts | {"guard": self.guard.state()}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Restores what ``state`` gave."""
@@ -133,7 +111,7 @@ class GRPOTrainer(Generic[T]):
         load_optimiser_state(self.optimizer, under("optimizer", tensors))
         self.generator.set_state(tensors["rng/trainer"])
         self.scaler.load_state_dict(facts["scaler"])
-        self.setbacks.load_state(facts["setbacks"])
+        self.guard.load_state(facts["guard"])
         self.step, self.positions = facts["step"], dict(facts["positions"])
 
     def update(self, experiences: list[Experience[T]], drawn: list[metrics.Drawn], clock: metrics.Clock) -> StepMetrics:
@@ -149,20 +127,20 @@ class GRPOTrainer(Generic[T]):
     def _update(
         self, experiences: list[Experience[T]], before: Sequence[UpdateStats], objective: Objective
     ) -> UpdateStats:
-        """One optimiser update over all rows; none, where its loss or gradient is not finite and may be left out."""
+        """One optimiser update over all rows; none, where its loss or gradient is not finite and may be skipped."""
         stats = UpdateStats()
         try:
-            self._compute_gradient(experiences, objective, stats, first=all(update.left_out for update in before))
+            self._compute_gradient(experiences, objective, stats, first=all(update.skipped for update in before))
             if not before and not self._checked:  # Later ones are of another policy than the rollout.
                 expected = max(experience.rollout.rounding for experience in experiences)
                 check_ratio(*stats.distance_to_sampler(), self.dtype, expected, self.config.ratio_tolerance)
                 self._checked = True
             self._optimise(stats, len(before), experiences)
         except NonFiniteLossError as error:
-            self.setbacks.left_out(error)
-            stats.left_out, stats.grad_norm = True, math.nan
+            self.guard.skipped(error)
+            stats.skipped, stats.grad_norm = True, math.nan
         else:
-            self.setbacks.taken()
+            self.guard.in_a_row = 0
         self.optimizer.zero_grad(set_to_none=True)  # Free gradients before the next rollout.
         return stats
 
@@ -210,7 +188,7 @@ class GRPOTrainer(Generic[T]):
         config = self.config
         update = self.step * config.updates_per_rollout + number
         total = config.steps * config.updates_per_rollout
-        factor = learning_rate_factor(update, total, config.warmup_steps, config.schedule) * self.setbacks.factor
+        factor = learning_rate_factor(update, total, config.warmup_steps, config.schedule)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = config.learning_rate * factor
         self.scaler.unscale_(self.optimizer)
@@ -221,7 +199,7 @@ class GRPOTrainer(Generic[T]):
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.setbacks.scaled(scale, self.scaler.get_scale(), self.step + 1)
+        self.guard.scaled(scale, self.scaler.get_scale(), self.step + 1)
         stats.grad_norm, stats.learning_rate = norm, config.learning_rate * factor
 
 

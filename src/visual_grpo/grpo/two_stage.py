@@ -6,7 +6,7 @@ Shapes: N prompts, A outer samples of each, D inner samples of each of those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,9 @@ from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer, under
 from visual_grpo.types import JointPolicy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, weighted_total
 
-Taken = tuple[dict[str, StepMetrics], int]
-"""Each module's metrics of a step, and the number of decoded samples."""
 
-
-class _StagesTrainer:
-    """Satisfies ``trainer.Trainer`` for several modules."""
+class StagesTrainer:
+    """Trains several modules; a subclass yields a step of all of them from ``fit``."""
 
     def __init__(self, trainers: Mapping[str, GRPOTrainer[Any]], steps: int, seed: int) -> None:
         self.modules, self.steps, self.seed = dict(trainers), steps, seed
@@ -32,11 +29,7 @@ class _StagesTrainer:
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         """Trains until ``steps``; stop iterating to stop training."""
-        take_step = self._stepper(prompts)
-        while self.step < self.steps:
-            taken, samples = take_step()
-            self.step += 1
-            yield _joined(self.step, taken, samples)
+        raise NotImplementedError
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """As `GRPOTrainer.state`, of every module."""
@@ -52,58 +45,71 @@ class _StagesTrainer:
             trainer.load_state(under(module, tensors), facts[module])
         self.step = facts["step"]
 
-    def _stepper(self, prompts: Sequence[PromptRecord]) -> Callable[[], Taken]:
-        """A function that takes the next step at each call."""
-        raise NotImplementedError
+    def _taken(self, taken: Mapping[str, StepMetrics], samples: int) -> StepMetrics:
+        """Counts a step; every module's metrics under its name, and what they have in common.
+
+        ``samples``: that were decoded.
+        """
+        self.step += 1
+        first, *_ = shown = list(taken.values())
+        values = {f"{module}/{name}": value for module, own in taken.items() for name, value in own.values.items()}
+        values["reward/total"] = sum(own.values["reward/total"] for own in shown) / len(shown)
+        for name in ("seconds/step", "seconds/cpu"):
+            values[name] = sum(own.values[name] for own in shown)
+        values["samples"] = float(samples)
+        values["memory_gb"] = first.values["memory_gb"]
+        return replace(first, step=self.step, values=values)
 
 
-class AlternatingTrainer(_StagesTrainer):
+Trainer = GRPOTrainer[Any] | StagesTrainer
+
+
+class AlternatingTrainer(StagesTrainer):
     """A step is one step of each module, in the order given, each on its own rollout."""
 
-    def _stepper(self, prompts: Sequence[PromptRecord]) -> Callable[[], Taken]:
+    def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         orders = {m: PromptOrder.over(prompts, trainer.seed, trainer.positions) for m, trainer in self.modules.items()}
-
-        def take_step() -> Taken:
+        while self.step < self.steps:
             taken = {m: trainer.take_step(prompts, orders[m]) for m, trainer in self.modules.items()}
-            return taken, sum(len(metrics.samples) for metrics in taken.values())
-
-        return take_step
+            yield self._taken(taken, sum(len(metrics.samples) for metrics in taken.values()))
 
 
-class JointTrainer(_StagesTrainer):
+class JointTrainer(StagesTrainer):
     """One rollout trains both modules: N prompts, A outer samples each, D inner samples of each of those.
 
     The outer advantage compares the A samples by the mean over their D decodes under the outer module's rewards, the
-    inner one compares the D that share their outer sample under its own. A module with one sample has nothing to
-    compare and is not trained: with D = 1 this is the outer module's `GRPOTrainer`, with A = 1 the inner's.
+    inner one compares the D that share their outer sample under its own.
     """
 
     def __init__(
         self,
         policy: JointPolicy,
-        outer: tuple[str, GRPOTrainer[Any] | None],
-        inner: tuple[str, GRPOTrainer[Any] | None],
+        trainers: Mapping[str, GRPOTrainer[Any]],
         scorer: Scorer,
         weights: Mapping[str, Mapping[str, float]],
         *,
         steps: int,
         prompts_per_step: int,
-        sizes: tuple[int, int],
         seed: int,
     ) -> None:
         """
         Args:
-            outer, inner: each module's name and trainer; None where its number of samples is 1.
+            trainers: of the outer and the inner module; their group sizes are A and D.
             scorer: judges every decode once.
             weights: module -> reward -> weight in that module's total.
-            sizes: (A, D).
         """
-        self.stages = outer, inner
-        super().__init__({name: trainer for name, trainer in self.stages if trainer is not None}, steps, seed)
+        super().__init__(trainers, steps, seed)
         self.policy, self.scorer, self.weights = policy, scorer, weights
-        self.prompts_per_step, self.sizes = prompts_per_step, sizes
+        self.prompts_per_step = prompts_per_step
         self.generator = torch.Generator().manual_seed(seed)
         self.positions: dict[str, int] = {}
+
+    def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
+        order = PromptOrder.over(prompts, self.seed, self.positions)
+        while self.step < self.steps:
+            chosen = [prompts[i] for i in order.draw(self.prompts_per_step)]
+            self.positions = dict(order.positions)
+            yield self._take_step(chosen)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, facts = super().state()
@@ -114,35 +120,23 @@ class JointTrainer(_StagesTrainer):
         self.generator.set_state(tensors["rng/joint"])
         self.positions = dict(facts["positions"])
 
-    def _stepper(self, prompts: Sequence[PromptRecord]) -> Callable[[], Taken]:
-        order = PromptOrder.over(prompts, self.seed, self.positions)
-
-        def take_step() -> Taken:
-            taken = self._take_step([prompts[i] for i in order.draw(self.prompts_per_step)])
-            self.positions = dict(order.positions)
-            return taken
-
-        return take_step
-
-    def _take_step(self, prompts: Sequence[PromptRecord]) -> Taken:
-        device = str(next(iter(self.modules.values())).device)
-        clock = metrics.Clock(device=device)
+    def _take_step(self, prompts: Sequence[PromptRecord]) -> StepMetrics:
+        clock = metrics.Clock(device=str(next(iter(self.modules.values())).device))
         with clock.phase("rollout"), torch.no_grad():
-            outer, inner = roll_out(prompts, self.generator, self._draw)
-        decoded = inner if inner is not None else outer
-        assert decoded is not None
+            rollouts = roll_out(prompts, self.generator, self._draw)
+        *_, decoded = rollouts
         with clock.phase("reward"):
             scores = self.scorer(decoded.prompts, decoded.samples)
         taken: dict[str, StepMetrics] = {}
-        for (name, trainer), own in zip(self.stages, (outer, inner), strict=True):
-            if trainer is not None and own is not None:
-                mean = averaged(scores, len(scores.total) // len(own.prompts))
-                taken[name] = trainer.learn(own, reweighted(mean, self.weights[name]), clock)
-                clock = metrics.Clock(device=device)  # The rollout's seconds are reported once.
-        return taken, len(decoded.samples)
+        for (name, trainer), own in zip(self.modules.items(), rollouts, strict=True):
+            mean = averaged(scores, len(scores.total) // len(own.prompts))
+            taken[name] = trainer.learn(own, reweighted(mean, self.weights[name]), clock)
+            clock = metrics.Clock(device=clock.device)  # The rollout's seconds are reported once.
+        return self._taken(taken, len(decoded.samples))
 
-    def _draw(self, prompts: Sequence[PromptRecord]) -> list[Rollout[Any] | None]:
-        rollout = self.policy.joint_rollout(prompts, *self.sizes, self.generator)
+    def _draw(self, prompts: Sequence[PromptRecord]) -> list[Rollout[Any]]:
+        outer, inner = (trainer.config.group_size for trainer in self.modules.values())
+        rollout = self.policy.joint_rollout(prompts, outer, inner, self.generator)
         return [rollout.outer, rollout.inner]
 
 
@@ -166,17 +160,3 @@ def averaged(scores: Scores, size: int) -> Scores:
         ratios={name: (mean(above), mean(below)) for name, (above, below) in scores.ratios.items()},
         weights=scores.weights,
     )
-
-
-def _joined(step: int, taken: Mapping[str, StepMetrics], samples: int) -> StepMetrics:
-    """Every module's metrics under its name, and what they have in common."""
-    first, *_ = shown = list(taken.values())
-    if len(shown) == 1:
-        return first
-    values = {f"{module}/{name}": value for module, own in taken.items() for name, value in own.values.items()}
-    values["reward/total"] = sum(own.values["reward/total"] for own in shown) / len(shown)
-    for name in ("seconds/step", "seconds/cpu"):
-        values[name] = sum(own.values[name] for own in shown)
-    values["samples"] = float(samples)
-    values["memory_gb"] = first.values["memory_gb"]
-    return StepMetrics(step=step, values=values, prompts=first.prompts, samples=first.samples, rewards=first.rewards)

@@ -88,7 +88,7 @@ class UpdateStats:
     max_sampler_gap: float = 0.0
     grad_norm: float = 0.0
     learning_rate: float = 0.0
-    left_out: bool = False
+    skipped: bool = False
     """True if nothing was updated, because the loss or its gradient was not finite."""
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:

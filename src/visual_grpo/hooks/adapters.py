@@ -42,7 +42,7 @@ class AdapterHooks:
             put_parameters(_from_the_champion(present), catalog)
         folder = None if "adapters" in makes else _deciding_adapters(present, makes)
         if folder is not None:
-            own = read_facts(folder).get("parameters")
+            own = read_facts(folder)["parameters"]
             tree = parameters_to_judge(present.model_dump(mode="json"), own, self._given)
             put_parameters(validate(tree), catalog)
 

@@ -24,7 +24,7 @@ from visual_grpo.errors import UserError, counted
 from visual_grpo.evaluation import generate, pairing
 from visual_grpo.evaluation.alarm import Watch, picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
-from visual_grpo.grpo.trainer import Trainer
+from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.images import read_image
 from visual_grpo.model_card import CARD, model_card
 from visual_grpo.pipelines.baseline import conditions

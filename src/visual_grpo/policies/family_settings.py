@@ -151,12 +151,6 @@ def _check_stages(config: Parameters, modules: tuple[str, ...]) -> None:
             f"policy.stages is joint, which trains two modules from one rollout, but only {modules[0]} is trained;"
             " leave policy.stages out, or train all modules (policy.train=all)."
         )
-    sizes = {module: config.grpo_of(module).group_size for module in modules}
-    if (max if joint else min)(sizes.values()) < 2:
-        raise UserError(
-            f"A group needs at least 2 samples, got {sizes} (grpo.group_size, modules.NAME.group_size);"
-            " only a joint rollout may have 1 for one of its modules."
-        )
 
 
 def _check_flow(family: Family, config: Parameters, modules: tuple[str, ...]) -> None:
@@ -189,20 +183,14 @@ def _window_fits(config: Parameters) -> bool:
 
 def _check_decode_guidance(family: Family, config: Parameters, modules: tuple[str, ...]) -> None:
     scale = config.policy.decode_guidance_scale
-    if scale in (None, 1.0):  # As conf/base has it, which configurations of other families are differences from.
-        return
-    if family.kinds() != {"tokens", "flow"}:
-        why = f"{family.name} has no tokens that become pictures"
-    elif config.policy.stages == "joint":
-        why = "with policy.stages=joint the decoder's training draws the pictures"
-    elif all(family.modules[name].kind == "flow" for name in modules):
-        why = f"with policy.train={config.policy.train} no token module is trained"
-    else:
-        return
-    raise UserError(
-        f"policy.decode_guidance_scale is {scale:g}, which changes nothing: {why}. Set it to null; guidance elsewhere"
-        " is sampling.rollout.guidance_scale."
-    )
+    decodes = "flow" in family.kinds() and any(family.modules[name].kind == "tokens" for name in modules)
+    # None or 1 as conf/base has it, which configurations of other families are differences from.
+    if scale not in (None, 1.0) and (not decodes or config.policy.stages == "joint"):
+        raise UserError(
+            f"policy.decode_guidance_scale is {scale:g}, which changes nothing: it is for the pictures of a token"
+            " module that is trained on its own rollouts. Set it to null; guidance elsewhere is"
+            " sampling.rollout.guidance_scale."
+        )
 
 
 def _check_memory(family: Family, config: Parameters) -> None:

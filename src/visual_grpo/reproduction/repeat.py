@@ -21,8 +21,8 @@ import yaml
 from visual_grpo import console
 from visual_grpo.computed_with import MEANING, NUMERICS
 from visual_grpo.config.outputs import ROOT, with_output_folders
+from visual_grpo.config.pipelines import ReproduceConfig
 from visual_grpo.config.presets import is_drawn, pinned
-from visual_grpo.config.reproduce import ReproduceConfig
 from visual_grpo.errors import UserError, counted
 from visual_grpo.programs import ProgramError, git, output_of, run
 from visual_grpo.reproduction import comparison

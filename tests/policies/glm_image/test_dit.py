@@ -191,22 +191,6 @@ def test_the_reference_is_the_base_model_and_its_kl_is_closed_form(pipeline_fold
         assert chunk.kl.min() > 1e-6
 
 
-def test_tokens_given_with_a_record_are_used(pipeline_folder: Path) -> None:
-    policy = policy_with(pipeline_folder)
-    given = PromptRecord(id="g", prompt="a cat", metadata={"prior_tokens": [[1, 2, 3], [4, 5, 6]]})
-    got = policy.rollout([RECORDS[0], given], 2, torch.Generator().manual_seed(0))
-    large = got.trajectory.conditions.tokens[1].view(4, 6)[::2, ::2]
-    assert large.tolist() == [[1, 2, 3], [4, 5, 6]]
-    for bad, complaint in (
-        ([1, 2], "has 2 tokens; expected 6"),
-        (["a"] * 6, "must be a list"),
-        ([9999] * 6, "0 to 200"),
-    ):
-        record = PromptRecord(id="bad", prompt="a cat", metadata={"prior_tokens": bad})
-        with pytest.raises(UserError, match=f"record 'bad'.*{complaint}"):
-            policy.rollout([record], 2, torch.Generator().manual_seed(0))
-
-
 def test_both_adapters_load_together_into_the_plain_pipeline(pipeline_folder: Path, tmp_path: Path) -> None:
     image = model_with(pipeline_folder, train=["ar", "dit"])
     for module in ("ar", "dit"):

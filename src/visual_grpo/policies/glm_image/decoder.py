@@ -6,7 +6,6 @@ Shapes: N entries, b rows, C x h x w latents of one image, H x W its pixels.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError
 from visual_grpo.policies.flow_model import Schedule, Velocity, as_images, guided, latent_shape
 from visual_grpo.policies.glm_image.sources import SourceCache, SourceEncoder, upsampled, write_sources
 from visual_grpo.policies.rows import distinct
@@ -24,9 +22,6 @@ from visual_grpo.types import PromptRecord
 if TYPE_CHECKING:
     from diffusers import GlmImagePipeline, GlmImageTransformer2DModel
     from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
-
-GIVEN_TOKENS = "prior_tokens"
-"""Metadata of a record that brings its image tokens along: rows x columns ids, row by row."""
 
 DrawTokens = Callable[[Sequence[PromptRecord], Sequence[int]], Tensor]
 """(N records, seeds) -> [N, rows, columns] int64 image tokens of the AR module."""
@@ -64,7 +59,7 @@ class GlmImageDecoder:
         sources: SourceEncoder,
         draw_tokens: DrawTokens,
     ) -> None:
-        """``draw_tokens``: the first stage, which `conditions` asks for the tokens of records that bring none."""
+        """``draw_tokens``: the first stage."""
         self.pipeline, self.size, self.sources, self.draw_tokens = pipeline, size, sources, draw_tokens
         self.latent_shape = latent_shape(pipeline, size, pipeline.transformer.config.in_channels)
         self._rotary_kept: tuple[Tensor, Tensor] | None = None
@@ -93,14 +88,8 @@ class GlmImageDecoder:
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
-        """With the tokens that the AR module draws with ``seeds`` or that a record's metadata give."""
-        tokens = self.draw_tokens(records, seeds)
-        for row, record in enumerate(records):
-            given = record.metadata.get(GIVEN_TOKENS)
-            if given is not None:
-                codebook = self.pipeline.vision_language_encoder.config.vq_config.num_embeddings
-                tokens[row] = _given_tokens(record, given, tokens[row].shape, codebook)
-        return self.conditions_of(records, tokens, guidance_scale)
+        """With the tokens that the AR module draws with ``seeds``."""
+        return self.conditions_of(records, self.draw_tokens(records, seeds), guidance_scale)
 
     @torch.no_grad()
     def conditions_of(
@@ -242,14 +231,3 @@ def _rows_by_glyph_length(conditions: Conditions, entries: Tensor) -> Iterator[T
     lengths = torch.tensor([glyphs.shape[1] for glyphs in conditions.glyphs])[conditions.prompt_of_entry[entries]]
     for length in lengths.unique():
         yield (lengths == length).nonzero()[:, 0]
-
-
-def _given_tokens(record: PromptRecord, given: object, grid: torch.Size, codebook: int) -> Tensor:
-    where, count = f"record {record.id!r}: metadata {GIVEN_TOKENS}", math.prod(grid)
-    try:
-        tokens = torch.tensor(given, dtype=torch.int64).flatten()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{where} must be a list of token ids: {error}") from error
-    if len(tokens) != count or tokens.min() < 0 or tokens.max() >= codebook:
-        raise UserError(f"{where} has {len(tokens)} tokens; expected {count} of the ids 0 to {codebook - 1}")
-    return tokens.view(grid)

@@ -132,11 +132,7 @@ class GlmImageJointPolicy:
     def joint_rollout(
         self, prompts: Sequence[PromptRecord], outer_size: int, inner_size: int, generator: torch.Generator
     ) -> JointRollout:
-        """A token samples of each prompt, D stochastic decodes of each; with A or D = 1 the single module's rollout."""
-        if inner_size == 1:
-            return JointRollout(outer=self.ar.rollout(prompts, outer_size, generator), inner=None)
-        if outer_size == 1:
-            return JointRollout(outer=None, inner=self.dit.rollout(prompts, inner_size, generator))
+        """A token samples of each prompt, D stochastic decodes of each."""
         started = time.perf_counter()
         groups = self.ar.sample(prompts, outer_size, generator)
         seconds = time.perf_counter() - started
