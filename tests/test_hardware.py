@@ -60,9 +60,3 @@ def test_a_gradient_is_recorded_only_where_it_is_asked_for(count: int, gradient:
         seen = map_on_cores(lambda item: (weight * item).requires_grad, range(count), CPU, gradient=gradient)
         assert torch.is_grad_enabled() is not gradient
     assert seen == [gradient] * count
-
-
-@pytest.mark.usefixtures("two_cores")
-def test_a_batch_that_fails_is_not_swallowed() -> None:
-    with pytest.raises(ZeroDivisionError):
-        map_on_cores(lambda item: item / 0, range(3), CPU)

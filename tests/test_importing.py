@@ -50,11 +50,8 @@ def test_other_files_packages_and_this_package_are_not_its_code(folder: Path) ->
     assert len(before) == 12
 
 
-def test_a_module_without_a_file_has_no_digest(folder: Path) -> None:
+def test_a_module_without_a_file_has_no_digest_and_one_that_does_not_parse_has(folder: Path) -> None:
     assert code_digest("no_such_module_at_all:judge") == "unknown"
     assert code_digests({"built in": None, "own": "no_such_module_at_all:judge"}) == {"own": "unknown"}
-
-
-def test_a_file_that_does_not_parse_has_one(folder: Path) -> None:
     (folder / "digested_judge.py").write_text("def judge(:\n")
     assert len(code_digest("digested_judge:judge")) == 12

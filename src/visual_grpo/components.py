@@ -219,9 +219,7 @@ def load_policy(
     family: str = "auto",
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
-    base_weights: Literal["full", "8bit", "4bit"] = "full",
     device: str = "auto",
-    seed: int = 0,
 ) -> Any:
     """One module of a saved model with a fresh adapter, as a ``types.Policy``, without any Kedro configuration.
 
@@ -247,9 +245,7 @@ def load_policy(
         family=family,
         options=options,
         dtype=dtype,
-        base_weights=base_weights,
         device=device,
-        seed=seed,
     )
     return built.policy(
         name,

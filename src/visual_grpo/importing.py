@@ -94,26 +94,19 @@ def _file_of(name: str) -> Path | None:
     return file if file is not None and file.suffix == ".py" and file.is_file() else None
 
 
-def _module(module_name: str, path: str) -> Any:
+def _module(name: str, path: str) -> Any:
     try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise UserError(_own_failure(module_name, path, error)) from error
-        raise UserError(
-            f"no module {error.name!r} (from {path!r}): put the file into the project's root or install its package"
-        ) from error
+        return importlib.import_module(name)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(_own_failure(module_name, path, error)) from error
-
-
-def _own_failure(module_name: str, path: str, error: BaseException) -> str:
-    """The error of a module's code, and the lines that led to it from the module on."""
-    spec = importlib.util.find_spec(module_name)
-    own = spec.origin if spec is not None else None
-    frames = traceback.extract_tb(error.__traceback__)
-    first = next((number for number, frame in enumerate(frames) if frame.filename == own), len(frames))
-    lines = [*traceback.format_list(frames[first:]), *traceback.format_exception_only(error)]
-    return f"the module {module_name!r} (from {path!r}) cannot be imported:\n{''.join(lines).rstrip()}"
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise UserError(
+                f"no module {error.name!r} (from {path!r}): put the file into the project's root or install its package"
+            ) from error
+        own, frames = _file_of(name), traceback.extract_tb(error.__traceback__)
+        first = next((number for number, frame in enumerate(frames) if frame.filename == str(own)), len(frames))
+        lines = [*traceback.format_list(frames[first:]), *traceback.format_exception_only(error)]
+        raise UserError(
+            f"the module {name!r} (from {path!r}) cannot be imported:\n{''.join(lines).rstrip()}"
+        ) from error
