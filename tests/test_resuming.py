@@ -117,14 +117,6 @@ def test_what_decides_the_result_may_not(tmp_path: Path, name: str) -> None:
         check_resumable(parameters(tmp_path, resume="auto", **{name: DECISIVE[name]}), print)
 
 
-def test_a_parameter_that_the_checkpoint_lacks_had_its_default(tmp_path: Path) -> None:
-    tree = parameters(tmp_path).public()
-    del tree["data"]["sealed_share"]
-    resuming.refuse_changes(tmp_path, {"parameters": tree}, parameters(tmp_path, data={"sealed_share": 0.0}))
-    with pytest.raises(UserError, match=r"data\.sealed_share \(was 0\.0, is 0\.1\)"):
-        resuming.refuse_changes(tmp_path, {"parameters": tree}, parameters(tmp_path, data={"sealed_share": 0.1}))
-
-
 def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(tmp_path: Path) -> None:
     whole = finished(tmp_path / "whole")
     stopped(tmp_path / "parts", 5)

@@ -128,7 +128,7 @@ def unrepeated(run: Origin, configured: Mapping[str, Any], used: Mapping[str, An
 
 def refuse_changes(path: Path, facts: Mapping[str, Any], config: Parameters) -> None:
     """Raises UserError with each parameter that differs from the checkpoint's and may not."""
-    was, now = _fixed(validate(presets.pinned(facts["parameters"]))), _fixed(config)
+    was, now = _fixed(facts["parameters"]), _fixed(config.public())
     why, done = "", checkpoint.step_of(path) if was[STEPS] != now[STEPS] else 0
     if done and config.grpo.schedule == "constant":
         if now[STEPS] < done:
@@ -148,11 +148,11 @@ def refuse_changes(path: Path, facts: Mapping[str, Any], config: Parameters) -> 
         )
 
 
-def _fixed(config: Parameters) -> dict[str, Any]:
+def _fixed(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters by their dotted names that a resumed run must share with its checkpoint."""
     return {
         name: value
-        for name, value in decisive("train", config.public()).items()
+        for name, value in decisive("train", tree).items()
         if not any(fnmatchcase(name, pattern) for pattern in MAY_CHANGE)
     }
 
@@ -168,8 +168,7 @@ def refuse_another_origin(path: Path, facts: Mapping[str, Any], identity: Mappin
 
 def adjusted(run: Origin, config: Parameters) -> list[str]:
     """Lines ``NAME: BEFORE, NOW after step N`` of the parameters that decide or round the result and have changed."""
-    before = validate(presets.pinned(run.parameters)).public()
-    was, now = (decisive("train", tree) for tree in (before, config.public()))
+    was, now = (decisive("train", tree) for tree in (run.parameters, config.public()))
     step = checkpoint.step_of(run.checkpoint)
     differing = [name for name in _differing(was, now) if name != "model.device"]  # `computed_with` says which it was.
     return [f"{name}: {was.get(name)}, {now.get(name)} after step {step}" for name in differing]

@@ -115,10 +115,6 @@ def test_a_preset_and_ones_own_reward_are_added_and_null_removes():
     assert (without.reward, list(without.rewards), without.modules["dit"].rewards) == ("shapes", ["shapes"], {})
 
 
-def test_a_module_that_is_removed_gets_no_weights():
-    assert "dit" not in parameters(modules={"dit": None}).modules
-
-
 def test_a_reward_of_the_same_name_with_another_function_is_another_reward():
     own = {"ocr": {"function": "my_rewards:read", "weight": 0.5}}
     assert entries(parameters(**OWN, reward="words", rewards=own))["ocr"] == (0.5, {})

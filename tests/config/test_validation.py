@@ -11,7 +11,6 @@ import yaml
 
 from visual_grpo.config import flatten
 from visual_grpo.config.validation import ParameterError, validate
-from visual_grpo.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,15 +82,6 @@ def test_a_bad_value_is_named_with_what_is_allowed(defaults, name, value, said):
     assert str(refusal.value).startswith("A parameter is wrong:")
 
 
-def test_a_removed_reward_takes_its_weights_in_the_modules_along(defaults):
-    assert validate(defaults).modules["dit"].rewards == {"palette": 1.0}
-    parameters = validate(changed(defaults, "rewards.palette", None))
-    assert list(parameters.rewards) == ["shapes"]
-    assert parameters.modules["dit"].rewards == {}
-    assert parameters.modules["dit"].learning_rate == defaults["modules"]["dit"]["learning_rate"]
-    assert parameters.weights(["dit"]) == {"shapes": 1.0}
-
-
 def test_a_module_that_is_set_to_null_has_the_settings_of_all(defaults):
     parameters = validate(changed(defaults, "modules.dit", None))
     assert parameters.modules == {}
@@ -130,10 +120,6 @@ def test_a_long_value_is_cut(defaults):
         validate(changed(defaults, "grpo.steps", "x" * 500))
     assert "x" * 79 + "..." in str(refusal.value)
     assert "x" * 81 not in str(refusal.value)
-
-
-def test_the_refusal_is_a_users_error():
-    assert issubclass(ParameterError, UserError)
 
 
 def test_flatten_joins_keys_with_dots_and_keeps_empty_sections():
