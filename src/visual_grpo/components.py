@@ -182,13 +182,10 @@ def load_model(
     """A model of any family without any Kedro configuration.
 
     Args:
-        model: folder or hub id.
+        model: folder or hub id, whose family ``auto`` recognises.
         size: (height, width) in pixels, multiples of 32.
         train: the modules that get an adapter.
         adapters: folder with the saved adapters of these modules to sample with, instead of fresh ones to train.
-        base_weights: as ``model.base_weights``.
-        family: ``auto`` recognises it from the saved model.
-        options: of the family.
     """
     from visual_grpo.hardware.quantised import require_quantised
     from visual_grpo.policies.families import find_family

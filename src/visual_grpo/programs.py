@@ -21,13 +21,9 @@ class OutOfTimeError(Exception):
 
 
 def output_of(*words: str | Path, at: Path, given: str | None = None, seconds: float | None = None) -> str:
-    """Returns what a short program prints.
+    """Returns what a short program prints; ``given`` is its input.
 
-    Args:
-        given: its input.
-
-    Raises:
-        ProgramError: it cannot be run, fails, or takes longer than ``seconds``.
+    Raises ProgramError if it cannot be run, fails, or takes longer than ``seconds``.
     """
     name = Path(words[0]).name
     try:

@@ -113,12 +113,7 @@ def check_base(folder: Path, model: str, content: str | None) -> None:
 
 
 def judged_by_other_code(training: Mapping[str, Any], codes: Mapping[str, str]) -> list[str]:
-    """A note where rewards are computed by other code than in the training.
-
-    Args:
-        training: its facts.
-        codes: reward -> digest of the code that judges now.
-    """
+    """A note where the code that judges now (reward -> digest) is not that of the training with these facts."""
     changed = [name for name, code in codes.items() if training.get(f"{CODE}{name}", code) != code]
     if not changed:
         return []

@@ -1,13 +1,9 @@
 """Frozen Linear layers whose weights take 8 or 4 bits, by bitsandbytes (QLoRA, arXiv 2305.14314).
 
-A weight is cut into blocks; each has its largest absolute value as float32 and a code for each number, which names one
-of 256 even steps (8 bits) or of the 16 quantiles of a normal distribution (NF4; section 3 of the paper). Every product
-makes the weight again in the layer's own precision, forward and backward: so sampling, reference, replay and gradient
-see the same weight, and the input is not rounded.
-
-The library's own layers (`BitsAndBytesConfig`) do not keep that: the 8-bit one rounds the input too, and the 4-bit one
-takes another kernel without gradient than with one. Here codes and scales are plain buffers, which can be moved, pinned
-and counted like any other.
+Each block of a weight has its largest absolute value as float32 and a code for each number: one of 256 even steps
+(8 bits) or of the 16 quantiles of a normal distribution (NF4). Every product makes the weight again in the layer's own
+precision, forward and backward: sampling, reference, replay and gradient see the same weight. The library's own layers
+do not keep that: the 8-bit one rounds the input too, the 4-bit one takes another kernel without gradient.
 """
 
 from __future__ import annotations
@@ -157,13 +153,9 @@ def check_base_weights(base_weights: BaseWeights, device: torch.device) -> None:
 def quantise(
     networks: Mapping[str, nn.Module], base_weights: BaseWeights, device: torch.device, *, kept: torch.device
 ) -> None:
-    """Replaces the plain Linear layers in the networks' repeated blocks, one after the other, so that ``device`` holds
-    one full weight at a time. Layers outside of blocks (heads, embeddings) keep their precision: they are small.
+    """Replaces the plain Linear layers in the networks' repeated blocks; heads and embeddings keep their precision.
 
-    Args:
-        networks: on the host, or on the device called meta.
-        device: where the codes are made.
-        kept: where they are put.
+    The codes are made on ``device``, which holds one full weight at a time, and put on ``kept``.
     """
     if base_weights == "full":
         return

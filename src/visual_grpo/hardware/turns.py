@@ -1,9 +1,7 @@
 """Networks of one model that take turns on a GPU: each has its frozen weights there only while it computes.
 
-accelerate's hooks say when: diffusers calls them before a network's forward, encode and decode, and asks them for the
-device. accelerate's own `CpuOffload` serves inference only: it would move the LoRA's trained parameters away from their
-gradients and the optimiser's state. Here pinned weights stay on the host for good, and copies of them come and go. A
-LoRA is attached while its network is on the device, and stays there.
+accelerate's hooks say when. Its own `CpuOffload` serves inference only: it would move trained parameters away
+from their gradients. Here pinned weights stay on the host, copies of them come and go, and a LoRA stays on the device.
 """
 
 from __future__ import annotations

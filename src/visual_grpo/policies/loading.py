@@ -38,13 +38,9 @@ def load_pipeline(
 
     Args:
         pipeline_class: its name in diffusers.
-        path: folder or hub id.
-        parts: components that must be there.
+        parts: components that must be there; raises UserError where one is missing.
         without: components that are not loaded even where they are there.
         prepare: what is done to the pipeline's networks before they are on the device.
-
-    Raises:
-        UserError: nothing at ``path``, another class, or a component is missing; the message names it.
     """
     import diffusers
     import torch

@@ -1,9 +1,8 @@
 """Source images of edits as GLM-Image reads them: tokens for the AR module and the DiT, latents for the DiT.
 
-The DiT runs once over every source, without text and at timestep 0, and keeps each layer's keys and values; the
-target's queries attend to them beside its own. diffusers writes them source by source into an object whose mode is then
-switched. Here a batch is written at a time, and every reader gets a separate object that stays in reading mode:
-gradient checkpointing runs a forward again during the backward and must find the mode that it left.
+The DiT runs once over every source without text and at timestep 0, and keeps each layer's keys and values; the
+target's queries attend to them. Unlike in diffusers every reader has an object that stays in reading mode, as gradient
+checkpointing needs it: a forward that runs again during the backward must find the mode that it left.
 
 Shapes: B rows, K sources a row, n_k DiT tokens of the k-th source, L = the sum of n_k.
 """

@@ -1,10 +1,8 @@
 """Trains the small Qwen2.5-VL by next-token prediction to answer queries about scenes.
 
-It learns to find the queried part, and to place a negative point anywhere around it: learning where a negative point
-helps is left to GRPO.
-
-Two auxiliary heads, discarded afterwards, speed this up: one predicts the parts from the vision tower's output, one
-predicts the row and column of each image token from the output of the first layer.
+It learns to find the queried part, and to place a negative point anywhere around it: where one helps is left to GRPO.
+Two auxiliary heads, discarded afterwards, speed this up: one predicts the parts from the vision tower's output, one the
+row and column of each image token from the output of the first layer.
 """
 
 from __future__ import annotations

@@ -173,13 +173,9 @@ def _batchable_rows(samples: Sequence[Tensor], asked: Sequence[_Asked]) -> list[
 
 
 class PaletteReward:
-    """Mean closeness, 0..1, of the object's colour to the nearest named colour.
+    """Mean closeness, 0..1, of the object's colour to the nearest named colour; without an object 0, or 1 if asked for.
 
-    A picture without an object scores 0 where the prompt asks for one, and 1 where none should be left (the edit
-    ``remove`` of the only object).
-
-    Dense and independent of the colour asked for, so that it differs between decodes of the same tokens, where
-    ``shapes`` hardly differs because it mostly judges properties that the tokens determine.
+    It differs between decodes of the same tokens, where ``shapes`` mostly judges what the tokens determine.
     """
 
     name = "palette"
