@@ -47,13 +47,14 @@ demo: setup  ## Run all pipelines on the small model
 	echo "The whole run took $$((s / 60)) min $$((s % 60)) s."
 
 ui: setup  ## Show the runs in MLflow, best result first
-	@echo 'Runs, best result first: http://127.0.0.1:5000/#/experiments/1/runs?orderByKey=metrics.%60result%2Fgain%60&orderByAsc=false'
-	@$(BIN)/mlflow ui --backend-store-uri sqlite:///$(CURDIR)/mlflow.db
+	@echo 'Runs, best result first: http://127.0.0.1:5000/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=gain'
+	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --backend-store-uri sqlite:///$(CURDIR)/mlflow.db \
+	    >mlflow-ui.log 2>&1 || { tail -n 3 mlflow-ui.log; exit 1; }
 
 clean:  ## Remove outputs of runs, but not your own data
 	@rm -rf data/01_raw/shapes data/01_raw/words data/01_raw/scenes
 	@find data -mindepth 2 -not -path 'data/01_raw/*' -not -name .gitkeep -not -name '*.dvc' -delete 2>/dev/null || true
-	@rm -rf mlflow.db* mlartifacts .viz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf mlflow.db* mlflow-ui.log mlartifacts .viz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 ##@ Run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from typing import Any
@@ -38,6 +39,8 @@ def test_metrics_are_there_during_the_run_step_by_step(project: Project):
     assert project.run(tracker.run_id).info.status == "FINISHED"
     assert Tracker.active().run_id is None
     assert project.said == []
+    view = project.client.get_experiment(project.experiment).tags["mlflow.sharedViewState.gain"]
+    assert json.loads(view)["orderByKey"] == "metrics.`result/gain`", "`make ui` opens this view"
 
 
 def test_a_hundred_and_fifty_parameters_fit_and_long_ones_are_cut(project: Project):

@@ -5,6 +5,7 @@ Those about a run raise what MLflow raises, and add nothing again that is there 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -28,6 +29,13 @@ _URI = "MLFLOW_TRACKING_URI"
 MISSING, INVALID = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
 _default = ""
 EXPERIMENT, ARTIFACTS = "visual_grpo", "mlartifacts"
+COLUMNS = (
+    *("metrics.`result/gain`", "metrics.`result/low`", "metrics.`result/high`", "metrics.`result/all right`"),
+    *("metrics.`result/gIoU`", "metrics.`reward/total`", "params.`policy.train`", "params.`grpo.steps`"),
+    "params.`seed`",
+)
+VIEW = {"orderByKey": COLUMNS[0], "orderByAsc": False, "selectedColumns": COLUMNS}
+"""How `make ui` shows the table of runs: the value of a tag of the experiment that MLflow's page reads."""
 KEY = "run.key"
 """Tag of a run that was named before MLflow could give it an id, or whose first id is gone."""
 EVALUATION = "evaluate.status"
@@ -169,7 +177,7 @@ def experiment_id(client: MlflowClient) -> str:
     if uri.startswith(SQLITE):
         place = (Path(uri.removeprefix(SQLITE)).resolve().parent / ARTIFACTS).as_uri()
     if known is None:
-        return str(client.create_experiment(name, place))
+        return str(client.create_experiment(name, place, {"mlflow.sharedViewState.gain": json.dumps(VIEW)}))
     if place is not None and known.artifact_location.endswith(f"/{ARTIFACTS}") and known.artifact_location != place:
         raise OSError(
             f"its artifacts are in {known.artifact_location}, where this project was before it was moved or copied."
