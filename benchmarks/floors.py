@@ -80,7 +80,8 @@ def generate(image: GlmImage, rows: Sequence[PromptRecord], sampler: SamplerConf
     """Generates all tokens of ``rows`` with the model's batched ``generate`` with KV cache."""
     tokens = image.tokens(sampler)
     inputs = tokens.processed(rows)
-    count = tokens.grid(sources=0).count
+    preview, (rows, columns) = tokens.grid(sources=0)
+    count = preview + rows * columns
     drawn_from = tokens.sampler(sampler)
     model = image.pipeline.vision_language_encoder.eval()
     with lora.merged(model):
@@ -232,6 +233,6 @@ def _pixels(image: GlmImage, latents: Tensor) -> None:
 
 def _upsampled(image: GlmImage, sampler: SamplerConfig, tokens: Tensor) -> Tensor:
     """[B, T] -> [B, h * w / 4]: the tokens of the large grid, upsampled by 2 in both directions."""
-    grid = image.tokens(sampler).grid(sources=0)
-    large = tokens[:, grid.preview_count :].view(-1, *grid.image)
+    preview, size = image.tokens(sampler).grid(sources=0)
+    large = tokens[:, preview:].view(-1, *size)
     return large.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)

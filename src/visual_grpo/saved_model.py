@@ -32,7 +32,8 @@ def content_digest(folder: str | Path) -> str | None:
     root = Path(folder)
     if not root.is_dir():
         return None
-    return tree_digest(root, (file for file in root.rglob("*") if _is_loaded(file.relative_to(root))))
+    inside = (file.relative_to(root) for file in root.rglob("*") if file.suffix in _LOADED and file.name not in _NOTES)
+    return tree_digest(root, (root / file for file in inside if not any(part.startswith(".") for part in file.parts)))
 
 
 def record_content(folder: Path) -> None:
@@ -47,8 +48,3 @@ def recorded_content(folder: Path) -> str | None:
         return content_digest(folder)
     noted: str = json.loads(record.read_text(encoding="utf-8"))["content"]
     return noted
-
-
-def _is_loaded(file: Path) -> bool:
-    hidden = any(part.startswith(".") for part in file.parts)
-    return file.suffix in _LOADED and file.name not in _NOTES and not hidden

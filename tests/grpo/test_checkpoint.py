@@ -94,9 +94,10 @@ def test_files_and_folders_are_on_disk_before_they_get_their_names(
     checkpoint.save_checkpoint(tmp_path / "new", 3, {"a": torch.zeros(1)}, {})
     events = recorder.events
     begins = events.index(("rename", "step-000003"))
-    written = {"SHA256SUMS", "facts.json", "state.safetensors", ".step-000003.partial"}
+    draft = f".step-000003.draft-{os.getpid()}"
+    written = {"SHA256SUMS", "facts.json", "state.safetensors", draft}
     assert written <= {name for kind, name in events[:begins] if kind == "fsync"}
-    assert events[begins - 1] == ("fsync", ".step-000003.partial"), "the folder after its files"
+    assert events[begins - 1] == ("fsync", draft), "the folder after its files"
     assert events[begins + 1] == ("fsync", "new")
     assert ("fsync", tmp_path.name) in events[:begins], "the new folder itself"
 

@@ -16,7 +16,7 @@ from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
 import visual_grpo.starter.qwen2_5_vl.pretrain as pretraining
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.policies.qwen2_5_vl import AnswerModel
+from visual_grpo.policies.qwen2_5_vl import AnswerModel, Options
 from visual_grpo.policies.token_model import TokenTrajectory, token_log_probs
 from visual_grpo.segmentation.answer import parse_answer
 from visual_grpo.starter.build import model_digest
@@ -101,7 +101,7 @@ def test_the_pretraining_gives_the_log_probs_of_the_policy(small_batch: None, tm
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
         words = processor.tokenizer.decode(query).split("<|vision_end|>")[1].split("<|im_end|>")[0]
         records.append(PromptRecord(id=str(row), prompt=words, source_images=(path,)))
-    said = AnswerModel(model, processor, instruction="{query}", max_tokens=answers.LENGTH)
+    said = AnswerModel(model, processor, Options(max_tokens=answers.LENGTH))
     said.bias = None  # No tokens are suppressed during pretraining.
     trajectory = TokenTrajectory(
         encoded=said.encode(records),

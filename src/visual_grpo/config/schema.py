@@ -165,13 +165,10 @@ class Parameters(Strict):
     def weights(self, modules: Sequence[str]) -> dict[str, float]:
         """Each reward's weight: of one module in its training, the mean over several where they are judged together."""
         return {
-            name: sum(self._weight(name, reward.weight, module) for module in modules) / len(modules)
+            name: sum(self.modules.get(m, ModuleConfig()).rewards.get(name, reward.weight) for m in modules)
+            / len(modules)
             for name, reward in self.rewards.items()
         }
-
-    def _weight(self, reward: str, shared: float, module: str) -> float:
-        own = self.modules.get(module)
-        return shared if own is None else own.rewards.get(reward, shared)
 
     @model_validator(mode="before")
     @classmethod

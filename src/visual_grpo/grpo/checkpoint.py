@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from visual_grpo.errors import UserError
-from visual_grpo.files import digest_once, flush, replace_folder
+from visual_grpo.files import digest_once, flush, fresh_folder
 
 STATE, FACTS, SUMS = "state.safetensors", "facts.json", "SHA256SUMS"
 FILES = (FACTS, STATE)
@@ -43,23 +43,15 @@ def save_checkpoint(
     written = path_of(folder, step)
     folder.mkdir(parents=True, exist_ok=True)
     flush(folder.parent)
-    for unfinished in folder.glob(f".{PREFIX}*.partial"):
-        shutil.rmtree(unfinished)
-    partial = folder / f".{written.name}.partial"
-    try:
-        partial.mkdir()
+    with fresh_folder(written) as fresh:
         # Clones, because safetensors refuses tensors that share memory.
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial / STATE)
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, fresh / STATE)
         # In their order, which is that of the columns of training.csv.
-        (partial / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-        (partial / SUMS).write_text("".join(_line(partial / name) for name in FILES), encoding="utf-8")
-        for file in partial.iterdir():
+        (fresh / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        (fresh / SUMS).write_text("".join(_line(fresh / name) for name in FILES), encoding="utf-8")
+        for file in fresh.iterdir():
             flush(file)
-        flush(partial)
-        replace_folder(partial, written)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        flush(fresh)
     flush(folder)
     remove_old(written, keep)
     return written

@@ -139,7 +139,11 @@ def chunk_loss(
         ratio = losses.importance_ratio(chunk.log_probs, old)
     loss = losses.clipped_surrogate(ratio, advantages, objective.clip_low, objective.clip_high)
     if config.kl_weight:
-        kl = _measured_kl(chunk, config.kl_weight)
+        if (kl := chunk.kl) is None:
+            raise UserError(
+                f"kl_weight is {config.kl_weight:g}, but the policy's replay gives no KL to its reference. Make the"
+                " policy with it, as load_policy(..., kl_reference=True) does, or set kl_weight to 0."
+            )
         if config.kl_correction:
             kl = kl * losses.importance_ratio(chunk.log_probs, old)
         loss = loss + config.kl_weight * kl
@@ -162,17 +166,6 @@ def chunk_loss(
             stats.add("kl", torch.where(counted, chunk.kl, 0.0), counted)
         stats.max_abs_log_ratio = max(stats.max_abs_log_ratio, float(log_ratio.abs().max()))
     return total
-
-
-def _measured_kl(chunk: ReplayChunk, weight: float) -> Tensor:
-    """[b, s]. Raises UserError if kl_weight is set but the policy has no reference."""
-    if chunk.kl is None:
-        raise UserError(
-            f"kl_weight is {weight:g}, but the policy's replay gives no KL to its reference: there is nothing to"
-            " penalise. Make the policy with its reference, as load_policy(..., kl_reference=True) does, or set"
-            " kl_weight to 0."
-        )
-    return chunk.kl
 
 
 class GradientSums:

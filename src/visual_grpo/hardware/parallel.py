@@ -27,7 +27,8 @@ def map_on_cores(
     items = list(items)
     # Sharded layers are gathered in an order that all processes share: not by several threads at a time.
     alone = device.type != "cpu" or shards.active()
-    workers = 1 if alone else min(len(items), _cores() // torch.get_num_threads())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = 1 if alone else min(len(items), max(1, cores // _processes) // torch.get_num_threads())
 
     def run(item: A) -> B:
         with torch.set_grad_enabled(gradient):  # Each thread has its own setting.
@@ -43,8 +44,3 @@ def share_cores(processes: int) -> None:
     """Leaves this process its part of the cores, beside so many others that do the same."""
     global _processes
     _processes = processes
-
-
-def _cores() -> int:
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, there // _processes)

@@ -65,8 +65,11 @@ def load_pipeline(
         network.eval().requires_grad_(False)
     prepare(pipeline)
     kept = torch.device("cpu") if config.offload != "none" and device.type != "meta" else device
-    quantise(transformers_of(pipeline), config.base_weights, device, kept=kept)
-    place(networks_of(pipeline), device, config.offload)
+    networks = networks_of(pipeline)
+    # The VAE's convolutions and pixels need their precision.
+    frozen = {name: network for name, network in networks.items() if name != "vae"}
+    quantise(frozen, config.base_weights, device, kept=kept)
+    place(networks, device, config.offload)
     return pipeline
 
 
@@ -86,11 +89,6 @@ def networks_of(pipeline: Any) -> dict[str, Any]:
     import torch
 
     return {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
-
-
-def transformers_of(pipeline: Any) -> dict[str, Any]:
-    """`networks_of` without the VAE, whose convolutions and pixels need their precision."""
-    return {name: network for name, network in networks_of(pipeline).items() if name != "vae"}
 
 
 @contextmanager

@@ -157,7 +157,10 @@ class DiffusersAdapter(Adapter):
 
     @classmethod
     def saved(cls, folder: Path) -> dict[str, Tensor]:
-        return {name.removeprefix(_start(cls.prefix)): value for name, value in super().saved(folder).items()}
+        return {
+            name.removeprefix(f"{cls.prefix}." if cls.prefix else ""): value
+            for name, value in super().saved(folder).items()
+        }
 
     def save(self, folder: Path | str) -> None:
         """``pytorch_lora_weights.safetensors``, with the adapter's configuration in its metadata."""
@@ -252,11 +255,13 @@ def merged(model: nn.Module) -> Iterator[None]:
     call at a time: there it is `three_kernels`.
     """
     layers = _layers(model)
-    if shards.active() or not all(_is_mergeable(layer.get_base_layer()) for layer in layers):
+    bases = [layer.get_base_layer() for layer in layers]
+    exact = all(not isinstance(b, QuantisedLinear) and b.weight.dtype == torch.float32 for b in bases)
+    if shards.active() or not exact:
         with three_kernels(layers):
             yield
         return
-    originals = [layer.get_base_layer().weight.detach().clone() for layer in layers]
+    originals = [base.weight.detach().clone() for base in bases]
     try:
         for layer in layers:
             if not layer.disable_adapters:  # Such a one would unmerge itself in its call.
@@ -314,10 +319,6 @@ def _layers(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
 
 
-def _is_mergeable(base: nn.Module) -> bool:
-    return not isinstance(base, QuantisedLinear) and base.weight.dtype == torch.float32
-
-
 def _config(params: LoraParams, default_targets: str | list[str]) -> LoraConfig:
     from peft import LoraConfig
 
@@ -347,10 +348,6 @@ def _loading(folder: Path, file: str) -> Iterator[None]:
         ) from error
 
 
-def _start(prefix: str | None) -> str:
-    return f"{prefix}." if prefix else ""
-
-
 def _rewrite(file: Path, prefix: str | None) -> None:
     """Gives names and configuration their prefix, and makes equal adapters equal files.
 
@@ -365,6 +362,7 @@ def _rewrite(file: Path, prefix: str | None) -> None:
     if isinstance(config["target_modules"], list):
         config["target_modules"].sort()
     tensors, config = (
-        {_start(prefix) + name: value for name, value in part.items()} for part in (load_file(file), config)
+        {f"{prefix}.{name}" if prefix else name: value for name, value in part.items()}
+        for part in (load_file(file), config)
     )
     save_file(tensors, file, metadata={_DIFFUSERS_CONFIG: json.dumps(config, sort_keys=True)})

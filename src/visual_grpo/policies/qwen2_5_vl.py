@@ -62,20 +62,9 @@ class AnswerModel:
     """Satisfies ``TokenModel[EncodedQueries]``; an adapter injected into ``network`` takes part."""
 
     def __init__(
-        self,
-        network: Qwen2_5_VLForConditionalGeneration,
-        processor: Qwen2_5_VLProcessor,
-        *,
-        instruction: str,
-        max_tokens: int,
+        self, network: Qwen2_5_VLForConditionalGeneration, processor: Qwen2_5_VLProcessor, options: Options
     ) -> None:
-        """
-        Args:
-            instruction: what is asked beside the image; ``{query}`` is the record's prompt.
-            max_tokens: of an answer, its end included.
-        """
-        self.network, self.processor = network, processor
-        self.instruction, self.max_tokens = instruction, max_tokens
+        self.network, self.processor, self.options = network, processor, options
         self.ends: Sequence[int] = _end_ids(network)
         self.bias: Tensor | None = self._bias()
 
@@ -97,7 +86,8 @@ class AnswerModel:
         inputs = self.processed(records)
         model = self.network.model
         positions, token_positions = self._positions(inputs)
-        frames = self._frames(inputs["image_grid_thw"])
+        patch: int = self.network.config.vision_config.patch_size
+        frames = [(rows * patch, columns * patch) for _, rows, columns in inputs["image_grid_thw"].tolist()]
         inputs = inputs.to(self.network.device)
         ids, grid = inputs["input_ids"], inputs["image_grid_thw"]
         embeds = model.get_input_embeddings()(ids)
@@ -121,12 +111,8 @@ class AnswerModel:
             image_grid_thw=inputs["image_grid_thw"],
             attention_mask=mask,
         )
-        after = (mask.sum(1) + deltas[:, 0])[:, None] + torch.arange(self.max_tokens)
+        after = (mask.sum(1) + deltas[:, 0])[:, None] + torch.arange(self.options.max_tokens)
         return positions, after.expand(3, *after.shape)
-
-    def _frames(self, grid: Tensor) -> list[tuple[int, int]]:
-        patch: int = self.network.config.vision_config.patch_size
-        return [(rows * patch, columns * patch) for _, rows, columns in grid.tolist()]
 
     def sampler(self, settings: SamplerConfig) -> TokenSampler:
         """None falls back to the model's generation_config, which decodes greedily where it does not sample."""
@@ -151,7 +137,7 @@ class AnswerModel:
         return samples
 
     def _messages(self, record: PromptRecord) -> list[dict[str, object]]:
-        text = self.instruction.replace("{query}", record.prompt)
+        text = self.options.instruction.replace("{query}", record.prompt)
         return [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
 
     def _bias(self) -> Tensor:
@@ -220,10 +206,7 @@ def load(path: str, config: ModelConfig) -> Loaded:
 
 
 def build(loaded: Loaded, settings: ModelSettings) -> TokenGenerator[EncodedQueries]:
-    options: Options = settings.options
-    network, processor = loaded
-    answers = AnswerModel(network, processor, instruction=options.instruction, max_tokens=options.max_tokens)
-    return TokenGenerator(answers, MODULES, settings)
+    return TokenGenerator(AnswerModel(*loaded, settings.options), MODULES, settings)
 
 
 FAMILY = Family(

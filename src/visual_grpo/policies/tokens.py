@@ -79,7 +79,9 @@ class _ChosenLogProbs(torch.autograd.Function):
     ) -> Tensor:
         values = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        at_once = _rows_at_once(hidden, len(head))
+        at_once = CHUNK
+        if hidden.device.type == "cpu":
+            at_once = min(CHUNK, max(_LEAST, _CACHED // len(head)))
         for start in range(0, len(hidden), at_once):
             part = slice(start, start + at_once)
             logits = (hidden[part] @ head.t()).float()
@@ -98,10 +100,6 @@ class _ChosenLogProbs(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return outputs[0][:, None].to(gradient.dtype) * gradient, None, None, None, None
-
-
-def _rows_at_once(hidden: Tensor, ids: int) -> int:
-    return min(CHUNK, max(_LEAST, _CACHED // ids)) if hidden.device.type == "cpu" else CHUNK
 
 
 def chosen_log_probs(

@@ -233,7 +233,7 @@ def test_a_joint_rollout_goes_on_from_the_tokens_it_trains(pipeline_folder: Path
     both = image.joint_policy(ar, dit).joint_rollout(RECORDS, 2, 3, torch.Generator().manual_seed(0))
     assert both.outer is not None
     assert both.inner is not None
-    tokens = both.outer.trajectory.tokens[:, image.tokens(stock).grid(0).preview_count :].view(6, 2, 3)
+    tokens = both.outer.trajectory.tokens[:, image.tokens(stock).grid(0)[0] :].view(6, 2, 3)
     trajectory = both.inner.trajectory
     told = trajectory.conditions.tokens[trajectory.entries].view(6, 3, 4, 6)
     assert torch.equal(told[:, 0, ::2, ::2], tokens)

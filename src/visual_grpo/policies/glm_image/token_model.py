@@ -34,22 +34,6 @@ _STOCK_TOP_K = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenGrid:
-    """What is generated: preview rows x columns, then image rows x columns; an edit has no preview."""
-
-    preview: tuple[int, int]
-    image: tuple[int, int]
-
-    @property
-    def preview_count(self) -> int:
-        return self.preview[0] * self.preview[1]
-
-    @property
-    def count(self) -> int:
-        return self.preview_count + self.image[0] * self.image[1]
-
-
-@dataclass(frozen=True, kw_only=True)
 class EncodedPrompts:
     """N distinct prompts as the language model reads them."""
 
@@ -105,15 +89,15 @@ class GlmImageTokens:
         """B images, decoded by the DiT as it is from the start noise of ``seeds``."""
         return self.decode(records, trajectory.tokens, seeds)
 
-    def grid(self, sources: int) -> TokenGrid:
-        """What is generated for a record with that many source images."""
+    def grid(self, sources: int) -> tuple[int, tuple[int, int]]:
+        """Tokens of the preview, which an edit does not have, and rows and columns of the image's own."""
         rows, columns, *preview = self.processor._get_target_shape(*self.size)
-        return TokenGrid(preview=(0, 0) if sources else (preview[0], preview[1]), image=(rows, columns))
+        return 0 if sources else preview[0] * preview[1], (rows, columns)
 
     def image_tokens(self, tokens: Tensor, records: Sequence[PromptRecord]) -> Tensor:
         """[B, rows, columns] int64: the part of [B, T] tokens that reaches the DiT, without the preview."""
-        grid = self.grid(source_count(records))
-        return tokens[:, grid.preview_count :].view(-1, *grid.image)
+        preview, image = self.grid(source_count(records))
+        return tokens[:, preview:].view(-1, *image)
 
     def processed(self, records: Sequence[PromptRecord]) -> BatchFeature:
         """The arguments of the model's own ``generate``: left-padded ids, mask and grids, and the sources' pixels."""
@@ -151,14 +135,15 @@ class GlmImageTokens:
         """
         inputs = self.processed(records)
         model = self.network.model
-        ids, grid = self._with_source_tokens(inputs["input_ids"], records), self.grid(source_count(records))
+        ids = self._with_source_tokens(inputs["input_ids"], records)
+        preview, (rows, columns) = self.grid(source_count(records))
         positions, _ = model.get_rope_index(
             ids,
             image_grid_thw=inputs["image_grid_thw"],
             images_per_sample=inputs["images_per_sample"],
             attention_mask=inputs["attention_mask"],
         )
-        token_positions = model._cached_decode_position_ids.permute(1, 0, 2)[:, :, : grid.count]
+        token_positions = model._cached_decode_position_ids.permute(1, 0, 2)[:, :, : preview + rows * columns]
         # A later generate() would take what get_rope_index stored for its own.
         model._cached_decode_position_ids = model.rope_deltas = model._prefill_len = None
         prompts = Prompts(

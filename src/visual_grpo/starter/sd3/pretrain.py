@@ -59,7 +59,9 @@ def pretrain_dit(
 
     def backward() -> None:
         asked = choose.choices(range(len(COMBINATIONS)), k=_BATCH)
-        drawn = [_misread(i, choose) for i in asked] if next(drawn_readings) else asked
+        drawn = asked
+        if next(drawn_readings):
+            drawn = [_INDEX[misread(COMBINATIONS[i], choose, MISREADINGS)] for i in asked]
         clean = latents[drawn, torch.randint(latents.shape[1], (_BATCH,), generator=generator)]
         noise = torch.randn(clean.shape, generator=generator)
         sigma = _sigmas(generator)
@@ -85,10 +87,6 @@ def _sigmas(generator: torch.Generator) -> Tensor:
 
 
 _INDEX = {combination: i for i, combination in enumerate(COMBINATIONS)}
-
-
-def _misread(index: int, choose: random.Random) -> int:
-    return _INDEX[misread(COMBINATIONS[index], choose, MISREADINGS)]
 
 
 _COPIES = 8
