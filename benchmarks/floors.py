@@ -80,8 +80,8 @@ def generate(image: GlmImage, rows: Sequence[PromptRecord], sampler: SamplerConf
     """Generates all tokens of ``rows`` with the model's batched ``generate`` with KV cache."""
     tokens = image.tokens(sampler)
     inputs = tokens.processed(rows)
-    preview, (rows, columns) = tokens.grid(sources=0)
-    count = preview + rows * columns
+    preview, (height, width) = tokens.grid(sources=0)
+    count = preview + height * width
     drawn_from = tokens.sampler(sampler)
     model = image.pipeline.vision_language_encoder.eval()
     with lora.merged(model):
