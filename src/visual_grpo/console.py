@@ -132,8 +132,7 @@ def note(text: str, style: str = "") -> None:
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | None]]) -> None:
     """Prints rows under named columns; numbers are right-aligned, None is an empty cell.
 
-    Raises:
-        ValueError: a row does not have one cell per column.
+    Raises ValueError: a row does not have one cell per column.
     """
     grid = Table(title=_text(title), title_justify="left", title_style="bold")
     for row in rows:

@@ -84,8 +84,7 @@ def flush(path: Path) -> None:
 def hold(file: Path) -> None:
     """Takes the lock ``file`` for this process; `release` gives it back, and so does the end of the process.
 
-    Raises:
-        UserError: another process holds it; nothing has been changed then.
+    Raises UserError: another process holds it; nothing has been changed then.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = SoftFileLock(file)

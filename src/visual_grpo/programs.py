@@ -49,8 +49,7 @@ def output_of(*words: str | Path, at: Path, given: str | None = None, seconds: f
 def git(at: Path, *words: str | Path, given: str | None = None) -> str:
     """Returns what git prints, without hooks of the user's repository, such as DVC's.
 
-    Raises:
-        ProgramError: git fails, or is not there.
+    Raises ProgramError: git fails, or is not there.
     """
     return output_of("git", "-c", "core.hooksPath=/dev/null", *words, at=at, given=given).rstrip("\n")
 

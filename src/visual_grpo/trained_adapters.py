@@ -42,11 +42,7 @@ PRESENT_KEYS = {"model": ("device", "threads"), "policy": ("denoise_batch", "dec
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What ``training.json`` says.
-
-    Raises:
-        UserError: the folder has none, or it is damaged.
-    """
+    """What ``training.json`` says. Raises UserError: the folder has none, or it is damaged."""
     file = folder / FACTS
     try:
         facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -279,8 +279,7 @@ class TrainingRun:
 def check_resumable(config: Parameters, note: Callable[[str], None]) -> None:
     """Looks at the checkpoint that the run will go on from, if ``resume`` names any; renames damaged ones.
 
-    Raises:
-        UserError: none is intact, or the newest that is was made with other parameters.
+    Raises UserError: none is intact, or the newest that is was made with other parameters.
     """
     origin = resuming.find_intact(config.resume, Path(config.tracking.checkpoints), note)
     if origin is not None:

@@ -37,11 +37,7 @@ def secret_options(options: Mapping[str, Any], section: str = "") -> Iterator[st
 
 
 def with_variables(value: Any, reward: str) -> Any:
-    """The options with the values of the variables that they name.
-
-    Raises:
-        UserError: a variable is not set.
-    """
+    """The options with the values of the variables that they name. Raises UserError: a variable is not set."""
     if isinstance(value, Mapping):
         return {name: with_variables(item, reward) for name, item in value.items()}
     found = _VARIABLE.fullmatch(value) if isinstance(value, str) else None

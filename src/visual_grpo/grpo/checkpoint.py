@@ -144,8 +144,7 @@ def newest_intact(folder: Path) -> Path | None:
 def use_newest(folder: Path, note: Note) -> Path | None:
     """`newest_intact`, None where there is no checkpoint at all; renames damaged ones that are newer.
 
-    Raises:
-        UserError: there are checkpoints, but none is intact; nothing is renamed then.
+    Raises UserError: there are checkpoints, but none is intact; nothing is renamed then.
     """
     there, newest = checkpoints(folder), newest_intact(folder)
     if newest is not None:

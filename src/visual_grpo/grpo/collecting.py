@@ -80,26 +80,23 @@ class Collector(Generic[T]):
         keeps them if it cannot.
         """
         size, wanted = self.config.group_size, self.config.prompts_per_step
-        kept: list[tuple[Rollout[T], Scores, Tensor]] = []
-        spare: list[tuple[Rollout[T], Scores, Tensor]] = []
-        drawn: list[metrics.Drawn] = []
-        count = 0
-        for _ in range(1 + self.config.max_refills):
-            chosen = [prompts[i] for i in order.draw(wanted - count)]
-            for rollout, scores in self.sample(chosen, clock, generator):
-                drawn.append((rollout, scores))
-                constant = zero_variance_groups(scores.total, size)
-                if not self.config.max_refills:
-                    constant = torch.zeros_like(constant)
-                kept.append((rollout, scores, (~constant).nonzero()[:, 0]))
-                spare.append((rollout, scores, constant.nonzero()[:, 0]))
-                count += int((~constant).sum())
-            if count == wanted:
+        drawn = self.sample([prompts[i] for i in order.draw(wanted)], clock, generator)
+        if not self.config.max_refills:
+            return self.all_groups(drawn, step), drawn
+        constant = [zero_variance_groups(scores.total, size) for _, scores in drawn]
+        missing = sum(int(own.sum()) for own in constant)
+        for _ in range(self.config.max_refills):
+            if not missing:
                 break
-        for rollout, scores, groups in spare:
-            take = groups[: wanted - count]
-            kept.append((rollout, scores, take))
-            count += len(take)
+            more = self.sample([prompts[i] for i in order.draw(missing)], clock, generator)
+            drawn += more
+            constant += [zero_variance_groups(scores.total, size) for _, scores in more]
+            missing = wanted - sum(int((~own).sum()) for own in constant)
+        kept = [(*own, (~same).nonzero()[:, 0]) for own, same in zip(drawn, constant, strict=True)]
+        for own, same in zip(drawn, constant, strict=True):
+            take = same.nonzero()[:missing, 0]
+            kept.append((*own, take))
+            missing -= len(take)
         return self._experiences(kept, step), drawn
 
     def sample(
