@@ -43,6 +43,8 @@ def save_checkpoint(
     written = path_of(folder, step)
     folder.mkdir(parents=True, exist_ok=True)
     flush(folder.parent)
+    for unfinished in folder.glob(f".{PREFIX}*.draft-*"):  # Of a process that was killed.
+        shutil.rmtree(unfinished)
     with fresh_folder(written) as fresh:
         # Clones, because safetensors refuses tensors that share memory.
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, fresh / STATE)
