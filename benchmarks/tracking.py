@@ -31,7 +31,7 @@ from visual_grpo import components, third_party_output
 from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import Tracker
-from visual_grpo.tracking.description import tracked
+from visual_grpo.tracking.sync import tracked
 
 BLOCK = 4
 """Steps in a row with, and then without tracking."""

@@ -29,7 +29,7 @@ from visual_grpo.records.columns import KEYS
 from visual_grpo.records.detect import LAYOUTS
 from visual_grpo.records.preparation import Preparation
 from visual_grpo.records.table import RecordTable
-from visual_grpo.tracking.description import result_metrics
+from visual_grpo.tracking.sync import result_metrics
 
 DOCS = ROOT / "docs"
 TABLES = ("| layout | files |", "| key | meaning |")

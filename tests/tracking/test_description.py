@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from tests.evaluation.defaults import parameters
-from visual_grpo.tracking.description import run_name, tracked
+from visual_grpo.hooks.tracking import run_name
+from visual_grpo.tracking.sync import tracked
 
 BOTH = ("ar", "dit")
 
@@ -31,17 +32,15 @@ BOTH = ("ar", "dit")
         ),
         ({"reward": "text"}, ("ar",), None, {"reward": "text"}, "ar grpo lr7e-4 80 steps seed 0 reward=text"),
         ({}, ("ar",), None, dict.fromkeys("abcd", 1), "ar grpo lr7e-4 80 steps seed 0 a=1 b=1 c=1 ..."),
+        ({}, (), "text", {}, "text starter+baseline+labels+score seed 0"),
     ],
 )
-def test_a_training_is_named_by_what_differs(
+def test_a_run_is_named_by_what_differs(
     changes: dict[str, Any], modules: tuple[str, ...], environment: str | None, given: dict[str, Any], name: str
 ) -> None:
-    assert run_name(parameters(**changes), modules, [], environment, given) == name
-
-
-def test_other_runs_are_named_by_their_pipelines() -> None:
-    names = ["score", "baseline", "starter", "labels"]  # Kedro makes a set of the names that it is given.
-    assert run_name(parameters(), (), names, "text", {}) == "text starter+baseline+labels+score seed 0"
+    # Kedro makes a set of the names of pipelines that it is given.
+    names = ["score", "baseline", "starter", "labels"]
+    assert run_name(parameters(**changes), modules, names, environment, given) == name
 
 
 COLUMNS = ["reward/total", "reward/total_std", "reward/shapes", "reward/shapes_std", "part/shapes/all", "kl", "entropy"]

@@ -98,29 +98,24 @@ def test_a_version_has_the_adapter_its_card_and_where_it_comes_from(
     assert "champion" in project.client.get_registered_model(NAME).description
 
 
-def test_a_version_says_what_it_takes_gives_and_needs(project: Project, trained: Path) -> None:
+def test_a_version_says_what_it_takes_gives_and_needs_and_has_a_base_that_is_small(
+    project: Project, trained: Path, base: Path, tmp_path: Path
+) -> None:
     location = files_of(REGISTRY.register(trained))
     model = yaml.safe_load((location / "MLmodel").read_text())
     assert model["flavors"]["python_function"]["loader_module"] == "visual_grpo.tracking.served_model"
     assert '"name": "image", "required": true' in model["signature"]["outputs"]
     assert '"name": "steps", "default": 10' in model["signature"]["params"]
     assert model["metadata"]["adapter.digest"] == adapter_digest(trained)
-    assert "a held-out prompt" in (location / "input_example.json").read_text()
     needed = (location / "requirements.txt").read_text().split()
     assert {f"{name}=={__import__(name).__version__}" for name in ("diffusers", "mlflow")} < set(needed)
     assert not any(line.startswith("visual") for line in needed), "on no index: another's package might have the name"
     assert not (location / "pyproject.toml").exists()
-
-
-def test_a_small_base_goes_with_the_version_and_of_a_large_one_its_place(
-    project: Project, trained: Path, base: Path, tmp_path: Path
-) -> None:
-    small = files_of(REGISTRY.register(trained)) / "data/visual_grpo"
-    assert (small / "base/model.safetensors").read_bytes() == b"b" * 1000
+    assert (location / "data/visual_grpo/base/model.safetensors").read_bytes() == b"b" * 1000
     other = adapters(tmp_path / "other", base, weights="other")
-    large = files_of(Registry(NAME, base_copy_mb=0.001).register(other)) / "data/visual_grpo"
-    assert not (large / "base").exists()
-    assert str(base) in (large / "served.json").read_text()
+    large = files_of(Registry(NAME, base_copy_mb=0.001).register(other))
+    assert not (large / "data/visual_grpo/base").exists()
+    assert f"base: {base}" in (large / "MLmodel").read_text()
 
 
 def test_the_same_weights_have_one_version_whatever_the_folder_is_called(
@@ -169,6 +164,15 @@ def test_a_crash_at_any_step_leaves_one_version_after_the_next_attempt(
     assert str(source).removeprefix("models:/") in outputs(project, tracker.run_id)
 
 
+def test_old_versions_go_with_their_files_but_not_what_an_alias_names(
+    project: Project, versions: list[Registered]
+) -> None:
+    folders = [files_of(version) for version in versions]
+    REGISTRY.promote(1)
+    assert REGISTRY.delete_old_versions(1) == [2]
+    assert [folder.is_dir() for folder in folders] == [True, False, True]
+
+
 def test_the_alias_moves_goes_back_and_may_come_again(project: Project, versions: list[Registered]) -> None:
     assert champion() is None
     REGISTRY.promote(1)
@@ -203,8 +207,6 @@ def test_the_alias_moves_last(project: Project, versions: list[Registered], monk
 def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[Registered]) -> None:
     with pytest.raises(UserError, match=r"has no shapes@champion\. shapes has the versions 1, 2, 3"):
         REGISTRY.rollback()
-    with pytest.raises(UserError, match=r"has no other@champion"):
-        Registry("other").rollback()
     REGISTRY.promote(1)
     with pytest.raises(UserError, match=r"version 1, which replaced no other"):
         REGISTRY.rollback()
@@ -212,7 +214,7 @@ def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[Reg
     project.client.delete_model_version(NAME, "1")
     with pytest.raises(UserError, match=r"refuses this: .*version=1.* not found"):
         REGISTRY.rollback()
-    assert (champion(), "promotion.rolled_back" in tags(project, 2)) == (2, False)
+    assert champion() == 2
 
 
 @pytest.mark.parametrize(
@@ -220,9 +222,8 @@ def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[Reg
     [
         (f"models:/{NAME}@best", r"has no models:/shapes@best\. shapes has the versions 1, 2, 3 and the aliases none"),
         (f"models:/{NAME}/4", r"has no models:/shapes/4\. shapes has the versions 1, 2, 3"),
-        ("models:/shape@champion", r"has no models:/shape@champion\. Did you mean 'shapes'\?"),
         ("models:/words@champion", r"Registered models are: shapes\."),
-        ("models:/shapes", r"Expected models:/NAME@ALIAS, such as models:/visual_grpo@champion"),
+        ("models:/shapes", r"Expected models:/NAME@ALIAS"),
         ("models:/shapes/latest", r"or models:/NAME/VERSION"),
     ],
 )
@@ -287,13 +288,6 @@ def test_gates_are_counted_once_for_each_adapter_and_settings(project: Project) 
     assert REGISTRY.gates_of_a_year(but=("c" * 64, "s" * 64)) == 2, "a year has 365 days"
 
 
-def test_a_deleted_version_takes_its_files_along(project: Project, versions: list[Registered]) -> None:
-    folders = [files_of(version) for version in versions]
-    REGISTRY.promote(1)
-    assert REGISTRY.delete_old_versions(1) == [2]
-    assert [folder.is_dir() for folder in folders] == [True, False, True]
-
-
 def test_a_version_an_alias_and_a_folder_are_the_same_adapters(project: Project, trained: Path, tmp_path: Path) -> None:
     REGISTRY.promote(REGISTRY.register(trained).version)
     for named in ("shapes/1", "models:/shapes/1", "shapes@champion", str(trained)):
@@ -301,12 +295,6 @@ def test_a_version_an_alias_and_a_folder_are_the_same_adapters(project: Project,
         assert about.title == ("shapes/1" if named != str(trained) else named)
         assert (adapter_digest(about.adapters), about.facts) == (adapter_digest(trained), read_facts(trained))
         assert DIFFERS not in {line.state for line in lines(about, tmp_path)}
-    with pytest.raises(UserError, match="has no models:/"):
-        find_subject("shapes/2", LATEST)
-    project.client.set_model_version_tag("shapes", "1", "dataset.digest", "another")
-    found = {line.what: line for line in lines(find_subject("shapes/1", LATEST), tmp_path)}
-    assert found["version"].why == "its tags dataset.digest are not as in training.json"
-    assert (found["data"].state, found["data"].why) == (DIFFERS, "the version names other data")
     project.client.set_model_version_tag("shapes", "1", "adapter.digest", "another")
     found = {line.what: line for line in lines(find_subject("shapes/1", LATEST), tmp_path)}
     assert found["version"].why == "its weights are not those that were registered"

@@ -14,15 +14,6 @@ from tests.tracking.conftest import Project
 from visual_grpo.tracking import Tracker
 
 
-def test_without_a_run_every_call_does_nothing():
-    tracker = Tracker.active()
-    assert (tracker.run_id, tracker.name()) == (None, None)
-    tracker.metrics({"a": 1.0}, step=1)
-    tracker.image(Image.new("RGB", (4, 4)), "grid", 1)
-    tracker.tags({"a": 1})
-    tracker.end("KILLED")
-
-
 def test_metrics_are_there_during_the_run_step_by_step(project: Project):
     tracker = project.start()
     tracker.metrics({"reward/total": 0.5, "kl": 0.1}, step=1)
@@ -37,7 +28,10 @@ def test_metrics_are_there_during_the_run_step_by_step(project: Project):
     assert Tracker.active() is tracker
     tracker.end("FINISHED")
     assert project.run(tracker.run_id).info.status == "FINISHED"
-    assert Tracker.active().run_id is None
+    nothing = Tracker.active()
+    nothing.metrics({"a": 1.0}, step=1)
+    nothing.end("KILLED")
+    assert (nothing.run_id, nothing.name()) == (None, None)
     assert project.said == []
     view = project.client.get_experiment(project.experiment).tags["mlflow.sharedViewState.gain"]
     assert json.loads(view)["orderByKey"] == "metrics.`result/gain`", "`make ui` opens this view"
@@ -68,28 +62,20 @@ def test_a_resumed_run_keeps_its_parameters_and_tags_the_new_values(project: Pro
     assert run.info.status == "FINISHED"
 
 
-def test_a_deleted_run_gives_way_to_a_new_one_which_is_found_by_its_old_id(project: Project):
-    first = project.start()
-    first.end("FINISHED")
-    project.client.delete_run(str(first.run_id))
-    ids = []
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_key_and_the_id_of_a_deleted_run_name_a_new_run_which_later_commands_find(project: Project, is_deleted: bool):
+    """Tasks of an orchestrator share a key: the first of them makes the run."""
+    key = "843d4d219bf65cf6b26341de467727dc"
+    if is_deleted:
+        first = project.start()
+        first.end("FINISHED")
+        key = str(first.run_id)
+        project.client.delete_run(key)
     for continues in (False, True):
-        tracker = project.start(earlier=first.run_id)
+        tracker = project.start(earlier=key)
         assert tracker.continues == continues
         tracker.end("FINISHED")
-        ids.append(tracker.run_id)
-    assert ids[0] == ids[1] != first.run_id
-
-
-def test_processes_that_are_given_the_same_key_log_into_one_run(project: Project):
-    """As the tasks of an orchestrator do: the first of them makes the run."""
-    ids = set()
-    for continues in (False, True):
-        tracker = project.start(earlier="843d4d219bf65cf6b26341de467727dc")
-        assert tracker.continues == continues
-        tracker.end("FINISHED")
-        ids.add(tracker.run_id)
-    assert {run.info.run_id for run in project.runs()} == ids
+        assert [run.info.run_id for run in project.runs()] == [tracker.run_id] != [key]
 
 
 @pytest.mark.parametrize("status", ["KILLED", "FAILED", "FINISHED"])

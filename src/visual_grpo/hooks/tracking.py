@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,10 @@ from kedro.pipeline.node import Node
 
 from visual_grpo import components, console
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
-from visual_grpo.errors import user_error
+from visual_grpo.config.outputs import FLOW, UNNAMED_ENVIRONMENTS
+from visual_grpo.errors import counted, user_error
 from visual_grpo.tracking import Tracker, lineage
 from visual_grpo.tracking.api import use_project
-from visual_grpo.tracking.description import run_name
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.trained_adapters import read_facts
 
@@ -34,6 +34,11 @@ UNTRACKED = {
     *("promote", "rollback", "reproduce", "plan", "gpu_check"),
 }
 """Pipelines that make no results of a training: only what it starts from, or other uses of what it left."""
+_NAMED = {
+    *("seed", "train.seed", "resume", "output", "adapter", "data.path"),
+    *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
+}
+_MOST_CHANGES = 3
 
 
 class TrackingHooks:
@@ -115,3 +120,42 @@ def _trains(pipeline: Pipeline) -> bool:
 def _judges_only(pipeline: Pipeline) -> bool:
     """Whether an adapter of an earlier command is judged."""
     return "trained" in pipeline.all_outputs() and not _trains(pipeline)
+
+
+def run_name(
+    config: Parameters,
+    modules: Sequence[str],
+    pipelines: Sequence[str],
+    environment: str | None,
+    changed: Mapping[str, Any],
+) -> str:
+    """For example ``ar+dit grpo lr7e-4+6e-4 80 steps seed 0``, or ``baseline seed 0`` for a run that trains nothing.
+
+    Args:
+        modules: those that are trained, each with its learning rate; () = none.
+        environment: Kedro's; None = the default one.
+        changed: parameters given with ``--params``, by their dotted names; those that the name lacks follow it.
+    """
+    if modules:
+        rates = dict.fromkeys(_short(config.grpo_of(module).learning_rate) for module in modules)
+        joint = ["joint"] if config.policy.stages == "joint" and len(modules) > 1 else []
+        steps = counted(config.grpo.steps, "step")
+        what, seed = ["+".join(modules), *joint, config.grpo.loss, f"lr{'+'.join(rates)}", steps], config.training_seed
+    else:
+        ordered = [name for name in FLOW if name in pipelines] + sorted(set(pipelines) - set(FLOW))
+        what, seed = ["+".join(ordered)], config.seed
+    start = [] if environment is None else [environment]
+    own_data = [] if config.data.path == config.starter.dataset else [Path(config.data.path).name]
+    others = [
+        f"{name}={value}"
+        for name, value in changed.items()
+        if name not in _NAMED and not name.endswith(".learning_rate")
+    ]
+    more = ["..."] if len(others) > _MOST_CHANGES else []
+    return " ".join([*start, *own_data, *what, f"seed {seed}", *others[:_MOST_CHANGES], *more])
+
+
+def _short(number: float) -> str:
+    """0.0007 -> 7e-4."""
+    mantissa, exponent = f"{number:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"

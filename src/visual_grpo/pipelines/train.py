@@ -38,10 +38,9 @@ from visual_grpo.run_checkpoints import Progress
 from visual_grpo.saved_model import content_digest
 from visual_grpo.stopping import Stopped
 from visual_grpo.tracking import Tracker, lineage
-from visual_grpo.tracking.description import tracked
 from visual_grpo.tracking.extra_loggers import Log, open_logs
 from visual_grpo.tracking.model_ref import find_adapters
-from visual_grpo.tracking.sync import RUN_NAME
+from visual_grpo.tracking.sync import RUN_NAME, tracked
 from visual_grpo.trained_adapters import (
     ADJUSTED,
     CHANGES,

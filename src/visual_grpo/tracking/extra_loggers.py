@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,70 +49,64 @@ def open_logs(config: TrackingConfig, name: str, params: Mapping[str, Any]) -> I
         params: the flat parameters.
     """
     logs = []
-    if (folder := config.tensorboard) is not None:
-        logs.append(_ExtraLog("TensorBoard", lambda: _tensorboard(Path(folder), name), dataformats="NHWC"))
-    if (mode := config.wandb) is not None:
-        logs.append(_ExtraLog("Weights & Biases", lambda: _wandb(mode, name, params)))
+    if config.tensorboard is not None:
+        logs.append(_ExtraLog("TensorBoard", lambda: _tensorboard(config, name), dataformats="NHWC"))
+    if config.wandb is not None:
+        logs.append(_ExtraLog("Weights & Biases", lambda: _wandb(config, name, params)))
     try:
         yield list[Log](logs)
     finally:
         for each in logs:
-            each.close()
+            each.attempt(lambda tracker: tracker.finish())
+
+
+def _tensorboard(config: TrackingConfig, name: str) -> GeneralTracker:
+    from accelerate.tracking import TensorBoardTracker
+
+    return TensorBoardTracker(name.replace("/", "_"), Path(str(config.tensorboard)))
+
+
+def _wandb(config: TrackingConfig, name: str, params: Mapping[str, Any]) -> GeneralTracker:
+    import wandb
+    from accelerate.tracking import WandBTracker
+
+    silent = wandb.Settings(silent=True, console="off", init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS)
+    return WandBTracker("visual-grpo", name=name, config=dict(params), mode=config.wandb, settings=silent)
 
 
 class _ExtraLog:
     """Passes everything on until it fails; what comes after that would fail too, or be incomplete."""
 
     def __init__(self, name: str, make: Callable[[], GeneralTracker], **of_images: str) -> None:
-        self._name, self._of_images = name, of_images
-        self._tracker: Any = None
-        with self._warning():
-            from accelerate import PartialState
+        from accelerate import PartialState
 
-            PartialState()  # accelerate's own log asks for it.
+        PartialState()  # accelerate's own log asks for it.
+        self._name, self._of_images = name, of_images
+        self._tracker: GeneralTracker | None = None
+        try:
             tracker = make()
             tracker.start()
             self._tracker = tracker
+        except Exception as error:
+            self._drop(error)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        with self._warning():
-            if self._tracker is not None:
-                self._tracker.log(dict(values), step=step)
+        self.attempt(lambda tracker: tracker.log(dict(values), step=step))
 
     def image(self, image: Image, key: str, step: int) -> None:
         import numpy as np
 
-        with self._warning():
-            if self._tracker is not None:
-                pixels = np.asarray(image.convert("RGB"))[None]
-                self._tracker.log_images({key: pixels}, step=step, **self._of_images)
+        pixels = np.asarray(image.convert("RGB"))[None]
+        self.attempt(lambda tracker: tracker.log_images({key: pixels}, step=step, **self._of_images))
 
-    def close(self) -> None:
-        with self._warning():
-            if self._tracker is not None:
-                self._tracker.finish()
-
-    @contextmanager
-    def _warning(self) -> Iterator[None]:
+    def attempt(self, call: Callable[[Any], object]) -> None:
+        """Calls the tracker, unless it has failed."""
         try:
-            yield
+            if self._tracker is not None:
+                call(self._tracker)
         except Exception as error:
-            self._tracker = None
-            log.warning("%s fails and gets nothing from here on: %s. The run goes on.", self._name, error)
+            self._drop(error)
 
-
-def _tensorboard(folder: Path, name: str) -> GeneralTracker:
-    from accelerate.tracking import TensorBoardTracker
-
-    # The name of a resumed run may have said other steps, but had the same id.
-    key = re.search(r"\(\w{8}\)$", name)
-    earlier = sorted(folder.glob(f"*{key[0]}")) if key else []
-    return TensorBoardTracker(earlier[0].name if earlier else name.replace("/", "_"), folder)
-
-
-def _wandb(mode: str, name: str, params: Mapping[str, Any]) -> GeneralTracker:
-    import wandb
-    from accelerate.tracking import WandBTracker
-
-    silent = wandb.Settings(silent=True, console="off", init_timeout=_INIT_SECONDS, finish_timeout=_FINISH_SECONDS)
-    return WandBTracker("visual-grpo", name=name, config=dict(params), mode=mode, settings=silent)
+    def _drop(self, error: Exception) -> None:
+        self._tracker = None
+        log.warning("%s fails and gets nothing from here on: %s. The run goes on.", self._name, error)

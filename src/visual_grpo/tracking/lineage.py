@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import platform
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,33 +23,27 @@ DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "q
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
 _DVC = "dvc."
 _DVC_SECONDS = 60
-_KEDRO = ".venv/bin/kedro"
 
 
 def command() -> str:
     """The command line of this process, as it can be pasted into a terminal in the project's folder."""
-    if launcher := launched_by():
-        return shlex.join([*launcher, *sys.argv[1:]])
-    return shlex.join([_KEDRO, *sys.argv[1:]] if _is_kedro() else ["python", *sys.orig_argv[1:]])
-
-
-def _is_kedro() -> bool:
     program = Path(sys.argv[0])
-    return program.name == "kedro" or program.parent.name == "kedro"
+    is_kedro = "kedro" in (program.name, program.parent.name)
+    words = launched_by() or ([".venv/bin/kedro"] if is_kedro else [])
+    return shlex.join([*words, *sys.argv[1:]] if words else ["python", *sys.orig_argv[1:]])
 
 
 def tags(project: Path) -> dict[str, str]:
-    """The lineage tags of a run that starts now in ``project``."""
-    return {"command": command(), **origin_tags(), **git_tags(project), **version_tags()}
+    """The lineage tags of a run that starts now in ``project``, and MLflow's own of its user and source."""
+    from mlflow.tracking.context.git_context import GitRunContext
+    from mlflow.tracking.context.registry import resolve_tags
 
-
-def origin_tags() -> dict[str, str]:
-    """What MLflow shows in its columns Created by and Source: the user, and the program without its folders."""
-    program = _KEDRO if _is_kedro() or launched_by() else Path(sys.argv[0]).name
-    found = {"mlflow.source.type": "LOCAL", "mlflow.source.name": program}
-    with suppress(OSError, KeyError, ImportError):  # In a container, the user's number may have no name.
-        found["mlflow.user"] = getpass.getuser()
-    return found
+    return {
+        **resolve_tags(ignore=[GitRunContext]),  # type: ignore[list-item]
+        "command": command(),
+        **git_tags(project),
+        **version_tags(),
+    }
 
 
 def version_tags() -> dict[str, str]:
@@ -98,20 +90,16 @@ def dvc_tags(project: Path, inputs: Sequence[str]) -> dict[str, str]:
 
     Empty where DVC is not used or not installed.
     """
-    folders = [Path(path) for path in inputs]
+    folders = set(map(Path, inputs))
     known = {Path(path): digest for path, digest in recorded(project).items()}
-    known = {path: digest for path, digest in known.items() if {path, *path.parents} & set(folders)}
-    if not known:
-        return {}
-    status = _output(project, sys.executable, "-m", "dvc", "data", "status", "--json", seconds=_DVC_SECONDS)
+    known = {path: digest for path, digest in known.items() if {path, *path.parents} & folders}
+    asked = (sys.executable, "-m", "dvc", "data", "status", "--json")
+    status = _output(project, *asked, seconds=_DVC_SECONDS) if known else None
     if status is None:
         return {}
-    differing = {Path(path.rstrip("/")) for path in _paths(json.loads(status).get("uncommitted", {}))}
-    return {
-        f"{_DVC}{path.as_posix()}": digest
-        for path, digest in known.items()
-        if not any(path in (other, *other.parents) for other in differing)
-    }
+    changed = set(map(Path, _texts(json.loads(status).get("uncommitted", {}))))
+    changed |= {folder for path in changed for folder in path.parents}
+    return {f"{_DVC}{path.as_posix()}": digest for path, digest in known.items() if path not in changed}
 
 
 def dvc_hashes(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -142,19 +130,15 @@ def stages_of(lock: Path, project: Path) -> dict[str, Any]:
         UserError: it is damaged, for example by a merge.
     """
     file = project / lock
-    if not file.is_file():
-        return {}
     try:
         stages: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))["stages"]
-        complete = all(out["path"] for stage in stages.values() for out in stage.get("outs", []))
+        if all(out["path"] for stage in stages.values() for out in stage.get("outs", [])):
+            return stages
+    except FileNotFoundError:
+        return {}
     except (yaml.YAMLError, TypeError, KeyError, AttributeError):
-        complete = False
-    if not complete:
-        raise UserError(
-            f"{lock} is damaged. Put back the one that git has: git checkout {lock}\nOr let DVC write it again (results"
-            f" in its cache are not made again): rm {lock} && .venv/bin/dvc repro {lock.with_name('dvc.yaml')}"
-        )
-    return stages
+        pass
+    raise UserError(f"{lock} is damaged. Put back the one that git has: git checkout {lock}")
 
 
 def dvc_files(project: Path) -> list[Path]:
@@ -164,12 +148,12 @@ def dvc_files(project: Path) -> list[Path]:
     return sorted(file for file in (*project.glob("*.dvc"), *inside) if file.is_file())  # DVC's own is a folder.
 
 
-def _paths(tree: Any) -> list[str]:
+def _texts(tree: Any) -> list[str]:
     """All paths in DVC's ``{"modified": [...], "renamed": [{"old": ..., "new": ...}], ...}``."""
     if isinstance(tree, str):
         return [tree]
     parts = tree.values() if isinstance(tree, dict) else tree
-    return [path for part in parts for path in _paths(part)]
+    return [text for part in parts for text in _texts(part)]
 
 
 def _output(folder: Path, *arguments: str, codes: tuple[int, ...] = (0,), seconds: float | None = None) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from visual_grpo.command import Command, again
 from visual_grpo.config import Parameters
 from visual_grpo.errors import UserError, nearest_hint
-from visual_grpo.tracking.api import KEY, mlflow_client, shown, tracking_uri
+from visual_grpo.tracking.api import KEY, mlflow_client, search, shown, tracking_uri
 from visual_grpo.tracking.registry import SCHEME, named_version, on_this_machine, versions_with
 from visual_grpo.tracking.sync import TRAINING_DIGEST
 from visual_grpo.trained_adapters import FACTS, LATEST, NONE, adapter_digest, read_facts
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 _SHORTEST_ID = 6
-_SHOWN = 5
 
 
 def find_adapters(named: str, latest: Path) -> Path:
@@ -41,7 +40,7 @@ def find_adapters(named: str, latest: Path) -> Path:
             f" {SCHEME}NAME@ALIAS or, for generate and compare, {NONE} (the base model)."
         )
     if named.startswith(SCHEME):
-        return _version(named, tracking_uri())
+        return _of_version(named, tracking_uri())
     if (Path(named) / FACTS).is_file():
         return Path(named)
     if Path(named).is_dir():
@@ -107,45 +106,29 @@ def find_start(named: str, digest: str, latest: Path, run: str | None = None) ->
 
 
 @cache
-def _version(named: str, uri: str) -> Path:
+def _of_version(named: str, uri: str) -> Path:
     """Looked up once in a command: an alias that is moved meanwhile would mix two adapters."""
     return named_version(named).adapters()
 
 
 @cache
 def _of_run(named: str, uri: str) -> Path:
-    """Looked up once in a command, though several places ask for it."""
     with mlflow_client() as client:
-        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        runs = list(client.search_runs(experiments, max_results=50_000))
-    found = [run for run in runs if _is_named(run, named)]
-    if not found:
-        raise UserError(
-            f"adapter: there is no folder and no MLflow run {named!r}.{_those_there_are(named, runs)} All runs are in"
-            f" {shown()}; `make ui` lists them. A registered adapter is named models:/NAME@ALIAS."
-        )
-    if len(found) > 1:
+        runs = search(client)
+        found = [run for run in runs if _is_named(run, named)]
+        if len(found) == 1:
+            folder = on_this_machine(found[0].info.artifact_uri, "adapters")
+            if (folder / FACTS).is_file():
+                return folder
+            raise UserError(f"adapter: the MLflow run {named!r} has no adapters: unfinished, or they were deleted.")
+    if found:
         ids = "\n".join(f"  {run.info.run_id}  {run.info.run_name}" for run in found[:10])
         raise UserError(f"adapter: {len(found)} MLflow runs are named {named!r}; name one by its id:\n{ids}")
-    [run] = found
-    with suppress(UserError), mlflow_client():
-        folder = on_this_machine(run.info.artifact_uri, "adapters")
-        if (folder / FACTS).is_file():
-            return folder
+    names = [run.info.run_name for run in runs if run.info.run_name and TRAINING_DIGEST in run.data.tags]
     raise UserError(
-        f"adapter: the MLflow run {run.info.run_id} ({run.info.run_name}) has no adapters: it did not finish training,"
-        " or its artifacts were deleted."
+        f"adapter: there is no folder and no MLflow run {named!r}.{nearest_hint(named, names)} All runs are in"
+        f" {shown()}; `make ui` lists them. A registered adapter is named models:/NAME@ALIAS."
     )
-
-
-def _those_there_are(named: str, runs: list[Run]) -> str:
-    """The nearest name, or else the newest runs, of those with an adapter; MLflow's search gives the newest first."""
-    runs = [run for run in runs if TRAINING_DIGEST in run.data.tags]
-    if not runs:
-        return " No run has an adapter yet."
-    newest = "".join(f"\n  {run.info.run_id[:8]}  {run.info.run_name}" for run in runs[:_SHOWN])
-    names = [run.info.run_name for run in runs if run.info.run_name]
-    return nearest_hint(named, names) or f" The newest runs with an adapter are:{newest}\n"
 
 
 def _is_named(run: Run, named: str) -> bool:

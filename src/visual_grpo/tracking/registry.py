@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from visual_grpo.config import Parameters
 from visual_grpo.config.promotion import CHAMPION
-from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.errors import UserError
 from visual_grpo.model_card import model_card
-from visual_grpo.tracking.api import experiment_id, find_run, get, is_active, local_folder, mlflow_client, shown
+from visual_grpo.tracking import api
 from visual_grpo.trained_adapters import FACTS, adapter_digest, check_weights, modules_of, read_facts
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ RETRAINED = "retrained.for"
 """Tag of a run that the retrain command judged: the registered model."""
 GATE = "gate."
 """Beginning of the registered model's tags that say which adapters the gate has judged, and when."""
-YEAR = timedelta(days=365)
 _LONGEST_TEXT = 5000
 _DECISION = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00) .+")
 _URI = re.compile(r"models:/(?P<name>[^/]+?)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
@@ -73,17 +72,13 @@ class Registered:
         Raises:
             UserError: the files are gone or, with ``check``, are not those that were registered.
         """
-        with mlflow_client() as client:
+        with api.mlflow_client() as client:
             folder = on_this_machine(client.get_model_version_download_uri(self.name, str(self.version)), ADAPTERS)
+        remedy = "Put them back, or name another version."
         if not (folder / FACTS).is_file():
-            raise UserError(
-                f"The files of {self.uri} are gone: {folder} has no {FACTS}. Put them back, or name another version."
-            )
+            raise UserError(f"The files of {self.uri} are gone: {folder} has no {FACTS}. {remedy}")
         if check and self.digest is not None and adapter_digest(folder) != self.digest:
-            raise UserError(
-                f"The weights of {self.uri} in {folder} are not those that were registered. Put them back, or name"
-                " another version."
-            )
+            raise UserError(f"The weights of {self.uri} in {folder} are not those that were registered. {remedy}")
         return folder
 
 
@@ -128,11 +123,11 @@ class Registry:
         lines = list(result) or [run_tags[tag] for tag in ("result",) if tag in run_tags]
         about = {DIGEST: digest, **_origin(facts, run_id), **(tags or {})}
         about = {tag: text[:_LONGEST_TEXT] for tag, text in about.items()}
-        with mlflow_client() as client, tempfile.TemporaryDirectory() as folder:
+        with api.mlflow_client() as client, tempfile.TemporaryDirectory() as folder:
             card = model_card(facts, modules_of(adapters), lines)
             package(adapters, Path(folder), card=card, about=about, base_copy_mb=self.base_copy_mb)
             self._make()
-            experiment = experiment_id(client) if run is None else run.info.experiment_id
+            experiment = api.experiment_id(client) if run is None else run.info.experiment_id
             model = client.create_logged_model(experiment, name=self.name, source_run_id=run_id, model_type="adapter")
             client.log_model_artifacts(model.model_id, folder)
             client.finalize_logged_model(model.model_id, "READY")
@@ -154,7 +149,7 @@ class Registry:
         number, present = str(version), self.champion()
         if present is not None and present.version == version:
             return
-        with mlflow_client() as client:
+        with api.mlflow_client() as client:
             client.set_model_version_tag(self.name, number, OVER, NOTHING if present is None else str(present.version))
             client.set_model_version_tag(self.name, number, DATE, _now())
             client.delete_model_version_tag(self.name, number, ROLLED_BACK)
@@ -174,7 +169,7 @@ class Registry:
             raise UserError(
                 f"{alias} is version {present.version}, which replaced no other (its tag {OVER} is {replaced})."
             )
-        with mlflow_client() as client:
+        with api.mlflow_client() as client:
             client.get_model_version(self.name, replaced)  # Raises if it was deleted.
             client.set_model_version_tag(self.name, str(present.version), ROLLED_BACK, _now())
             client.set_registered_model_alias(self.name, self.alias, replaced)
@@ -187,14 +182,11 @@ class Registry:
 
     def keep_report(self, run_id: str | None, folder: Path) -> None:
         """Puts the gate's page and numbers among the artifacts of the candidate's run, if it has one."""
-        files = [file for file in (folder / "evaluation.html", folder / "evaluation.json") if file.is_file()]
-        if run_id is None or not files:
-            return
-        with mlflow_client() as client:
-            run = find_run(client, run_id)
-            if run is not None:
-                for file in files:
-                    client.log_artifact(run.info.run_id, str(file), "promotion")
+        with api.mlflow_client() as client:
+            run = None if run_id is None else api.find_run(client, run_id)
+            for name in ("evaluation.html", "evaluation.json"):
+                if run is not None and (folder / name).is_file():
+                    client.log_artifact(run.info.run_id, str(folder / name), "promotion")
 
     def note_gate(self, digest: str, settings: str, *, promoted: bool) -> None:
         """Notes the decision on the adapter with ``digest``; the same gate again keeps the first date."""
@@ -202,11 +194,11 @@ class Registry:
         key = _gate(digest, settings)
         date = self._gates().get(key, datetime.now(UTC)).isoformat(timespec="seconds")
         decision = f"{date} {'promoted' if promoted else 'not promoted'}"
-        with mlflow_client() as client:
+        with api.mlflow_client() as client:
             client.set_registered_model_tag(self.name, f"{GATE}{key}", decision)
 
     def is_judged(self, digest: str, settings: str = "") -> bool:
-        """Returns whether the gate has decided on this adapter; with these settings, where they are given."""
+        """Returns True if the gate has decided on this adapter; with these settings, where they are given."""
         return any(key.startswith(_gate(digest, settings)) for key in self._gates())
 
     def gates_of_a_year(self, *, but: tuple[str, str]) -> int:
@@ -215,24 +207,23 @@ class Registry:
         The error of a year is divided among its gates. The same adapter with the same settings comes to the same
         decision, and is one gate.
         """
-        since = datetime.now(UTC) - YEAR
+        since = datetime.now(UTC) - timedelta(days=365)
         return sum(date >= since for key, date in self._gates().items() if key != _gate(*but))
 
     def delete_old_versions(self, keep: int) -> list[int]:
         """Deletes all but the newest ``keep`` versions, those with an alias, and that which the champion replaced."""
         present = self.champion()
-        with mlflow_client() as client:
-            model = get(client.get_registered_model, self.name)
-            if model is None:
-                return []
-            versions = {int(version.version): version for version in _versions(self.name)}
-            needed = {int(version) for version in model.aliases.values()} | set(sorted(versions)[-keep:])
+        with api.mlflow_client() as client:
+            versions = {int(found.version): found for found in client.search_model_versions(f"name = '{self.name}'")}
+            needed = set(sorted(versions)[-keep:])
+            if versions:
+                needed |= {int(number) for number in client.get_registered_model(self.name).aliases.values()}
             if present is not None and (replaced := present.tags.get(OVER, NOTHING)).isdecimal():
                 needed.add(int(replaced))
             old = sorted(versions.keys() - needed)
             for number in old:
                 client.delete_model_version(self.name, str(number))
-                logged = get(client.get_logged_model, str(versions[number].source).removeprefix(SCHEME))
+                logged = api.get(client.get_logged_model, str(versions[number].source).removeprefix(SCHEME))
                 if logged is not None:
                     client.delete_logged_model(logged.model_id)
                     _delete_folder(logged.artifact_location)
@@ -240,11 +231,9 @@ class Registry:
 
     def delete_old_runs(self, keep: int) -> list[str]:
         """Deletes all but the newest ``keep`` runs of retrainings for this model, and those of its versions."""
-        with mlflow_client() as client:
-            needed = {version.run_id for version in _versions(self.name)}
-            experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-            mine, newest_first = f"tags.`{RETRAINED}` = '{self.name}'", ["attributes.start_time DESC"]
-            runs = list(client.search_runs(experiments, mine, order_by=newest_first))[keep:]
+        with api.mlflow_client() as client:
+            needed = {version.run_id for version in client.search_model_versions(f"name = '{self.name}'")}
+            runs = api.search(client, f"tags.`{RETRAINED}` = '{self.name}'")[keep:]
             old = [run for run in runs if run.info.run_id not in needed]
             for run in old:
                 client.delete_run(run.info.run_id)
@@ -253,27 +242,24 @@ class Registry:
 
     def mark_run(self, run_id: str) -> None:
         """Notes that a run is of a retraining, so that `delete_old_runs` may delete it in time."""
-        with mlflow_client() as client:
-            get(client.set_tag, run_id, RETRAINED, self.name)
+        with api.mlflow_client() as client:
+            api.get(client.set_tag, run_id, RETRAINED, self.name)
 
     def _with_digest(self, digest: str) -> Registered | None:
         """The first version with these weights."""
-        same = [Registered.of(found) for found in _versions(self.name) if found.tags.get(DIGEST) == digest]
+        same = [found for found in versions_with(digest) if found.name == self.name]
         return min(same, key=lambda one: one.version, default=None)
 
     def _make(self) -> None:
-        about = (
-            "LoRA adapters that Visual GRPO trained; a version is one training. The champion is the version that the"
-            f' alias points to: `mlflow.pyfunc.load_model("{SCHEME}{self.name}@{CHAMPION}")`.'
-        )
-        with mlflow_client() as client:
-            if get(client.get_registered_model, self.name) is None:
+        about = f"LoRA adapters of Visual GRPO, a version for each training; {CHAMPION} is the alias of the one in use."
+        with api.mlflow_client() as client:
+            if api.get(client.get_registered_model, self.name) is None:
                 client.create_registered_model(self.name, description=about)
 
     def _gates(self) -> dict[str, datetime]:
         """Key -> when it was decided; tags in another form, which somebody else has set, are none."""
-        with mlflow_client() as client:
-            model = get(client.get_registered_model, self.name)
+        with api.mlflow_client() as client:
+            model = api.get(client.get_registered_model, self.name)
         tags = {} if model is None else model.tags
         found = {tag.removeprefix(GATE): _DECISION.fullmatch(tags[tag]) for tag in tags if tag.startswith(GATE)}
         return {key: datetime.fromisoformat(match[1]) for key, match in found.items() if match is not None}
@@ -287,11 +273,8 @@ def named_version(uri: str) -> Registered:
     """
     parts = _URI.fullmatch(uri)
     if parts is None:
-        raise UserError(
-            f"adapter is {uri!r}. Expected {SCHEME}NAME@ALIAS, such as {SCHEME}visual_grpo@champion, or"
-            f" {SCHEME}NAME/VERSION, such as {SCHEME}visual_grpo/3."
-        )
-    found = _find(parts["name"], alias=parts["alias"], version=parts["version"])
+        raise UserError(f"adapter is {uri!r}. Expected {SCHEME}NAME@ALIAS or {SCHEME}NAME/VERSION")
+    found = _find(**parts.groupdict())
     if found is None:
         raise UserError(f"adapter: {_nothing(parts['name'], uri)}")
     return found
@@ -299,7 +282,7 @@ def named_version(uri: str) -> Registered:
 
 def versions_with(digest: str) -> list[Registered]:
     """The versions of all registered models that have these weights."""
-    with mlflow_client() as client:
+    with api.mlflow_client() as client:
         return [Registered.of(found) for found in client.search_model_versions(f"tags.`{DIGEST}` = '{digest}'")]
 
 
@@ -307,9 +290,9 @@ def training_run(facts: Mapping[str, Any]) -> Run | None:
     """The MLflow run of a training; None if it had none, or it was deleted."""
     if facts.get("mlflow_run_id") is None:
         return None
-    with mlflow_client() as client:
-        run = find_run(client, facts["mlflow_run_id"])
-    return run if run is not None and is_active(run) else None
+    with api.mlflow_client() as client:
+        run = api.find_run(client, facts["mlflow_run_id"])
+    return run if run is not None and api.is_active(run) else None
 
 
 @cache
@@ -317,39 +300,34 @@ def on_this_machine(location: str, path: str) -> Path:
     """A folder of artifacts; where MLflow keeps them elsewhere, a copy that is removed when the command ends."""
     import mlflow
 
-    if (here := local_folder(location)) is not None:
+    if (here := api.local_folder(location)) is not None:
         return here / path
     copy = tempfile.mkdtemp(prefix="visual_grpo_adapters_")
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
     return Path(mlflow.artifacts.download_artifacts(f"{location}/{path}", dst_path=copy))
 
 
-def _find(name: str, *, alias: str | None = None, version: str | None = None) -> Registered | None:
-    with mlflow_client() as client:
+def _find(name: str, alias: str | None = None, version: str | None = None) -> Registered | None:
+    with api.mlflow_client() as client:
         if version is None:
-            model = get(client.get_registered_model, name)
-            version = None if model is None else model.aliases.get(alias)
-        found = None if version is None else get(client.get_model_version, name, str(version))
+            found = api.get(client.get_model_version_by_alias, name, str(alias))
+        else:
+            found = api.get(client.get_model_version, name, version)
     return None if found is None else Registered.of(found)
-
-
-def _versions(name: str) -> list[ModelVersion]:
-    with mlflow_client() as client:
-        return list(client.search_model_versions(f"name = '{name}'"))
 
 
 def _nothing(name: str, wanted: str) -> str:
     """Says that MLflow does not have ``wanted``, and what it has: versions and aliases, or other models."""
-    with mlflow_client() as client:
-        model = get(client.get_registered_model, name)
-        names = [other.name for other in client.search_registered_models()]
-    if model is None:
-        there = nearest_hint(name, names) or f" Registered models are: {', '.join(names) or 'none'}."
-    else:
-        numbers = ", ".join(str(number) for number in sorted(int(version.version) for version in _versions(name)))
-        aliases = ", ".join(f"{alias} (version {version})" for alias, version in sorted(model.aliases.items()))
-        there = f" {name} has the versions {numbers or 'none'} and the aliases {aliases or 'none'}."
-    return f"MLflow ({shown()}) has no {wanted}.{there}"
+    with api.mlflow_client() as client:
+        model = api.get(client.get_registered_model, name)
+        if model is None:
+            names = ", ".join(other.name for other in client.search_registered_models())
+            return f"MLflow ({api.shown()}) has no {wanted}. Registered models are: {names or 'none'}."
+        numbers = sorted(int(version.version) for version in client.search_model_versions(f"name = '{name}'"))
+    aliases = ", ".join(f"{alias} (version {version})" for alias, version in sorted(model.aliases.items()))
+    versions = ", ".join(map(str, numbers))
+    there = f"{name} has the versions {versions or 'none'} and the aliases {aliases or 'none'}"
+    return f"MLflow ({api.shown()}) has no {wanted}. {there}."
 
 
 def _origin(facts: Mapping[str, Any], run_id: str | None) -> dict[str, str]:
@@ -368,7 +346,7 @@ def _origin(facts: Mapping[str, Any], run_id: str | None) -> dict[str, str]:
 
 def _delete_folder(location: str) -> None:
     """Deletes files on this machine, which MLflow keeps; those on a server are the server's to delete (`mlflow gc`)."""
-    if (folder := local_folder(location)) is not None:
+    if (folder := api.local_folder(location)) is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 

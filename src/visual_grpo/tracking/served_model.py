@@ -6,14 +6,12 @@ pipeline. So `package` writes a model that MLflow loads by this module's name, w
     MLmodel, requirements.txt, README.md      signature, versions of the libraries, the card
     data/visual_grpo/adapters/                the folder that the training left, without ``best`` and ``last``
     data/visual_grpo/base/                    the base model, where it is small enough
-    data/visual_grpo/served.json              where it is otherwise, and the digest of its content
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import json
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
@@ -34,8 +32,8 @@ from visual_grpo.evaluation.generate import image_seed
 from visual_grpo.images import fit, read_image, read_size, stretch, stretch_mask, to_pil, to_tensor
 from visual_grpo.model_card import CARD
 from visual_grpo.saved_model import content_digest, may_be_hub_id
-from visual_grpo.trained_adapters import BEST, HELD_OUT, LAST, check_base, read_facts
-from visual_grpo.types import PromptRecord, TextSample
+from visual_grpo.trained_adapters import BEST, LAST, check_base, read_facts
+from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
@@ -45,9 +43,7 @@ if TYPE_CHECKING:
     from visual_grpo.rewards.negative_points import NegativePointsReward
     from visual_grpo.types import Sample
 
-FOLDER, SERVED, BASE, ADAPTERS = "visual_grpo", "served.json", "base", "adapters"
-DEVICE = "device"
-"""The one setting that loading takes: ``load_model(uri, model_config={"device": "cpu"})``."""
+FOLDER, BASE, ADAPTERS = "visual_grpo", "base", "adapters"
 SAMPLER = {
     "tokens": {"temperature": "double", "top_p": "double", "top_k": "long"},
     "flow": {"steps": "long", "guidance_scale": "double"},
@@ -67,24 +63,24 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
 
     facts = read_facts(adapters)
     config, model = Parameters.model_validate(facts["parameters"]), facts["model"]
-    base = _describe_base(adapters, model, config, base_copy_mb)
+    _check_base(adapters, model)
+    base = Path(model)
     with TemporaryDirectory() as place:
         inside = Path(place) / FOLDER
         shutil.copytree(adapters, inside / ADAPTERS, ignore=shutil.ignore_patterns(BEST, LAST))
         (inside / ADAPTERS / CARD).write_text(card, encoding="utf-8")
-        if base["copied"]:
-            shutil.copytree(model, inside / BASE, ignore=shutil.ignore_patterns(".*"))
-        (inside / SERVED).write_text(json.dumps(base, indent=1), encoding="utf-8")
+        size = sum(file.stat().st_size for file in base.rglob("*") if file.is_file())
+        if base.is_dir() and size <= base_copy_mb * 1e6:
+            shutil.copytree(base, inside / BASE, ignore=shutil.ignore_patterns(".*"))
         mlflow.pyfunc.save_model(
             folder,
             loader_module=__name__,
             data_path=str(inside),
             signature=_signature(config, model),
-            input_example=_example(adapters, config),
-            pip_requirements=_requirements(
-                config
-            ),  # MLflow would find them by loading the model, in ten times as long.
-            model_config={DEVICE: "auto"},
+            input_example=_example(config),
+            # MLflow would find them by loading the model, in ten times as long.
+            pip_requirements=_requirements(config),
+            model_config={"device": "auto", "base": str(base.resolve()) if base.is_dir() else model},
             metadata=dict(about),
         )
     (folder / CARD).write_text(card, encoding="utf-8")
@@ -92,17 +88,14 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
         (folder / name).unlink(missing_ok=True)
 
 
-def _describe_base(adapters: Path, model: str, config: Parameters, base_copy_mb: float) -> dict[str, Any]:
-    """The base model's place, its digest, and whether it is copied."""
-    folder = Path(model)
-    if may_be_hub_id(model):
-        return {"base": model, "content": None, "copied": False, "revision": config.model.revision}
-    if not folder.is_dir():
-        raise UserError(f"The base model {model} of the adapters in {adapters} is gone. Put it back.")
-    content = content_digest(folder)
-    check_base(adapters, model, content)
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return {"base": str(folder.resolve()), "content": content, "copied": size <= base_copy_mb * 1e6, "bytes": size}
+def _check_base(adapters: Path, model: str) -> None:
+    """Raises UserError if the base model's folder is gone, or has other files than the adapters were trained on."""
+    if not may_be_hub_id(model) and not Path(model).is_dir():
+        raise UserError(
+            f"The base model {model} of the adapters in {adapters} is gone. Put it back; a registered version has a"
+            ' copy of a base up to promotion.base_copy_mb, and else takes load_model(model_config={"base": FOLDER}).'
+        )
+    check_base(adapters, model, content_digest(model))
 
 
 def _signature(config: Parameters, model: str) -> ModelSignature:
@@ -126,11 +119,8 @@ def _signature(config: Parameters, model: str) -> ModelSignature:
     return ModelSignature(inputs=inputs, outputs=outputs, params=ParamSchema(params))
 
 
-def _example(adapters: Path, config: Parameters) -> list[Any]:
-    """A prompt that the training never saw, where it says which these are; with a grey image, if one is needed."""
-    file = adapters / HELD_OUT
-    held_out: list[str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    prompt = (held_out or ["a small red circle on the left"])[0]
+def _example(config: Parameters) -> list[Any]:
+    prompt = "a small red circle on the left"
     if config.data.task == "t2i":
         return [prompt]
     from PIL import Image
@@ -149,35 +139,19 @@ def _requirements(config: Parameters) -> list[str]:
     return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in names]
 
 
-def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> ServedModel:
-    """Called by MLflow with the folder ``data/visual_grpo`` of a version."""
+def _load_pyfunc(path: str, model_config: Mapping[str, Any]) -> ServedModel:
+    """Called by MLflow with the folder ``data/visual_grpo`` of a version.
+
+    Args:
+        model_config: ``device``, and ``base``: where the base model is that was not copied.
+    """
     folder = Path(path)
-    facts = read_facts(folder / ADAPTERS)
-    model = _find_base(folder, json.loads((folder / SERVED).read_text(encoding="utf-8")))
-    tree = pinned(facts["parameters"])
-    device = (model_config or {}).get(DEVICE, "auto")
-    config = Parameters.model_validate({**tree, "model": {**tree["model"], "path": model, "device": device}})
+    model = str(folder / BASE) if (folder / BASE).is_dir() else model_config["base"]
+    _check_base(folder / ADAPTERS, model)
+    tree = pinned(read_facts(folder / ADAPTERS)["parameters"])
+    placed = {**tree["model"], "path": model, "device": model_config["device"]}
+    config = Parameters.model_validate({**tree, "model": placed})
     return ServedModel(config, components.build_model(config, model, folder / ADAPTERS))
-
-
-def _find_base(folder: Path, served: Mapping[str, Any]) -> str:
-    """The base model's folder or id. Raises UserError if it was not copied, and is gone or changed."""
-    model: str = served["base"]
-    if served["copied"]:
-        return str(folder / BASE)
-    if served["content"] is None:
-        return model
-    if not Path(model).is_dir():
-        raise UserError(
-            f"The base model {model} is gone. It has {served['bytes'] / 1e6:.0f} MB, which is more than was copied into"
-            " this version (promotion.base_copy_mb); the version has only its place. Put it back there."
-        )
-    if content_digest(model) != served["content"]:
-        raise UserError(
-            f"The base model {model} is not the one that the adapters were trained on: a file was changed, added or"
-            " removed. Put the files back as they were."
-        )
-    return model
 
 
 class ServedModel:
@@ -199,44 +173,48 @@ class ServedModel:
 
         try:
             return self._predict(model_input, dict(params or {}))
-        except UserError as error:
+        except (UserError, ValidationError) as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
 
-    def _predict(self, model_input: pd.DataFrame, given: dict[str, Any]) -> pd.DataFrame:
+    def _predict(self, table: pd.DataFrame, given: dict[str, Any]) -> pd.DataFrame:
         seed, samples = given.pop("seed", 0), given.pop("samples", 1)
         if samples < 1 or seed < 0:
             raise UserError(f"expected samples of at least 1 and a seed of at least 0, got {samples} and {seed}")
-        sampler = _sampler(self._config.sampling.stock, given)
-        prompts, images = self._columns(model_input)
+        changes = {name: value for name, value in given.items() if value is not None}
+        sampler = SamplerConfig.model_validate({**self._config.sampling.stock.model_dump(), **changes})
+        prompts = [str(prompt) for prompt in (table["prompt"] if "prompt" in table else table.iloc[:, 0])]
+        images = self._images(table)
         with TemporaryDirectory() as folder, self._one_at_a_time:
             records = [
-                PromptRecord(id=str(row), prompt=prompt, source_images=self._prepared(sources, Path(folder), row))
-                for row, (prompt, sources) in enumerate(zip(prompts, images, strict=True))
+                PromptRecord(id=str(row), prompt=prompt, source_images=self._prepared(images[row], Path(folder), row))
+                for row, prompt in enumerate(prompts)
             ]
             asked = [(record, image_seed(seed, _SEEDED_AS, index)) for record in records for index in range(samples)]
-            drawn = self._draw(asked, sampler)
-            shown = self._shown([record for record, _ in asked], images, drawn)
-        rows = zip(asked, shown, strict=True)
-        return pd.DataFrame([{"prompt": record.prompt, "seed": seed, **columns} for (record, seed), columns in rows])
+            rows = [
+                {"prompt": record.prompt, "seed": seed, **self._shown(record, images[int(record.id)], sample)}
+                for (record, seed), sample in zip(asked, self._draw(asked, sampler), strict=True)
+            ]
+        return pd.DataFrame(rows)
 
-    def _columns(self, table: pd.DataFrame) -> tuple[list[str], list[list[Any]]]:
-        """The prompts, and the source images of each."""
-        if self._config.data.task == "t2i":
-            return [str(prompt) for prompt in table.iloc[:, 0]], [[] for _ in range(len(table))]
-        images = table["image"] if "image" in table else [None] * len(table)
-        sources = [_listed(image) for image in images]
-        if self._config.data.task != "mixed" and not all(sources):
-            row = sources.index([])
-            raise UserError(f"row {row} has no image, and this model was trained for {self._config.data.task}")
-        return [str(prompt) for prompt in table["prompt"]], sources
+    def _images(self, table: pd.DataFrame) -> list[list[Image.Image]]:
+        """The source images of each row: several, one, or none."""
+        task = self._config.data.task
+        if task == "t2i" or "image" not in table:
+            given: list[list[Any]] = [[]] * len(table)
+        else:
+            given = [list(one) if isinstance(one, (list, tuple)) else [one] for one in table["image"]]
+            # A table has NaN where a row has nothing.
+            given = [[source for source in row if not pd.isna(source)] for row in given]
+        if task in ("i2i", "segmentation") and not all(given):
+            raise UserError(f"row {given.index([])} has no image, and this model was trained for {task}")
+        most = self._config.data.max_pixels
+        return [[read(source, row, most) for source in sources] for row, sources in enumerate(given)]
 
-    def _prepared(self, sources: Sequence[Any], folder: Path, row: int) -> tuple[Path, ...]:
+    def _prepared(self, images: Sequence[Image.Image], folder: Path, row: int) -> tuple[Path, ...]:
         """The images as data preparation stores them: stretched for a query about one, else cropped."""
-        size = self._config.data.height, self._config.data.width
-        files = [folder / f"{row}-{number}.png" for number in range(len(sources))]
-        for source, file in zip(sources, files, strict=True):
-            image = read(source, row, self._config.data.max_pixels)
-            (stretch if self._segments else fit)(image, *size).save(file)
+        files = [folder / f"{row}-{number}.png" for number in range(len(images))]
+        for image, file in zip(images, files, strict=True):
+            (stretch if self._segments else fit)(image, self._config.data.height, self._config.data.width).save(file)
         return tuple(files)
 
     def _draw(self, asked: Sequence[tuple[PromptRecord, int]], sampler: SamplerConfig) -> list[Sample]:
@@ -250,29 +228,19 @@ class ServedModel:
                 drawn += self._model.generate(records, seeds, sampler)
         return drawn
 
-    def _shown(
-        self, records: Sequence[PromptRecord], images: Sequence[Sequence[Any]], drawn: Sequence[Sample]
-    ) -> list[dict[str, Any]]:
-        """The columns of each sample."""
+    def _shown(self, record: PromptRecord, images: Sequence[Image.Image], sample: Any) -> dict[str, Any]:
+        """The columns of a sample; a mask has the size of the image that was given."""
         if not self._segments:
-            return [{"image": _png(to_pil(sample))} for sample in drawn]
-        shown: list[dict[str, Any]] = []
-        for record, pairs in groupby(zip(records, drawn, strict=True), lambda pair: pair[0]):
-            answers: list[TextSample] = [answer for _, answer in pairs]
-            masks = self._masks(record, answers, images[int(record.id)][0])
-            shown += [{"answer": one.text, "mask": mask} for one, mask in zip(answers, masks, strict=True)]
-        return shown
-
-    def _masks(self, record: PromptRecord, answers: Sequence[TextSample], source: Any) -> list[bytes | None]:
-        """The masks of the answers to one query, at the size of the image that was given."""
-        if self._judge is None:
-            return [None] * len(answers)
+            return {"image": _png(to_pil(sample))}
+        mask = None
+        if self._judge is not None:
+            [mask] = self._judge.masks(to_tensor(read_image(record.source_images[0])), [sample])
+        if mask is None:
+            return {"answer": sample.text, "mask": None}
         from PIL import Image
 
-        width, height = read(source, int(record.id), self._config.data.max_pixels).size
-        found = self._judge.masks(to_tensor(read_image(record.source_images[0])), answers)
-        whites = [None if mask is None else Image.fromarray(mask.cpu().numpy().astype("uint8") * 255) for mask in found]
-        return [None if white is None else _png(stretch_mask(white, height, width)) for white in whites]
+        white = Image.fromarray(mask.cpu().numpy().astype("uint8") * 255)
+        return {"answer": sample.text, "mask": _png(stretch_mask(white, images[0].height, images[0].width))}
 
 
 def _negative_points(config: Parameters) -> NegativePointsReward | None:
@@ -289,54 +257,20 @@ def _negative_points(config: Parameters) -> NegativePointsReward | None:
     return None
 
 
-def _sampler(stock: SamplerConfig, given: Mapping[str, Any]) -> SamplerConfig:
-    """The training's stock sampler with what the request gives."""
-    set_here = {name: value for name, value in given.items() if value is not None}
-    try:
-        return SamplerConfig.model_validate({**stock.model_dump(), **set_here})
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise UserError(f"the parameters of this request cannot be used: {problems}") from error
-
-
-def _listed(image: Any) -> list[Any]:
-    """The images of a row: several, one, or none."""
-    if isinstance(image, (list, tuple)):
-        return list(image)
-    # A table has NaN where a row has nothing.
-    return [] if image is None or (isinstance(image, float) and pd.isna(image)) else [image]
-
-
-def read(source: Any, row: int, max_pixels: int) -> Image.Image:
-    """An image of a request: a file's content as bytes or base64 text (also a ``data:`` URL), a `Path`, a Pillow image.
-
-    Text is never a path, so that no request makes a server open its files.
+def read(source: str | bytes, row: int, max_pixels: int) -> Image.Image:
+    """An image of a request: a file's content, as bytes or base64 text. Text is never a path on the server.
 
     Raises:
         UserError: it is none, damaged, or has too many pixels to be decoded.
     """
-    from PIL import Image
-
-    if isinstance(source, Image.Image):
-        return source.convert("RGB")
-    if isinstance(source, str):
-        text = source.partition(",")[2] if source.startswith("data:") else source
-        try:
-            source = base64.b64decode("".join(text.split()), validate=True)
-        except ValueError as error:
-            raise UserError(
-                f"row {row}: image is a text that is no base64: {text[:40]!r}; for a file give pathlib.Path(...)"
-            ) from error
-    if not isinstance(source, (bytes, Path)):
-        raise UserError(f"row {row}: image is {type(source).__name__}; expected bytes, text in base64, or pathlib.Path")
-    file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
-        width, height = read_size(file)
+        content = base64.b64decode("".join(source.split()), validate=True) if isinstance(source, str) else source
+        width, height = read_size(io.BytesIO(content))
         if width * height > max_pixels:
             raise UserError(f"{width} x {height} pixels are more than data.max_pixels ({max_pixels}) of the training")
-        return read_image(file)
-    except UserError as error:
-        raise UserError(f"row {row}: {error}") from error
+        return read_image(io.BytesIO(content))
+    except (UserError, TypeError, ValueError) as error:
+        raise UserError(f"row {row}: image is no file's content, as bytes or base64 text: {error}") from error
 
 
 def _png(image: Image.Image) -> bytes:

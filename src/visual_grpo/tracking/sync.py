@@ -11,7 +11,7 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from visual_grpo.images import read_image
 from visual_grpo.model_card import CARD, model_card
 from visual_grpo.third_party_output import silence_libraries
 from visual_grpo.tracking import api
-from visual_grpo.tracking.description import result_metrics, tracked
 from visual_grpo.trained_adapters import FACTS, HISTORY, modules_of, read_facts
 
 if TYPE_CHECKING:
@@ -42,6 +41,12 @@ _FROM_FACTS = ("command", "git.", "dvc.", "version.", "resumed.")
 """Beginnings of the facts that are tags too."""
 _LONGEST_DIGEST = 36
 """In MLflow."""
+_OF_MODULE = {
+    *("reward/total", "reward/total_std", "reward/unscored_share", "zero_variance_share", "advantage/abs_mean"),
+    *("kl", "entropy", "approx_kl", "clip_fraction", "ratio/first_max_abs_log", "sampler_gap/mean", "sampler_gap/max"),
+    *("grad_norm", "learning_rate", "updates_skipped", "speed/samples_per_second"),
+}
+_OF_RUN = {"reward/total", "samples", "seconds/step", "memory_gb"}
 _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
 
 
@@ -115,17 +120,14 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
 
 
 def _curves(adapters: Path, config: Parameters) -> list[Metric]:
-    """What MLflow shows of ``training.csv``, each step at about the time when it was done."""
+    """What MLflow shows of ``training.csv``."""
     from mlflow.entities import Metric
 
     with (adapters / HISTORY).open(encoding="utf-8", newline="") as file:
         rows = [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
-    at, modules, found = float(_modified(adapters / FACTS)), modules_of(adapters), []
-    for row in reversed(rows):
-        shown = tracked(row, modules, list(config.rewards))
-        found += [Metric(name, value, int(at), int(row["step"])) for name, value in shown.items()]
-        at -= 1000 * row.get("seconds/step", 0.0)
-    return found
+    at, modules = _modified(adapters / FACTS), modules_of(adapters)
+    curves = [(int(row["step"]), tracked(row, modules, list(config.rewards))) for row in rows]
+    return [Metric(name, value, at, step) for step, values in curves for name, value in values.items()]
 
 
 def _pictures(adapters: Path) -> dict[tuple[str, int], Callable[[], Image]]:
@@ -155,6 +157,39 @@ def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping
 def _modified(file: Path) -> int:
     """Milliseconds since 1970."""
     return int(file.stat().st_mtime * 1000)
+
+
+def tracked(row: Mapping[str, float], modules: Sequence[str], rewards: Sequence[str]) -> dict[str, float]:
+    """The metrics of a row of ``training.csv`` that MLflow shows: those to compare runs by.
+
+    Args:
+        row: with several modules each has metrics under ``NAME/``.
+        modules: the trained ones.
+        rewards: all of them; those of weight 0 are guards, to be watched beside the total.
+    """
+    own = _OF_MODULE | {f"reward/{name}" for name in rewards}
+    if len(modules) > 1:
+        own = {f"{module}/{name}" for module in modules for name in own}
+    return {name: value for name, value in row.items() if name in own | _OF_RUN or name.startswith(("eval/", "watch/"))}
+
+
+def result_metrics(found: Mapping[str, Any]) -> dict[str, float]:
+    """The headline of an evaluation (`evaluation.headline.headline`) as metrics; docs/metrics.md explains them."""
+    task, control = found["task"], found["control"]
+    metrics = {
+        "gain": found["difference"],
+        "low": found["ci_low"],
+        "high": found["ci_high"],
+        "base": found["baseline"],
+        "trained": found["trained"],
+        "unscored": found["unscored"]["trained"],
+        "unscored_base": found["unscored"]["baseline"],
+    }
+    if control:
+        metrics |= {"gain_over_control": control["difference"], "low_over_control": control["ci_low"]}
+    if task:
+        metrics |= {task["name"]: task["trained"], f"{task['name']} base": task["baseline"]}
+    return {f"result/{name}": float(value) for name, value in metrics.items() if value is not None}
 
 
 def sync(outputs: list[Path]) -> tuple[list[str], bool]:
