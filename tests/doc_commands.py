@@ -12,19 +12,18 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 from kedro.config import OmegaConfigLoader
 
 from tests.markdown import ROOT
-from visual_grpo import pipelines
 from visual_grpo.components import build_scorer, make_plan
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.presets import AUTO
 from visual_grpo.config.validation import validate
+from visual_grpo.pipeline_registry import PIPELINES
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 
 
@@ -68,7 +67,7 @@ def _kedro(words: list[str], project: Path) -> None:
     assert words[1] == "run", f"only kedro run is checked, got {words}"
     given = run.make_context("kedro run", words[2:]).params
     names = [name for name in (given["pipeline"], *(given["pipelines"] or ())) if name]
-    assert set(names) <= {module.name for module in iter_modules(pipelines.__path__)}
+    assert set(names) <= set(PIPELINES)
     check_parameters(parameters_of(project, given["env"], given["params"]))
 
 
