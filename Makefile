@@ -19,7 +19,7 @@ WORKER := .venv-workers/$(NAME)
 BENCH := .venv-bench
 
 .PHONY: help setup demo repro retrain test test-slow test-kill lint format docs lock audit sbom sign verify ui sync viz clean
-.PHONY: quantised test-quantised worker bench gpu-check upgrade schedule-systemd
+.PHONY: quantised test-quantised house worker bench gpu-check upgrade schedule-systemd
 
 ##@ Start
 
@@ -160,6 +160,9 @@ test-slow: setup  ## Run only the slow tests
 
 test-kill: setup  ## Kill trainings of every kind, and compare (an hour)
 	@$(BIN)/pytest -m kill
+
+house: setup  ## Measure the repository: files, lines, floors, start-up
+	@$(BIN)/python .ci/house.py
 
 docs: setup  ## Build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
