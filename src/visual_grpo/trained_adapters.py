@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from visual_grpo.config import merged
 from visual_grpo.config.presets import pinned
 from visual_grpo.errors import UserError
@@ -29,7 +27,7 @@ ADJUSTED = "resumed.parameters"
 """In the facts: what a resumed training went on with otherwise, a line each (`resuming.adjusted`)."""
 START_RUN = "start.run"
 """In the facts: the MLflow run of the adapters that the training started from."""
-_AGAIN = "Train again, or use the adapters of the MLflow run."
+AGAIN = "Train again, or use the adapters of the MLflow run."
 BEST, LAST = "best", "last"
 """Folders with the adapters of these steps, of which one is what the folder itself holds."""
 LATEST, NONE = "latest", "none"
@@ -52,18 +50,10 @@ def read_facts(folder: Path) -> dict[str, Any]:
             " leaves in data/06_models/adapters, or the artifacts `adapters` of its MLflow run."
         ) from error
     except ValueError as error:
-        raise UserError(f"{file} is damaged: {error}. {_AGAIN}") from error
+        raise UserError(f"{file} is damaged: {error}. {AGAIN}") from error
     if not isinstance(facts, dict) or not isinstance(facts.get("parameters", {}), dict):
-        raise UserError(f"{file} is damaged: expected an object with the parameters of the training. {_AGAIN}")
+        raise UserError(f"{file} is damaged: expected an object with the parameters of the training. {AGAIN}")
     return facts
-
-
-def read_history(folder: Path) -> pd.DataFrame:
-    """Returns ``training.csv``, a row of metrics per step. Raises UserError if the folder has none."""
-    try:
-        return pd.read_csv(folder / HISTORY)
-    except FileNotFoundError as error:
-        raise UserError(f"{folder} has no {HISTORY}, the curves of its training. {_AGAIN}") from error
 
 
 def weight_sums(folder: Path) -> dict[str, str]:
@@ -89,7 +79,7 @@ def check_weights(folder: Path) -> None:
     if changed:
         raise UserError(
             f"{folder / changed[0]} is not the file that the training left there (its sha256 in {FACTS} is another): it"
-            f" is damaged, or of another training. {_AGAIN}"
+            f" is damaged, or of another training. {AGAIN}"
         )
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from PIL import Image
 
 from visual_grpo.config import flatten
+from visual_grpo.errors import UserError
 from visual_grpo.evaluation import pictures, plots
 from visual_grpo.evaluation.alarm import shown_alarms
 from visual_grpo.evaluation.compare import join, retotalled
@@ -20,6 +21,7 @@ from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.evaluation.headline import main_view
 from visual_grpo.evaluation.page import render
 from visual_grpo.images import read_image
+from visual_grpo.trained_adapters import AGAIN, HISTORY
 
 SHOWN = 6
 """Maximum number of pairs in a picture."""
@@ -55,6 +57,14 @@ def write_report(
     alarms = shown_alarms(evaluation.get("training", {}), adapters)
     page = render(evaluation, baseline, trained, pairs, chosen, curves, alarms, film(adapters))
     (folder / "evaluation.html").write_text(page, encoding="utf-8")
+
+
+def read_history(folder: Path) -> pd.DataFrame:
+    """Returns ``training.csv``, a row of metrics per step. Raises UserError if the folder has none."""
+    try:
+        return pd.read_csv(folder / HISTORY)
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} has no {HISTORY}, the curves of its training. {AGAIN}") from error
 
 
 def film(adapters: Path | None) -> list[tuple[int, str]]:

@@ -19,7 +19,7 @@ from visual_grpo.records.split import SeenPrompts
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.model_ref import find_adapters
-from visual_grpo.trained_adapters import NONE, judged_by_other_code, modules_of, read_facts, read_history
+from visual_grpo.trained_adapters import NONE, judged_by_other_code, modules_of, read_facts
 from visual_grpo.types import PromptRecord
 
 
@@ -51,7 +51,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
         "rewards": entries,
         "controls": [],
     }
-    history = read_history(second.folder or first.folder or Path())
+    history = report.read_history(second.folder or first.folder or Path())
     report.write_report(comparison_draft, evaluation, before, after, history)
     if evaluation["differences"]:
         rows = [[name, *map(_short, values)] for name, values in evaluation["differences"].items()]

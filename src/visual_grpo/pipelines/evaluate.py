@@ -13,13 +13,13 @@ from visual_grpo.evaluation.headline import change, decimals, extent, headline, 
 from visual_grpo.pipelines.baseline import conditions, draw_samples
 from visual_grpo.records.table import RecordTable
 from visual_grpo.tracking.model_ref import find_adapters
-from visual_grpo.trained_adapters import judged_by_other_code, modules_of, read_facts, read_history
+from visual_grpo.trained_adapters import judged_by_other_code, modules_of, read_facts
 
 
 def choose_adapters(parameters: Parameters, adapters: Path) -> Path:
     """The folder of the adapters to judge: ``adapters``, or those that the parameter ``adapter`` names."""
     found = find_adapters(parameters.adapter, adapters)
-    read_history(found)  # The report needs it, hours from now.
+    report.read_history(found)  # The report needs it, hours from now.
     return found
 
 
@@ -77,7 +77,7 @@ def write_report(
     evaluation_report_draft: Path,
 ) -> Path:
     """The folder with the report."""
-    report.write_report(evaluation_report_draft, evaluation, baseline, trained, read_history(adapters), adapters)
+    report.write_report(evaluation_report_draft, evaluation, baseline, trained, report.read_history(adapters), adapters)
     return evaluation_report_draft
 
 

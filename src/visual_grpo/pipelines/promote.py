@@ -23,7 +23,7 @@ from visual_grpo.records.split import SEALED
 from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.tracking.registry import Registered, Registry
-from visual_grpo.trained_adapters import CODE, COMMIT, FILE, NONE, adapter_digest, modules_of, read_history
+from visual_grpo.trained_adapters import CODE, COMMIT, FILE, NONE, adapter_digest, modules_of
 
 HELD_OUT = "held_out"
 SPLITS = (HELD_OUT, SEALED)
@@ -245,7 +245,7 @@ def _write_report(
         "rewards": entries,
         "controls": [],
     }
-    report.write_report(folder, evaluation, before, after, read_history(_folder(candidate)))
+    report.write_report(folder, evaluation, before, after, report.read_history(_folder(candidate)))
 
 
 def reward_differences(champion: Side, candidate: Side) -> list[str]:
