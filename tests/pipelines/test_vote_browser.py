@@ -94,4 +94,4 @@ def test_the_page_as_it_is_obeys_its_policy(tmp_path: Path) -> None:
         document, console = browse(url, tmp_path / "profile")
     assert console == []
     assert '<span id="count" aria-live="polite">0 of 4</span>' in document
-    assert re.search(r'<img alt="the left picture" src="picture/\d+\.png">', document)
+    assert re.search(r'<img alt="the first picture" src="picture/\d+\.png">', document)

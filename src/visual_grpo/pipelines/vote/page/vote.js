@@ -38,8 +38,8 @@
     }
     get("said").textContent = "";
     get("prompt").textContent = state.prompt;
-    load(get("left").firstElementChild, state.left, "the left picture");
-    load(get("right").firstElementChild, state.right, "the right picture");
+    load(get("left").firstElementChild, state.left, "the first picture");
+    load(get("right").firstElementChild, state.right, "the second picture");
     get("sources").replaceChildren(...state.sources.map((name) => {
       const image = document.createElement("img");
       load(image, name, "the picture to edit");
