@@ -20,6 +20,7 @@ from visual_grpo import console
 from visual_grpo.errors import UserError, counted
 from visual_grpo.programs import ProgramError, git
 from visual_grpo.records.table import RecordTable
+from visual_grpo.reproduction.inputs import RECORDS
 from visual_grpo.reproduction.repeat import check_commit, checked_out
 from visual_grpo.retraining.project import read_project
 from visual_grpo.saved_model import content_digest
@@ -30,7 +31,6 @@ from visual_grpo.tracking.registry import DIGEST, SCHEME, named_version, trainin
 from visual_grpo.trained_adapters import CHANGES, adapter_digest, read_facts, weight_sums
 
 OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"
-RECORDS = "05_model_input/records.parquet"
 _VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
 _FACTS = {
     "git.commit": "git.commit",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import yaml
 
 from tests.evaluation.defaults import parameters
 from visual_grpo.errors import UserError
+from visual_grpo.records.table import RecordTable, write_manifest
 from visual_grpo.reproduction.inputs import bring_inputs
 from visual_grpo.reproduction.repeat import parameters_to_repeat
 from visual_grpo.saved_model import content_digest
@@ -27,38 +30,62 @@ def project(tmp_path: Path) -> Path:
     for name in ("mine/01_raw/shapes/records.jsonl", "mine/base/model.safetensors", "mine/07_model_output/baseline/a"):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text(name)
+    image = folder / "mine/05_model_input/images/1.png"
+    image.parent.mkdir(parents=True)
+    image.write_bytes(b"picture")
+    row = {"id": "1", "prompt": "a cat", "split": "train", "target_image": "images/1.png"}
+    row["target_sha256"] = hashlib.sha256(b"picture").hexdigest()
+    write_manifest(folder / "mine/05_model_input/records.parquet", [row])
     return folder
 
 
-def bring(project: Path, hashes: dict[str, str] | None = None, **changes: Any) -> Path:
-    """The worktree; the facts are those of a run with the project as it was first."""
+def bring(project: Path, hashes: dict[str, str] | None = None, **changes: Any) -> list[str]:
+    """The pipelines that run again in the worktree ``code``, for a run with the project as it was first."""
     starter = {"dataset": "mine/01_raw/shapes", "model": "mine/base"}
     tree = parameters(**({"output": "mine", "data": {"path": starter["dataset"]}, "starter": starter} | changes))
     own = tree.model_dump(mode="json")
-    first = project.parent / "first"
+    first, model = project.parent / "first", own["model"]["path"] or starter["model"]
     if not first.exists():
         shutil.copytree(project, first)
     facts: dict[str, Any] = {
-        "model_content": content_digest(first / (own["model"]["path"] or starter["model"])),
+        "data": RecordTable(first / "mine/05_model_input/records.parquet").digest,
+        "model": model,
+        "model_digest": "m",
+        "model_content": content_digest(first / model),
         "parameters": own,
     }
     if "rewards" in changes:
         facts["file of reward own: words"] = "ca978112ca1b"
+    (project.parent / "code").mkdir(exist_ok=True)
+    return bring_inputs(project, project.parent / "code", facts, parameters_to_repeat(own), hashes or {})
+
+
+def test_what_is_still_the_runs_is_used_and_nothing_has_to_run(project: Path) -> None:
     code = project.parent / "code"
-    code.mkdir(exist_ok=True)
-    bring_inputs(project, code, facts, parameters_to_repeat(own), hashes or {})
-    return code
-
-
-def test_what_the_pipelines_would_make_again_is_copied(project: Path) -> None:
-    code = bring(project)
-    assert (code / "data/01_raw/shapes/records.jsonl").is_file()
+    assert bring(project) == []
+    assert (code / "data/05_model_input/images/1.png").read_bytes() == b"picture"
     assert (code / "data/07_model_output/baseline/a").is_file()
+    report = json.loads((code / "data/06_models/starter.json").read_text())
+    assert (report["model"], report["digest"]) == ("data/06_models/base", "m")
     (code / MODEL).write_text("changed")
     assert (project / "mine/base/model.safetensors").read_text() != "changed"
-    shutil.rmtree(code)
-    (project / "mine/base/model.safetensors").write_text("another")
-    assert not (bring(project) / MODEL).exists()
+
+
+@pytest.mark.parametrize("damage", ["image", "record", "gone", "base"])
+def test_what_is_another_is_made_again(project: Path, damage: str) -> None:
+    bring(project)
+    shutil.rmtree(project.parent / "code")
+    prepared = project / "mine/05_model_input"
+    if damage == "image":
+        (prepared / "images/1.png").write_bytes(b"another")
+    elif damage == "record":
+        write_manifest(prepared / "records.parquet", [{"id": "1", "prompt": "a dog", "split": "train"}])
+    elif damage == "gone":
+        shutil.rmtree(prepared)
+    else:
+        (project / "mine/base/model.safetensors").write_text("another")
+    assert bring(project) == (["starter"] if damage == "base" else ["starter", "data_preparation"])
+    assert (project.parent / "code" / MODEL).exists() is (damage != "base")
 
 
 def test_own_data_and_an_own_model_are_linked_and_told_where_they_are_gone(project: Path) -> None:
@@ -66,9 +93,12 @@ def test_own_data_and_an_own_model_are_linked_and_told_where_they_are_gone(proje
         (project / name).mkdir(parents=True)
         (project / name / "file").write_text(name)
     own: dict[str, Any] = {"data": {"path": "photos"}, "model": {"path": "models/mine"}}
-    code = bring(project, **own)
-    assert (code / "photos").is_symlink()
-    assert (code / "models/mine/file").read_text() == "models/mine"
+    bring(project, **own)
+    code = project.parent / "code"
+    assert (code / "models/mine").is_symlink()
+    shutil.rmtree(project / "mine/05_model_input")
+    assert bring(project, **own) == ["starter", "data_preparation"]
+    assert (code / "photos/file").read_text() == "photos"
     shutil.rmtree(code)
     shutil.rmtree(project / "photos")
     with pytest.raises(UserError, match=r"photos, which the run read, does not exist.*dvc pull"):
@@ -94,7 +124,10 @@ def test_data_that_were_replaced_come_from_dvc_and_its_remote(project: Path) -> 
     (photos / "1.png").write_text("another")
     dvc(project, "add", "-q", "photos")
     shutil.rmtree(project / ".dvc/cache")
-    code = bring(project, hashes, data={"path": "photos"})
+    bring(project, hashes, data={"path": "photos"})
+    shutil.rmtree(project / "mine/05_model_input")
+    bring(project, hashes, data={"path": "photos"})
+    code = project.parent / "code"
     assert (code / "photos/1.png").read_text() == "first"
     assert (photos / "1.png").read_text() == "another"
     for gone in (code, project / ".dvc/cache", project.parent / "store"):

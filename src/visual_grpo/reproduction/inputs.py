@@ -1,4 +1,4 @@
-"""Brings what a training read into a worktree: own data and models, files of rewards, what need not be made again."""
+"""Brings what a training read into a worktree: own data and models, files of rewards, what is still the run's."""
 
 from __future__ import annotations
 
@@ -10,19 +10,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from visual_grpo.errors import UserError
+from visual_grpo.files import file_digest, write_atomically
 from visual_grpo.option_files import named_paths, option_files
 from visual_grpo.programs import ProgramError, output_of
+from visual_grpo.records.table import RecordTable
 from visual_grpo.records.tables import HUB
 from visual_grpo.saved_model import content_digest
 from visual_grpo.tracking.lineage import recorded
 from visual_grpo.trained_adapters import FILE
 
+RECORDS, IMAGES = "05_model_input/records.parquet", "05_model_input/images"
+BASELINE = "07_model_output/baseline"
+
 
 def bring_inputs(
     project: Path, code: Path, facts: Mapping[str, Any], tree: Mapping[str, Any], hashes: Mapping[str, str]
-) -> None:
-    """Brings everything that the run's pipelines will not make themselves.
+) -> list[str]:
+    """Brings what the run read, and returns the pipelines that make the rest again.
+
+    Prepared records and a base model that are still the run's are used as they are: they may have been made with other
+    parameters than the training's, such as another seed.
 
     Args:
         code: the worktree.
@@ -33,23 +43,54 @@ def bring_inputs(
     Raises:
         UserError: something is nowhere, or is not what it was.
     """
-    own = facts["parameters"]
-    made = {
-        own["starter"]["dataset"]: tree["starter"]["dataset"],
-        own["starter"]["model"]: tree["starter"]["model"],
-        f"{own['output']}/07_model_output/baseline": f"{tree['output']}/07_model_output/baseline",
-    }
-    if content_digest(project / own["starter"]["model"]) != facts.get("model_content"):
-        del made[own["starter"]["model"]]
-    for path, copy in made.items():  # Their pipelines keep them where they are what they would make.
+    own, output, given = facts["parameters"], code / tree["output"], tree["model"]["path"]
+    content = facts.get("model_content")
+    has_base = content_digest(project / Path(facts["model"]).expanduser()) == content  # None: it is on a hub.
+    records, images = (project / own["output"] / name for name in (RECORDS, IMAGES))
+    has_data = _are_prepared(records, images, facts["data"])
+    copies = {f"{own['output']}/{BASELINE}": f"{tree['output']}/{BASELINE}"}
+    if has_base and given is None:
+        copies[own["starter"]["model"]] = tree["starter"]["model"]
+    for path, copy in copies.items():  # Their pipelines keep them where they are what they would make.
         if (project / path).is_dir():
             shutil.copytree(project / path, code / copy, dirs_exist_ok=True)
-    model, data = tree["model"]["path"], tree["data"]["path"]
-    if model is not None and facts.get("model_content") is not None:  # Else it is on a hub.
-        _bring(project, code, model, hashes)
-    if data != tree["starter"]["dataset"]:
-        _bring(project, code, data, hashes)
     _bring_reward_files(project, code, facts, tree)
+    if given is not None and content is not None:
+        _bring(project, code, given, hashes)
+    if has_data:
+        _link(records, output / RECORDS)
+        if images.exists():
+            _link(images, output / IMAGES)
+    elif tree["data"]["path"] != tree["starter"]["dataset"]:
+        _bring(project, code, tree["data"]["path"], hashes)
+    if not has_data:
+        return ["starter", "data_preparation"]
+    if not has_base:
+        return ["starter"]
+    report = {
+        "dataset": tree["starter"]["dataset"] if given is None else tree["data"]["path"],
+        "model": given or tree["starter"]["model"],
+        "digest": facts["model_digest"],
+        "content": content,
+    }
+    write_atomically(output / "06_models/starter.json", json.dumps(report))
+    return []
+
+
+def _are_prepared(records: Path, images: Path, digest: str) -> bool:
+    """Returns whether these are the prepared records with this digest and their images."""
+    if not records.is_file() or RecordTable(records).digest != digest:
+        return False
+    columns = ["target_image", "target_sha256", "source_images", "source_sha256"]
+    for row in pq.read_table(records, columns=columns).to_pylist():
+        expected = dict(zip(row["source_images"] or [], row["source_sha256"] or [], strict=True))
+        if row["target_image"] is not None:
+            expected[row["target_image"]] = row["target_sha256"]
+        for name, sha256 in expected.items():
+            image = images.parent / name
+            if not image.is_file() or file_digest(image) != sha256:
+                return False
+    return True
 
 
 def _bring(project: Path, code: Path, path: str, hashes: Mapping[str, str]) -> None:

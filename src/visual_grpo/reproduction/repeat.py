@@ -32,10 +32,10 @@ from visual_grpo.trained_adapters import CHANGES, read_facts
 
 LOCK, GPU = "requirements.lock", "cuda"
 _REPORTS = {
-    "base model": ("model_digest", "06_models/starter.json"),
-    "data": ("data", "08_reporting/data_preparation.json"),
+    "starter": ("base model", "model_digest", "06_models/starter.json"),
+    "data_preparation": ("data", "data", "08_reporting/data_preparation.json"),
 }
-"""What is made before the training: its fact, and the report with its digest."""
+"""What a pipeline makes before the training: its name, its fact, and the report with its digest."""
 _OPTION = re.compile(r"(?:--env[= ]|-e[= ]?)([\w.-]+)")
 _FIXED = {
     "git.commit": "commit",
@@ -233,16 +233,18 @@ def _rows(training: Training, place: Place, tolerance: float) -> list[Row]:
     facts, tree = training.facts, parameters_to_repeat(training.facts["parameters"], training.start)
     python = python_of(place, training.project, facts.get("version.python"))
     rows = list(_rows_of_code(training, place, python))
-    bring_inputs(training.project, place.code, facts, tree, training.hashes)
+    again = bring_inputs(training.project, place.code, facts, tree, training.hashes)
     options = write_configuration(place, tree, str(facts.get("command", "")))
     output, there = place.code / tree["output"], training.adapters
-    _run(place, python, options, ["starter", "data_preparation"])
-    prepared = [
+    if again:
+        _run(place, python, options, again)
+    made = [
         Row.of(name, facts.get(fact), json.loads((output / report).read_text(encoding="utf-8"))["digest"])
-        for name, (fact, report) in _REPORTS.items()
+        for pipeline, (name, fact, report) in _REPORTS.items()
+        if pipeline in again
     ]
-    if any(row.result == "differs" for row in prepared):
-        return [*rows, *prepared]
+    if any(row.result == "differs" for row in made):
+        return [*rows, *made]
     _run(place, python, options, ["baseline", "train"])
     here = output / "06_models/adapters"
     repeated = read_facts(here)
