@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from visual_grpo.types import Policy
 
 SIZE = (64, 96)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # So a shell starts what runs in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
