@@ -82,6 +82,8 @@ def test_a_good_record(raw, tmp_path):
         ({"extra": {"target_imge": "a.png"}}, "unknown_key", "no field 'target_imge'. Did you mean 'target_image'?"),
         ({"extra": {"style": "ink", "Group": "b"}}, "unknown_key", "Did you mean 'group'?"),
         ({"extra": {"source-image": "a.png"}}, "unknown_key", "Did you mean 'source_image'?"),
+        ({"prompt": None, "extra": {"promt": "a"}}, "unknown_key", "no field 'promt'. Did you mean 'prompt'?"),
+        ({"extra": {"targetImage": "a.png"}}, "unknown_key", "Did you mean 'target_image'?"),
     ],
 )
 def test_rejections(raw, change, reason, message):
@@ -91,7 +93,7 @@ def test_rejections(raw, change, reason, message):
     assert len(rejected.message) < 400
 
 
-@pytest.mark.parametrize("key", ["prompt_zh", "idx", "metadata", "_target_image", "#target_image"])
+@pytest.mark.parametrize("key", ["prompt_zh", "target_image_2", "idx", "metadata", "_target_image", "#target_image"])
 def test_another_name_is_metadata(raw, key):
     assert json.loads(check(replace(raw, extra={key: "x"})).metadata)[key] == "x"
 
@@ -126,6 +128,12 @@ def test_the_task_decides_which_images_a_record_needs(raw, task, sources, target
     rejected = rejection(record, task)
     assert rejected.reason == reason
     assert said in rejected.remedy
+
+
+@pytest.mark.parametrize(("key", "meant"), [("boxs", "box"), ("point", "points")])
+def test_a_misspelt_box_of_a_query_is_no_metadata(raw, key, meant):
+    query = replace(raw, source_images="a.png", target_image="a.png", extra={key: [1, 2, 3, 4]})
+    assert f"Did you mean {meant!r}?" in rejection(query, "segmentation").message
 
 
 class TestIds:
@@ -228,6 +236,7 @@ class TestCoordinates:
 
     def test_invalid_solutions_are_rejected(self):
         tags = ("left", "<box></box", "<box>12,8,23,31</box>", "<box>(1,2),(3,x)</box>", "<box>" * 200_000)
-        for text in (*tags, "[1]", "[{}]", "[", 3):
+        one_of_two = "<box>1,2,3,4</box><points>(1,2)</points>"
+        for text in (*tags, one_of_two, "[1]", "[{}]", "[", 3):
             with pytest.raises(Rejected, match="solution must be "):
                 box_and_points(text)

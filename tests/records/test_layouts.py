@@ -18,6 +18,7 @@ from visual_grpo.command import Command
 from visual_grpo.errors import UserError
 from visual_grpo.images import read_image, read_mask
 from visual_grpo.records.detect import LAYOUTS, find_records
+from visual_grpo.records.folders import decoded_counts
 from visual_grpo.records.raw import Note, RawRecord, Rejected
 
 
@@ -282,7 +283,7 @@ class TestMasks:
             "annotations": [
                 {"image_id": 1, "category_id": 7, "segmentation": [[12, 8, 24, 8, 24, 32, 12, 32]]},
                 {"image_id": 1, "category_id": 7, "segmentation": {"counts": counts, "size": [64, 48]}},
-                {"image_id": 1, "category_id": 8, "segmentation": {"counts": "compressed", "size": [64, 48]}},
+                {"image_id": 1, "category_id": 8, "segmentation": {"counts": [1], "size": [64, 48]}},
                 {"image_id": 2, "category_id": 8, "segmentation": []},
             ],
         }
@@ -296,6 +297,17 @@ class TestMasks:
         assert seen[0:8, 54:].all()
         assert seen.float().mean() == pytest.approx((12 * 24 + 64) / (64 * 48), abs=0.02)
         assert table.report["rejected"]["by_reason"] == {"wrong_mask": 2}
+
+    def test_compressed_run_lengths(self):
+        counts = [26, 3, 5, 3, 5, 3, 1000, 1, 0, 70_000]
+        text = ""
+        for n, count in enumerate(counts):  # As COCO's rleToString does it.
+            value, more = count - (counts[n - 2] if n > 2 else 0), True
+            while more:
+                bits, value = value & 0x1F, value >> 5
+                more = value != (-1 if bits & 0x10 else 0)
+                text += chr((bits | 0x20 if more else bits) + 48)
+        assert decoded_counts(text) == counts
 
 
 class TestDetection:

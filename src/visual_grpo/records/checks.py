@@ -12,6 +12,7 @@ from typing import Any
 
 from visual_grpo.config import Task
 from visual_grpo.errors import nearest
+from visual_grpo.records.columns import KEYS, QUERY_KEYS
 from visual_grpo.records.detect import Found
 from visual_grpo.records.guard import Guard
 from visual_grpo.records.raw import EmbeddedImage, Item, Note, Original, RawRecord, Rejected, shorten, wrong_type
@@ -59,11 +60,9 @@ def checked(raw: RawRecord, task: Task, guard: Guard) -> RawRecord:
     Raises:
         Rejected: at the first value that is invalid or does not suit the task.
     """
-    if task == "segmentation":
-        prompt, source, target = "query", "image", "mask"
-    else:
-        prompt, source, target = "prompt", "source_image", "target_image"
-        _refuse_misspelt(raw)
+    is_query = task == "segmentation"
+    prompt, source, target = ("query", "image", "mask") if is_query else ("prompt", "source_image", "target_image")
+    _refuse_misspelt(raw, is_query)
     given = [] if raw.source_images is None else raw.source_images
     images = given if isinstance(given, list) else [given]
     record = replace(
@@ -181,18 +180,21 @@ def _metadata(raw: RawRecord) -> str:
     return text
 
 
-def _refuse_misspelt(raw: RawRecord) -> None:
-    """Rejects a key that looks like one which is missing: without its target, a record would train as another."""
+def _refuse_misspelt(raw: RawRecord, is_query: bool) -> None:
+    """Rejects a key that looks like a known one which is missing: without its target, it would train as another."""
     given = {
-        "target_image": raw.target_image,
-        "source_image": raw.source_images,
-        "group": raw.group,
-        "metadata": raw.metadata,
+        **dict.fromkeys(("prompt", "query", "problem"), raw.prompt is not None),
+        **dict.fromkeys(("target_image", "mask"), raw.target_image is not None),
+        **dict.fromkeys(("source_image", "image"), raw.source_images is not None),
+        **{name: getattr(raw, name) is not None for name in ("id", "group", "metadata")},
+        **{name: raw.extra.get(name) is not None for name in ("box", "bbox", "points")},
     }
-    missing = [name for name, value in given.items() if value is None]
+    known = (*KEYS, *QUERY_KEYS) if is_query else KEYS
+    missing = {name.replace("_", ""): name for name in known if not given[name]}
     for key in raw.extra:
-        # People comment a key out with a sign.
-        meant = nearest(key.lower(), missing, cutoff=0.83) if key[:1].isalpha() and key not in given else None
-        if meant is not None:
-            hint = f"there is no field {key!r}. Did you mean {meant!r}?"
-            raise Rejected("unknown_key", hint, "Rename it, or begin it with _")
+        # People comment a key out with a sign; a number or another language's code makes another name.
+        if key[:1].isalpha() and key not in known and len(key) < 20:
+            meant = nearest(re.sub(r"[\W_]", "", key).lower(), missing, cutoff=0.83)
+            if meant is not None and not key[-1].isdigit():
+                hint = f"there is no field {key!r}. Did you mean {missing[meant]!r}?"
+                raise Rejected("unknown_key", hint, "Rename it, or begin it with _")

@@ -26,6 +26,7 @@ TARGETS = ("target_image", "target", "target_img", "edited_image", "output_image
 """Names in datasets of pictures and edits, such as InstructPix2Pix's, MagicBrush's and the hub's image folders."""
 
 QUERIES = ("prompt", "query", "problem", "text", "caption")
+QUERY_KEYS = ("image", "query", "problem", "mask", "box", "bbox", "points")
 """Names in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
 
 _PAIR = r"\(([^,()]+),([^,()]+)\)"
@@ -138,12 +139,10 @@ def box_and_points(solution: Any) -> tuple[list[float] | None, list[Any] | None]
         return None, None
     try:
         if not solution.lstrip().startswith(("[", "{")):
-            tags = dict(re.findall(r"<(box|points)>((?:[\s,]*\([^()]+\))+)\s*</\1>", solution))
-            found = {tag: [[float(x), float(y)] for x, y in re.findall(_PAIR, body)] for tag, body in tags.items()}
-            if not found:
+            box, points = (_pairs_in(tag, solution) for tag in ("box", "points"))
+            if box is points is None:
                 raise ValueError(solution)
-            box = [number for corner in found["box"] for number in corner] if "box" in found else None
-            return box, found.get("points")
+            return None if box is None else [number for pair in box for number in pair], points
         objects = json.loads(solution)
         objects = objects if isinstance(objects, list) else [objects]
         corners = [[float(number) for number in part["bbox_2d"]] for part in objects]
@@ -155,3 +154,11 @@ def box_and_points(solution: Any) -> tuple[list[float] | None, list[Any] | None]
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
         form = "<box>(x1,y1),(x2,y2)</box><points>(x,y),...</points>, or JSON objects with bbox_2d and point_2d"
         raise wrong_type("solution", form, solution) from error
+
+
+def _pairs_in(tag: str, text: str) -> list[list[float]] | None:
+    _, _, rest = text.partition(f"<{tag}>")
+    body, closed, _ = rest.partition(f"</{tag}>")
+    if re.sub(rf"{_PAIR}|[\s,]", "", body if closed else ""):
+        raise ValueError(body)
+    return [[float(x), float(y)] for x, y in re.findall(_PAIR, body)] if closed else None

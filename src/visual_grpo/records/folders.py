@@ -187,7 +187,7 @@ def read_coco(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
             mask = _union(segments, image["height"], image["width"])
         except (KeyError, ValueError, TypeError, IndexError) as error:
             message = f"the segments of image {image_id} cannot be drawn ({type(error).__name__}: {error})"
-            yield Rejected("wrong_mask", message, "Give polygons, or run lengths as a list of numbers", place)
+            yield Rejected("wrong_mask", message, "Give polygons or run lengths, as COCO does", place)
             continue
         yield RawRecord(
             place=place,
@@ -206,8 +206,7 @@ def _union(segments: Sequence[Any], height: int, width: int) -> np.ndarray:
     for segment in segments:
         if isinstance(segment, Mapping):
             counts = segment["counts"]
-            if isinstance(counts, str):
-                raise ValueError("its run lengths are compressed")
+            counts = decoded_counts(counts) if isinstance(counts, str) else counts
             # Pixels outside and inside in turn, down the columns.
             runs |= np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
         else:
@@ -215,3 +214,18 @@ def _union(segments: Sequence[Any], height: int, width: int) -> np.ndarray:
                 # COCO's coordinates are of the pixels' corners, Pillow's of their centres.
                 ImageDraw.Draw(drawn).polygon([number - 0.5 for number in polygon], fill=1)
     return np.asarray(drawn) | runs
+
+
+def decoded_counts(text: str) -> list[int]:
+    """Numbers of COCO's compressed run lengths: 5 bits a character, from the third on as differences to two before."""
+    counts: list[int] = []
+    value = shift = 0
+    for character in text.encode():
+        bits = character - 48
+        value |= (bits & 0x1F) << shift
+        shift += 5
+        if not bits & 0x20:
+            value -= (bits & 0x10) << (shift - 4) if bits & 0x10 else 0
+            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+            value = shift = 0
+    return counts
