@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from visual_grpo.config import GRPOConfig, SamplerConfig
 from visual_grpo.grpo.losses import clipped_surrogate, importance_ratio, k3_kl
-from visual_grpo.policies import lora
 from visual_grpo.policies.flow_policy import FlowPolicy, FlowTrajectory
 from visual_grpo.policies.flow_sde import log_prob, ode_step, transition
 from visual_grpo.policies.glm_image.decoder import Conditions
 from visual_grpo.policies.glm_image.model import GlmImage
 from visual_grpo.policies.glm_image.token_model import EncodedPrompts
+from visual_grpo.policies.lora_sampling import merged
 from visual_grpo.policies.prompt_cache import forward
 from visual_grpo.policies.token_model import TokenTrajectory
 from visual_grpo.policies.token_policy import TokenPolicy
@@ -60,7 +60,7 @@ def dit_floor(
     with phase(seconds, "tokens"):
         generate(image, records, tokens_by)
     trajectory = policy.rollout(records, config.group_size, torch.Generator().manual_seed(0)).trajectory
-    with phase(seconds, "denoising"), torch.no_grad(), lora.merged(image.pipeline.transformer):
+    with phase(seconds, "denoising"), torch.no_grad(), merged(image.pipeline.transformer):
         flow = BareFlow.of(image, policy, records, trajectory)
         latents = flow.integrate(policy.denoiser.start_noise(range(len(flow.tokens))))
     with phase(seconds, "pixels"), torch.no_grad():
@@ -84,7 +84,7 @@ def generate(image: GlmImage, rows: Sequence[PromptRecord], sampler: SamplerConf
     count = preview + height * width
     drawn_from = tokens.sampler(sampler)
     model = image.pipeline.vision_language_encoder.eval()
-    with lora.merged(model):
+    with merged(model):
         model.generate(
             **inputs,
             max_new_tokens=count,
@@ -99,7 +99,7 @@ def generate(image: GlmImage, rows: Sequence[PromptRecord], sampler: SamplerConf
 @torch.no_grad()
 def decode_by_pipeline(image: GlmImage, rows: Sequence[PromptRecord], tokens: Tensor, sampler: SamplerConfig) -> None:
     """Decodes [B, T] tokens to pixels with the pipeline's ``__call__``: ODE and VAE, each in one batch."""
-    with lora.merged(image.pipeline.transformer):
+    with merged(image.pipeline.transformer):
         image.pipeline(
             prompt=[record.prompt for record in rows],
             prior_token_ids=_upsampled(image, sampler, tokens),

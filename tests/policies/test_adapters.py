@@ -15,8 +15,8 @@ from visual_grpo.components import load_model, load_policy
 from visual_grpo.config import GRPOConfig, LoraParams, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.policies import lora
 from visual_grpo.policies.lora import AdapterSet
+from visual_grpo.policies.lora_sampling import merged
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.types import PromptRecord
 
@@ -154,7 +154,7 @@ def outputs(network: Any) -> list[torch.Tensor]:
 
 def test_a_merged_adapter_takes_part_and_is_taken_out_again(network: Any) -> None:
     before = outputs(network)
-    with lora.merged(network), torch.no_grad():
+    with merged(network), torch.no_grad():
         during = outputs(network)
     for mixed, apart in zip(during, before, strict=True):
         torch.testing.assert_close(mixed, apart.detach(), rtol=1e-5, atol=1e-4)
@@ -168,7 +168,7 @@ def test_an_adapter_that_is_off_is_off_while_merged(network: Any) -> None:
     for layer in layers:
         layer.enable_adapters(False)
     plain = outputs(network)
-    with lora.merged(network), torch.no_grad():
+    with merged(network), torch.no_grad():
         during = outputs(network)
     for value, expected, other in zip(during, plain, with_adapter, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-4)
@@ -177,6 +177,6 @@ def test_an_adapter_that_is_off_is_off_while_merged(network: Any) -> None:
 
 def test_an_error_while_merged_leaves_the_weights(network: Any) -> None:
     before = outputs(network)
-    with pytest.raises(ValueError, match="in between"), lora.merged(network):
+    with pytest.raises(ValueError, match="in between"), merged(network):
         raise ValueError("in between")
     assert all(torch.equal(value, old) for value, old in zip(outputs(network), before, strict=True))

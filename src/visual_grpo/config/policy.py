@@ -17,9 +17,7 @@ class ModelConfig(Strict):
         "auto", description="glm_image, sd3, qwen_image, qwen2_5_vl or package.module:FAMILY; auto = the saved model's"
     )
     path: NotEmpty | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
-    revision: str | None = Field(
-        None, description="branch, tag or commit of a hub id, whose hashes are then checked; null = newest"
-    )
+    revision: str | None = Field(None, description="branch, tag or commit of a hub id; null = newest")
     dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
     base_weights: Literal["full", "8bit", "4bit"] = Field(
         "full",

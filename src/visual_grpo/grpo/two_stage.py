@@ -6,6 +6,7 @@ Shapes: N prompts, A outer samples of each, D inner samples of each of those.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,16 +21,16 @@ from visual_grpo.grpo.trainer import GRPOTrainer, under
 from visual_grpo.types import JointPolicy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, weighted_total
 
 
-class StagesTrainer:
+class StagesTrainer(ABC):
     """Trains several modules; a subclass yields a step of all of them from ``fit``."""
 
     def __init__(self, trainers: Mapping[str, GRPOTrainer[Any]], steps: int, seed: int) -> None:
         self.modules, self.steps, self.seed = dict(trainers), steps, seed
         self.step = 0
 
+    @abstractmethod
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         """Trains until ``steps``; stop iterating to stop training."""
-        raise NotImplementedError
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """As `GRPOTrainer.state`, of every module."""

@@ -16,9 +16,9 @@ from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.errors import UserError
 from visual_grpo.hardware.parallel import map_on_cores
 from visual_grpo.hardware.turns import present
-from visual_grpo.policies import lora
 from visual_grpo.policies.flow_model import FlowModel, Schedule
 from visual_grpo.policies.flow_sde import noises, ode_step, transition
+from visual_grpo.policies.lora_sampling import merged
 from visual_grpo.policies.rows import START_NOISE, STEP_NOISE
 
 C = TypeVar("C")
@@ -54,7 +54,7 @@ class Denoiser(Generic[C]):
     def integrate(self, conditions: C, entries: Tensor, noise_seeds: Sequence[int], steps: int) -> Tensor:
         """ODE from start noise to latents, [B, C, h, w] float32, with the adapter merged into the weights."""
         schedule = self.model.schedule(steps)
-        with present(self.model.transformer), lora.merged(self.model.transformer):
+        with present(self.model.transformer), merged(self.model.transformer):
             return self._ode(self.start_noise(noise_seeds), conditions, entries, schedule, range(steps))
 
     @torch.no_grad()
@@ -115,7 +115,7 @@ class Denoiser(Generic[C]):
         drawn = noises([seed ^ STEP_NOISE for seed in step_seeds], len(window), self.model.latent_shape)
         before, after, means, stds = [], [], [], []
         with present(transformer):
-            with lora.merged(transformer):
+            with merged(transformer):
                 state = self._ode(start, conditions, entries[::shared], schedule, range(window.start))
             for column, step in enumerate(window):
                 if column:
@@ -128,7 +128,7 @@ class Denoiser(Generic[C]):
                 after.append(state)
                 means.append(mean)
                 stds.append(std)
-            with lora.merged(transformer):
+            with merged(transformer):
                 latents = self._ode(state, conditions, entries, schedule, range(window.stop, steps))
         return DenoisedPath(
             latents=latents,

@@ -1,4 +1,4 @@
-"""LoRA adapters through peft: attach, switch off for the reference, merge for sampling, save, load.
+"""LoRA adapters through peft: attach, switch off for the reference, save, load.
 
 The adapters of transformers' models are peft's own (``PeftModel``), those of diffusers' models are injected by
 diffusers: so each loads by the plain call of the library that its module comes from.
@@ -7,9 +7,9 @@ diffusers: so each loads by the plain call of the library that its module comes 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from visual_grpo.command import again
 from visual_grpo.config import LoraParams
 from visual_grpo.errors import UserError
-from visual_grpo.hardware import shards
-from visual_grpo.hardware.quantised import QuantisedLinear
 from visual_grpo.hardware.turns import present
+from visual_grpo.policies.lora_sampling import lora_layers
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 _DIFFUSERS_CONFIG = "lora_adapter_metadata"
 
 
-class Adapter:
+class Adapter(ABC):
     """A module's LoRA on ``model``; a subclass puts it on and saves it in its library's format."""
 
     file: ClassVar[str]
@@ -41,18 +40,18 @@ class Adapter:
         self.model = model
 
     @classmethod
+    @abstractmethod
     def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
         """Freezes ``base`` and adds a LoRA of zero effect (B = 0; arXiv 2106.09685), without dropout.
 
         ``targets`` are the modules that get one where ``params`` does not name them. A's initial values come from
         ``seed``; torch's own generator is left as it was.
         """
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def load(cls, base: Any, folder: Path) -> Self:
-        """A saved adapter on a plain model, for sampling only."""
-        raise NotImplementedError
+        """Puts a saved adapter on a plain model, for sampling only."""
 
     @classmethod
     def saved(cls, folder: Path) -> dict[str, Tensor]:
@@ -62,8 +61,9 @@ class Adapter:
         with _loading(folder, cls.file):
             return load_file(folder / cls.file)
 
+    @abstractmethod
     def save(self, folder: Path | str) -> None:
-        raise NotImplementedError
+        """Writes `file` and the adapter's configuration."""
 
     def parameters(self) -> list[nn.Parameter]:
         """What is trained."""
@@ -72,7 +72,7 @@ class Adapter:
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """The reference policy: the module without its adapter. Layers that are off already are left off."""
-        layers = [layer for layer in _layers(self.model) if not layer.disable_adapters]
+        layers = [layer for layer in lora_layers(self.model) if not layer.disable_adapters]
         for layer in layers:
             layer.enable_adapters(False)
         try:
@@ -150,17 +150,14 @@ class DiffusersAdapter(Adapter):
 
     def _in_single_precision(self) -> Self:
         """As peft does itself for a PeftModel: updates vanish in half precision, and images become others."""
-        for layer in _layers(self.model):
+        for layer in lora_layers(self.model):
             layer.lora_A.float()
             layer.lora_B.float()
         return self
 
     @classmethod
     def saved(cls, folder: Path) -> dict[str, Tensor]:
-        return {
-            name.removeprefix(f"{cls.prefix}." if cls.prefix else ""): value
-            for name, value in super().saved(folder).items()
-        }
+        return {name.removeprefix(_start(cls.prefix)): value for name, value in super().saved(folder).items()}
 
     def save(self, folder: Path | str) -> None:
         """``pytorch_lora_weights.safetensors``, with the adapter's configuration in its metadata."""
@@ -246,79 +243,6 @@ class AdapterPolicy:
         self.adapter.save(folder)
 
 
-@contextmanager
-def merged(model: nn.Module) -> Iterator[None]:
-    """Any adapter of ``model`` folded into the weights while sampling: one matrix product instead of three.
-
-    Afterwards the weights are put back from copies, since adding and subtracting would leave rounding behind. In half
-    precision merging rounds the update away, and so it would in 8 or 4 bits, and sharded weights are gathered for one
-    call at a time: there it is `three_kernels`.
-    """
-    layers = _layers(model)
-    bases = [layer.get_base_layer() for layer in layers]
-    exact = all(not isinstance(b, QuantisedLinear) and b.weight.dtype == torch.float32 for b in bases)
-    if shards.active() or not exact:
-        with three_kernels(layers):
-            yield
-        return
-    originals = [base.weight.detach().clone() for base in bases]
-    try:
-        for layer in layers:
-            if not layer.disable_adapters:  # Such a one would unmerge itself in its call.
-                layer.merge()
-        yield
-    finally:
-        for layer, weight in zip(layers, originals, strict=True):
-            layer.merged_adapters.clear()
-            layer.get_base_layer().weight.data.copy_(weight)
-
-
-@contextmanager
-def three_kernels(layers: Sequence[Any]) -> Iterator[None]:
-    """Inside the block peft's ``layers`` compute y = W x + b + s B (A x) with A and s B rounded to W's precision.
-
-    The update's own precision falls to 8 bits (bfloat16), that of the sum stays what it is. Without gradient. Layers
-    whose adapter is off are left alone.
-    """
-    changed = [layer for layer in layers if not layer.disable_adapters]
-    try:
-        for layer in changed:
-            layer.forward = partial(_forward, layer.get_base_layer(), _factors(layer))
-        yield
-    finally:
-        for layer in changed:
-            layer.__dict__.pop("forward", None)
-
-
-def _factors(layer: Any) -> list[tuple[Tensor, Tensor]]:
-    """A^T [in, r] and s B^T [r, out] of each active adapter."""
-    base = layer.get_base_layer()
-    dtype = base.compute_dtype if isinstance(base, QuantisedLinear) else base.weight.dtype
-    return [
-        (
-            layer.lora_A[name].weight.detach().t().to(dtype),
-            (layer.lora_B[name].weight.detach() * layer.scaling[name]).t().to(dtype),
-        )
-        for name in layer.active_adapters
-        if name in layer.lora_A
-    ]
-
-
-@torch.no_grad()
-def _forward(base: Any, factors: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
-    y: Tensor = base(x)
-    flat = y.reshape(-1, y.shape[-1])
-    for down, up in factors:
-        flat = torch.addmm(flat, x.reshape(-1, x.shape[-1]) @ down, up)
-    return flat.view(y.shape)
-
-
-def _layers(model: nn.Module) -> list[Any]:
-    from peft.tuners.lora import LoraLayer
-
-    return [module for module in model.modules() if isinstance(module, LoraLayer)]
-
-
 def _config(params: LoraParams, default_targets: str | list[str]) -> LoraConfig:
     from peft import LoraConfig
 
@@ -348,6 +272,10 @@ def _loading(folder: Path, file: str) -> Iterator[None]:
         ) from error
 
 
+def _start(prefix: str | None) -> str:
+    return f"{prefix}." if prefix else ""
+
+
 def _rewrite(file: Path, prefix: str | None) -> None:
     """Gives names and configuration their prefix, and makes equal adapters equal files.
 
@@ -362,7 +290,6 @@ def _rewrite(file: Path, prefix: str | None) -> None:
     if isinstance(config["target_modules"], list):
         config["target_modules"].sort()
     tensors, config = (
-        {f"{prefix}.{name}" if prefix else name: value for name, value in part.items()}
-        for part in (load_file(file), config)
+        {_start(prefix) + name: value for name, value in part.items()} for part in (load_file(file), config)
     )
     save_file(tensors, file, metadata={_DIFFUSERS_CONFIG: json.dumps(config, sort_keys=True)})

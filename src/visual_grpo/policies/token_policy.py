@@ -16,9 +16,9 @@ from torch import Tensor
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
 from visual_grpo.hardware.turns import present
-from visual_grpo.policies import lora
 from visual_grpo.policies.family import ModelSettings, Module
 from visual_grpo.policies.lora import Adapter, AdapterPolicy, AdapterSet
+from visual_grpo.policies.lora_sampling import merged
 from visual_grpo.policies.rows import draw_seeds, repeated
 from visual_grpo.policies.token_model import (
     Encoded,
@@ -150,7 +150,7 @@ def sample_merged(
     config: PolicyConfig,
 ) -> SampledTokens[E]:
     """B trajectories under the present adapter, which is merged into the weights meanwhile."""
-    with present(model.network), lora.merged(model.network):
+    with present(model.network), merged(model.network):
         return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.kv_cache)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from visual_grpo.errors import UserError
+from visual_grpo.evaluation.headline import TASK_MEASURES
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,10 +30,10 @@ _URI = "MLFLOW_TRACKING_URI"
 MISSING, INVALID = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
 _default = ""
 EXPERIMENT, ARTIFACTS = "visual_grpo", "mlartifacts"
+_RESULTS = ("gain", "low", "high", *TASK_MEASURES.values())
 COLUMNS = (
-    *("metrics.`result/gain`", "metrics.`result/low`", "metrics.`result/high`", "metrics.`result/all right`"),
-    *("metrics.`result/gIoU`", "metrics.`reward/total`", "params.`policy.train`", "params.`grpo.steps`"),
-    "params.`seed`",
+    *(f"metrics.`result/{name}`" for name in _RESULTS),
+    *("metrics.`reward/total`", "params.`policy.train`", "params.`grpo.steps`", "params.`seed`"),
 )
 VIEW = {"orderByKey": COLUMNS[0], "orderByAsc": False, "selectedColumns": COLUMNS}
 """How `make ui` shows the table of runs: the value of a tag of the experiment that MLflow's page reads."""

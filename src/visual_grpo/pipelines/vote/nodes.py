@@ -69,7 +69,7 @@ def _vote(parameters: Parameters, ballot: Ballot) -> None:
     ):
         console.note(f"{counted(left, 'pair')} to judge by {settings.voter}. Open this page on this machine:")
         console.note(url)
-        console.note("Keys: 1 left, 2 right, 0 equal, s skip, u undo. The button finish or Ctrl-C ends it.")
+        console.note("Keys: 1 first, 2 second, 0 equal, s skip, u undo. The button finish or Ctrl-C ends it.")
         # Without a screen, a browser would be a program that takes the terminal.
         screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if settings.open_browser and sys.stdout.isatty() and screen:
