@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Mapping
 from itertools import accumulate
@@ -16,8 +17,9 @@ from visual_grpo import components
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import update
 from visual_grpo.plan.dry_run import DryRunner, planned_trainer, records_for
+from visual_grpo.plan.meter import Meter, as_on_a_device
 from visual_grpo.plan.model import planned_model
-from visual_grpo.plan.phases import replaced
+from visual_grpo.plan.phases import fewer_repeats, replaced
 
 FEW: Mapping[str, Any] = {"steps": 2, "prompts_per_step": 2, "group_size": 4, "kl_weight": 0.01}
 
@@ -60,13 +62,17 @@ def test_a_small_glm_image(pipeline_folder, module, checkpointed, rank):
     assert rank < 512 or 2 * trained > 0.25 * planned, "or nothing of AdamW's moments would be shown"
 
 
-def test_a_small_qwen2_5_vl(tmp_path):
+def save_small_qwen2_5_vl(folder: Path) -> None:
     from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
 
     size = parameters_of("negative_points", {}).data
     processor = build_processor(size.height, size.width)
     for part in (build_model(processor, 0), processor):
-        part.save_pretrained(tmp_path)
+        part.save_pretrained(folder)
+
+
+def test_a_small_qwen2_5_vl(tmp_path):
+    save_small_qwen2_5_vl(tmp_path)
     assert_planned(small("negative_points", None, {"model": {"path": str(tmp_path)}}), tmp_path)
 
 
@@ -95,3 +101,26 @@ def test_the_first_step_of_samples_that_share_their_noise_counts_less(pipeline_f
         step = DryRunner(config, planned_model(config)).step()
         flops.append(step.phases["denoising"].flops)
     assert flops[0] / flops[1] == pytest.approx((3 + 0.25 + 2) / 6, rel=0.01)
+
+
+@pytest.mark.parametrize("environment", ["base", "negative_points"])
+def test_two_tokens_count_as_all_of_them(environment, pipeline_folder, tmp_path):
+    """Beside them, only the keys and values of earlier tokens, of which the plan reads too many."""
+    if environment == "negative_points":
+        save_small_qwen2_5_vl(pipeline_folder := tmp_path)
+    config = small(environment, pipeline_folder, {"policy": {"train": "ar" if environment == "base" else "vl"}})
+    counted = []
+    for shortened in (contextlib.nullcontext, fewer_repeats):
+        planned, meter = planned_model(config), Meter()
+        with records_for(config, 2) as records, torch.no_grad(), shortened(meter), as_on_a_device(), meter:
+            planned.model.generate(records, [0, 1], config.sampling.rollout)
+        counted.append(meter)
+    real, short = (sum_of(meter) for meter in counted)
+    assert short["waits"] == pytest.approx(real["waits"], abs=2)
+    assert short["kernels"] == pytest.approx(real["kernels"], rel=0.02)
+    assert short["flops"] == pytest.approx(real["flops"], rel=0.1)
+    assert counted[0].peak == pytest.approx(counted[1].peak, rel=0.05)
+
+
+def sum_of(meter: Meter) -> dict[str, float]:
+    return {name: sum(getattr(row, name) for row in meter.phases.values()) for name in ("waits", "kernels", "flops")}

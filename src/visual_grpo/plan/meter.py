@@ -101,6 +101,11 @@ class Meter(TorchDispatchMode):
         finally:
             self.weight = before
 
+    def wait(self, times: int = 1) -> None:
+        """Counts a wait of the host for the device."""
+        self.waits[_call_site()] += round(times * self.weight) or 1
+        self._row().waits += times * self.weight
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = _tensors_in((args, kwargs))
@@ -149,8 +154,7 @@ class Meter(TorchDispatchMode):
 
     def _asked(self, tensor: Tensor) -> Tensor | None:
         """Returns values for which the host waits."""
-        self.waits[_call_site()] += round(self.weight) or 1
-        self._row().waits += self.weight
+        self.wait()
         return self._values.value(tensor)
 
     def _row(self) -> Phase:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -102,6 +103,8 @@ def fewer_repeats(meter: Meter) -> Iterator[None]:
 
 
 def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
+    """The cache has its full length at once: the peak is right, and too many keys and values are read."""
+
     def sample(model: Any, prompts: Any, prompt_of_row: Tensor, uniforms: Tensor, *rest: Any) -> Any:
         length = uniforms.shape[1]
         runs = min(2, length)
@@ -113,12 +116,31 @@ def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
                     rows, heads, before, width = layer.keys.shape
                     shape = rows, heads, before + length - runs, width
                     layer.keys, layer.values = layer.keys.new_empty(shape), layer.values.new_empty(shape)
-                meter.weight *= length / runs
                 return replace(prefix, mask=pad(prefix.mask, (0, length - runs), value=1))
 
             return run
 
-        with meter.weighted(1.0), replaced(token_model, "prefill", prefilled):
+        def started(token_steps: Callable[..., Any]) -> Callable[..., Any]:
+            def start(*given: Any) -> Any:
+                forward, each = token_steps(*given).next, length / runs
+                if model.ends:
+                    meter.wait((length - 1) // token_model.EOS_CHECK_INTERVAL)
+                meter.weight *= each  # From here on all is done for each token, but one forward less.
+
+                def step(embeds: Tensor) -> Tensor:
+                    with meter.weighted((length - 1) / (runs - 1) / each):
+                        hidden: Tensor = forward(embeds)
+                    return hidden
+
+                return SimpleNamespace(next=step)
+
+            return start
+
+        with (
+            meter.weighted(1.0),
+            replaced(token_model, "prefill", prefilled),
+            replaced(token_model, "token_steps", started),
+        ):
             found = real(model, prompts, prompt_of_row, uniforms[:, :runs], *rest)
         return tuple(pad(column, (0, length - runs)) for column in found)
 
