@@ -59,11 +59,11 @@ clean:  ## Remove outputs of runs, but not your own data
 ##@ Run
 
 repro: setup  ## Run the stages that changed, with DVC; ENV=NAME
-	@$(BIN)/python -m visual_grpo.retraining.project $(if $(ENV),--env=$(ENV))
+	@$(BIN)/python -m visual_grpo.operations.retraining.project $(if $(ENV),--env=$(ENV))
 	@$(BIN)/dvc repro $(if $(ENV),conf/$(ENV)/dvc.yaml,dvc.yaml)
 
 retrain: setup  ## Retrain if there is a reason, promote if better; ENV=NAME
-	@$(BIN)/python -m visual_grpo.retraining $(if $(ENV),--env=$(ENV))
+	@$(BIN)/python -m visual_grpo.operations.retraining $(if $(ENV),--env=$(ENV))
 
 sync: setup  ## Add to MLflow what it lacks of the results in data
 	@$(BIN)/python -m visual_grpo.tracking.sync

@@ -31,14 +31,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visual_grpo import components, third_party_output
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import FlowConfig, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.plan.dry_run import unequal_scores
-from visual_grpo.policies.flow_policy import FlowPolicy
-from visual_grpo.policies.flow_sde import log_prob
+from visual_grpo.models.flow_policy import FlowPolicy
+from visual_grpo.models.flow_sde import log_prob
+from visual_grpo.operations.plan.dry_run import unequal_scores
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.types import PromptRecord
+from visual_grpo.training import components
 
 SIDE, STEPS, GUIDANCE = 64, 10, 4.5
 PROMPTS, GROUP = 4, 8
@@ -244,12 +245,12 @@ def main() -> None:
     if not (arguments.checkout / "flow_grpo" / "diffusers_patch").is_dir():
         parser.error(f"{arguments.checkout} has no flow_grpo/diffusers_patch; expected a checkout of flow_grpo")
     sys.path.insert(0, str(arguments.checkout))
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     torch.set_num_threads(1)
     words = ["git", "-C", str(arguments.checkout), "rev-parse", "HEAD"]
     commit = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or None
     rows = []
-    with third_party_output.hidden_progress_bars():
+    with quiet_libraries.hidden_progress_bars():
         for what, share in TRAINED.items():
             row = measure(share, arguments.rounds)
             rows.append({"trained": what, "commit": commit, **row})

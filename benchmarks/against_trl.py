@@ -30,12 +30,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from visual_grpo import components, third_party_output
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
-from visual_grpo.types import PromptRecord
+from visual_grpo.training import components
 
 SIDE = 64
 """Pixels; 16 tokens a picture."""
@@ -116,13 +117,13 @@ class Ours:
 
 class Trls:
     def __init__(self, setup: Setup, folder: Path, ours: Ours) -> None:
+        from datasets import Dataset
         from peft import LoraConfig
         from transformers import Qwen2_5_VLForConditionalGeneration
         from trl import GRPOConfig as Arguments
         from trl import GRPOTrainer as Trainer
 
-        from datasets import Dataset
-        from visual_grpo.policies.qwen2_5_vl import FAMILY
+        from visual_grpo.models.qwen2_5_vl import FAMILY
 
         shape = setup.shape
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
@@ -268,10 +269,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     torch.set_num_threads(1)
     rows = []
-    with third_party_output.hidden_progress_bars():
+    with quiet_libraries.hidden_progress_bars():
         for text in arguments.shapes:
             for kl in arguments.kl:
                 row = measure(Shape.of(text), kl, arguments.rounds)

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 import project
 import torch
 
-from visual_grpo import components, third_party_output
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import RewardConfig
 from visual_grpo.grpo.checks import measure_signal, useful_cosine
-from visual_grpo.types import PromptRecord, Sample
+from visual_grpo.training import components
 
 _chance = torch.Generator().manual_seed(0)
 
@@ -30,7 +31,7 @@ def chance(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> list[f
 
 
 def main() -> None:
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     arguments = _arguments()
     config, records = project.load(arguments)
     print("| module | reward | cosine | verdict | CPU s |\n|---|---|---|---|---|")

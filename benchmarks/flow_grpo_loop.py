@@ -32,16 +32,17 @@ import torch
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
-from visual_grpo import components, third_party_output
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.types import PromptRecord, StepMetrics
 from visual_grpo.config import Parameters
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import generate
 from visual_grpo.evaluation.compare import join
 from visual_grpo.evaluation.paired import paired_difference
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats
-from visual_grpo.policies.flow_policy import FlowPolicy
-from visual_grpo.records.table import RecordTable
-from visual_grpo.types import PromptRecord, StepMetrics
+from visual_grpo.models.flow_policy import FlowPolicy
+from visual_grpo.training import components
 
 ROOT = Path(__file__).parents[1]
 BASELINE = Path("data/07_model_output/baseline")
@@ -288,7 +289,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     arguments = _arguments()
     clones = {seed: arguments.folder.resolve() / f"seed-{seed}" for seed in arguments.seeds}
     for seed, clone in () if arguments.tables else clones.items():

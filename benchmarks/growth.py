@@ -24,12 +24,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from visual_grpo import components, third_party_output
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import FlowConfig, GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.plan.dry_run import unequal_scores
+from visual_grpo.operations.plan.dry_run import unequal_scores
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.types import PromptRecord
+from visual_grpo.training import components
 
 MEMORY_STEPS, MEMORY_EVERY = 500, 100
 
@@ -181,14 +182,14 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = _arguments()
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     sides: list[tuple[str, Steps, dict[str, Setting]]] = [
         ("flow policy", flow_steps, FLOW),
         ("token policy", token_steps, TOKENS),
     ]
-    with third_party_output.hidden_progress_bars():
+    with quiet_libraries.hidden_progress_bars():
         for name, make, changes in sides:
             found[name] = {what: growth(make, changed, arguments.rounds) for what, changed in changes.items()}
             print(f"{name}, twice the", ", ".join(f"{what}: {x:.2f}" for what, x in found[name].items()), flush=True)

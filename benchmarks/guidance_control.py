@@ -16,15 +16,16 @@ from pathlib import Path
 import pandas as pd
 import project
 
-from visual_grpo import components, third_party_output
+from visual_grpo.common import quiet_libraries
 from visual_grpo.config import ControlConfig, Parameters
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import compare, generate
 from visual_grpo.evaluation.headline import change
-from visual_grpo.records.table import RecordTable
+from visual_grpo.training import components
 
 
 def main() -> None:
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     arguments = _arguments()
     config, records = project.load(arguments)
     trained = generate.read_scores(Path(config.output) / "07_model_output" / "trained")

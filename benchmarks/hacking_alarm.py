@@ -26,15 +26,16 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from visual_grpo import components, third_party_output
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.images import read_image, to_tensor
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import AlarmConfig, Parameters, RewardConfig
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.alarm import Watch
 from visual_grpo.evaluation.generate import distinct_prompts, read_scores
-from visual_grpo.images import read_image, to_tensor
-from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import build_reward_set
-from visual_grpo.training import Callbacks, Shown, TrainingRun
-from visual_grpo.types import PromptRecord
+from visual_grpo.training import components
+from visual_grpo.training.run import Callbacks, Shown, TrainingRun
 
 GUARDS = ("edge_density", "colour_entropy")
 NOISE = "fine_noise"
@@ -61,7 +62,7 @@ class Hack:
 
 
 def main() -> None:
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     arguments = _arguments()
     config, records = project.load(arguments)
     config = config.model_copy(

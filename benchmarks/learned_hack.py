@@ -24,13 +24,14 @@ import project
 import torch
 from torch import Tensor
 
-from visual_grpo import components, third_party_output
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.images import to_pil
 from visual_grpo.config import Parameters, RewardConfig
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.alarm import Watch
 from visual_grpo.evaluation.generate import distinct_prompts
-from visual_grpo.images import to_pil
-from visual_grpo.records.table import RecordTable
-from visual_grpo.training import Callbacks, Shown, TrainingRun
+from visual_grpo.training import components
+from visual_grpo.training.run import Callbacks, Shown, TrainingRun
 
 GUARDS = ("edge_density", "colour_entropy")
 HEADER = (
@@ -47,7 +48,7 @@ HEADER = (
 
 
 def main() -> None:
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     arguments = _arguments()
     config, records = project.load(arguments)
     print(f"| {' | '.join(HEADER)} |\n{'|---' * len(HEADER)}|")

@@ -25,12 +25,13 @@ from rich.console import Console
 from rich.table import Table
 from step import base_config, distinct_prompts
 
-from visual_grpo import components, third_party_output
-from visual_grpo.errors import UserError
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.generate import draw_and_score, plan_images
 from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.remote.http_reward import HttpReward
+from visual_grpo.training import components
 
 WORKERS = Path(__file__).parents[1] / "workers"
 WORKER = """
@@ -49,7 +50,7 @@ serve("brightness-1", lambda: score)
 
 
 def main() -> None:
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     arguments = _arguments()
     config = base_config(arguments.module, arguments.model)
     part = config.grpo.model_copy(update={"rollout_prompts": arguments.rollout_prompts})

@@ -23,14 +23,14 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from reward_models import options_of
 
-from visual_grpo import third_party_output
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.images import to_tensor
+from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import RewardConfig
-from visual_grpo.images import to_tensor
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.starter.shapes.draw import draw
 from visual_grpo.starter.shapes.world import COMBINATIONS
-from visual_grpo.types import PromptRecord, TextSample
 
 SIDES = (256, 1024)
 IMAGES, FEW = 16, 2
@@ -71,7 +71,7 @@ ELSEWHERE = ("votes", "http", "vlm_judge")
 
 
 def main() -> None:
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     torch.set_num_threads(1)
     names = _arguments().names
     sides = "".join(f" s, {side} px |" for side in SIDES)

@@ -3,7 +3,7 @@
 The sampler decodes token by token from a cache, the replay scores whole sequences: the same function, another order of
 sums. In half precision that makes every ratio a little wrong. Measured on GLM-Image's language model with random
 weights, over depth, width and the standard deviation of its logits (the output layer is scaled to it). The last column
-is the mean divided by sqrt(layers) x deviation, which `policies.tokens` takes as a constant.
+is the mean divided by sqrt(layers) x deviation, which `models.tokens` takes as a constant.
 
     python benchmarks/rounding_gap.py --layers 2 10 40
 """
@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from transformers import GlmImageForConditionalGeneration
 
-from visual_grpo import third_party_output
-from visual_grpo.policies.glm_image.processor import PreviewProcessor
-from visual_grpo.policies.glm_image.sources import SourceEncoder
-from visual_grpo.policies.glm_image.token_model import GlmImageTokens
-from visual_grpo.policies.token_model import sample_tokens, token_log_probs
-from visual_grpo.policies.tokens import TokenSampler
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.models.glm_image.processor import PreviewProcessor
+from visual_grpo.models.glm_image.sources import SourceEncoder
+from visual_grpo.models.glm_image.token_model import GlmImageTokens
+from visual_grpo.models.token_model import sample_tokens, token_log_probs
+from visual_grpo.models.tokens import TokenSampler
 from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES, build_processor
 from visual_grpo.starter.glm_image.modules import build_ar
-from visual_grpo.types import PromptRecord
 
 HEAD_WIDTH = 32
 SIZE = (256, 256)
@@ -33,7 +33,7 @@ PROMPTS = ("a red circle left of a blue square", "a cat", "a small yellow square
 
 
 def main() -> None:
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     arguments = _arguments()
     print("| dtype | layers | width | deviation of logits | mean log-ratio | largest | constant |")
     print("|---|---|---|---|---|---|---|")

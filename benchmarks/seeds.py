@@ -24,11 +24,11 @@ from typing import Any
 
 import pandas as pd
 
-from visual_grpo import third_party_output
-from visual_grpo.components import make_plan
+from visual_grpo.common import quiet_libraries
 from visual_grpo.config.validation import validate
 from visual_grpo.evaluation.compare import compare
 from visual_grpo.evaluation.generate import read_scores
+from visual_grpo.training.components import make_plan
 
 ROOT = Path(__file__).parents[1]
 BEFORE = ("starter", "data_preparation", "baseline")
@@ -36,7 +36,7 @@ AFTER = ("train", "evaluate")
 
 
 def main() -> None:
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     arguments = _arguments()
     clones = {seed: arguments.folder.resolve() / f"seed-{seed}" for seed in arguments.seeds}
     with ThreadPoolExecutor(arguments.jobs) as pool:

@@ -24,24 +24,25 @@ from phases import Seconds, medians, phase, phases_of_methods
 from rich.console import Console
 from rich.table import Table
 
-from visual_grpo import components, third_party_output
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError
 from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.policies import token_policy
-from visual_grpo.policies.flow_policy import FlowPolicy
-from visual_grpo.policies.glm_image.model import GlmImage
-from visual_grpo.policies.token_policy import TokenPolicy
+from visual_grpo.models import token_policy
+from visual_grpo.models.flow_policy import FlowPolicy
+from visual_grpo.models.glm_image.model import GlmImage
+from visual_grpo.models.token_policy import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.shapes.world import COMBINATIONS
-from visual_grpo.types import PromptRecord, Sample
+from visual_grpo.training import components
 
 CONF = Path(__file__).parents[1] / "conf" / "base" / "parameters.yml"
 
 
 def main() -> None:
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     arguments = _arguments()
     config = base_config(arguments.module, arguments.model)
     image: Any = components.build_model(config, arguments.model)

@@ -27,11 +27,12 @@ from mlflow import MlflowClient
 from PIL import Image
 from step import base_config, brightness, distinct_prompts
 
-from visual_grpo import components, third_party_output
+from visual_grpo.common import quiet_libraries
 from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import Tracker
 from visual_grpo.tracking.sync import tracked
+from visual_grpo.training import components
 
 BLOCK = 4
 """Steps in a row with, and then without tracking."""
@@ -73,7 +74,7 @@ class Server:
 
 
 def main() -> None:
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -26,18 +26,19 @@ from typing import Any
 import project
 import torch
 
-from visual_grpo import components, third_party_output
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.images import read_image, to_tensor
+from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import Parameters, RewardConfig
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.generate import distinct_prompts, image_seed
 from visual_grpo.evaluation.paired import paired_difference
-from visual_grpo.images import read_image, to_tensor
 from visual_grpo.pipelines.vote.pairs import find_pairs
-from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, append_line
 from visual_grpo.rewards.votes.reward import fitted_head
-from visual_grpo.training import Callbacks, TrainingRun
-from visual_grpo.types import PromptRecord, Sample
+from visual_grpo.training import components
+from visual_grpo.training.run import Callbacks, TrainingRun
 
 HEADER = (
     "seed",
@@ -52,7 +53,7 @@ HEADER = (
 
 
 def main() -> None:
-    third_party_output.silence_libraries()
+    quiet_libraries.silence_libraries()
     arguments = _arguments()
     config, records = project.load(arguments)
     choices = f"{arguments.choices} choices by {arguments.truth}, {arguments.noise:.0%} of them turned round"

@@ -8,9 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
-from visual_grpo.policies.family import Family, Module
-from visual_grpo.policies.flow_model import (
+from visual_grpo.models.family import Family, Module
+from visual_grpo.models.flow_model import (
     PooledText,
     Schedule,
     Velocity,
@@ -20,11 +21,10 @@ from visual_grpo.policies.flow_model import (
     packed_schedule,
     unpacked,
 )
-from visual_grpo.policies.flow_policy import FlowGenerator
-from visual_grpo.policies.loading import load_pipeline
-from visual_grpo.policies.lora import PipelineAdapter
-from visual_grpo.policies.rows import distinct
-from visual_grpo.types import PromptRecord
+from visual_grpo.models.flow_policy import FlowGenerator
+from visual_grpo.models.loading import load_pipeline
+from visual_grpo.models.lora import PipelineAdapter
+from visual_grpo.models.rows import distinct
 
 
 class FluxOptions(Strict):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from visual_grpo.policies.glm_image.model import GlmImage
-    from visual_grpo.policies.glm_image.token_model import EncodedPrompts
-    from visual_grpo.policies.token_policy import TokenPolicy
-    from visual_grpo.types import Policy
+    from visual_grpo.common.types import Policy
+    from visual_grpo.models.glm_image.model import GlmImage
+    from visual_grpo.models.glm_image.token_model import EncodedPrompts
+    from visual_grpo.models.token_policy import TokenPolicy
 
 SIZE = (64, 96)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # So a shell starts what runs in the background.
@@ -66,7 +66,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def glm_image(pipeline_folder: Path) -> GlmImage:
     """With an adapter on the AR module."""
-    from visual_grpo.components import load_model
+    from visual_grpo.training.components import load_model
 
     model: Any = load_model(str(pipeline_folder), size=SIZE, train=["ar"], device="cpu")
     return model

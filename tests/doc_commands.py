@@ -18,13 +18,13 @@ import pytest
 from kedro.config import OmegaConfigLoader
 
 from tests.markdown import ROOT
-from visual_grpo.components import build_scorer, make_plan
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.presets import AUTO
 from visual_grpo.config.validation import validate
 from visual_grpo.pipeline_registry import PIPELINES
 from visual_grpo.settings import CONFIG_LOADER_ARGS
+from visual_grpo.training.components import build_scorer, make_plan
 
 
 def check_command(words: list[str], project: Path) -> None:
@@ -48,7 +48,7 @@ def parameters_of(project: Path, env: str | None = None, changes: dict[str, Any]
 def check_parameters(config: Parameters) -> None:
     """They fit the family, and the rewards can be built; on a machine without a GPU too."""
     plan = make_plan(config)
-    if config.reward == AUTO:  # The records decide it (tests/preflight).
+    if config.reward == AUTO:  # The records decide it (tests/operations/preflight).
         return
     rewards = {name: r.model_copy(update={"options": _on_cpu(r.options)}) for name, r in config.rewards.items()}
     for module in plan.modules:
@@ -75,7 +75,7 @@ def _torchrun(words: list[str], project: Path) -> None:
     from torch.distributed.run import get_args_parser
 
     given = get_args_parser().parse_args(words[1:])
-    assert (given.module, given.training_script) == (True, "visual_grpo.distributed"), words
+    assert (given.module, given.training_script) == (True, "visual_grpo.grpo.distributed"), words
     _kedro(["kedro", *given.training_script_args], project)
 
 

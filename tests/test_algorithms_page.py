@@ -12,12 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from visual_grpo.common.types import ReplayChunk, Rollout, Scores
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo import checks, losses
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.optimisers import learning_rate_factor
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
-from visual_grpo.types import ReplayChunk, Rollout, Scores
 
 PAGE = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 S = 5

@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
+from tests.data.making import jsonl, picture
 from tests.doc_commands import check_command, check_parameters, is_parameter, parameters_of
 from tests.evaluation.test_browser import BROWSER, SETTINGS
 from tests.markdown import PAGES, ROOT, Block, blocks, files_before, inline_code
-from tests.records.making import jsonl, picture
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.config import DataConfig, GRPOConfig, Parameters
+from visual_grpo.data.columns import KEYS
+from visual_grpo.data.detect import LAYOUTS
+from visual_grpo.data.preparation import Preparation
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.headline import TASK_MEASURES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer
-from visual_grpo.records.columns import KEYS
-from visual_grpo.records.detect import LAYOUTS
-from visual_grpo.records.preparation import Preparation
-from visual_grpo.records.table import RecordTable
 from visual_grpo.tracking.sync import result_metrics
 
 DOCS = ROOT / "docs"
@@ -133,7 +133,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: P
     assert "grpo.advantage_scale" not in pages["reference/parameters.html"], "in its section's table, by its own name"
     for field in ("advantage_scale", "held_out_share", "window_steps", "rollouts"):
         assert f"<code>{field}</code>" in pages["reference/parameters.html"]
-    assert 'id="visual_grpo.components.load_policy"' in pages["reference/python.html"]
+    assert 'id="visual_grpo.training.components.load_policy"' in pages["reference/python.html"]
     formulas = pages["algorithms.html"]
     assert formulas.count("<math") > 60
     assert not re.search(r"\\(frac|text|sum|log|left)", formulas)
@@ -206,7 +206,7 @@ def logged() -> set[str]:
 
 def from_the_policies() -> set[str]:
     """What the policies themselves measure: the keys of the stats of their rollouts."""
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/visual_grpo/policies").rglob("*.py"))
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/visual_grpo/models").rglob("*.py"))
     return set(re.findall(r'"((?:seconds|speed)/\w+|entropy|tokens_per_sample)"', source))
 
 
@@ -256,7 +256,7 @@ def test_the_core_without_kedro(
 
 
 def test_the_adapters_load_as_shown(pipeline_folder: Path, tmp_path: Path) -> None:
-    from visual_grpo.components import load_model
+    from visual_grpo.training.components import load_model
 
     load_model(str(pipeline_folder), train=["ar", "dit"]).adapters.save(tmp_path)
     shown = code_after("Use the adapters", pipeline_folder).replace("data/06_models/adapters", str(tmp_path))

@@ -25,13 +25,13 @@ NOT_RUN = {
     ".venv/bin/kedro run --pipeline=reproduce": "needs a git repository; test_reproduce.py runs it",
     ".venv/bin/kedro run --pipeline=rollback": "needs two promotions; test_promote.py runs it",
     ".venv/bin/kedro run --pipeline=vote": "waits for somebody; tests/pipelines/test_vote.py chooses",
-    ".venv/bin/kedro run --pipeline=plan --env=qwen_image": "of full size; tests/plan/test_released.py plans it",
+    ".venv/bin/kedro run --pipeline=plan --env=qwen_image": "of full size; test_released.py plans it",
     ".venv/bin/kedro run --env=qwen2_5_vl --params=data.path=FOLDER,model.base_weights": "needs bitsandbytes;"
     " tests/quantised trains every family so",
     ".venv/bin/kedro run --pipelines=baseline,train,evaluate --params=reward=null,rewards.votes": "needs somebody's"
     " choices; tests/pipelines/test_vote.py trains on some",
-    ".venv/bin/torchrun --nnodes=2": "needs two hosts; tests/distributed/test_hosts.py starts two on this machine",
-    ".venv/bin/python -m visual_grpo.retraining": "needs DVC; run in tests/retraining",
+    ".venv/bin/torchrun --nnodes=2": "needs two hosts; tests/grpo/distributed/test_hosts.py starts two on this machine",
+    ".venv/bin/python -m visual_grpo.operations.retraining": "needs DVC; run in tests/operations/retraining",
     ".venv/bin/jupyter": "a server",
     ".venv/bin/dvc": "needs a git repository; run in test_dvc_repro.py",
     ".venv/bin/python benchmarks/": "hours; its arguments are checked in test_docs.py",
@@ -141,8 +141,8 @@ def query_of(row: dict[str, Any], folder: Path) -> dict[str, str]:
 
 def save_small_models(project: Path) -> None:
     """Those that the small configurations of the released models name."""
-    from tests.policies.sd3 import tiny
-    from tests.segmentation.small_sam2 import save_sam2
+    from tests.models.sd3 import tiny
+    from tests.rewards.segmentation.small_sam2 import save_sam2
     from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
 
     tiny.pipeline().save_pretrained(project / "small_sd3")

@@ -14,13 +14,13 @@ from kedro.framework.project import configure_project, pipelines
 
 from tests.evaluation.defaults import FILE
 from tests.small_project import merged
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import FLOW, with_output_folders
 from visual_grpo.config.training import EvaluationConfig, ModuleConfig
-from visual_grpo.decisive_parameters import NEVER, NOT_READ, decisive
-from visual_grpo.errors import UserError
-from visual_grpo.retraining.__main__ import main
-from visual_grpo.retraining.project import PARAMETERS, Project, read_project, stage_parameters
+from visual_grpo.operations.retraining.__main__ import main
+from visual_grpo.operations.retraining.project import PARAMETERS, Project, read_project, stage_parameters
+from visual_grpo.training.cache_key import NEVER, NOT_READ, decisive
 
 ROOT = Path(__file__).parents[1]
 

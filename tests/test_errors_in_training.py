@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.test_training import BOTH_STEPS, CHOICES, brightness, contents, execute, make_run, parameters, rows
-from visual_grpo.errors import UserError
-from visual_grpo.training import TrainingRun
+from tests.training.test_run import BOTH_STEPS, CHOICES, brightness, contents, execute, make_run, parameters, rows
+from visual_grpo.common.errors import UserError
+from visual_grpo.training.run import TrainingRun
 
 
 class Failing:

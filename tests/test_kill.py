@@ -35,14 +35,17 @@ COMMON = (
     "tracking.checkpoint_every=2"
 )
 FIRST = "visual_grpo.grpo.checks:measure_signal:0.05"
-LAST = ("visual_grpo.training:TrainingRun.write_adapters:0", "visual_grpo.training:TrainingRun.write_adapters:0.02")
+LAST = (
+    "visual_grpo.training.run:TrainingRun.write_adapters:0",
+    "visual_grpo.training.run:TrainingRun.write_adapters:0.02",
+)
 WITHIN = (
     "visual_grpo.grpo.checkpoint:save_checkpoint",
     "visual_grpo.grpo.checkpoint:remove_old",
-    "visual_grpo.training:TrainingRun.evaluate",
+    "visual_grpo.training.run:TrainingRun.evaluate",
     "visual_grpo.tracking.api:log_metrics",
 )
-TRAINING = "visual_grpo.training:TrainingRun._train"
+TRAINING = "visual_grpo.training.run:TrainingRun._train"
 OF_TIME_AND_MEMORY = re.compile(r"(.*/)?(seconds|speed)/.*|(.*/)?memory_gb")
 
 

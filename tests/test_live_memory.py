@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from tests.small_project import paste, small_project
-from tests.test_training import execute
-from tests.test_training_toys import TokenModel, token_run
 from tests.toys import CountingScorer
+from tests.training.test_run import execute
+from tests.training.test_run_toys import TokenModel, token_run
 
 LIVE = '''
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.reproduction.repositories import commit, git
+from tests.operations.reproduction.repositories import commit, git
 from tests.small_project import ROOT, environment, paste, small_project
 
 KILLER = ROOT / "tests/killer"
@@ -28,7 +28,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / ".git/info").mkdir(parents=True)
     git(folder, "init", "-q")
     (folder / ".git/info/exclude").write_text(".venv\n")
-    training = folder / "src/visual_grpo/training.py"
+    training = folder / "src/visual_grpo/training/run.py"
     text = training.read_text(encoding="utf-8")
     training.write_text("raise RuntimeError('the change is not applied')\n", encoding="utf-8")
     commit(folder)
@@ -73,11 +73,11 @@ def test_a_training_is_made_again_bit_for_bit(project: Path) -> None:
 @pytest.mark.slow
 def test_a_training_from_other_adapters_that_was_killed_and_resumed_is_made_again(project: Path) -> None:
     """What it started from is where it then left its own, so that only MLflow has it."""
-    adapters, training = project / "data/06_models/adapters", project / "src/visual_grpo/training.py"
+    adapters, training = project / "data/06_models/adapters", project / "src/visual_grpo/training/run.py"
     before, text = shutil.copytree(adapters, project / "before"), training.read_text(encoding="utf-8")
     train = ".venv/bin/kedro run --pipeline=train --params=seed=4,policy.train=ar,train.start=latest"
     try:
-        shutil.copy(ROOT / "src/visual_grpo/training.py", training)
+        shutil.copy(ROOT / "src/visual_grpo/training/run.py", training)
         killed = paste(f"KILL_AT=visual_grpo.grpo.checkpoint:remove_old:0 PYTHONPATH={KILLER}:src {train}", project)
         assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), killed.stderr[-2000:]
         assert [path.name for path in (project / "data/06_models/checkpoints").glob("step-*")] == ["step-000001"]

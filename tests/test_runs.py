@@ -191,15 +191,15 @@ pathlib.Path("out.json").write_text(json.dumps(out))
 CATALOG = """
 report: {type: json.JSONDataset, filepath: data/report.json}
 starter_report: {type: json.JSONDataset, filepath: data/starter.json}
-records: {type: visual_grpo.datasets.RecordsDataset, filepath: data/records.parquet}
-records_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/records.parquet, kind: file}
+records: {type: visual_grpo.data.datasets.RecordsDataset, filepath: data/records.parquet}
+records_draft: {type: visual_grpo.data.datasets.DraftDataset, filepath: data/records.parquet, kind: file}
 baseline: {type: json.JSONDataset, filepath: data/baseline.json}
-folder: {type: visual_grpo.datasets.FolderDataset, filepath: data/folder, made_by: fill}
-folder_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/folder}
-adapters: {type: visual_grpo.datasets.FolderDataset, filepath: data/06_models/adapters, made_by: train}
-adapters_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/06_models/adapters}
-trained: {type: visual_grpo.datasets.FolderDataset, filepath: data/trained, made_by: evaluate}
-trained_draft: {type: visual_grpo.datasets.DraftDataset, filepath: data/trained}
+folder: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/folder, made_by: fill}
+folder_draft: {type: visual_grpo.data.datasets.DraftDataset, filepath: data/folder}
+adapters: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/06_models/adapters, made_by: train}
+adapters_draft: {type: visual_grpo.data.datasets.DraftDataset, filepath: data/06_models/adapters}
+trained: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/trained, made_by: evaluate}
+trained_draft: {type: visual_grpo.data.datasets.DraftDataset, filepath: data/trained}
 """
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.policies.sd3 import tiny
+from tests.models.sd3 import tiny
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import ModelConfig
-from visual_grpo.errors import UserError
-from visual_grpo.policies.loading import load_pipeline
+from visual_grpo.models.loading import load_pipeline
 from visual_grpo.rewards.learned.pretrained import read_weights
 
 ROOT = Path(__file__).parents[1]

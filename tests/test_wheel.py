@@ -66,7 +66,7 @@ def test_the_readmes_python_runs_outside_of_the_repository(
     number: int, python: Path, pipeline_folder: Path, tmp_path: Path
 ) -> None:
     """Literally, in a folder that holds a model and its adapters where a run would have left them."""
-    from visual_grpo.components import load_model
+    from visual_grpo.training.components import load_model
 
     shutil.copytree(pipeline_folder, tmp_path / "data/06_models/base")
     load_model(str(pipeline_folder), train=["ar", "dit"]).adapters.save(tmp_path / "data/06_models/adapters")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores
 from visual_grpo.grpo.losses import k3_kl
-from visual_grpo.types import PromptRecord, ReplayChunk, Rollout, Scores
 
 
 def records(count: int) -> list[PromptRecord]:

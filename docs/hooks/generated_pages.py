@@ -15,10 +15,10 @@ from mkdocs.structure.files import File
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from visual_grpo.common.importing import load_attribute
+from visual_grpo.common.types import Needs
 from visual_grpo.config import Parameters
-from visual_grpo.importing import load_attribute
 from visual_grpo.rewards.catalogue import BUILT_IN
-from visual_grpo.types import Needs
 
 PARAMETERS = """# Parameters
 

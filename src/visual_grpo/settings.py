@@ -17,7 +17,7 @@ from visual_grpo.hooks import (
     ParameterHooks,
     TrackingHooks,
 )
-from visual_grpo.session import Session
+from visual_grpo.operations.session import Session
 
 PROJECT_PATH = Path(__file__).resolve().parents[2]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import RewardConfig
 from visual_grpo.config.secrets import with_variables
-from visual_grpo.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from visual_grpo.common.images import read_image, to_tensor
+from visual_grpo.common.types import PromptRecord, RewardOutput, Sample, TextSample
 from visual_grpo.config import SamplerConfig
-from visual_grpo.images import read_image, to_tensor
-from visual_grpo.types import PromptRecord, RewardOutput, Sample, TextSample
 
 SIDE, SQUARE = 32, 8
 RED = torch.tensor([255, 0, 0], dtype=torch.uint8)

@@ -10,10 +10,10 @@ from unittest.mock import patch
 
 import yaml
 
-from visual_grpo.components import make_plan
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import merged
 from visual_grpo.pipelines import baseline
+from visual_grpo.training.components import make_plan
 
 FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import SamplerConfig
-from visual_grpo.types import PromptRecord
 
 STOCK = SamplerConfig.model_validate({"steps": 10, "guidance_scale": 1.5})
 ROLLOUT = SamplerConfig.model_validate(

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 
 from tests.evaluation.painter import ROLLOUT, STOCK, Painter, brightness, records
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.evaluation.compare import compare, compare_controls
 from visual_grpo.evaluation.generate import draw_and_score, plan_images
 from visual_grpo.evaluation.headline import headline
 from visual_grpo.evaluation.report import write_report
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.types import PromptRecord
 
 HISTORY = pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]})
 SPLITS = {"held_out": records("held_out", 4), "eval": records("eval", 2)}

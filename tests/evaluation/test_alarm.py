@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from scipy import stats
 
+from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import AlarmConfig
 from visual_grpo.evaluation.alarm import DISTANCE, UNSCORED, Look, Signal, Watch
-from visual_grpo.types import PromptRecord, TextSample
 
 COUNT = 24
 RECORDS = [PromptRecord(id=f"p{i:02d}", prompt=f"prompt {i}") for i in range(COUNT)]

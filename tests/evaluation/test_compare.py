@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.evaluation.defaults import conditions_of, parameters
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.compare import compare, compare_controls, join
 from visual_grpo.evaluation.pairing import check_facts
 

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from scipy.stats import nct, t
 
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
-from visual_grpo.errors import UserError
 from visual_grpo.evaluation.gate import Condition, GateDecision, decide, subgroups_of
-from visual_grpo.types import PromptRecord
 
 NAN = float("nan")
 STRICT = 0.05 / 52

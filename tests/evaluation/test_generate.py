@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from tests.evaluation.painter import ROLLOUT, STOCK, Painter, brightness, records
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import read_image, to_tensor
+from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.evaluation.generate import (
     distinct_prompts,
     draw_and_score,
@@ -16,9 +18,7 @@ from visual_grpo.evaluation.generate import (
     plan_images,
     read_scores,
 )
-from visual_grpo.images import read_image, to_tensor
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.types import Needs, PromptRecord, RewardOutput
 
 SAMPLERS = {"rollout": ROLLOUT, "stock": STOCK}
 

@@ -8,10 +8,10 @@ import torch
 from matplotlib import font_manager
 from PIL import Image
 
+from visual_grpo.common.images import to_tensor
+from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.evaluation import pictures
 from visual_grpo.evaluation.pictures import GAP, INK, TEXT_SIZE, WIDTH, caption, grid, of_sample, printable, wrap
-from visual_grpo.images import to_tensor
-from visual_grpo.types import PromptRecord, TextSample
 
 ANSWER = TextSample(text="on the left", finished=True, frame=(64, 64))
 OTHER_FONT = pictures.DEFAULT_FONT.with_name("STIXGeneral.ttf")

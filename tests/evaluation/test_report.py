@@ -23,10 +23,10 @@ from tests.evaluation.defaults import FILE, parameters
 from tests.evaluation.painter import records
 from tests.evaluation.reports import drawn, reported, written
 from tests.evaluation.test_pictures import where
+from visual_grpo.common.images import read_image
 from visual_grpo.evaluation import page
 from visual_grpo.evaluation.pictures import BETTER, WIDTH, WORSE
 from visual_grpo.evaluation.report import choose, film, pair_sheet
-from visual_grpo.images import read_image
 
 NAN = float("nan")
 HOSTILE = (

@@ -7,7 +7,7 @@ import pytest
 
 from tests.evaluation.answerer import Answerer, Overlap, records
 from tests.evaluation.painter import ROLLOUT, STOCK
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.compare import compare, join
 from visual_grpo.evaluation.generate import draw_and_score, plan_images, read_scores
 from visual_grpo.rewards.combine import RewardSet

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint import newest_intact, set_later_aside, use_newest
 

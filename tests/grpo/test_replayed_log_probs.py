@@ -12,10 +12,10 @@ import torch
 from tests.evaluation.defaults import parameters
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores
 from visual_grpo.grpo.checks import LARGEST, SLACK, TOLERANCES, RatioCheckError, check_ratio
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
-from visual_grpo.types import PromptRecord, ReplayChunk, Rollout, Scores
 
 GAP = 0.02
 

@@ -10,6 +10,7 @@ import torch
 
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
+from visual_grpo.common.types import PromptRecord, Scores
 from visual_grpo.grpo.checks import (
     NoSignalError,
     Signal,
@@ -20,7 +21,6 @@ from visual_grpo.grpo.checks import (
     useful_cosine,
 )
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.types import PromptRecord, Scores
 
 
 def blind(prompts: Sequence[PromptRecord], samples: Sequence[Any]) -> Scores:

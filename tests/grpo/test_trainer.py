@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, given_gradients, records
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Scores
 from visual_grpo.config import GRPOConfig
-from visual_grpo.errors import UserError
 from visual_grpo.grpo.checks import RatioCheckError
 from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.grpo.losses import LOSSES, group_advantages
 from visual_grpo.grpo.metrics import _reward_metrics, reproducible
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.types import Scores
 
 
 def config(**changes: Any) -> GRPOConfig:

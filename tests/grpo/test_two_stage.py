@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, given_gradients, records
+from visual_grpo.common.types import JointRollout, PromptRecord, Rollout, Scores
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer, averaged, reweighted
-from visual_grpo.types import JointRollout, PromptRecord, Rollout, Scores
 
 STEPS = 3
 

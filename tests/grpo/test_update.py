@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tests.grpo.test_trainer import config, trained
 from tests.toys import ToyTokenPolicy
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
-from visual_grpo.types import PromptRecord, ReplayChunk, Rollout, Scores
 
 OLD = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -1.2, -0.7]])
 NEW = torch.tensor([[-0.8, -2.1, -9.0], [-0.3, -0.9, -0.6]])

@@ -9,8 +9,8 @@ import pytest
 from kedro.config import OmegaConfigLoader
 
 from tests.small_project import ROOT
-from visual_grpo.cli import parsed
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.hooks.cli import parsed
 from visual_grpo.hooks.parameters import ParameterHooks
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 

@@ -18,11 +18,11 @@ from kedro.runner import SequentialRunner
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
-from visual_grpo import components
 from visual_grpo.config import Parameters
-from visual_grpo.datasets import DraftDataset, FolderDataset, RecordsDataset
-from visual_grpo.datasets.parameters import parameter_entries
-from visual_grpo.records.table import write_manifest
+from visual_grpo.data.datasets import DraftDataset, FolderDataset, RecordsDataset
+from visual_grpo.data.table import write_manifest
+from visual_grpo.hooks.parameters import parameter_entries
+from visual_grpo.training import components
 
 GAIN = 0.2
 """How much brighter the trained painter paints."""

@@ -8,10 +8,10 @@ from kedro.io import DatasetError
 
 from tests.evaluation.defaults import conditions_of, parameters
 from tests.pipelines.painted import SMALL, Project
-from visual_grpo import components
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.training import components
 
 
 def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Project) -> None:

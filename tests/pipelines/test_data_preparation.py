@@ -9,14 +9,14 @@ import yaml
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.runner import SequentialRunner
 
-from tests.records.making import jsonl, picture
+from tests.data.making import jsonl, picture
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.datasets import DraftDataset, RecordsDataset
-from visual_grpo.datasets.parameters import parameter_entries
-from visual_grpo.errors import UserError
+from visual_grpo.data.datasets import DraftDataset, RecordsDataset
+from visual_grpo.data.table import RecordTable
+from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.data_preparation import prepare_records, report_records
-from visual_grpo.records.table import RecordTable
 
 
 @pytest.fixture

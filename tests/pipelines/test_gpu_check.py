@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.plan.configurations import parameters_of
+from tests.operations.plan.configurations import parameters_of
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError
+from visual_grpo.operations.plan.model import planned_model
 from visual_grpo.pipelines.gpu_check import (
     Stopwatch,
     card_of,
@@ -26,7 +27,6 @@ from visual_grpo.pipelines.gpu_check import (
     rows_of,
     show,
 )
-from visual_grpo.plan.model import planned_model
 
 CPU = torch.device("cpu")
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.pipelines.painted import BRIGHTNESS, SMALL, Project
-from visual_grpo import computed_with
 from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.training import runtime_fingerprint
 
 PINNED = {"model": {"revision": "0123456789abcdef0123456789abcdef01234567"}}
 
@@ -59,10 +59,10 @@ def test_what_only_the_training_reads_lets_it_be(painted: Project) -> None:
 
 def test_other_code_or_libraries_draw_it_again(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert draw(painted)
-    monkeypatch.setattr(computed_with, "source_digest", lambda: "another")
+    monkeypatch.setattr(runtime_fingerprint, "source_digest", lambda: "another")
     assert draw(painted)
     assert not draw(painted)
-    monkeypatch.setattr(computed_with, "_version", lambda library: "another")
+    monkeypatch.setattr(runtime_fingerprint, "_version", lambda library: "another")
     assert draw(painted)
 
 

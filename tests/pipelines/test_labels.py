@@ -18,18 +18,18 @@ from torch import Tensor
 from tests.evaluation.defaults import FILE, parameters
 from tests.evaluation.test_pictures import where
 from tests.pipelines.painted import folders
-from tests.segmentation.small_sam2 import save_sam2
+from tests.rewards.segmentation.small_sam2 import save_sam2
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import read_image
 from visual_grpo.config import Parameters
-from visual_grpo.datasets import RecordsDataset
-from visual_grpo.datasets.parameters import parameter_entries
-from visual_grpo.errors import UserError
+from visual_grpo.data.datasets import RecordsDataset
+from visual_grpo.data.table import RecordTable, write_manifest
 from visual_grpo.evaluation.pictures import BETTER, GAP, WIDTH, WORSE
-from visual_grpo.images import read_image
+from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.labels import COUNT, SHOWN, label
-from visual_grpo.records.table import RecordTable, write_manifest
-from visual_grpo.segmentation.segmenter import PointPrompt
-from visual_grpo.segmentation.watershed import Linkage, WatershedSegmenter
+from visual_grpo.rewards.segmentation.segmenter import PointPrompt
+from visual_grpo.rewards.segmentation.watershed import Linkage, WatershedSegmenter
 
 ENVIRONMENT = yaml.safe_load((FILE.parents[1] / "negative_points" / "parameters.yml").read_text(encoding="utf-8"))
 SIZE = (64, 96)

@@ -20,23 +20,23 @@ from safetensors.torch import load_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from tests.pipelines.painted import folders
-from tests.segmentation.small_sam2 import save_sam2
+from tests.rewards.segmentation.small_sam2 import save_sam2
 from tests.starter.tasks import in_this_process
-from visual_grpo import components
+from visual_grpo.common.images import read_size
+from visual_grpo.common.types import PromptRecord, StepMetrics, TextSample
 from visual_grpo.config import Parameters
 from visual_grpo.config.outputs import FLOW
 from visual_grpo.config.validation import validate
-from visual_grpo.datasets import DraftDataset, RecordsDataset
-from visual_grpo.datasets.parameters import parameter_entries
-from visual_grpo.images import read_size
+from visual_grpo.data.datasets import DraftDataset, RecordsDataset
+from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter import side_by_side
 from visual_grpo.starter.qwen2_5_vl import model, pretrain
 from visual_grpo.starter.scenes import answers
 from visual_grpo.starter.scenes.world import draw_scene_records
-from visual_grpo.training import Callbacks, TrainingRun
-from visual_grpo.types import PromptRecord, StepMetrics, TextSample
+from visual_grpo.training import components
+from visual_grpo.training.run import Callbacks, TrainingRun
 
 ROOT = Path(__file__).parents[2]
 SILENT = {"signal_check": {"rollouts": 0}}  # Random weights have nothing to learn.

@@ -22,8 +22,8 @@ from visual_grpo.settings import CONFIG_LOADER_ARGS
 
 ROOT = Path(__file__).parents[2]
 RETURNED = {
-    "visual_grpo.datasets.FolderDataset": Path,
-    "visual_grpo.datasets.RecordsDataset": Path,
+    "visual_grpo.data.datasets.FolderDataset": Path,
+    "visual_grpo.data.datasets.RecordsDataset": Path,
     "json.JSONDataset": dict[str, Any],
     "pandas.CSVDataset": pd.DataFrame,
     "MemoryDataset": Path,

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from tests.pipelines.painted import SMALL, Project
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord, Scores, weighted_total
 from visual_grpo.config import GRPOConfig
-from visual_grpo.errors import UserError
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.reward_report import Scored, correlations, findings, measured, within_groups
-from visual_grpo.types import PromptRecord, Scores, weighted_total
 
 REPORT = {"prompts": 2, "samples": 3}
 

@@ -13,14 +13,15 @@ from PIL import Image
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
-from visual_grpo import components
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.data.split import SeenPrompts
+from visual_grpo.data.table import RecordTable, write_manifest
 from visual_grpo.evaluation.generate import read_scores
-from visual_grpo.pipelines.compare import Side, compare_adapters, differences
+from visual_grpo.operations.candidates import Side
+from visual_grpo.pipelines.compare import compare_adapters, differences
 from visual_grpo.pipelines.generate import draw_prompts
 from visual_grpo.pipelines.score import score_folder, summary
-from visual_grpo.records.split import SeenPrompts
-from visual_grpo.records.table import RecordTable, write_manifest
+from visual_grpo.training import components
 
 SIZE = {"height": 64, "width": 96}
 BRIGHTNESS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}

@@ -21,19 +21,19 @@ from PIL import Image
 
 from tests.conftest import SIZE
 from tests.pipelines.painted import folders
-from tests.test_training import STEPS, parameters
-from visual_grpo.components import make_plan
-from visual_grpo.datasets import RecordsDataset
-from visual_grpo.datasets.parameters import parameter_entries
-from visual_grpo.errors import UserError
+from tests.training.test_run import STEPS, parameters
+from visual_grpo.common.errors import UserError
+from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.data.datasets import RecordsDataset
+from visual_grpo.data.profile import profile_of, read_profile
+from visual_grpo.data.split import SeenPrompts
+from visual_grpo.data.table import RecordTable, write_manifest
+from visual_grpo.hooks.parameters import parameter_entries
+from visual_grpo.operations.training_inputs import identity
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.baseline import conditions
-from visual_grpo.pipelines.train import identity
-from visual_grpo.records.profile import profile_of, read_profile
-from visual_grpo.records.split import SeenPrompts
-from visual_grpo.records.table import RecordTable, write_manifest
 from visual_grpo.tracking import Tracker
-from visual_grpo.trained_adapters import adapter_digest
+from visual_grpo.training.components import make_plan
 
 
 class Project:
@@ -190,7 +190,7 @@ def test_a_checkpoint_of_other_reward_code_is_refused_before_its_baseline_is(
 ) -> None:
     """Another baseline would not mend that: it would replace the one that belongs to the checkpoint."""
     file = tmp_path / "an_edited_judge.py"
-    file.write_text("from tests.test_training import brightness\n")
+    file.write_text("from tests.training.test_run import brightness\n")
     monkeypatch.syspath_prepend(tmp_path)
     rewards = {"brightness": {"function": "an_edited_judge:brightness"}}
     project.run(rewards=rewards)

@@ -21,9 +21,9 @@ from tests.evaluation.painter import Painter
 from tests.pipelines.painted import STARTER_REPORT, Project
 from tests.pipelines.voting import Browser
 from tests.rewards.votes.voters import picture
-from visual_grpo import console
-from visual_grpo.errors import UserError
-from visual_grpo.images import read_image, to_pil, to_tensor
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import read_image, to_pil, to_tensor
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.rewards.votes.choices import read_choices
 from visual_grpo.rewards.votes.features import pixel_features

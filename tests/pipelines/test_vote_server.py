@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.pipelines.voting import Browser, ballot
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
 from visual_grpo.pipelines.vote.ballot import Ballot
 from visual_grpo.pipelines.vote.server import served
 from visual_grpo.rewards.votes.choices import read_choices

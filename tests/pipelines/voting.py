@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.rewards.votes.voters import pair, picture
-from visual_grpo.images import to_pil
+from visual_grpo.common.images import to_pil
 from visual_grpo.pipelines.vote.ballot import Ballot
 
 

@@ -14,12 +14,12 @@ from torch import nn
 from tests.pretend.accelerator import DEVICE, Accelerator, OnDevice
 from tests.pretend.test_policies import CASES
 from tests.pretend.trained import assert_equal, config_of, networks_of, records_of, score, train
-from visual_grpo import components
-from visual_grpo.errors import UserError
-from visual_grpo.hardware import turns
-from visual_grpo.hardware.turns import on_device, pinned_bytes, present, put_away, take_turns
-from visual_grpo.plan.phases import replaced
+from visual_grpo.common.errors import UserError
+from visual_grpo.models import offload
+from visual_grpo.models.offload import on_device, pinned_bytes, present, put_away, take_turns
+from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.training import components
 
 FAST = ["qwen_image"]
 SLOW = ["ar", "dit", "alternating", "joint", "checkpointed", "sd3"]
@@ -41,7 +41,7 @@ def watched() -> Iterator[list[int]]:
 
         return come
 
-    with replaced(turns._Turn, "come", counting):
+    with replaced(offload._Turn, "come", counting):
         yield together
 
 

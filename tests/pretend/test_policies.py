@@ -12,10 +12,10 @@ from torch import Tensor
 
 from tests.pretend.accelerator import Accelerator, DeviceMixError
 from tests.pretend.trained import TOKENS, assert_equal, config_of, records_of, train
-from visual_grpo.plan.phases import replaced
-from visual_grpo.policies import token_model, token_steps
-from visual_grpo.policies.token_model import EOS_CHECK_INTERVAL
-from visual_grpo.types import PromptRecord
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.models import token_model, token_steps
+from visual_grpo.models.token_model import EOS_CHECK_INTERVAL
+from visual_grpo.operations.plan.phases import replaced
 
 FLOW: Mapping[str, Any] = {"kinds": ["flow"]}
 VL: Mapping[str, Any] = {

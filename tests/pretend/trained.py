@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.test_training import parameters
-from visual_grpo import components
+from tests.training.test_run import parameters
+from visual_grpo.common.types import PromptRecord, Sample, TextSample
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import update
-from visual_grpo.plan.phases import replaced
+from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.types import PromptRecord, Sample, TextSample
+from visual_grpo.training import components
 
 TOKENS = 20
 PROMPTS = ["a red circle", 'a sign that says "open"', "画一只猫"]

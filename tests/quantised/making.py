@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from tests.pretend.test_policies import CASES
 from tests.pretend.trained import config_of, score
-from visual_grpo import components
 from visual_grpo.config import Parameters, merged
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.training import components
 
 FAMILIES = ("ar", "dit", "sd3", "qwen_image", "qwen2_5_vl")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from visual_grpo.hardware.quantised import FORMATS, QuantisedLinear, quantise, quantised_layers
+from visual_grpo.models.quantized import FORMATS, QuantisedLinear, quantise, quantised_layers
 
 pytest.importorskip("bitsandbytes", reason="make quantised")
 CPU = torch.device("cpu")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.plan.test_against_cpu import FEW, measured, small
+from tests.operations.plan.test_against_cpu import FEW, measured, small
 from tests.pretend.trained import networks_of
 from tests.quantised.making import bytes_of
-from visual_grpo import components
-from visual_grpo.plan.dry_run import DryRunner
-from visual_grpo.plan.model import planned_model
-from visual_grpo.plan.report import parameters_in
+from visual_grpo.operations.plan.dry_run import DryRunner
+from visual_grpo.operations.plan.model import planned_model
+from visual_grpo.operations.plan.report import parameters_in
+from visual_grpo.training import components
 
 
 def config_of(folder: Path, bits: str, module: str = "dit", optimizer: str = "adamw") -> Any:

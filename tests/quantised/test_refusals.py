@@ -12,14 +12,14 @@ from torch import nn
 
 from tests.pretend.trained import records_of
 from tests.quantised.making import few_bits, loaded, trainer_of
-from visual_grpo.computed_with import NUMERICS, computed_with
-from visual_grpo.decisive_parameters import decisive
-from visual_grpo.errors import UserError
-from visual_grpo.hardware.quantised import Format, check_base_weights, require_quantised
-from visual_grpo.plan.phases import replaced
-from visual_grpo.policies import loading
-from visual_grpo.preflight.configuration import check
-from visual_grpo.resuming import MAY_CHANGE
+from visual_grpo.common.errors import UserError
+from visual_grpo.models import loading
+from visual_grpo.models.quantized import Format, check_base_weights, require_quantised
+from visual_grpo.operations.plan.phases import replaced
+from visual_grpo.operations.preflight.configuration import check
+from visual_grpo.training.cache_key import decisive
+from visual_grpo.training.resuming import MAY_CHANGE
+from visual_grpo.training.runtime_fingerprint import NUMERICS, computed_with
 
 
 @pytest.fixture

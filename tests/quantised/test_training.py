@@ -12,7 +12,7 @@ from tests.pretend.accelerator import Accelerator
 from tests.pretend.test_policies import CASES
 from tests.pretend.trained import assert_equal, networks_of, records_of, train
 from tests.quantised.making import FAMILIES, assert_same, base_tensors, few_bits, loaded, trainer_of
-from visual_grpo.hardware.quantised import quantised_layers
+from visual_grpo.models.quantized import quantised_layers
 
 pytest.importorskip("bitsandbytes", reason="make quantised")
 BITS = ("8bit", "4bit")

@@ -4,12 +4,12 @@ from typing import Any
 import pytest
 import torch
 
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSample
 from visual_grpo.config import RewardConfig
-from visual_grpo.errors import UserError
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.combine import Counting, RewardSet
 from visual_grpo.rewards.reward import FunctionReward
-from visual_grpo.types import Needs, PromptRecord, RewardOutput, TextSample
 
 PROMPTS = [PromptRecord(id=i, prompt=i) for i in ("a", "b", "c")]
 SAMPLES = [torch.zeros(3, 32, 32, dtype=torch.uint8)] * 3

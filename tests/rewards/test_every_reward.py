@@ -13,13 +13,13 @@ from torch import Tensor
 from torchvision import models
 
 from tests.rewards.learned import tiny
+from visual_grpo.common.images import to_pil, to_tensor
+from visual_grpo.common.types import PromptRecord, RewardOutput, TextSample
 from visual_grpo.config import RewardConfig
-from visual_grpo.images import to_pil, to_tensor
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
 from visual_grpo.rewards.reward import FunctionReward, groups_of
 from visual_grpo.starter.shapes.draw import draw as draw_shape
 from visual_grpo.starter.shapes.world import COMBINATIONS
-from visual_grpo.types import PromptRecord, RewardOutput, TextSample
 
 SIDE = 64
 """Pixels."""

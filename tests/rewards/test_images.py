@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError
-from visual_grpo.images import to_pil
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import to_pil
+from visual_grpo.common.types import PromptRecord, RewardOutput
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.guards import ColourEntropy, EdgeDensity, FineNoise, JpegSizeReward
 from visual_grpo.rewards.target import KeptRegion, MsSsimReward, PixelReward, PsnrReward, SourceSsim, SsimReward
-from visual_grpo.types import PromptRecord, RewardOutput
 
 
 def noise(seed: int = 0, side: int = 32) -> Tensor:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.segmentation.small_sam2 import save_sam2
-from visual_grpo.images import read_image, read_mask, to_tensor
+from tests.rewards.segmentation.small_sam2 import save_sam2
+from visual_grpo.common.images import read_image, read_mask, to_tensor
+from visual_grpo.common.types import PromptRecord, RewardOutput, TextSample
 from visual_grpo.rewards.negative_points import NegativePointsReward
 from visual_grpo.rewards.point_terms import box_term, number, placement, points_term, spaced
-from visual_grpo.segmentation.sam2 import Sam2Segmenter
-from visual_grpo.types import PromptRecord, RewardOutput, TextSample
+from visual_grpo.rewards.segmentation.sam2 import Sam2Segmenter
 
 SIDE = 40
 LEFT, RIGHT, GROUND = (10, 20), (28, 20), (20, 3)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.object_layout import COLOURS, ObjectLayout, _lab, colour_of
-from visual_grpo.types import PromptRecord
 
 HERE = "tests.rewards.test_object_layout"
 SQUARES = {"dog": (120, 75, 40), "cup": (40, 80, 220)}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import RewardConfig
-from visual_grpo.errors import UserError
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.types import PromptRecord
 
 DETECTOR = "tests.rewards.test_object_layout:squares"
 OPTIONS: list[tuple[str, dict[str, Any], str]] = [

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
-from visual_grpo.types import Needs, PromptRecord, RewardOutput
 
 PROMPTS = [PromptRecord(id=i, prompt=f"prompt {i}") for i in ("a", "b", "c")]
 SAMPLES = [torch.full((3, 4, 4), value, dtype=torch.uint8) for value in (0, 100, 200)]
@@ -165,7 +165,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "def without_weights():\n"
         "    raise RuntimeError('no weights')\n"
         "def picky(size):\n"
-        "    from visual_grpo.errors import UserError\n"
+        "    from visual_grpo.common.errors import UserError\n"
         "    raise UserError(f'size must be above 0, got {size}')\n"
         "LEVEL = 3\n"
     )

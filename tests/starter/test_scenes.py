@@ -15,17 +15,17 @@ from scipy.ndimage import distance_transform_edt
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
 import visual_grpo.starter.qwen2_5_vl.pretrain as pretraining
+from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.policies.qwen2_5_vl import AnswerModel, Options
-from visual_grpo.policies.token_model import TokenTrajectory, token_log_probs
-from visual_grpo.segmentation.answer import parse_answer
+from visual_grpo.models.qwen2_5_vl import AnswerModel, Options
+from visual_grpo.models.token_model import TokenTrajectory, token_log_probs
+from visual_grpo.rewards.segmentation.answer import parse_answer
 from visual_grpo.starter.build import model_digest
 from visual_grpo.starter.job import Job
 from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
 from visual_grpo.starter.qwen2_5_vl.pretrain import pretrain_vl
 from visual_grpo.starter.scenes import answers
 from visual_grpo.starter.scenes.world import Scenes, boxes, draw_scene_records, draw_scenes, query_of
-from visual_grpo.types import PromptRecord, TextSample
 
 SIZE = (48, 64)
 

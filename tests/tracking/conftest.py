@@ -9,7 +9,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from visual_grpo import third_party_output
+from visual_grpo.common import quiet_libraries
 from visual_grpo.tracking import Tracker, tracker
 from visual_grpo.tracking.registry import Registered
 
@@ -69,7 +69,7 @@ def files_of(version: Registered) -> Path:
 @pytest.fixture
 def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     shutil.copy(empty_database, tmp_path / "mlflow.db")
-    for name, value in third_party_output._ENVIRONMENT.items():  # As `kedro run` sets them.
+    for name, value in quiet_libraries._ENVIRONMENT.items():  # As `kedro run` sets them.
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tracker, "WAIT", 60.0)  # On a busy machine a slow answer would be told as an outage.
     monkeypatch.setattr(tracker, "EVERY", 0.1)

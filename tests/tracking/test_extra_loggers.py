@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import TrackingConfig
-from visual_grpo.errors import UserError
 from visual_grpo.tracking.extra_loggers import check_packages, open_logs
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.reproduction.repositories import git, repository
-from visual_grpo.errors import UserError
+from tests.operations.reproduction.repositories import git, repository
+from visual_grpo.common.errors import UserError
 from visual_grpo.tracking import lineage
 
 

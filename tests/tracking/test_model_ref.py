@@ -10,11 +10,11 @@ import mlflow
 import pytest
 
 from tests.evaluation.defaults import parameters
-from visual_grpo import command
-from visual_grpo.command import Command
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import command
+from visual_grpo.config.adapter_folder import read_facts
+from visual_grpo.config.command import Command
 from visual_grpo.tracking.model_ref import find_adapters
-from visual_grpo.trained_adapters import read_facts
 
 LATEST = Path("latest/adapters")
 

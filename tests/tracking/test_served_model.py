@@ -22,17 +22,17 @@ from PIL import Image
 
 from tests.conftest import SIZE, stir
 from tests.evaluation.defaults import parameters
-from tests.policies.sd3 import tiny
+from tests.models.sd3 import tiny
 from tests.tracking.conftest import Project, files_of
 from tests.tracking.toy_adapters import with_facts
-from visual_grpo.components import load_model, make_plan
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import read_size
+from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import Parameters, SamplerConfig
-from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import image_seed
-from visual_grpo.images import read_size
 from visual_grpo.tracking.registry import Registry
 from visual_grpo.tracking.served_model import ServedModel, _load_pyfunc, read
-from visual_grpo.types import PromptRecord, TextSample
+from visual_grpo.training.components import load_model, make_plan
 
 NAME = "served"
 MOST = 10**6

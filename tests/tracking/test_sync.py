@@ -15,8 +15,8 @@ from PIL import Image
 
 from tests.tracking.conftest import Project
 from tests.tracking.toy_adapters import adapters, base_model
+from visual_grpo.config.adapter_folder import FACTS, read_facts
 from visual_grpo.tracking import sync
-from visual_grpo.trained_adapters import FACTS, read_facts
 
 STEPS = 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -46,6 +47,10 @@ class DataConfig(Strict):
             got = " + ".join(map(str, shares))
             raise ValueError(f"eval_share + held_out_share + sealed_share must be below 1, got {got}")
         return self
+
+
+DEFAULT_FAMILIES: Mapping[World, str] = {"shapes": "glm_image", "words": "glm_image", "scenes": "qwen2_5_vl"}
+"""The family that is pretrained on a world where the parameters name none."""
 
 
 class StarterConfig(Strict):

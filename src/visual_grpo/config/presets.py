@@ -45,8 +45,8 @@ def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The parameter tree with its preset's rewards spelled out, and without those that are null.
 
     ``auto`` is replaced where the tree decides it: by the preset of the drawn data, or by null where ``rewards`` names
-    the user's rewards. For the user's own data it stays, since only the records can tell (`preflight.reward`). Beside
-    the user's own rewards of images stand guards, as beside those of a preset.
+    the user's rewards. For the user's own data it stays, since only the records can tell (`operations.preflight`).
+    Beside the user's own rewards of images stand guards, as beside those of a preset.
     """
     rewards, modules = tree.get("rewards") or {}, tree.get("modules") or {}
     if not isinstance(rewards, Mapping) or not isinstance(modules, Mapping):

@@ -20,7 +20,7 @@ class MonitorConfig(Strict):
 
 
 class RetrainConfig(Strict):
-    """Of ``python -m visual_grpo.retraining`` (`make retrain`)."""
+    """Of ``python -m visual_grpo.operations.retraining`` (`make retrain`)."""
 
     when: Literal["changed", "always"] = Field(
         "changed",

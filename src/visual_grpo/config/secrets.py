@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
 
 _NAMES = re.compile(
     r"(^|[_.-])(secret|token|passw(or)?d|passphrase|(api|access|private|auth)[_-]?key|credentials?|auth|authorization"

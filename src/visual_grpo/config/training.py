@@ -134,7 +134,7 @@ class TrainConfig(Strict):
 class ModuleConfig(Strict):
     """What differs for one module of the model; null = as for all.
 
-    A flow module's log-probs are in a unit (``policies.flow_sde.log_prob``) in which a clip of 0.2 means what it means
+    A flow module's log-probs are in a unit (``models.flow_sde.log_prob``) in which a clip of 0.2 means what it means
     for a token.
     """
 

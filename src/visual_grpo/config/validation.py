@@ -9,8 +9,8 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from visual_grpo.common.errors import UserError, nearest, nearest_hint
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError, nearest, nearest_hint
 
 _LONGEST_VALUE = 80
 _OF_A_UNION = re.compile(r"(str|int|float|bool|list|tuple|dict)(\[.*\])?")

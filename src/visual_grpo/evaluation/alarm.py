@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visual_grpo.common.images import is_image, read_image, to_tensor
+from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import AlarmConfig
 from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.pictures import data_uri
-from visual_grpo.images import is_image, read_image, to_tensor
-from visual_grpo.types import PromptRecord, Sample
 
 UNSCORED, DISTANCE = "unscored", "distance"
 SPLIT, SAMPLER = "eval", "stock"

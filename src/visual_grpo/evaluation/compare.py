@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import weighted_total
 from visual_grpo.evaluation.paired import paired_difference, paired_ratio_bootstrap
 from visual_grpo.evaluation.pairing import asked_for, draw_again
-from visual_grpo.types import weighted_total
 
 STOCK = "stock"
 """The sampler of the plain pipeline."""

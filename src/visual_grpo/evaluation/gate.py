@@ -17,14 +17,14 @@ from typing import Any
 
 import pandas as pd
 
+from visual_grpo.common.errors import UserError, counted, nearest_hint
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
-from visual_grpo.errors import UserError, counted, nearest_hint
+from visual_grpo.data.split import FEW_PROMPTS
 from visual_grpo.evaluation.compare import STOCK, Sides, independent, join
 from visual_grpo.evaluation.headline import FEW_NOTE, decimals
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.power import POWER, detectable_gain
-from visual_grpo.records.split import FEW_PROMPTS
-from visual_grpo.types import PromptRecord
 
 Groups = Mapping[str, Mapping[str, Collection[str]]]
 """Metadata key -> value -> ids of the records that have it."""

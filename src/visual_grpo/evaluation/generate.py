@@ -13,11 +13,11 @@ from typing import Any
 
 import pandas as pd
 
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import described, is_image
+from visual_grpo.common.types import Judge, PromptRecord, Sample, SampleGenerator, Scores, TextSample, begin_scoring
 from visual_grpo.config import SamplerConfig
-from visual_grpo.errors import UserError
 from visual_grpo.evaluation.pictures import of_sample
-from visual_grpo.images import described, is_image
-from visual_grpo.types import Judge, PromptRecord, Sample, SampleGenerator, Scores, TextSample, begin_scoring
 
 SCORES = "scores.parquet"
 SPLITS = ("held_out", "eval")

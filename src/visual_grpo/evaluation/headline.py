@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from visual_grpo.data.split import FEW_PROMPTS
 from visual_grpo.evaluation.paired import CONFIDENCE
-from visual_grpo.records.split import FEW_PROMPTS
 
 TASK_MEASURES = {
     "shapes/all": "all right",

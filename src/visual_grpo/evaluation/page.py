@@ -17,14 +17,14 @@ import pandas as pd
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import flatten
+from visual_grpo.config.adapter_folder import CODE
 from visual_grpo.config.validation import validate
-from visual_grpo.errors import UserError
 from visual_grpo.evaluation.compare import STOCK
 from visual_grpo.evaluation.headline import EVAL_NOTE, Entry, change, decimals, extent, lines
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.plots import Curves
-from visual_grpo.trained_adapters import CODE
 
 BASE = Path("conf/base/parameters.yml")
 CARD_SIDE, THUMBNAIL_SIDE = 1024, 128

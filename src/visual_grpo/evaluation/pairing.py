@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from visual_grpo.command import Command, again
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.config.command import Command, again
 
 _EXTENT = ("images_per_prompt", "max_prompts")
 """Parameters of `evaluation` that say how many samples are drawn: more of them include the fewer."""

@@ -15,8 +15,8 @@ from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from visual_grpo.images import read_image, to_pil
-from visual_grpo.types import Judge, PromptRecord, Sample
+from visual_grpo.common.images import read_image, to_pil
+from visual_grpo.common.types import Judge, PromptRecord, Sample
 
 WIDTH = 224
 """Width in pixels of every image in a picture."""

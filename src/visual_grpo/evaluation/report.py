@@ -12,16 +12,16 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import read_image
 from visual_grpo.config import flatten
-from visual_grpo.errors import UserError
+from visual_grpo.config.adapter_folder import AGAIN, HISTORY
 from visual_grpo.evaluation import pictures, plots
 from visual_grpo.evaluation.alarm import shown_alarms
 from visual_grpo.evaluation.compare import join, retotalled
 from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.evaluation.headline import main_view
 from visual_grpo.evaluation.page import render
-from visual_grpo.images import read_image
-from visual_grpo.trained_adapters import AGAIN, HISTORY
 
 SHOWN = 6
 """Maximum number of pairs in a picture."""

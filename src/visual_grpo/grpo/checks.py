@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.grpo.collecting import PromptOrder
-from visual_grpo.types import PromptRecord
 
 if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer

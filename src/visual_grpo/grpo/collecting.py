@@ -8,13 +8,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scores, begin_scoring
 from visual_grpo.config import GRPOConfig
-from visual_grpo.distributed.policy import roll_out
-from visual_grpo.errors import UserError
 from visual_grpo.grpo import metrics
+from visual_grpo.grpo.distributed.policy import roll_out
 from visual_grpo.grpo.losses import LOSSES, gdpo_advantages, group_advantages, zero_variance_groups
 from visual_grpo.grpo.update import Experience
-from visual_grpo.types import Policy, PromptRecord, Rollout, Scorer, Scores, begin_scoring
 
 T = TypeVar("T")
 

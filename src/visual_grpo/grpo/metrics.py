@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from visual_grpo.common.types import Rollout, Scores, StepMetrics
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.losses import variance_shares, zero_variance_groups
 from visual_grpo.grpo.update import SAMPLER_GAP, Experience, UpdateStats
-from visual_grpo.types import Rollout, Scores, StepMetrics
 
 Drawn = tuple[Rollout, Scores]
 """A rollout with its scores, whether it is trained on or not."""

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from visual_grpo.common.device import bitsandbytes
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import GRPOConfig
-from visual_grpo.errors import UserError
-from visual_grpo.hardware.quantised import bitsandbytes
 
 Kind = Literal["constant", "linear", "cosine"]
 SETTING = "grpo.optimizer"

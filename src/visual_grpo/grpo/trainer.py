@@ -1,7 +1,7 @@
 """Group Relative Policy Optimization for any policy: sample, score, compare in groups, update.
 
-The trainer sees neither pixels nor tokens. A policy gives rollouts and replays them with gradient (``types.Policy``);
-rewards are a callable (``types.Scorer``).
+The trainer sees neither pixels nor tokens. A policy gives rollouts and replays them with gradient (``Policy``);
+rewards are a callable (``Scorer``).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics
 from visual_grpo.config import GRPOConfig
-from visual_grpo.distributed import group
-from visual_grpo.distributed.policy import local_part
 from visual_grpo.grpo import metrics
 from visual_grpo.grpo.checks import MOST_OVERFLOWS, NonFiniteGuard, NonFiniteLossError, check_ratio, refuse_non_finite
 from visual_grpo.grpo.collecting import Collector, PromptOrder
+from visual_grpo.grpo.distributed import group
+from visual_grpo.grpo.distributed.policy import local_part
 from visual_grpo.grpo.optimisers import build_optimiser, learning_rate_factor, load_optimiser_state, optimiser_state
 from visual_grpo.grpo.update import Experience, GradientSums, Objective, UpdateStats, chunk_loss, prompt_ids
-from visual_grpo.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics
 
 T = TypeVar("T")
 

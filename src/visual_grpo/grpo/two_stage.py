@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visual_grpo.distributed.policy import roll_out
+from visual_grpo.common.types import JointPolicy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, weighted_total
 from visual_grpo.grpo import metrics
 from visual_grpo.grpo.collecting import PromptOrder
+from visual_grpo.grpo.distributed.policy import roll_out
 from visual_grpo.grpo.trainer import GRPOTrainer, under
-from visual_grpo.types import JointPolicy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, weighted_total
 
 
 class StagesTrainer(ABC):

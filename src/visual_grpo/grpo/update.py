@@ -9,10 +9,10 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import ReplayChunk, Rollout, Scores
 from visual_grpo.config import GRPOConfig
-from visual_grpo.errors import UserError
 from visual_grpo.grpo import losses
-from visual_grpo.types import ReplayChunk, Rollout, Scores
 
 T = TypeVar("T")
 SAMPLER_GAP = "sampler_gap"

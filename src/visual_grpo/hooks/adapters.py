@@ -10,15 +10,15 @@ from kedro.framework.hooks import hook_impl
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 
-from visual_grpo.command import again
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
+from visual_grpo.config.adapter_folder import LATEST, NONE, parameters_to_judge, read_facts
+from visual_grpo.config.command import again
 from visual_grpo.config.promotion import CHAMPION
 from visual_grpo.config.validation import validate
-from visual_grpo.errors import UserError
 from visual_grpo.hooks.parameters import put_parameters
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.tracking.registry import Registry
-from visual_grpo.trained_adapters import LATEST, NONE, parameters_to_judge, read_facts
 
 
 class AdapterHooks:

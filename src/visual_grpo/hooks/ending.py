@@ -12,8 +12,8 @@ from kedro.io import CatalogProtocol, MemoryDataset
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
-from visual_grpo import console
-from visual_grpo.command import Command, is_stage_of_dvc
+from visual_grpo.common import console
+from visual_grpo.config.command import Command, is_stage_of_dvc
 from visual_grpo.config.outputs import FLOW
 from visual_grpo.tracking import Tracker
 

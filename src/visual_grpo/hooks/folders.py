@@ -11,11 +11,11 @@ from kedro.framework.project import pipelines
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 
-from visual_grpo import console, files
-from visual_grpo.command import Command
+from visual_grpo.common import console, files
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
+from visual_grpo.config.command import Command
 from visual_grpo.config.outputs import FLOW
-from visual_grpo.errors import UserError
 
 STARTER = "starter_report"
 PREPARED = {"records", "data_report"}
@@ -51,14 +51,14 @@ class OutputHooks:
         for file in sorted(set(_locks(config, pipeline.all_outputs(), catalog))):
             files.hold(file)
         if "adapters" in pipeline.all_outputs():
-            from visual_grpo.training import check_resumable
+            from visual_grpo.training.run import check_resumable
 
             check_resumable(config, console.note)
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         if "adapters" in pipeline.all_outputs():
-            from visual_grpo.resuming import mark_finished
+            from visual_grpo.training.resuming import mark_finished
 
             mark_finished(Path(catalog.load("parameters").tracking.checkpoints))
 

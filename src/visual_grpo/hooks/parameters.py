@@ -11,14 +11,13 @@ from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 from omegaconf import OmegaConf
 
-from visual_grpo import console
-from visual_grpo.command import Command
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
+from visual_grpo.config.command import Command
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.validation import validate
-from visual_grpo.datasets.parameters import parameter_entries
-from visual_grpo.errors import UserError
-from visual_grpo.preflight.check import settled
+from visual_grpo.operations.preflight.check import settled
 from visual_grpo.tracking.extra_loggers import check_packages
 
 SAME = "same"
@@ -85,9 +84,9 @@ def _for_all_modules(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, A
 
 def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogProtocol) -> Parameters:
     """What ``resume=same`` comes to: ``auto`` where the newest checkpoint is of this very training, else ``never``."""
-    from visual_grpo import resuming
-    from visual_grpo.computed_with import computed_with
-    from visual_grpo.pipelines.train import identity
+    from visual_grpo.operations.training_inputs import identity
+    from visual_grpo.training import resuming
+    from visual_grpo.training.runtime_fingerprint import computed_with
 
     if pipeline.all_outputs() & {"records", "starter_report"}:
         raise UserError(
@@ -112,7 +111,7 @@ def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[s
         return tree, {}  # The validation says what is wrong with it.
     if resume == SAME:
         return tree, {}  # Its parameters are those of this command.
-    from visual_grpo import resuming
+    from visual_grpo.training import resuming
 
     run = resuming.origin(resume, Path(checkpoints))
     if run is None:
@@ -131,3 +130,14 @@ def put_parameters(parameters: Parameters, catalog: CatalogProtocol) -> None:
             catalog.save(name, value)
         else:  # A section that has defaults only.
             catalog[name] = value
+
+
+def parameter_entries(config: Parameters) -> dict[str, Any]:
+    """``parameters`` with the whole tree and ``params:<section>`` with each section, typed.
+
+    A node takes the sections that it reads. One that builds the model or a scorer takes the whole tree, since these
+    depend on values of several sections.
+    """
+    sections = {f"params:{name}": getattr(config, name) for name in Parameters.model_fields}
+    # Kedro's datasets hold no None: `reward` is read from the whole tree.
+    return {"parameters": config} | {name: value for name, value in sections.items() if value is not None}

@@ -14,17 +14,18 @@ from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
-from visual_grpo import components, console
+from visual_grpo.common import console
+from visual_grpo.common.errors import counted, user_error
 from visual_grpo.config import Parameters, flatten
+from visual_grpo.config.adapter_folder import read_facts
 from visual_grpo.config.outputs import FLOW, UNNAMED_ENVIRONMENTS
-from visual_grpo.errors import counted, user_error
 from visual_grpo.tracking import Tracker, lineage
 from visual_grpo.tracking.api import use_project
 from visual_grpo.tracking.model_ref import find_adapters
-from visual_grpo.trained_adapters import read_facts
+from visual_grpo.training import components
 
 if TYPE_CHECKING:
-    from visual_grpo.resuming import Origin
+    from visual_grpo.training.resuming import Origin
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class TrackingHooks:
 
     def _origin(self, config: Parameters, pipeline: Pipeline) -> Origin | None:
         """The training that this command resumes; only a training goes on in its run."""
-        from visual_grpo import resuming
+        from visual_grpo.training import resuming
 
         if not _trains(pipeline):
             return None

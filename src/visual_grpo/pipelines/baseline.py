@@ -8,21 +8,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from visual_grpo import components, console
-from visual_grpo.computed_with import MEANING, computed_with
+from visual_grpo.common import console
+from visual_grpo.common.device import device_kind
+from visual_grpo.common.files import final_of, tree_digest
+from visual_grpo.common.importing import code_digest
+from visual_grpo.common.option_files import option_files
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.decisive_parameters import decisive
-from visual_grpo.distributed import group, launch
-from visual_grpo.distributed.policy import follow, leading
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import generate
-from visual_grpo.files import final_of, tree_digest
-from visual_grpo.hardware.device import device_kind
-from visual_grpo.importing import code_digest
-from visual_grpo.option_files import option_files
-from visual_grpo.policies.family import Model
-from visual_grpo.policies.family_settings import Plan
-from visual_grpo.records.table import RecordTable
+from visual_grpo.grpo.distributed import group, launch
+from visual_grpo.grpo.distributed.policy import follow, leading
+from visual_grpo.models.family import Model
+from visual_grpo.models.family_settings import Plan
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
+from visual_grpo.training import components
+from visual_grpo.training.cache_key import decisive
+from visual_grpo.training.runtime_fingerprint import MEANING, computed_with
 
 STAMP = "made_with.json"
 """File in the baseline's folder: what it depends on, and the digest of its other files."""

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from visual_grpo import components, console
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.importing import code_digests
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.errors import UserError, counted
+from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of
+from visual_grpo.data.split import SeenPrompts
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import compare, generate, report
 from visual_grpo.evaluation.headline import headline, lines
-from visual_grpo.importing import code_digests
-from visual_grpo.records.split import SeenPrompts
-from visual_grpo.records.table import RecordTable
+from visual_grpo.operations.candidates import Side, find_side
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking.model_ref import find_adapters
-from visual_grpo.trained_adapters import NONE, judged_by_other_code, modules_of, read_facts
-from visual_grpo.types import PromptRecord
+from visual_grpo.training import components
 
 
 def compare_adapters(parameters: Parameters, records: RecordTable, comparison_draft: Path) -> Path:
@@ -66,33 +66,6 @@ _UNCOMPARED = (
     *("evaluation.", "tracking.", "generate.", "score.", "compare.", "promotion.", "reproduce.", "starter."),
 )
 """Beginnings of the names of parameters that change nothing in a training."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """A training's adapters, or the base model."""
-
-    name: str
-    folder: Path | None
-    facts: dict[str, Any]
-    """``training.json`` of the training; empty for the base model."""
-
-
-BASE = Side("the base model", None, {})
-
-
-def find_side(named: str, parameters: Parameters) -> Side:
-    """The adapters that a parameter names, or the base model."""
-    if named == NONE:
-        return BASE
-    return side_of(named, find_adapters(named, Path(parameters.adapters_folder)))
-
-
-def side_of(name: str, folder: Path) -> Side:
-    """The adapters in ``folder``."""
-    facts = read_facts(folder)
-    trained = f"{'+'.join(modules_of(folder))}, {counted(facts['steps'], 'step')}, seed {facts['seed']}"
-    return Side(f"{name} ({trained})", folder, facts)
 
 
 def unseen(records: RecordTable, sides: Sequence[Side], task: str, split: str = "held_out") -> list[PromptRecord]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from visual_grpo import console
+from visual_grpo.common import console
+from visual_grpo.common.errors import counted, sentence
 from visual_grpo.config import DataConfig
-from visual_grpo.errors import counted, sentence
-from visual_grpo.records.preparation import Preparation
-from visual_grpo.records.split import SEALED
-from visual_grpo.records.table import RecordTable
+from visual_grpo.data.preparation import Preparation
+from visual_grpo.data.split import SEALED
+from visual_grpo.data.table import RecordTable
 
 
 def prepare_records(data: DataConfig, starter_report: dict[str, Any], records_draft: Path) -> Path:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from visual_grpo import components, console
+from visual_grpo.common import console
 from visual_grpo.config import EvaluationConfig, Parameters
+from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of, read_facts
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import compare, generate, pairing, report
 from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.headline import change, decimals, extent, headline, lines, result
 from visual_grpo.pipelines.baseline import conditions, draw_samples
-from visual_grpo.records.table import RecordTable
 from visual_grpo.tracking.model_ref import find_adapters
-from visual_grpo.trained_adapters import judged_by_other_code, modules_of, read_facts
+from visual_grpo.training import components
 
 
 def choose_adapters(parameters: Parameters, adapters: Path) -> Path:

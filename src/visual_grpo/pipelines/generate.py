@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from visual_grpo import components, console
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.types import Judge, PromptRecord, Sample, TextSample
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError, counted
+from visual_grpo.data.preparation import prepared_beside
 from visual_grpo.evaluation.generate import Request, draw, requests
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
-from visual_grpo.records.preparation import prepared_beside
 from visual_grpo.tracking.model_ref import adapters_of, model_of
-from visual_grpo.types import Judge, PromptRecord, Sample, TextSample
+from visual_grpo.training import components
 
 LISTED = "metadata.jsonl"
 """File, prompt and seed of each picture: an image folder, so that score reads it."""

@@ -15,18 +15,19 @@ from typing import Any
 
 import torch
 
-from visual_grpo import components, console
-from visual_grpo.command import again
+from visual_grpo.common import console
+from visual_grpo.common.device import device_kind, resolve_device
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Parameters, merged
-from visual_grpo.errors import UserError
-from visual_grpo.hardware.device import device_kind, resolve_device
-from visual_grpo.plan.dry_run import planned_trainer, records_for
-from visual_grpo.plan.estimate import CARDS
-from visual_grpo.plan.meter import OUTSIDE, Phase
-from visual_grpo.plan.model import planned_model
-from visual_grpo.plan.phases import phases_of
-from visual_grpo.plan.report import make_plan
-from visual_grpo.third_party_output import hidden_progress_bars
+from visual_grpo.config.command import again
+from visual_grpo.operations.plan.dry_run import planned_trainer, records_for
+from visual_grpo.operations.plan.estimate import CARDS
+from visual_grpo.operations.plan.meter import OUTSIDE, Phase
+from visual_grpo.operations.plan.model import planned_model
+from visual_grpo.operations.plan.phases import phases_of
+from visual_grpo.operations.plan.report import make_plan
+from visual_grpo.training import components
 
 _KEPT = ("ratio/", "sampler_gap/", "grad_norm", "loss", "tokens_per_sample")
 """Beginnings of the metrics that are reported."""
@@ -134,7 +135,7 @@ def measure(config: Parameters) -> dict[str, Any]:
 
 
 class Stopwatch:
-    """Measures phases as `plan.meter.Meter` counts them."""
+    """Measures phases as `operations.plan.meter.Meter` counts them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

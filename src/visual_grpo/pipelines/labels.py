@@ -12,27 +12,25 @@ import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 from torch import Generator, Tensor
 
-from visual_grpo import console
-from visual_grpo.command import Command
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.geometry import Box, Pixel, Point, edge, multimask, ring
+from visual_grpo.common.images import read_image, read_mask, to_pil, to_tensor
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, RewardConfig
-from visual_grpo.errors import UserError
+from visual_grpo.config.command import Command
+from visual_grpo.data.split import OPEN
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.generate import image_seed
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, caption, grid
-from visual_grpo.images import read_image, read_mask, to_pil, to_tensor
-from visual_grpo.records.split import OPEN
-from visual_grpo.records.table import RecordTable
-from visual_grpo.segmentation.geometry import Pixel, edge, multimask, ring
-from visual_grpo.segmentation.segmenter import (
+from visual_grpo.rewards.segmentation.segmenter import (
     DEFAULT,
-    Box,
     MultimaskSegmenter,
-    Point,
     PointPrompt,
     Segmenter,
     build_segmenter,
     true_box_and_points,
 )
-from visual_grpo.types import PromptRecord
 
 COUNT = 3
 """Points of each kind."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from visual_grpo import console
-from visual_grpo.command import Command
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError
-from visual_grpo.plan.report import answer, make_plan, show_tables
-from visual_grpo.third_party_output import hidden_progress_bars
+from visual_grpo.config.command import Command
+from visual_grpo.operations.plan.report import answer, make_plan, show_tables
 
 
 def plan_training(parameters: Parameters) -> dict[str, Any]:

@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from visual_grpo import console
-from visual_grpo.command import Command
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import Parameters
-from visual_grpo.config.presets import pinned
-from visual_grpo.errors import UserError, counted
+from visual_grpo.config.adapter_folder import NONE, adapter_digest
+from visual_grpo.config.command import Command
+from visual_grpo.data.split import SEALED
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import compare, generate, report
 from visual_grpo.evaluation.gate import decide, subgroups_of
 from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.headline import headline
-from visual_grpo.pipelines.compare import BASE, Side, draw, find_side, shared_scorer, side_of, unseen
-from visual_grpo.records.split import SEALED
-from visual_grpo.records.table import RecordTable
-from visual_grpo.rewards.catalogue import reward_digests
+from visual_grpo.operations.candidates import (
+    BASE,
+    Side,
+    find_side,
+    gate_settings,
+    judge_differences,
+    reward_differences,
+    side_of,
+)
+from visual_grpo.pipelines.compare import draw, shared_scorer, unseen
 from visual_grpo.tracking.registry import Registered, Registry
-from visual_grpo.trained_adapters import CODE, COMMIT, FILE, NONE, adapter_digest, modules_of
 
 HELD_OUT = "held_out"
 SPLITS = (HELD_OUT, SEALED)
 """The gate's stages: sealed prompts, if there are any, are drawn only for what holds on the held-out ones."""
 CHAMPION, BASE_MODEL = "champion", "base model"
-_NOT_SCORED = ("weight", "max_failed_share")
-"""Parameters of a reward that change nothing in a score; weights are compared as the modules have them."""
-
-
-def gate_settings(parameters: Parameters) -> str:
-    """64 hex digits: the same for parameters with which a gate comes to the same decision."""
-    promotion = parameters.promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
-    drawn = parameters.evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
-    return hashlib.sha256(json.dumps([promotion, drawn], sort_keys=True).encode()).hexdigest()
 
 
 def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -> tuple[Path, dict[str, Any]]:
@@ -246,41 +243,3 @@ def _write_report(
         "controls": [],
     }
     report.write_report(folder, evaluation, before, after, report.read_history(_folder(candidate)))
-
-
-def reward_differences(champion: Side, candidate: Side) -> list[str]:
-    """In what the rewards of two trainings differ, such as ``weight of ocr: 1, now -1``; empty if they are the same."""
-    return _differences(_rewards_of_training(champion), _rewards_of_training(candidate))
-
-
-def judge_differences(candidate: Side, present: Parameters) -> list[str]:
-    """In what the present rewards differ from those of the candidate's training: parameters, code, files, weights."""
-    digests = reward_digests(present.rewards, present.output)
-    return _differences(_rewards_of_training(candidate), _rewards(present, candidate) | digests)
-
-
-def _rewards_of_training(side: Side) -> dict[str, Any]:
-    config = Parameters.model_validate(pinned(side.facts["parameters"]))
-    digests = {name: value for name, value in side.facts.items() if name.startswith((CODE, FILE, COMMIT))}
-    return _rewards(config, side) | digests
-
-
-def _rewards(config: Parameters, side: Side) -> dict[str, Any]:
-    """What each reward's value and its share in the total depend on, beside code and files."""
-    weights = config.weights(modules_of(_folder(side)))
-    found: dict[str, Any] = {f"weight of {name}": weight for name, weight in weights.items()}
-    for name, reward in config.public()["rewards"].items():
-        found |= {f"{key} of {name}": value for key, value in reward.items() if key not in _NOT_SCORED}
-    return found
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    return [f"{name}: {_shown(before.get(name))}, now {_shown(now.get(name))}" for name in names]
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 40 else f"{text[:12]}..."

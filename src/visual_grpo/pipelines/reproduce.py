@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from visual_grpo import console
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError
-from visual_grpo.reproduction.repeat import Training, repeat
+from visual_grpo.config.adapter_folder import START_RUN, read_facts
+from visual_grpo.operations.reproduction.repeat import Training, repeat
 from visual_grpo.tracking.lineage import dvc_hashes
 from visual_grpo.tracking.model_ref import find_adapters, find_start
-from visual_grpo.trained_adapters import START_RUN, read_facts
 
 
 def reproduce_training(parameters: Parameters) -> dict[str, Any]:
-    """Repeats the training that ``run`` names: see `visual_grpo.reproduction.repeat.repeat`."""
+    """Repeats the training that ``run`` names: see `visual_grpo.operations.reproduction.repeat.repeat`."""
     if parameters.run is None:
         raise UserError(
             "reproduce: name the training with run=ID: the id or name of an MLflow run, a folder of adapters, or"

@@ -13,15 +13,16 @@ from typing import Any
 import pandas as pd
 from PIL.Image import Image
 
-from visual_grpo import components, console
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.types import PromptRecord, Sample, Scores
 from visual_grpo.config import GRPOConfig, Parameters
-from visual_grpo.errors import UserError, counted
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.generate import distinct_prompts, draw, requests
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.grpo.losses import variance_shares, zero_variance_groups
-from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.types import PromptRecord, Sample, Scores
+from visual_grpo.training import components
 
 TOTAL = "total"
 DROWNED, EQUAL, SAME, UNSCORED = 0.05, 0.5, 0.95, 0.05

@@ -10,13 +10,13 @@ from typing import Any
 import pandas as pd
 from PIL.Image import Image
 
-from visual_grpo import console
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError, counted
+from visual_grpo.data.preparation import prepared_beside
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.pictures import caption, grid
-from visual_grpo.images import read_image, to_tensor
-from visual_grpo.records.preparation import prepared_beside
-from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.catalogue import build_reward_set
 from visual_grpo.rewards.combine import RewardSet
 

@@ -13,52 +13,44 @@ import pandas as pd
 from PIL.Image import Image
 from torch import Tensor
 
-from visual_grpo import components, console, resuming
-from visual_grpo.command import Command, is_stage_of_dvc
-from visual_grpo.computed_with import computed_with
+from visual_grpo.common import console
+from visual_grpo.common.errors import counted
+from visual_grpo.common.images import read_image
+from visual_grpo.common.stopping import Stopped
+from visual_grpo.common.types import Judge, PromptRecord, Sample, StepMetrics
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.config.presets import pinned
-from visual_grpo.distributed import group, launch
-from visual_grpo.distributed.policy import DistributedModel, FirstScores
-from visual_grpo.errors import UserError, counted
-from visual_grpo.evaluation import generate, pairing
-from visual_grpo.evaluation.alarm import Watch, picture_of
-from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
-from visual_grpo.grpo.two_stage import Trainer
-from visual_grpo.images import read_image
-from visual_grpo.model_card import CARD, model_card
-from visual_grpo.pipelines.baseline import conditions
-from visual_grpo.policies.family import Model
-from visual_grpo.records.profile import profile_of, write_profile
-from visual_grpo.records.split import SEALED, SeenPrompts
-from visual_grpo.records.table import RecordTable
-from visual_grpo.rewards.catalogue import reward_digests
-from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.run_checkpoints import Progress
-from visual_grpo.saved_model import content_digest
-from visual_grpo.stopping import Stopped
-from visual_grpo.tracking import Tracker, lineage
-from visual_grpo.tracking.extra_loggers import Log, open_logs
-from visual_grpo.tracking.model_ref import find_adapters
-from visual_grpo.tracking.sync import RUN_NAME, tracked
-from visual_grpo.trained_adapters import (
+from visual_grpo.config.adapter_folder import (
     ADJUSTED,
     CHANGES,
     FACTS,
     HELD_OUT,
-    START_RUN,
-    adapter_digest,
-    check_base,
-    check_weights,
-    modules_of,
     read_facts,
 )
-from visual_grpo.training import SHOWN_EACH, Callbacks, Shown, TrainingRun
-from visual_grpo.types import Judge, PromptRecord, Sample, StepMetrics
+from visual_grpo.config.command import Command, is_stage_of_dvc
+from visual_grpo.data.profile import profile_of, write_profile
+from visual_grpo.data.split import SEALED, SeenPrompts
+from visual_grpo.data.table import RecordTable
+from visual_grpo.evaluation import generate, pairing
+from visual_grpo.evaluation.alarm import Watch, picture_of
+from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
+from visual_grpo.grpo.distributed import group, launch
+from visual_grpo.grpo.distributed.policy import DistributedModel, FirstScores
+from visual_grpo.grpo.two_stage import Trainer
+from visual_grpo.models.family import Model
+from visual_grpo.operations.training_inputs import check_start, find_start, identity, start_facts
+from visual_grpo.pipelines.baseline import conditions
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.tracking import Tracker, lineage
+from visual_grpo.tracking.extra_loggers import Log, open_logs
+from visual_grpo.tracking.model_card import CARD, model_card
+from visual_grpo.tracking.sync import RUN_NAME, tracked
+from visual_grpo.training import components, resuming
+from visual_grpo.training.checkpoints import Progress
+from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
+from visual_grpo.training.runtime_fingerprint import computed_with
 
 READ = ("05_model_input", "06_models/starter.json", "07_model_output/baseline")
 """Outputs of other pipelines that the training depends on."""
-BASE = "base"
 _PICTURES = 8
 """Of an alarm."""
 _AFTER = {
@@ -170,18 +162,6 @@ def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path, 
     return lineage.resumed(origin.lineage, now) | ({ADJUSTED: "\n".join(adjusted)} if adjusted else {})
 
 
-def identity(config: Parameters, starter_report: dict[str, Any], records: RecordTable) -> dict[str, str]:
-    """Digests of what the run depends on beside the parameters: model, data, own reward code, files and weights."""
-    found = {
-        "model": starter_report["model"],
-        "model_digest": starter_report["digest"],
-        "data": records.digest,
-        **reward_digests(config.rewards, config.output),
-    }
-    start = find_start(config)
-    return found if start is None else found | {"start": adapter_digest(start)}
-
-
 class _Report:
     """Shows a run while it trains: metrics and pictures in the logs, progress and notes on the console."""
 
@@ -285,33 +265,3 @@ def _grid(
     ]
     pictures = [of_sample(record, sample, judge) for record, sample in zip(records, samples, strict=True)]
     return grid(pictures, captions, columns=columns)
-
-
-def find_start(config: Parameters) -> Path | None:
-    """The folder of the adapters to start from; None = fresh ones."""
-    if config.train.start == BASE:
-        return None
-    return find_adapters(config.train.start, Path(config.adapters_folder))
-
-
-def start_facts(start: Path) -> dict[str, str]:
-    """By which the adapters can be found again: the MLflow run that made them, if there was one."""
-    run_id = read_facts(start).get("mlflow_run_id")
-    return {} if run_id is None else {START_RUN: run_id}
-
-
-def check_start(config: Parameters, modules: Sequence[str], start: Path, model: str) -> None:
-    """Raises UserError where ``modules`` of ``model`` cannot start from the adapters in the folder ``start``: they are
-    damaged, of another base model, or lack a module or have another LoRA on it."""
-    check_weights(start)
-    check_base(start, model, content_digest(model))
-    there, before = modules_of(start), Parameters.model_validate(pinned(read_facts(start)["parameters"]))
-    for module in modules:
-        if module not in there:
-            raise UserError(f"train.start: {start} has adapters of {', '.join(there)}, but {module} is to be trained.")
-        was, now = before.lora_of(module), config.lora_of(module)
-        if was != now:
-            raise UserError(
-                f"train.start: the LoRA of {module} in {start} has {was}, this training has {now}. Give both the same"
-                f" policy.lora (or modules.{module}.lora), or start from the base model: train.start={BASE}"
-            )

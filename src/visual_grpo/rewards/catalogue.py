@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.common.importing import code_digests
+from visual_grpo.common.option_files import option_files
 from visual_grpo.config import RewardConfig
-from visual_grpo.errors import UserError, nearest_hint
-from visual_grpo.importing import code_digests
-from visual_grpo.option_files import option_files
+from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
 from visual_grpo.rewards.combine import Counting, RewardSet
 from visual_grpo.rewards.failures import FailureBudget
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
-from visual_grpo.trained_adapters import CODE, COMMIT, FILE
 
 BUILT_IN = {
     "shapes": "visual_grpo.starter.shapes.reward:ShapesReward",

@@ -12,11 +12,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import Problems, UserError, counted, nearest_hint
-from visual_grpo.images import is_image
+from visual_grpo.common.errors import Problems, UserError, counted, nearest_hint
+from visual_grpo.common.images import is_image
+from visual_grpo.common.parallel import in_thread
+from visual_grpo.common.types import PromptRecord, Ratio, RewardFunction, RewardOutput, Sample, Scores, weighted_total
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
-from visual_grpo.threads import in_thread
-from visual_grpo.types import PromptRecord, Ratio, RewardFunction, RewardOutput, Sample, Scores, weighted_total
 
 RAW = "raw"
 """The part with a reward's scores as they are, where not all of them count so."""
@@ -78,9 +78,9 @@ class Counting:
 
 
 class RewardSet:
-    """Named rewards with their weights, as a ``types.Judge``.
+    """Named rewards with their weights, as a ``Judge``.
 
-    ``rewards`` maps a name to (reward, weight); a reward is a ``types.RewardFunction`` or a plain
+    ``rewards`` maps a name to (reward, weight); a reward is a ``RewardFunction`` or a plain
     function. Weight 0 means reported only, a negative weight means that lower is better. ``counting`` says of which
     rewards not every score counts as it is; the scores as they are then are the part ``raw``.
     Raises ``UserError`` if no weight differs from 0.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError
-from visual_grpo.types import PromptRecord, RewardOutput, Sample
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord, RewardOutput, Sample
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visual_grpo.errors import UserError
-from visual_grpo.images import to_pil
-from visual_grpo.types import PromptRecord, RewardOutput
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import to_pil
+from visual_grpo.common.types import PromptRecord, RewardOutput
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of R, G and B (ITU-R BT.601)."""

@@ -14,13 +14,14 @@ from cachetools import LRUCache, cached
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from visual_grpo.errors import UserError
-from visual_grpo.images import read_image, read_mask, to_tensor
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.geometry import Box, Point
+from visual_grpo.common.images import read_image, read_mask, to_tensor
+from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSample
 from visual_grpo.rewards import point_terms
 from visual_grpo.rewards.point_pictures import draw_answer
-from visual_grpo.segmentation.answer import FAULTS, Answer, AnswerError, parse_answer
-from visual_grpo.segmentation.segmenter import DEFAULT, Box, Point, PointPrompt, build_segmenter, true_box_and_points
-from visual_grpo.types import Needs, PromptRecord, RewardOutput, TextSample
+from visual_grpo.rewards.segmentation.answer import FAULTS, Answer, AnswerError, parse_answer
+from visual_grpo.rewards.segmentation.segmenter import DEFAULT, PointPrompt, build_segmenter, true_box_and_points
 
 TERMS = ("iou", "contrast", "placement", "number", "format", "box", "points")
 
@@ -86,7 +87,7 @@ class Judgement:
 
 
 class NegativePointsReward:
-    """The weighted sum of the terms of an answer in the format of ``segmentation.answer``.
+    """The weighted sum of the terms of an answer in the format of ``rewards.segmentation.answer``.
 
     The contrast uses the true positive points, so that a policy cannot increase it by placing its own positive points
     badly. An answer that cannot be parsed scores lower than any other and has an empty mask. Parts: ``gIoU`` and
@@ -109,7 +110,7 @@ class NegativePointsReward:
     ) -> None:
         """
         Args:
-            segmenter: options of ``segmentation.build``; None = the watershed.
+            segmenter: options of ``rewards.segmentation.build``; None = the watershed.
             weights: overrides of the default `Weights`.
             cap: maximum number of negatives passed to the segmenter; more are penalised by the term ``number``.
             spacing: minimum distance between two negatives, as a share of the image's shorter side.

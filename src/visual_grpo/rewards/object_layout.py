@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.reward import load_function
-from visual_grpo.types import PromptRecord
 
 POSITIONS = ("left", "right", "top", "bottom", "center")
 _KEYS = ("label", "count", "color", "position")

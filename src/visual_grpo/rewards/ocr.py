@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
-from visual_grpo.errors import UserError
-from visual_grpo.types import PromptRecord, RewardOutput
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord, RewardOutput
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError
-from visual_grpo.types import PromptRecord, Ratio, RewardOutput
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord, Ratio, RewardOutput
 
 
 def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> RewardOutput:

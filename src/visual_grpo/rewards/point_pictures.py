@@ -6,8 +6,8 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from visual_grpo.images import to_pil, to_tensor
-from visual_grpo.segmentation.answer import Answer
+from visual_grpo.common.images import to_pil, to_tensor
+from visual_grpo.rewards.segmentation.answer import Answer
 
 _SIDE = 192
 """Approximate pixels of a panel's longer side; images are enlarged by a whole factor, never shrunk."""

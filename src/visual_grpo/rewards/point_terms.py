@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from visual_grpo.segmentation.segmenter import Box, Point
+from visual_grpo.common.geometry import Box, Point
 
 _CANVAS = 840
 """Side in pixels of Seg-Zero's images, to which its thresholds refer."""

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.common.images import described, is_image
+from visual_grpo.common.importing import load_attribute
+from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, Sample
 from visual_grpo.config.secrets import with_variables
-from visual_grpo.errors import UserError, nearest_hint
-from visual_grpo.images import described, is_image
-from visual_grpo.importing import load_attribute
 from visual_grpo.rewards.failures import FailureBudget, RewardCodeError
 from visual_grpo.rewards.outputs import checked_output, some_ids
-from visual_grpo.types import Needs, PromptRecord, RewardOutput, Sample
 
 PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
 """Returns one score per sample: a sequence of floats (None or NaN = unscored), a tensor or NumPy
@@ -30,7 +30,7 @@ _ASKED = ("needs", "needs_target", "waits", "check_records", "check_machine", "p
 
 
 class FunctionReward:
-    """Any callable ``(prompts, samples) -> scores`` as a ``types.RewardFunction``.
+    """Any callable ``(prompts, samples) -> scores`` as a ``RewardFunction``.
 
     ``needs`` is the callable's own attribute of that name unless it is given; ``needs_target = True`` is short for
     ``needs = Needs(target=True)``. ``max_failed_share``: see `FailureBudget`.

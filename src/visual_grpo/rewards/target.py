@@ -10,10 +10,10 @@ import torch
 from pytorch_msssim import ms_ssim, ssim
 from torch import Tensor
 
-from visual_grpo.errors import UserError
-from visual_grpo.hardware.parallel import map_on_cores
-from visual_grpo.images import read_image, to_tensor
-from visual_grpo.types import Needs, PromptRecord
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import read_image, to_tensor
+from visual_grpo.common.parallel import map_on_cores
+from visual_grpo.common.types import Needs, PromptRecord
 
 _SCALES = 5
 """Of MS-SSIM."""

@@ -11,14 +11,15 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.quiet_libraries import hidden_progress_bars
+from visual_grpo.common.saved_model import record_content, recorded_content
 from visual_grpo.config import DataConfig, StarterConfig, World
-from visual_grpo.errors import UserError
-from visual_grpo.saved_model import record_content, recorded_content
+from visual_grpo.config.data import DEFAULT_FAMILIES
 from visual_grpo.starter.job import Advance, Job, digest_of, write_once
 from visual_grpo.starter.scenes.world import draw_scene_records
 from visual_grpo.starter.shapes.dataset import draw_dataset
 from visual_grpo.starter.words.world import draw_words
-from visual_grpo.third_party_output import hidden_progress_bars
 
 _VERSION = 7
 """Raised when the same configuration gives other weights."""
@@ -44,7 +45,7 @@ _PRETRAININGS: Mapping[tuple[World, str], tuple[str, ...]] = {
     ("words", "glm_image"): (f"{_ON_WORDS}:pretrain_decoder_half", f"{_ON_WORDS}:pretrain_language_half"),
     ("scenes", "qwen2_5_vl"): (f"{_HERE}.qwen2_5_vl.pretrain:pretrain_vl",),
 }
-"""The functions that pretrain a family on a world, a world's default family and the longer function first."""
+"""The functions that pretrain a family on a world, the longer function first."""
 
 
 def build_starter(
@@ -52,7 +53,7 @@ def build_starter(
 ) -> dict[str, Any]:
     """Draws the dataset and pretrains a base model of ``family``, each unless it is there for the same arguments.
 
-    ``family``: None = the first that the world is drawn for.
+    ``family``: None = the world's default.
 
     The weights depend on task, step counts, image size and seed, not on ``config.processes``: with one process the
     two halves of the pretraining run one after the other, else side by side.
@@ -60,17 +61,12 @@ def build_starter(
     Returns ``{"dataset": folder, "model": folder, "digest": digest of the model's configuration, "content": digest of
     its files}``.
     """
-    family = family or family_of_starter(config.world)
+    family = family or DEFAULT_FAMILIES[config.world]
     check_starter(config.world, family)
     draw_world(config, data, seed)
     folder, facts = Path(config.model), _facts(config, data, seed, family)
     digest = write_once(folder, facts, lambda fresh: _pretrain(fresh, config, data, seed, family, progress))
     return {"dataset": config.dataset, "model": config.model, "digest": digest, "content": recorded_content(folder)}
-
-
-def family_of_starter(world: World) -> str:
-    """The family that is pretrained on a world where the parameters name none."""
-    return _families(world)[0]
 
 
 def check_starter(world: World, family: str) -> None:
@@ -99,7 +95,7 @@ def draw_world(config: StarterConfig, data: DataConfig, seed: int) -> None:
 
 def model_digest(config: StarterConfig, data: DataConfig, seed: int, family: str | None = None) -> str:
     """A digest of everything that the base model's weights depend on."""
-    return digest_of(_facts(config, data, seed, family or family_of_starter(config.world)))
+    return digest_of(_facts(config, data, seed, family or DEFAULT_FAMILIES[config.world]))
 
 
 def _facts(config: StarterConfig, data: DataConfig, seed: int, family: str) -> dict[str, Any]:

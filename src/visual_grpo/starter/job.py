@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.common.files import fresh_folder, heal
 from visual_grpo.config import Task
-from visual_grpo.files import fresh_folder, heal
 
 Advance = Callable[[str, int], None]
 """Called with the name of a module (``vae``, ``dit``, ``ar``, ``vl``) and the number of its completed steps."""

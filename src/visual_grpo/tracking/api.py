@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.headline import TASK_MEASURES
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import TrackingConfig
-from visual_grpo.errors import UserError
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker

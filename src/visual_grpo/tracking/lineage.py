@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from visual_grpo.command import launched_by
-from visual_grpo.errors import UserError
-from visual_grpo.files import walked
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import walked
+from visual_grpo.config.command import launched_by
 
 DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", ":(glob)*.py")
 """What results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""

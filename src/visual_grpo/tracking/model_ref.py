@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from visual_grpo.command import Command, again
+from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.config.adapter_folder import FACTS, LATEST, NONE, adapter_digest, read_facts
+from visual_grpo.config.command import Command, again
 from visual_grpo.tracking.api import KEY, mlflow_client, search, shown, tracking_uri
 from visual_grpo.tracking.registry import SCHEME, named_version, on_this_machine, versions_with
 from visual_grpo.tracking.sync import TRAINING_DIGEST
-from visual_grpo.trained_adapters import FACTS, LATEST, NONE, adapter_digest, read_facts
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
+from visual_grpo.config.adapter_folder import FACTS, adapter_digest, check_weights, modules_of, read_facts
 from visual_grpo.config.promotion import CHAMPION
-from visual_grpo.errors import UserError
-from visual_grpo.model_card import model_card
 from visual_grpo.tracking import api
-from visual_grpo.trained_adapters import FACTS, adapter_digest, check_weights, modules_of, read_facts
+from visual_grpo.tracking.model_card import model_card
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SCHEME = "models:/"
 DIGEST = "adapter.digest"
-"""Tag of a version: `trained_adapters.adapter_digest`."""
+"""Tag of a version: `config.adapter_folder.adapter_digest`."""
 ADAPTERS = "data/visual_grpo/adapters"
 """The adapters among a version's files (`served_model`)."""
 OVER, DATE, ROLLED_BACK = "promotion.over", "promotion.date", "promotion.rolled_back"

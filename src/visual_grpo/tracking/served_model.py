@@ -24,24 +24,24 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pydantic import ValidationError
 
-from visual_grpo import components
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import fit, read_image, read_size, stretch, stretch_mask, to_pil, to_tensor
+from visual_grpo.common.saved_model import content_digest, may_be_hub_id
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters, SamplerConfig
+from visual_grpo.config.adapter_folder import BEST, LAST, check_base, read_facts
 from visual_grpo.config.presets import pinned
-from visual_grpo.errors import UserError
 from visual_grpo.evaluation.generate import image_seed
-from visual_grpo.images import fit, read_image, read_size, stretch, stretch_mask, to_pil, to_tensor
-from visual_grpo.model_card import CARD
-from visual_grpo.saved_model import content_digest, may_be_hub_id
-from visual_grpo.trained_adapters import BEST, LAST, check_base, read_facts
-from visual_grpo.types import PromptRecord
+from visual_grpo.tracking.model_card import CARD
+from visual_grpo.training import components
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
     from PIL import Image
 
-    from visual_grpo.policies.family import Model
+    from visual_grpo.common.types import Sample
+    from visual_grpo.models.family import Model
     from visual_grpo.rewards.negative_points import NegativePointsReward
-    from visual_grpo.types import Sample
 
 FOLDER, BASE, ADAPTERS = "visual_grpo", "base", "adapters"
 SAMPLER = {

@@ -16,15 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.files import file_digest, hold, release
+from visual_grpo.common.images import read_image
+from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.errors import UserError, counted
+from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of, read_facts
 from visual_grpo.evaluation.headline import lines
-from visual_grpo.files import file_digest, hold, release
-from visual_grpo.images import read_image
-from visual_grpo.model_card import CARD, model_card
-from visual_grpo.third_party_output import silence_libraries
 from visual_grpo.tracking import api
-from visual_grpo.trained_adapters import FACTS, HISTORY, modules_of, read_facts
+from visual_grpo.tracking.model_card import CARD, model_card
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

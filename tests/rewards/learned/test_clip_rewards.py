@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import CLIPModel, CLIPProcessor
 
 from tests.rewards.learned.tiny import LONGEST, picture, record
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
 from visual_grpo.rewards.learned.clip import Aesthetic, ClipScore, Hps, PickScore
 
 PROMPTS = [record("a", "a red cat"), record("b", "the dog on the mat"), record("c", "")]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision import models
 
 from tests.rewards.learned.tiny import picture, record
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
 from visual_grpo.rewards.learned.lpips_similarity import LpipsReward
 
 SLICES = {

@@ -11,8 +11,8 @@ import torch
 from transformers import Dinov2Config, Dinov2Model
 
 from tests.rewards.learned.tiny import picture, record
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import RewardConfig
-from visual_grpo.errors import UserError
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.learned.clip import ClipScore, PickScore
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visual_grpo.images import to_pil
-from visual_grpo.types import PromptRecord
+from visual_grpo.common.images import to_pil
+from visual_grpo.common.types import PromptRecord
 
 SIDE = 32
 LONGEST = 12

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.rewards.learned import tiny
 from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, run_to_its_end, started
-from visual_grpo.images import to_pil
+from visual_grpo.common.images import to_pil
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
 

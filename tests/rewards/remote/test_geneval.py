@@ -14,9 +14,9 @@ from PIL import Image
 
 from tests.rewards.learned import tiny
 from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, run_to_its_end, started
+from visual_grpo.common.types import PromptRecord, RewardOutput
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
-from visual_grpo.types import PromptRecord, RewardOutput
 
 # Tasks as the lines of GenEval's evaluation_metadata.jsonl have them.
 SINGLE = {"tag": "single_object", "include": [{"class": "bench", "count": 1}]}

@@ -16,14 +16,14 @@ import torch
 from PIL import Image
 
 from tests.rewards.remote.processes import Running, running
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.failures import RewardCodeError
 from visual_grpo.rewards.remote import client
 from visual_grpo.rewards.remote.client import RefusedError
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
-from visual_grpo.types import Needs, PromptRecord, RewardOutput
 
 PLAIN = 7
 """Images without a planted fault."""
@@ -192,7 +192,8 @@ def test_requests_at_a_time_are_bounded() -> None:
 def test_an_interrupted_process_does_not_wait_for_answers() -> None:
     script = (
         "import sys, torch; from visual_grpo.rewards.combine import RewardSet;"
-        "from visual_grpo.rewards.remote.http_reward import HttpReward; from visual_grpo.types import PromptRecord;"
+        "from visual_grpo.rewards.remote.http_reward import HttpReward;"
+        "from visual_grpo.common.types import PromptRecord;"
         "rewards = RewardSet({'judge': (HttpReward(sys.argv[1], timeout=60), 1.0)});"
         "rewards.begin([PromptRecord(id='a', prompt='a')], [torch.zeros(3, 4, 4, dtype=torch.uint8)]);"
         "sys.stdin.readline(); print('leaving', flush=True)"

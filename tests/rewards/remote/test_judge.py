@@ -16,12 +16,12 @@ from PIL import Image
 
 from tests.rewards.remote.processes import Running, running
 from tests.rewards.remote.test_http_reward import expected, images, prompts
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.rewards.remote.client import RequestError
 from visual_grpo.rewards.remote.judge import VlmJudge
 from visual_grpo.rewards.remote.replies import reply_of, score_in, yes_probability
 from visual_grpo.rewards.reward import FunctionReward
-from visual_grpo.types import Needs, PromptRecord
 
 LOG = math.log
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tests.rewards.learned import tiny
 from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, started
-from visual_grpo.images import to_pil
+from visual_grpo.common.images import to_pil
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
-from visual_grpo.types import PromptRecord
 
 TOWER = "vision_tower.vision_tower.vision_model.post_layernorm.weight"
 

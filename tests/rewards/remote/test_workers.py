@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from tests.rewards.remote.processes import WORKERS, no_thread_left, run_to_its_end, started
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
-from visual_grpo.types import PromptRecord
 
 FAILING = """
 import sys

@@ -6,15 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.rewards.votes.voters import AT, choice, pair
-from visual_grpo.rewards.votes.choices import (
-    FIRST,
-    SECOND,
-    SKIP,
-    TIE,
-    append_line,
-    read_choices,
-    undo_line,
-)
+from visual_grpo.rewards.votes.choices import FIRST, SECOND, SKIP, TIE, append_line, read_choices, undo_line
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from visual_grpo.images import to_pil
+from visual_grpo.common.images import to_pil
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, Pair, append_line
 
 AT = "2026-01-02T03:04:05+00:00"

@@ -12,11 +12,7 @@ from torch import Tensor
 import visual_grpo.starter.glm_image.modules as glm_modules
 from visual_grpo.starter.glm_image.pretrain_dit import to_model_range
 from visual_grpo.starter.job import Job
-from visual_grpo.starter.sd3.modules import (
-    PROMPT_TOKENS,
-    build_transformer,
-    normalise_latents,
-)
+from visual_grpo.starter.sd3.modules import PROMPT_TOKENS, build_transformer, normalise_latents
 from visual_grpo.starter.sd3.pretrain import pretrain_dit, pretrain_sd3
 from visual_grpo.starter.shapes.draw import draw_all
 from visual_grpo.starter.shapes.world import COMBINATIONS

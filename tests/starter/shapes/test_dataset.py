@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from visual_grpo.common.images import read_image, to_tensor
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Task
-from visual_grpo.images import read_image, to_tensor
 from visual_grpo.starter.shapes import dataset
 from visual_grpo.starter.shapes.dataset import draw_dataset
 from visual_grpo.starter.shapes.draw import draw
 from visual_grpo.starter.shapes.reward import ShapesReward
 from visual_grpo.starter.shapes.world import BACKGROUND, COLORS, COMBINATIONS, EDITS
-from visual_grpo.types import PromptRecord
 
 TASKS: tuple[Task, ...] = ("t2i", "i2i", "mixed")
 

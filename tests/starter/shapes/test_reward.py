@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError
-from visual_grpo.images import to_tensor
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import to_tensor
+from visual_grpo.common.types import PromptRecord, RewardOutput
 from visual_grpo.starter.shapes.draw import Jitter, draw, draw_edit, draw_scene, random_edit, stacked
 from visual_grpo.starter.shapes.reward import PaletteReward, ShapesReward
 from visual_grpo.starter.shapes.world import ATTRIBUTES, BACKGROUND, CHANGES, COMBINATIONS, EDITS, Combination
-from visual_grpo.types import PromptRecord, RewardOutput
 
 ASKED = Combination(color="red", shape="circle", position="left", size="small")
 

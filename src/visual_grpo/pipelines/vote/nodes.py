@@ -14,20 +14,20 @@ from typing import Any
 
 import pandas as pd
 
-from visual_grpo import console
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.files import final_of
+from visual_grpo.common.stopping import stop_request
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError, counted
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.blind import preference
-from visual_grpo.files import final_of
 from visual_grpo.pipelines.vote.ballot import Ballot
 from visual_grpo.pipelines.vote.pairs import find_pairs
 from visual_grpo.pipelines.vote.server import served
-from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.votes.choices import AB, Choice, read_choices
 from visual_grpo.rewards.votes.features import PIXELS
 from visual_grpo.rewards.votes.head import family_scores
 from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
-from visual_grpo.stopping import stop_request
 
 CHOICES = "01_raw/votes/choices.jsonl"
 """File in the folder ``output``, unless ``vote.choices`` names another."""

@@ -17,23 +17,24 @@ from typing import Any
 
 from PIL.Image import Image
 
-from visual_grpo import components, console
-from visual_grpo.command import again
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import write_atomically
+from visual_grpo.common.images import read_image
+from visual_grpo.common.saved_model import content_digest
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
-from visual_grpo.errors import UserError
+from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.config.command import again
+from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.compare import STOCK
 from visual_grpo.evaluation.generate import SCORES, Request, distinct_prompts, draw, image_seed, read_scores
 from visual_grpo.evaluation.pairing import check_facts
 from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
-from visual_grpo.files import write_atomically
-from visual_grpo.images import read_image
-from visual_grpo.records.table import RecordTable
 from visual_grpo.rewards.votes.choices import AB, Pair, append_line
-from visual_grpo.saved_model import content_digest
 from visual_grpo.tracking.model_ref import adapters_of, model_of
-from visual_grpo.trained_adapters import adapter_digest
-from visual_grpo.types import PromptRecord
+from visual_grpo.training import components
 
 DRAW = "draw"
 DRAWN = "pairs.jsonl"

@@ -21,7 +21,7 @@ from fastapi import APIRouter, Body, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
 from visual_grpo.pipelines.vote.ballot import Ballot, RefusedError
 
 HOST = "127.0.0.1"

@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from cachetools import LRUCache
 from torch import Tensor
 
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.saved_model import may_be_hub_id
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.learned.pretrained import (
     CONFIG,
     IMAGE_PROCESSOR,
@@ -28,8 +30,6 @@ from visual_grpo.rewards.learned.pretrained import (
     Origin,
     read_weights,
 )
-from visual_grpo.saved_model import may_be_hub_id
-from visual_grpo.types import PromptRecord
 
 log = logging.getLogger(__name__)
 

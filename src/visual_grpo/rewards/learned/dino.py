@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visual_grpo.errors import UserError
-from visual_grpo.images import read_image, to_tensor
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import read_image, to_tensor
+from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.rewards.learned.pretrained import (
     CONFIG,
     IMAGE_PROCESSOR,
@@ -23,7 +24,6 @@ from visual_grpo.rewards.learned.pretrained import (
     Origin,
 )
 from visual_grpo.rewards.target import mean_squared_error
-from visual_grpo.types import Needs, PromptRecord
 
 BASE = "facebook/dinov2-base"
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.rewards.learned.clip import LARGE, Clip
 from visual_grpo.rewards.learned.dino import BASE, Dino
 from visual_grpo.rewards.learned.pretrained import EncoderReward
-from visual_grpo.types import Needs, PromptRecord
 
 _FEATURES = ("pixels", "clip", "dino")
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torchvision import models
 
-from visual_grpo.errors import UserError
-from visual_grpo.files import digest_once
-from visual_grpo.hardware.device import resolve_device
+from visual_grpo.common.device import resolve_device
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import digest_once
+from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.rewards.learned.pretrained import read_weights
 from visual_grpo.rewards.target import against_targets
-from visual_grpo.types import Needs, PromptRecord
 
 _LEAST = {"alex": 31, "vgg": 16, "squeeze": 17}
 """Pixels of the shorter side that are left with a feature in every layer."""

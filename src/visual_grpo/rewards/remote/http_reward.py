@@ -10,18 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from visual_grpo.errors import UserError, nearest_hint
-from visual_grpo.images import is_image, read_image, to_pil
-from visual_grpo.rewards.remote.client import (
-    Lost,
-    RefusedError,
-    RequestError,
-    ServerReward,
-    check_whole_number,
-    shown,
-)
+from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.common.images import is_image, read_image, to_pil
+from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
+from visual_grpo.rewards.remote.client import Lost, RefusedError, RequestError, ServerReward, check_whole_number, shown
 from visual_grpo.rewards.remote.protocols import PROTOCOLS, Batch, Encoder, Scored, reward_output
-from visual_grpo.types import Needs, PromptRecord, RewardOutput
 
 HEALTH = "/health"
 

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from visual_grpo.errors import UserError, visible
-from visual_grpo.files import write_atomically
-from visual_grpo.images import is_image, read_image, to_pil
+from visual_grpo.common.errors import UserError, visible
+from visual_grpo.common.files import write_atomically
+from visual_grpo.common.images import is_image, read_image, to_pil
+from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.remote.client import Lost, RefusedError, ServerReward, shown
 from visual_grpo.rewards.remote.protocols import Encoder, Scored, reward_output
 from visual_grpo.rewards.remote.replies import YES_OR_NO, Reply, find_rubric, reply_of, score_in, yes_probability
-from visual_grpo.types import Needs, PromptRecord, RewardOutput
 
 log = logging.getLogger(__name__)
 

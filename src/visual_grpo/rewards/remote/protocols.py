@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from PIL import Image
 
-from visual_grpo.errors import UserError, visible
+from visual_grpo.common.errors import UserError, visible
+from visual_grpo.common.types import RewardOutput
 from visual_grpo.rewards.remote.client import Lost, RequestError
-from visual_grpo.types import RewardOutput
 
 JPEG_QUALITY = 95
 _PART = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from visual_grpo.errors import UserError, nearest_hint
+from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.ocr import asked_text
 from visual_grpo.rewards.remote.client import RequestError
-from visual_grpo.types import PromptRecord
 
 YES_OR_NO = "Answer with one word, Yes or No."
 LEAST_MASS = 0.1

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
 
 FIRST, SECOND, TIE, SKIP, UNDO = "first", "second", "tie", "skip", "undo"
 ANSWERS = (FIRST, SECOND, TIE, SKIP)

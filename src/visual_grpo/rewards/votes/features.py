@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from visual_grpo.errors import UserError
-from visual_grpo.images import described, is_image
-from visual_grpo.importing import load_attribute
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import described, is_image
+from visual_grpo.common.importing import load_attribute
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.guards import LUMA
-from visual_grpo.types import PromptRecord
 
 PIXELS = "pixels"
 GRID = 4

@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from visual_grpo.errors import UserError, counted
-from visual_grpo.files import write_atomically
-from visual_grpo.images import read_image, to_tensor
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.files import write_atomically
+from visual_grpo.common.images import read_image, to_tensor
+from visual_grpo.common.types import PromptRecord, RewardOutput
 from visual_grpo.rewards.votes.choices import AB, TIE, Choice, read_choices
 from visual_grpo.rewards.votes.features import PIXELS, load_features
 from visual_grpo.rewards.votes.head import FOLDS, Head, fit_head
-from visual_grpo.types import PromptRecord, RewardOutput
 
 log = logging.getLogger(__name__)
 

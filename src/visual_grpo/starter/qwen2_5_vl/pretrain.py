@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
-from visual_grpo.segmentation.geometry import ring
+from visual_grpo.common.geometry import ring
 from visual_grpo.starter.job import Advance, Job
 from visual_grpo.starter.optimise import minimise
 from visual_grpo.starter.qwen2_5_vl.model import MERGE, PATCH, build_model, build_processor

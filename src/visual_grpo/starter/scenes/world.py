@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from visual_grpo.segmentation.geometry import box_of, inner_points
+from visual_grpo.common.geometry import box_of, inner_points
 from visual_grpo.starter.job import write_once
 
 COLORS: Mapping[str, tuple[float, float, float]] = {
@@ -155,7 +155,7 @@ _IMAGES, _MASKS = "images", "masks"
 
 
 def draw_scene_records(folder: Path, records_per_query: int, height: int, width: int, seed: int) -> str:
-    """Writes ``records.jsonl``, ``images/`` and ``masks/`` as `write_once` does.
+    """Writes ``data.jsonl``, ``images/`` and ``masks/`` as `write_once` does.
 
     Draws ``records_per_query`` scenes on average for each of the eight queries.
     """

@@ -25,7 +25,7 @@ _TARGETS, _SOURCES = "target_images", "source_images"
 def draw_dataset(
     folder: Path, records_per_prompt: int, height: int, width: int, seed: int, *, task: Task = "t2i"
 ) -> str:
-    """Writes ``records.jsonl``, ``target_images/`` and, for edits, ``source_images/`` as `write_once` does.
+    """Writes ``data.jsonl``, ``target_images/`` and, for edits, ``source_images/`` as `write_once` does.
 
     Every combination occurs ``records_per_prompt`` times in each kind of record that ``task`` includes (as the target
     of its prompt, and as the subject of an edit), each time with a different jitter.

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visual_grpo.errors import UserError, counted
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.types import PromptRecord, RewardOutput, Sample
 from visual_grpo.starter.shapes.judge import (
     REGIONS,
     Judged,
@@ -23,7 +24,6 @@ from visual_grpo.starter.shapes.judge import (
     restricted,
 )
 from visual_grpo.starter.shapes.world import ATTRIBUTES, CHANGES, VOCABULARY
-from visual_grpo.types import PromptRecord, RewardOutput, Sample
 
 _SHOWN = 3
 

@@ -17,13 +17,7 @@ from torch import Tensor
 from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
 
 import visual_grpo.starter.glm_image.modules as modules
-from visual_grpo.starter.glm_image.codebook import (
-    CELLS,
-    CODEBOOK_SIZE,
-    FEATURES,
-    PATCH,
-    build_processor,
-)
+from visual_grpo.starter.glm_image.codebook import CELLS, CODEBOOK_SIZE, FEATURES, PATCH, build_processor
 from visual_grpo.starter.glm_image.corpus import Corpus, Grid, preview_grid
 from visual_grpo.starter.glm_image.pretrain_ar import ArBatch, encode_texts, pretrain_ar
 from visual_grpo.starter.glm_image.pretrain_dit import encode_normalised, pretrain_vae, time_shift, unshifted_timesteps

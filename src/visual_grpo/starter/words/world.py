@@ -78,7 +78,7 @@ _TARGETS = "target_images"
 
 
 def draw_words(folder: Path, records_per_prompt: int, height: int, width: int) -> str:
-    """Writes ``records.jsonl`` and ``target_images/`` as `write_once` does, every word ``records_per_prompt`` times."""
+    """Writes ``data.jsonl`` and ``target_images/`` as `write_once` does, every word ``records_per_prompt`` times."""
 
     def write(fresh: Path) -> None:
         (fresh / _TARGETS).mkdir()

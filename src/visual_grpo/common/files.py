@@ -1,0 +1,205 @@
+"""Files and folders that are replaced whole or not at all, their digests, and the lock of a folder.
+
+A folder's new content is written into a draft, a hidden sibling, which takes the place of the old folder by two
+renames: an error or Ctrl-C leaves the old folder as it was, and a kill between the renames is undone by `heal`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import glob
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from filelock import SoftFileLock, Timeout
+
+from visual_grpo.common.errors import UserError
+
+_DRAFT = ".draft-"
+"""Between the final name and the process that writes it."""
+_READERS = 4
+"""Files that are read at once: a disk gives more than one core can digest."""
+_drafts: set[Path] = set()
+"""Of this process; those still there when it ends are removed."""
+_held: list[SoftFileLock] = []
+
+
+def file_digest(file: Path) -> str:
+    """sha256 of the content, 64 hex digits. Raises OSError where the file cannot be read."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_once(file: Path) -> str:
+    """`file_digest`, read once in a process while the file's size and time of change stay."""
+    facts = file.stat()
+    return _digest(file.resolve(), facts.st_size, facts.st_mtime_ns)
+
+
+@cache
+def _digest(file: Path, size: int, changed: int) -> str:
+    return file_digest(file)
+
+
+def tree_digest(folder: Path, files: Iterable[Path] | None = None) -> str:
+    """sha256 over the paths and contents of ``files`` in ``folder``, or of all; each is read once in a process."""
+    chosen = sorted(folder.rglob("*") if files is None else files)
+    chosen = [file for file in chosen if file.is_file()]
+    with ThreadPoolExecutor(_READERS) as readers:
+        sums = list(readers.map(digest_once, chosen))
+    listed = [[file.relative_to(folder).as_posix(), found] for file, found in zip(chosen, sums, strict=True)]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
+def write_atomically(file: Path, content: str | bytes) -> None:
+    """Replaces ``file`` in one step, flushed to disk; its folder is made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        flush(draft)
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+    flush(file.parent)
+
+
+def flush(path: Path) -> None:
+    """Waits until a file, or the list of a folder's files, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hold(file: Path) -> None:
+    """Takes the lock ``file`` for this process; `release` gives it back, and so does the end of the process.
+
+    Raises UserError: another process holds it; nothing has been changed then.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = SoftFileLock(file)
+    try:
+        lock.acquire(timeout=1, poll_interval=0.2)
+    except Timeout:
+        raise UserError(
+            f"{file.parent} is in use by another command, process {lock.pid}. Wait until it ends, stop it, or write"
+            f" elsewhere with output=FOLDER. If it ran on another machine and has ended: rm {file}"
+        ) from None
+    _held.append(lock)
+
+
+def release() -> None:
+    """Gives back all locks that this process holds."""
+    while _held:
+        _held.pop().release()
+
+
+@contextmanager
+def fresh_folder(final: Path) -> Iterator[Path]:
+    """Gives an empty folder beside ``final``, which it replaces when the block ends without an error."""
+    draft = new_draft(final)
+    draft.mkdir()
+    try:
+        yield draft
+        replace_folder(draft, final)
+    finally:
+        _remove(draft)
+
+
+def new_draft(final: Path) -> Path:
+    """A path beside ``final`` for its next content; nothing is there yet.
+
+    What is not moved away is removed when the process ends; drafts of processes that were killed are removed now.
+    """
+    final = linked(final)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    heal(final)
+    for draft in final.parent.glob(f".{glob.escape(final.name)}{_DRAFT}*"):
+        process = draft.name.rpartition(_DRAFT)[2]
+        if process.isdecimal() and (int(process) == os.getpid() or not _is_running(int(process))):
+            _remove(draft)
+    draft = final.with_name(f".{final.name}{_DRAFT}{os.getpid()}")
+    _drafts.add(draft)
+    return draft
+
+
+def final_of(draft: Path) -> Path:
+    """What a path of `new_draft` will replace."""
+    return draft.with_name(draft.name.removeprefix(".").rpartition(_DRAFT)[0])
+
+
+def replace_folder(fresh: Path, final: Path) -> None:
+    """Moves ``fresh`` to ``final``, on the same disk, in the place of what is there."""
+    final = linked(final)
+    heal(final)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    if final.exists():
+        final.rename(_previous(final))
+    try:
+        fresh.rename(final)
+    finally:
+        heal(final)
+
+
+def heal(final: Path) -> None:
+    """After an interrupted replacement: puts the old folder back, or removes it if the new one is in place."""
+    final = linked(final)
+    previous = _previous(final)
+    if not previous.exists():
+        return
+    if final.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+    else:
+        previous.rename(final)
+
+
+def linked(path: Path) -> Path:
+    """Where a link leads, such as to a bigger disk: what is replaced is the folder, not the link."""
+    return path.resolve() if path.is_symlink() else path
+
+
+def _previous(final: Path) -> Path:
+    """Where the old folder is between the two renames."""
+    return final.with_name(f".{final.name}.previous")
+
+
+def _remove(draft: Path) -> None:
+    if draft.is_dir():
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        draft.unlink(missing_ok=True)
+
+
+@atexit.register
+def _remove_drafts() -> None:
+    for draft in _drafts:
+        _remove(draft)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # It runs, as another user.
+        return True
+    return True
+
+
+def walked(folder: Path) -> Iterator[Path]:
+    """All files and folders beneath ``folder``, links to folders not followed, in no order.
+
+    What another process removes meanwhile is left out; `Path.rglob` would raise FileNotFoundError.
+    """
+    for parent, folders, files in os.walk(folder):
+        yield from (Path(parent, name) for name in (*folders, *files))

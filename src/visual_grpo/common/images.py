@@ -1,0 +1,230 @@
+"""Reads images and masks of every Pillow mode, resizes them, and converts between Pillow and tensors.
+
+A sample image is a uint8 tensor [3, height, width] in RGB order, a mask a bool tensor [height, width].
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from visual_grpo.common.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_UINT16_MAX = 65535
+_DAMAGE = (
+    *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError),
+    *(struct.error, zlib.error),
+)
+"""Exceptions that Pillow's decoders raise on damaged files."""
+_RUN_PROGRAMS = ("EPS", "WMF")
+"""Formats that are programs themselves: Pillow hands them to Ghostscript or Windows."""
+
+
+class ImageError(UserError):
+    """A file that cannot be read as an image; the message says why."""
+
+
+class TooManyPixelsError(ImageError):
+    """An image that would take too much memory."""
+
+
+def read_image(file: str | Path | IO[bytes]) -> Image.Image:
+    """Reads an image upright (EXIF orientation applied) as RGB; the first frame of an animation.
+
+    Raises:
+        ImageError: missing, empty, cut off, damaged, too large, or not an image at all.
+    """
+    with _opened(file) as image:
+        image.load()
+        return to_rgb(_upright(image))
+
+
+def read_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
+    """Width and height of the upright image in pixels; reads only the file's header."""
+    with _opened(file) as image:
+        # EXIF orientations 5 to 8 swap width and height. Pillow itself turns a TIFF's size.
+        turned = image.format != "TIFF" and _orientation(image) >= 5
+        return (image.height, image.width) if turned else (image.width, image.height)
+
+
+def read_mask(file: str | Path | IO[bytes]) -> Tensor:
+    """Reads a mask: bool tensor [height, width], True = foreground as defined by `read_mask_image`."""
+    import torch
+
+    return torch.from_numpy(np.array(read_mask_image(file)) > 0)
+
+
+def read_mask_image(file: str | Path | IO[bytes]) -> Image.Image:
+    """Reads a mask of any Pillow mode upright as mode L with values 0 and 255 only.
+
+    A pixel is foreground if its brightest channel exceeds half of the range, the smallest of 0..1, 0..255 and 0..65535
+    that has all values. If the alpha channel is not constant, it is the mask instead (a cut-out object).
+
+    Raises:
+        ImageError: as for `read_image`, and for values outside all of the ranges.
+    """
+    with _opened(file) as image:
+        image.load()
+        values = _mask_values(_upright(image))
+        white = next((bound for bound in (1, 255, _UINT16_MAX) if values.min() >= 0 and values.max() <= bound), None)
+        if white is None:
+            found = f"{values.min()} to {values.max()}"
+            raise ImageError(f"{_name(file)}: a mask's values must lie within 0..1, 0..255 or 0..65535, got {found}")
+        return Image.fromarray((values > white / 2).astype(np.uint8) * 255)
+
+
+@contextmanager
+def pixel_limit(most: int) -> Iterator[None]:
+    """Lets Pillow accept images of up to ``most`` pixels, if that is more than its own limit."""
+    before = Image.MAX_IMAGE_PIXELS
+    if before is not None:
+        Image.MAX_IMAGE_PIXELS = max(before, -(-most // 2))  # Pillow refuses twice this.
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def is_intact_png(path: Path) -> bool:
+    """True if the file exists and all of its PNG checksums are correct."""
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            image.verify()
+    except (*_DAMAGE, Image.DecompressionBombError):
+        return False
+    return True
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Converts any Pillow mode to RGB: transparent pixels are blended with white, deep ones scaled to 8 bits."""
+    if image.mode.startswith("I") or image.mode == "F":
+        return _scale_to_bytes(image).convert("RGB")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def fit(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Scales an image (Lanczos) so that it just covers height x width pixels, then crops the centre."""
+    return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
+
+
+def stretch(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Scales an image (Lanczos) to height x width pixels without cropping; the aspect ratio may change."""
+    return image.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def stretch_mask(mask: Image.Image, height: int, width: int) -> Image.Image:
+    """Like `stretch`, with nearest-neighbour sampling, which creates no new values."""
+    return mask.resize((width, height), Image.Resampling.NEAREST)
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """A Pillow image as a uint8 tensor [3, height, width], RGB."""
+    import torch
+
+    return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1).contiguous()
+
+
+def to_pil(tensor: Tensor) -> Image.Image:
+    """A uint8 tensor [3, height, width] as a Pillow image; raises ValueError for another shape or dtype."""
+    require_image(tensor)
+    return Image.fromarray(tensor.detach().cpu().permute(1, 2, 0).contiguous().numpy())
+
+
+def is_image(sample: object) -> bool:
+    """True for a uint8 tensor [3, height, width]."""
+    import torch
+
+    return isinstance(sample, torch.Tensor) and sample.dtype == torch.uint8 and sample.ndim == 3 and len(sample) == 3
+
+
+def require_image(sample: object) -> None:
+    """Raises ValueError unless ``sample`` is a uint8 tensor [3, height, width]."""
+    if not is_image(sample):
+        raise ValueError(f"expected a uint8 tensor [3, height, width], got {described(sample)}")
+
+
+def described(value: object) -> str:
+    """Dtype and shape of a tensor, the type's name of anything else, for error messages."""
+    import torch
+
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+@contextmanager
+def _opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
+    """Opens an image; an exception that Pillow raises, here or in the body, becomes an `ImageError`."""
+    try:
+        with Image.open(file) as image:
+            if image.format in _RUN_PROGRAMS:
+                raise ImageError(f"{_name(file)}: is {image.format}, which needs another program to be drawn; use PNG")
+            yield image
+    except Image.DecompressionBombError as error:
+        text = str(error).partition(", could")[0]
+        raise TooManyPixelsError(f"{_name(file)}: too many pixels to be decoded safely ({text})") from error
+    except _DAMAGE as error:
+        # Pillow names the file, or the address of one in memory.
+        reason = "empty, damaged or of another format" if isinstance(error, UnidentifiedImageError) else error
+        raise ImageError(f"{_name(file)}: cannot be read as an image ({reason})") from error
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; 1 (upright) if EXIF data are absent or cannot be parsed."""
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except (SyntaxError, ValueError, TypeError, KeyError, OSError, struct.error):
+        return 1
+    return value if value in range(1, 9) else 1
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    return image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
+
+
+def _mask_values(image: Image.Image) -> np.ndarray:
+    """[height, width]: the alpha values, or else the brightness, that decide which pixels are foreground."""
+    if image.has_transparency_data:
+        alpha = np.asarray(image.convert("RGBA").getchannel("A"))
+        if alpha.min() < alpha.max():
+            return alpha
+        image = image.convert("RGBA").convert("RGB")
+    if image.mode in ("1", "L", "F") or image.mode.startswith("I"):
+        return np.asarray(image).astype(np.float64)
+    return np.asarray(to_rgb(image)).max(axis=2)
+
+
+def _scale_to_bytes(image: Image.Image) -> Image.Image:
+    """Converts a single-channel integer or float image to mode L.
+
+    I;16 spans 0..65535. Wider modes do not define a range: the smallest of 0..1 (floats), 0..255 and 0..65535
+    (integers) that has all values, else that from their minimum to their maximum.
+    """
+    with np.errstate(invalid="ignore"):  # A float that is no number is refused here, not by the conversion.
+        values = np.asarray(image).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("it has pixels that are not finite numbers")
+    low, high = float(values.min()), float(values.max())
+    whites = (_UINT16_MAX,) if image.mode.startswith("I;16") else (1, 255) if image.mode == "F" else (255, _UINT16_MAX)
+    white = next((white for white in whites if low >= 0 and high <= white), None)
+    if white is not None:
+        low, high = 0.0, white
+    elif low == high:
+        high = low + 1
+    scaled = (values - low) * (255 / (high - low))
+    return Image.fromarray(np.rint(scaled).astype(np.uint8))
+
+
+def _name(file: str | Path | IO[bytes]) -> str:
+    return str(file) if isinstance(file, str | Path) else str(getattr(file, "name", "image"))

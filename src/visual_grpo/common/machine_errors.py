@@ -1,0 +1,85 @@
+"""Faults of the machine, told in one line before the library's own words: memory, disk, permissions, limits."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+
+from visual_grpo.common.errors import chain
+
+LESS_MEMORY = (
+    "Less memory: smaller policy.rollout_batch, policy.denoise_batch, policy.decode_batch (rollout),"
+    " grpo.micro_batch_size (update), evaluation.batch_size, data.height and data.width;"
+    " policy.gradient_checkpointing=true; model.dtype=bfloat16. `kedro run --pipeline=plan` says which batches fit."
+)
+
+_NO_MEMORY = (
+    *("out of memory", "can't allocate memory", "Cannot allocate memory", "Unable to allocate", "bad allocation"),
+    *("could not create a primitive\n", "could not create a memory object\n"),  # oneDNN, on the CPU.
+)
+_KINDS = {
+    "The disk is full": ("No space left on device", "disk is full", "Disk quota exceeded"),
+    "A limit of this process is reached (ulimit -a)": (
+        *("File too large", "Too many open files", "can't start new thread"),
+    ),
+}
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NOT_LOADED = re.compile(r"Failed while loading data from dataset .*?filepath=(?:\w+\()?'([^']+)'")
+_NOT_A_TABLE = ("Parquet magic bytes not found", "Couldn't deserialize thrift", "Parquet file size is")
+
+
+def machine_fault(error: BaseException) -> str | None:
+    """What to tell the user if memory, disk, permissions, limits or a damaged file are behind ``error``; else None.
+
+    Libraries wrap these errors in their own types, so their texts count too.
+    """
+    for cause in chain(error):
+        if _says_no_memory(cause):
+            return "\n".join([f"Out of memory: {_first_line(cause)}", *_notes(error), LESS_MEMORY])
+        if isinstance(cause, OSError) and cause.errno in _FORBIDDEN:
+            return f"No permission: {cause}"
+        for what, texts in _KINDS.items():
+            if any(text in str(cause) for text in texts):
+                return (
+                    f"{what}: {_first_line(cause)}\nWhat was written completely is intact. Then give the same command,"
+                    " a training with resume=auto: it goes on from its last checkpoint."
+                )
+    return _damaged_file(error)
+
+
+def _damaged_file(error: BaseException) -> str | None:
+    """Names a table, or whatever Kedro could not load, and who writes it."""
+    what = why = None
+    for cause in chain(error):
+        if found := _NOT_LOADED.search(str(cause)):
+            what, why = f"{found[1]} cannot be read", cause.__cause__ or cause
+        elif what is None and any(said in str(cause) for said in _NOT_A_TABLE):
+            what, why = "A table is damaged", cause
+    if why is None:
+        return None
+    return (
+        f"{what}: {_first_line(why)}\nMake it again with the pipeline that wrote it: starter for the base model,"
+        " data_preparation for the records, baseline and evaluate for samples and their scores."
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the CPU's or a GPU's memory ran out: ``error`` or one of its causes says so."""
+    return any(_says_no_memory(cause) for cause in chain(error))
+
+
+def _says_no_memory(error: BaseException) -> bool:
+    # SafetensorError is a bare Exception.
+    raised_by_libraries = isinstance(error, RuntimeError | OSError) or type(error).__name__ == "SafetensorError"
+    said = f"{str(error).strip()}\n"
+    return isinstance(error, MemoryError) or (raised_by_libraries and any(text in said for text in _NO_MEMORY))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _notes(error: BaseException) -> Iterator[str]:
+    for cause in chain(error):
+        yield from getattr(cause, "__notes__", ())

@@ -1,0 +1,125 @@
+"""The folder that a training leaves: its adapters, and how they were made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import file_digest, tree_digest
+from visual_grpo.config import merged
+from visual_grpo.config.presets import pinned
+
+FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
+"""How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did; the
+prompts that the training never saw."""
+DATA_PROFILE = "data_profile.json"
+"""What the data of the training were like, to compare later ones with (`data.profile`)."""
+CODE = "code of reward "
+"""Before a reward's name in the facts: the digest of the user's own function."""
+FILE = "file of reward "
+"""Before a reward's name and its option in the facts: the digest of the file or folder that the option names."""
+COMMIT = "commit of reward "
+"""Likewise: the hub's commit of the weights that the option names."""
+ADJUSTED = "resumed.parameters"
+"""In the facts: what a resumed training went on with otherwise, a line each (`training.resuming.adjusted`)."""
+START_RUN = "start.run"
+"""In the facts: the MLflow run of the adapters that the training started from."""
+AGAIN = "Train again, or use the adapters of the MLflow run."
+BEST, LAST = "best", "last"
+"""Folders with the adapters of these steps, of which one is what the folder itself holds."""
+LATEST, NONE = "latest", "none"
+PRESENT_SECTIONS = (
+    *("evaluation", "tracking", "resume", "output", "adapter"),
+    *("generate", "score", "compare", "reward_report", "vote", "promotion", "run", "reproduce"),
+)
+"""Parameters that judging an adapter takes from the present command, not from its training."""
+PRESENT_KEYS = {"model": ("device", "threads"), "policy": ("denoise_batch", "decode_batch", "rollout_batch")}
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What ``training.json`` says. Raises UserError: the folder has none, or it is damaged."""
+    file = folder / FACTS
+    try:
+        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} is not the folder of a training: it has no {FACTS}. Expected what the train pipeline"
+            " leaves in data/06_models/adapters, or the artifacts `adapters` of its MLflow run."
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: {error}. {AGAIN}") from error
+    if not isinstance(facts, dict) or not isinstance(facts.get("parameters", {}), dict):
+        raise UserError(f"{file} is damaged: expected an object with the parameters of the training. {AGAIN}")
+    return facts
+
+
+def weight_sums(folder: Path) -> dict[str, str]:
+    """Path within the folder -> sha256 of each file of weights."""
+    return {name: file_digest(folder / name) for name in _weights(folder)}
+
+
+def adapter_digest(folder: Path) -> str:
+    """sha256 over the weights of the adapters in ``folder``, 64 hex digits; without those in ``best`` and ``last``."""
+    return tree_digest(folder, (folder / name for name in _weights(folder) if name.split("/")[0] not in (BEST, LAST)))
+
+
+def _weights(folder: Path) -> list[str]:
+    return [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*.safetensors"))]
+
+
+def check_weights(folder: Path) -> None:
+    """Raises UserError if a file of weights is not what the training left; a folder without facts is not judged."""
+    if not (folder / FACTS).is_file():
+        return
+    stored: dict[str, str] = read_facts(folder).get("sums", {})
+    changed = [name for name, now in weight_sums(folder).items() if stored.get(name, now) != now]
+    if changed:
+        raise UserError(
+            f"{folder / changed[0]} is not the file that the training left there (its sha256 in {FACTS} is another): it"
+            f" is damaged, or of another training. {AGAIN}"
+        )
+
+
+def check_base(folder: Path, model: str, content: str | None) -> None:
+    """Raises UserError if the adapters were trained on another ``content`` (digest) than the base ``model`` has.
+
+    A folder without facts is not judged; nor is a model on the hub, which has no digest.
+    """
+    if content is None or not (folder / FACTS).is_file():
+        return
+    stored = read_facts(folder).get("model_content")
+    if stored not in (None, content):
+        raise UserError(
+            f"{folder} was trained on a base model with other files than {model} has now. Name the folder that holds"
+            f" that model with model.path, or train again on this one."
+        )
+
+
+def judged_by_other_code(training: Mapping[str, Any], codes: Mapping[str, str]) -> list[str]:
+    """A note where the code that judges now (reward -> digest) is not that of the training with these facts."""
+    changed = [name for name, code in codes.items() if training.get(f"{CODE}{name}", code) != code]
+    if not changed:
+        return []
+    return [f"Judged by other code of {', '.join(changed)} than it was trained with, which aimed at something else."]
+
+
+def modules_of(folder: Path) -> list[str]:
+    """The modules that were trained: each has a folder."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in (BEST, LAST))
+
+
+def parameters_to_judge(present: Mapping[str, Any], own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameter tree for an adapter: that of its training, but for what is asked of the judging.
+
+    Args:
+        present: the parameters of this command.
+        own: those of the training.
+        given: what ``--params`` says in this command, which always counts.
+    """
+    tree = {**pinned(own), **{name: present[name] for name in PRESENT_SECTIONS}}
+    for section, keys in PRESENT_KEYS.items():
+        tree[section] = {**tree[section], **{key: present[section][key] for key in keys}}
+    return merged(tree, given)

@@ -1,0 +1,145 @@
+"""Kedro datasets: what the pipelines hand to each other on disk, replaced whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Never
+
+from kedro.io import AbstractDataset, DatasetError
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import heal, new_draft, replace_folder
+from visual_grpo.config.command import again
+
+if TYPE_CHECKING:
+    from kedro_datasets._typing import ImagePreview, TablePreview
+
+    from visual_grpo.data.table import RecordTable
+
+
+class DataError(UserError, DatasetError):
+    """A `DatasetError`, so that Kedro passes it on as it is, whose message the user can act on."""
+
+
+def missing(path: Path, made_by: str) -> DataError:
+    """Nothing at ``path`` yet: names the command that makes it."""
+    return DataError(f"{path} does not exist yet. Make it with: {again(made_by)}")
+
+
+class DraftDataset(AbstractDataset[Never, Path]):
+    """Loads as a path beside ``filepath``, which a node fills and returns; the dataset of ``filepath`` saves it.
+
+    What was there before stays until all is written. An unsaved draft is removed when the process ends.
+
+    Args:
+        filepath: what the draft, its hidden sibling, will replace.
+        kind: ``folder``: an empty folder is made; ``file``: nothing is there yet.
+    """
+
+    def __init__(
+        self, *, filepath: str, kind: Literal["folder", "file"] = "folder", metadata: dict[str, Any] | None = None
+    ) -> None:
+        self._path = Path(filepath)
+        self._kind = kind
+        self.metadata = metadata
+
+    def load(self) -> Path:
+        draft = new_draft(self._path)
+        if self._kind == "folder":
+            draft.mkdir()
+        return draft
+
+    def save(self, data: Never) -> None:
+        raise DataError(f"{self._path}: a draft is an input of the node that fills it; return its path instead")
+
+    def _exists(self) -> bool:
+        return True
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._path), "kind": self._kind}
+
+
+class FolderDataset(AbstractDataset[Path, Path]):
+    """Loads as the folder's path; saves by moving a folder that a node has filled into its place.
+
+    Args:
+        made_by: the pipeline that makes it, for the error about a missing folder.
+    """
+
+    def __init__(self, *, filepath: str, made_by: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path = Path(filepath)
+        self._made_by = made_by
+        self.metadata = metadata
+
+    def load(self) -> Path:
+        if not self._exists():
+            raise missing(self._path, self._made_by)
+        return self._path
+
+    def save(self, data: Path) -> None:
+        """Moves the folder ``data`` into the place of the old one, which stays if that fails."""
+        if not isinstance(data, Path) or not data.is_dir():
+            raise DataError(f"{self._path}: expected the path of the folder that the node filled, got {data!r}")
+        if data.resolve() != self._path.resolve():
+            replace_folder(data, self._path)
+
+    def preview(self, file: str) -> ImagePreview:
+        """The first PNG whose path in the folder matches the glob pattern ``file``, for Kedro-Viz."""
+        found = min(self.load().glob(file), default=None)
+        if found is None:
+            raise DataError(f"{self._path} has no {file}")
+        return base64.b64encode(found.read_bytes()).decode()
+
+    def _exists(self) -> bool:
+        heal(self._path)
+        return self._path.is_dir()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._path), "made_by": self._made_by}
+
+
+class RecordsDataset(AbstractDataset[Path, "RecordTable"]):
+    """Loads as a lazy `RecordTable`; saves a manifest that a node has written beside it.
+
+    Args:
+        filepath: the Parquet manifest; image paths in it are relative to its folder.
+        made_by: the pipeline that makes it, for the error about a missing file.
+    """
+
+    def __init__(
+        self, *, filepath: str, made_by: str = "data_preparation", metadata: dict[str, Any] | None = None
+    ) -> None:
+        self._path = Path(filepath)
+        self._made_by = made_by
+        self.metadata = metadata
+
+    def load(self) -> RecordTable:
+        from visual_grpo.data.table import RecordTable
+
+        if not self._exists():
+            raise missing(self._path, self._made_by)
+        return RecordTable(self._path)
+
+    def save(self, data: Path) -> None:
+        """Replaces the manifest, and removes prepared images that the new one does not name."""
+        from visual_grpo.data.preparation import remove_unused_images
+
+        data.replace(self._path)
+        remove_unused_images(self._path)
+
+    def preview(self, nrows: int = 5) -> TablePreview:
+        """The first rows of the manifest, for Kedro-Viz."""
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(self._path) as file:
+            rows = next(file.iter_batches(batch_size=nrows))
+        # Lists, not pandas' arrays, which Kedro-Viz cannot turn into JSON.
+        data = [list(row.values()) for row in rows.to_pylist()]
+        return {"index": list(range(len(data))), "columns": rows.schema.names, "data": data}
+
+    def _exists(self) -> bool:
+        return self._path.is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._path), "made_by": self._made_by}

@@ -1,0 +1,231 @@
+"""Records in folders of files: numbered or captioned images, images with masks, COCO annotations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.config import Task
+from visual_grpo.data.columns import mask_image
+from visual_grpo.data.guard import Guard, is_image_name, open_text
+from visual_grpo.data.raw import Item, Note, Place, RawRecord, Rejected
+
+TARGETS = "target_images"
+IMAGES, MASKS = "images", "masks"
+_COCO = ("images", "annotations", "categories")
+
+
+def find_prompts(path: Path, guard: Guard) -> Path | None:
+    file = path / "prompts.txt" if path.is_dir() else path
+    return file if file.suffix.lower() == ".txt" and file.is_file() else None
+
+
+def read_prompts(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
+    """Yields one item for each line that is neither blank nor begins with ``#``.
+
+    With a folder ``target_images``, the image n belongs to line n, from 0, and every prompt must have one.
+
+    Raises:
+        UserError: comments among lines with images, of which nobody knows whether they are counted.
+    """
+    folder = path.parent / TARGETS
+    targets = _numbered(folder) if folder.is_dir() else None
+    index = 0
+    with open_text(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.lstrip().startswith("#"):
+                if targets:
+                    raise UserError(
+                        f"{path}, line {number}: lines that begin with # cannot stand among prompts with {TARGETS}."
+                        " Remove them, and number the images from 0 in the order of the lines."
+                    )
+                continue
+            place = Place(path.name, number)
+            if targets is None and line.strip():
+                yield RawRecord(place=place, folder=folder, id=str(index), prompt=line)
+            elif targets is not None and index in targets:
+                yield RawRecord(place=place, folder=folder, id=str(index), prompt=line, target_image=targets[index])
+            elif line.strip():
+                remedy = "Add it, or remove the prompt and renumber the images"
+                message = f"there is no image {TARGETS}/{index}.png, .jpg, ..."
+                yield Rejected("missing_target", message, remedy, place, str(index))
+            index += 1
+    if unused := sum(number >= index for number in targets or ()):
+        yield Note(f"{unused} images in {TARGETS} have a number of {index} or more: lines are counted from 0")
+
+
+def _numbered(folder: Path) -> dict[int, str]:
+    """Names of image files by the number that they are named after: ``7.png`` and ``007.jpg`` by 7."""
+    found: dict[int, str] = {}
+    for name in sorted(path.name for path in folder.iterdir()):
+        stem = PurePath(name).stem
+        if is_image_name(name) and stem.isascii() and stem.isdigit() and len(stem) < 20:
+            if int(stem) in found:
+                raise UserError(f"{folder} has {found[int(stem)]} and {name}, of one number. Keep one of them.")
+            found[int(stem)] = name
+    return found
+
+
+def find_captions(path: Path, guard: Guard) -> Path | None:
+    """The folder, if at least one image below it has a caption: ``cat.jpg`` and ``cat.txt``."""
+    images = filter(is_image_name, guard.walk(path) if path.is_dir() else ())
+    return path if any((path / caption_name(name)).is_file() for name in images) else None
+
+
+def read_captions(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
+    """Yields one item for each image; an image without a caption is rejected."""
+    ignored: list[str] = []
+    for _, group in groupby(guard.walk(path), key=lambda name: name.rpartition("/")[0]):
+        names = list(group)
+        images = list(filter(is_image_name, names))
+        for image in images:
+            place = Place(image)
+            try:
+                yield RawRecord(place=place, folder=path, prompt=_read_caption(path, image, guard), target_image=image)
+            except Rejected as rejected:
+                yield rejected.at(place)
+        ignored += sorted({*names} - {*images, *map(caption_name, images)})
+    if ignored:
+        yield Note(f"ignored {counted(len(ignored), 'file')} beside images and their captions, such as {ignored[0]}")
+
+
+def caption_name(image: str) -> str:
+    return str(PurePosixPath(image).with_suffix(".txt"))
+
+
+def _read_caption(root: Path, image: str, guard: Guard) -> str:
+    name = caption_name(image)
+    if not (root / name).is_file():
+        remedy = f"Write its prompt to {name.rpartition('/')[2]}"
+        raise Rejected("empty_prompt", "the image has no caption", remedy)
+    guard.check(root / name, f"the caption {name}")
+    try:
+        return (root / name).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        remedy = "Save the file as UTF-8, so that it may be read"
+        raise Rejected("unreadable_text", f"the caption {name} cannot be read ({error})", remedy) from error
+
+
+def find_masks(path: Path, guard: Guard) -> Path | None:
+    return path if all((path / name).is_dir() for name in (IMAGES, MASKS)) else None
+
+
+def read_masks(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
+    """Yields a query for each mask: ``masks/THING/a.png`` asks for THING in ``images/a.*``, and ``masks/a.png`` for
+    what ``images/a.txt`` or ``masks/a.txt`` says."""
+    images: dict[str, str] = {}
+    for name in filter(is_image_name, guard.walk(path / IMAGES)):
+        images.setdefault(str(PurePosixPath(name).with_suffix("")), name)
+    used = set()
+    for name in filter(is_image_name, guard.walk(path / MASKS)):
+        stem = str(PurePosixPath(name).with_suffix(""))
+        thing, _, below = stem.partition("/")
+        place = Place(f"{MASKS}/{name}")
+        try:
+            image = images.get(stem) or images.get(below)
+            if image is None:
+                remedy = f"Add {IMAGES}/{stem}.png, or remove the mask"
+                raise Rejected("missing_source", f"there is no image of the same name in {IMAGES}", remedy)
+            used.add(image)
+            query = thing.replace("_", " ") if stem not in images else _query(path, image, name, guard)
+        except Rejected as rejected:
+            yield rejected.at(place)
+            continue
+        source, mask = f"{IMAGES}/{image}", f"{MASKS}/{name}"
+        yield RawRecord(place=place, folder=path, prompt=query, source_images=source, target_image=mask)
+    if unused := [name for name in images.values() if name not in used]:
+        yield Note(f"{len(unused)} images without a mask were ignored, such as {IMAGES}/{unused[0]}")
+
+
+def _query(path: Path, image: str, mask: str, guard: Guard) -> str:
+    for folder, name in ((MASKS, mask), (IMAGES, image)):
+        if (path / folder / caption_name(name)).is_file():
+            return _read_caption(path / folder, name, guard)
+    remedy = f"Write it to {MASKS}/{caption_name(mask)}, or move the mask to {MASKS}/THING/{mask}"
+    raise Rejected("empty_prompt", "nothing says what the mask shows", remedy)
+
+
+def find_coco(path: Path, guard: Guard) -> Path | None:
+    """A JSON file with images and annotations, or a folder with one, also in its folder ``annotations``."""
+    for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("annotations/*.json")]):
+        if file.suffix == ".json" and file.is_file():
+            text = file.read_bytes()
+            if text.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in text for key in _COCO):
+                return file
+    return None
+
+
+def read_coco(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
+    """Yields a query for each image and category: the category's name, and the union of its masks."""
+    try:
+        with open_text(path) as text:
+            found = json.load(text)
+        names = {category["id"]: category["name"] for category in found["categories"]}
+        images = {image["id"]: image for image in found["images"]}
+        parts: dict[tuple[Any, Any], list[Any]] = {}
+        for annotation in found["annotations"]:
+            key = annotation["image_id"], annotation["category_id"]
+            parts.setdefault(key, []).append(annotation["segmentation"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is not a COCO file of segments ({type(error).__name__}: {error}).") from error
+    base = path.parent.parent if path.parent.name == "annotations" else path.parent
+    folders = ["", *sorted({str(Path(name).parent) for name in guard.walk(base) if is_image_name(name)})]
+    for number, ((image_id, category), segments) in enumerate(parts.items(), 1):
+        place = Place(path.name, number)
+        try:
+            image = images[image_id]
+            if image["height"] * image["width"] > guard.max_pixels:
+                raise ValueError(f"{image['width']}x{image['height']} pixels are more than data.max_pixels")
+            file = image["file_name"]
+            mask = _union(segments, image["height"], image["width"])
+        except (KeyError, ValueError, TypeError, IndexError) as error:
+            message = f"the segments of image {image_id} cannot be drawn ({type(error).__name__}: {error})"
+            yield Rejected("wrong_mask", message, "Give polygons or run lengths, as COCO does", place)
+            continue
+        yield RawRecord(
+            place=place,
+            folder=base,
+            prompt=names.get(category),
+            source_images=next((str(Path(below, file)) for below in folders if (base / below / file).is_file()), file),
+            target_image=mask_image(mask, f"{place}, the mask"),
+            extra={"image_id": image_id, "category_id": category},
+        )
+
+
+def _union(segments: Sequence[Any], height: int, width: int) -> np.ndarray:
+    """bool [height, width] of polygons ``[[x1, y1, x2, y2, ...], ...]`` and run lengths ``{"counts": ...}``."""
+    drawn = Image.new("1", (width, height))
+    runs = np.zeros((height, width), bool)
+    for segment in segments:
+        if isinstance(segment, Mapping):
+            counts = segment["counts"]
+            counts = decoded_counts(counts) if isinstance(counts, str) else counts
+            # Pixels outside and inside in turn, down the columns.
+            runs |= np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
+        else:
+            for polygon in segment:
+                # COCO's coordinates are of the pixels' corners, Pillow's of their centres.
+                ImageDraw.Draw(drawn).polygon([number - 0.5 for number in polygon], fill=1)
+    return np.asarray(drawn) | runs
+
+
+def decoded_counts(text: str) -> list[int]:
+    """Numbers of COCO's compressed run lengths: 5 bits a character, from the third on as differences to two before."""
+    counts: list[int] = []
+    value = shift = 0
+    for character in text.encode():
+        bits = character - 48
+        value |= (bits & 0x1F) << shift
+        shift += 5
+        if not bits & 0x20:
+            value -= (bits & 0x10) << (shift - 4) if bits & 0x10 else 0
+            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+            value = shift = 0
+    return counts

@@ -1,0 +1,259 @@
+"""Rows of tables: JSON lines, JSON, CSV, Parquet, a `Dataset` on disk or on the Hugging Face hub.
+
+The library `datasets` reads Parquet, saved and hub datasets. JSON lines and CSV are read here: its readers need
+columns of one type and give up a whole file for one bad line, where only that record should be rejected.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import Task
+from visual_grpo.data.columns import PROMPTS, QUERIES, record_of
+from visual_grpo.data.guard import Guard, open_text
+from visual_grpo.data.raw import EmbeddedImage, Item, Note, Place, Rejected, shorten
+
+HUB = "hf://datasets/"
+SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
+_SPLIT_FOLDERS = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
+_NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
+"""Spellings of missing values in spreadsheets and pandas, in lower case."""
+_BATCH = 16
+"""Rows of a Parquet table in memory."""
+
+Row = dict[str, Any] | Rejected
+
+
+def find_records(path: Path, guard: Guard) -> Path | None:
+    """A file of JSON lines, or ``data.jsonl`` in the folder."""
+    file = path / "records.jsonl" if path.is_dir() else path
+    return file if file.suffix.lower() == ".jsonl" and not is_metadata(file.name) and file.is_file() else None
+
+
+def read_records(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
+    return _items(path, path.name, guard, task, canonical=True)
+
+
+def find_metadata(path: Path, guard: Guard) -> Path | None:
+    """A metadata file of the hub's image folders, or a folder with at least one below it."""
+    if path.is_dir():
+        return path if next(_metadata_files(path, guard), None) else None
+    return path if path.is_file() and is_metadata(path.name) else None
+
+
+def read_metadata(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
+    """Yields the rows of every ``metadata.jsonl`` and ``metadata.csv``; the name of a split folder becomes metadata."""
+    if path.is_file():
+        yield from _items(path, path.name, guard, task)
+        return
+    splits, previous = set(), None
+    for name in _metadata_files(path, guard):
+        file = path / name
+        guard.require_inside(file)
+        if file.parent == previous:
+            raise UserError(f"{file.parent}: has both metadata.jsonl and metadata.csv. Keep one of them.")
+        previous = file.parent
+        split = next((part for part in Path(name).parts[:-1] if part.lower() in _SPLIT_FOLDERS), None)
+        splits.add(split)
+        yield from _items(file, name, guard, task, more={} if split is None else {"split": split})
+    if named := sorted(filter(None, splits)):
+        yield Note(
+            f"the split folders {', '.join(named)} are only stored as metadata['split'];"
+            " data.eval_share and data.held_out_share determine the splits"
+        )
+
+
+def _metadata_files(path: Path, guard: Guard) -> Iterator[str]:
+    return (name for name in guard.walk(path) if is_metadata(name) and (path / name).is_file())
+
+
+def is_metadata(name: str) -> bool:
+    return name.rpartition("/")[2].lower() in ("metadata.jsonl", "metadata.csv")
+
+
+def find_table(path: Path, guard: Guard) -> Path | None:
+    """A table, a folder with tables (also in its subfolder ``data``) or one that ``save_to_disk`` has left."""
+    if path.is_dir():
+        return path if _is_saved(path) or _tables(path) else None
+    return path if path.is_file() and path.suffix.lower() in SUFFIXES else None
+
+
+def read_table(path: Path, guard: Guard, task: Task, split: str | None = None) -> Iterator[Item]:
+    if _is_saved(path):
+        yield from _rows_of(_saved(path, split), path.name, path, guard, task)
+        return
+    for file in [path] if path.is_file() else _tables(path):
+        if file != path:
+            guard.require_inside(file)
+        yield from _items(file, file.name if file == path else file.relative_to(path).as_posix(), guard, task)
+
+
+def read_hub(path: str, guard: Guard, task: Task, split: str | None, revision: str | None) -> Iterator[Item]:
+    """Yields the rows of ``hf://datasets/OWNER/NAME``, which `datasets` downloads into its cache once."""
+    import datasets
+
+    with _errors_naming(path):
+        found = datasets.load_dataset(path.removeprefix(HUB), split=split, revision=revision)
+    return _rows_of(_one_split(found, path, split), path.removeprefix(HUB), None, guard, task)
+
+
+def _one_split(found: Any, name: str, split: str | None) -> Any:
+    """The split that is asked for, else ``train`` or the only one."""
+    if not isinstance(found, dict):
+        return found
+    chosen = split or ("train" if "train" in found else next(iter(found)) if len(found) == 1 else None)
+    if chosen not in found:
+        raise UserError(f"{name} has the splits {', '.join(found)}: choose one with data.split.")
+    return found[chosen]
+
+
+def count_table(path: Path, split: str | None) -> int | None:
+    """The number of rows, if it is known without reading them."""
+    import pyarrow.parquet as pq
+
+    if _is_saved(path):
+        return int(_saved(path, split).num_rows)
+    files = [path] if path.is_file() else _tables(path)
+    with _errors_naming(path):
+        known = all(file.suffix.lower() == ".parquet" for file in files)
+        return sum(pq.read_metadata(file).num_rows for file in files) if known else None
+
+
+def _is_saved(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def _saved(path: Path, split: str | None) -> Any:
+    import datasets
+
+    with _errors_naming(path):
+        return _one_split(datasets.load_from_disk(str(path)), str(path), split)
+
+
+def _tables(path: Path) -> list[Path]:
+    found = [file for folder in (path, path / "data") for file in sorted(folder.glob("[!.]*")) if file.is_file()]
+    return [file for file in found if file.suffix.lower() in SUFFIXES and (file.suffix != ".json" or _is_list(file))]
+
+
+def _is_list(file: Path) -> bool:
+    """True if a JSON file is a list, as other JSON files beside data seldom are."""
+    with open_text(file) as text:
+        return text.read(100).lstrip().startswith("[")
+
+
+def _items(
+    file: Path, name: str, guard: Guard, task: Task, *, canonical: bool = False, more: Mapping[str, Any] | None = None
+) -> Iterator[Item]:
+    suffix = file.suffix.lower()
+    if suffix == ".parquet":
+        import datasets
+
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # Ours is the one message.
+        files, options = glob.escape(str(file)), {"streaming": True, "batch_size": _BATCH}
+        with _errors_naming(file):
+            found = datasets.load_dataset("parquet", data_files=files, split="train", **options)
+        yield from _rows_of(found, name, file.parent, guard, task)
+        return
+    reader = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(suffix, _json_lines)
+    for number, row in reader(file):
+        place = Place(name, number)
+        if isinstance(row, Rejected):
+            yield row.at(place)
+        else:
+            yield record_of({**(more or {}), **row}, place, file.parent, task, canonical=canonical)
+
+
+def _json_rows(file: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        with open_text(file) as text:
+            found = json.load(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not valid JSON ({error}). Correct it.") from error
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        raise UserError(f"{file}: expected a list of objects, one a record. Use records.jsonl instead.")
+    yield from enumerate(found, 1)
+
+
+def _json_lines(file: Path) -> Iterator[tuple[int, Row]]:
+    remedy = 'Write one JSON object on each line, such as {"prompt": "a red circle"}'
+    with open_text(file) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                # Other languages' NaN and Infinity, which no JSON can hold again.
+                value = json.loads(line, parse_constant=lambda _: None)
+            except (ValueError, RecursionError) as error:
+                yield number, Rejected("not_json", f"the line is not valid JSON ({error})", remedy)
+                continue
+            message = f"the line is a JSON {type(value).__name__}, not an object"
+            yield number, value if isinstance(value, dict) else Rejected("not_json", message, remedy)
+
+
+def _csv_rows(file: Path) -> Iterator[tuple[int, Row]]:
+    """Yields (number of the row's last line, row by column name); missing values are None."""
+    with open_text(file, newline="") as text:
+        rows = csv.DictReader(text, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", restkey="")
+        try:
+            rows.fieldnames = header = [name.strip() for name in rows.fieldnames or ()]
+            if not {*PROMPTS, *QUERIES} & {*header}:
+                raise UserError(
+                    f"{file}: the header must name the prompt's column ({', '.join(PROMPTS)}), separated by commas; it"
+                    f" is {shorten(str(header))}. Rename the column, or write a records.jsonl."
+                )
+            for row in rows:
+                if isinstance(row.get(""), list):
+                    message = f"the row has more fields than the header, {len(header)}"
+                    yield rows.line_num, Rejected("not_csv", message, 'Put quotes (") around text with commas')
+                else:
+                    missing = {name for name, value in row.items() if value is None or value.strip().lower() in _NULLS}
+                    yield rows.line_num, row | dict.fromkeys(missing)
+        except csv.Error as error:
+            raise UserError(f"{file}, line {rows.line_num}, is not valid CSV ({error}). Correct the row.") from error
+
+
+def _rows_of(found: Any, name: str, folder: Path | None, guard: Guard, task: Task) -> Iterator[Item]:
+    """The records of a `Dataset`; without a folder, one of the hub, whose files lie in the cache."""
+    found = found.to_iterable_dataset() if hasattr(found, "to_iterable_dataset") else found
+    with _errors_naming(name):
+        for number, row in enumerate(found.decode(False), 1):  # Images as bytes or path.
+            place = Place(name, number)
+            try:
+                cells = {key: _cell(value, f"{place}, column {key}", guard, folder) for key, value in row.items()}
+            except Rejected as rejected:
+                yield rejected.at(place, None if row.get("id") is None else shorten(str(row["id"])))
+            else:
+                yield record_of(cells, place, folder or Path(name, "none"), task)
+
+
+def _cell(value: Any, name: str, guard: Guard, folder: Path | None) -> Any:
+    """Wraps an image's bytes; the struct of an image by path becomes the path."""
+    if isinstance(value, list) and value and isinstance(value[0], dict | bytes):
+        return [_cell(one, name, guard, folder) for one in value]
+    if isinstance(value, dict) and value.keys() == {"bytes", "path"}:
+        path = value["path"]
+        value = (path if folder or path is None else Path(path)) if value["bytes"] is None else value["bytes"]
+    if isinstance(value, bytes):
+        guard.check_size(len(value), name)
+        return EmbeddedImage(name, value)
+    return value
+
+
+@contextmanager
+def _errors_naming(name: object) -> Iterator[None]:
+    """Turns the library's error into one that names the file."""
+    import datasets
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        text = str(error).strip().partition("\n")[0]
+        raise UserError(f"{name} cannot be read ({text}). Download or write it again.") from error

@@ -1,0 +1,121 @@
+"""What the ranks agree on. All of them make these calls in the same order; a single process just computes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from visual_grpo.common.errors import LostRankError
+from visual_grpo.common.parallel import in_thread
+from visual_grpo.grpo.distributed import sharding
+
+R = TypeVar("R")
+TIMEOUT = timedelta(minutes=30)
+"""After which a rank that does not answer counts as lost. Rank 0 may score for minutes while the others wait."""
+
+_share: tuple[int, int, int] | None = None
+
+
+def count() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def everyone(compute: Callable[[], R]) -> list[R]:
+    """Returns what ``compute`` gives on each rank; raises on all what it raises on any.
+
+    Raises:
+        LostRankError: a rank has ended, or does not answer within `TIMEOUT`.
+    """
+    if count() == 1:
+        return [compute()]
+    value: Any = None
+    error: Exception | None = None
+    try:
+        with sharding.lending():
+            value = compute()
+    except LostRankError:
+        raise
+    except Exception as raised:
+        error = raised
+    answers: list[Any] = [None] * count()
+    _call(lambda: dist.all_gather_object(answers, (value, error and _sendable(error))))
+    for number, (_, failed) in enumerate(answers):
+        if failed is not None:
+            raise error if error and number == rank() else failed
+    return [found for found, _ in answers]
+
+
+def together(compute: Callable[[], R]) -> R:
+    """As `everyone`, but each rank keeps its own value, which need not be sendable."""
+    kept: list[R] = []
+    everyone(lambda: kept.append(compute()))
+    return kept[0]
+
+
+def from_first(compute: Callable[[], R]) -> R:
+    """Returns what ``compute`` gives on rank 0, the only one that calls it."""
+    return everyone(compute if rank() == 0 else lambda: None)[0]  # type: ignore[return-value]
+
+
+def received() -> Any:
+    """`from_first` on another rank."""
+    return everyone(lambda: None)[0]
+
+
+def total(values: torch.Tensor) -> None:
+    """Sums ``values`` over the ranks, in place."""
+    if count() > 1:
+        _call(lambda: dist.all_reduce(values))
+
+
+def blocks(number: int, parts: int) -> list[tuple[int, int]]:
+    """(start, size) of ``parts`` neighbouring blocks of ``number`` things, as even as possible, empty ones last."""
+    size, rest = divmod(number, parts)
+    sizes = [size + (part < rest) for part in range(parts)]
+    return [(sum(sizes[:part]), own) for part, own in enumerate(sizes)]
+
+
+@contextmanager
+def share(start: int, size: int, number: int) -> Iterator[None]:
+    """Within the block a rollout is that of ``size`` prompts from ``start`` on, of ``number`` (`models.rows`)."""
+    global _share
+    before, _share = _share, (start, size, number)
+    try:
+        yield
+    finally:
+        _share = before
+
+
+def current_share() -> tuple[int, int, int] | None:
+    return _share
+
+
+def _sendable(error: Exception) -> Exception:
+    trace = "".join(traceback.format_exception(error))
+    error.add_note(f"Raised in process {rank() + 1} of {count()}:\n{trace}")
+    try:
+        copy.copy(error)  # As unpickling does, which fails where a constructor takes other arguments.
+        pickle.dumps(error)
+    except Exception:
+        return RuntimeError(f"process {rank() + 1} of {count()} failed:\n{trace}")
+    return error
+
+
+def _call(collective: Callable[[], object]) -> None:
+    """In a thread, so that signals reach the main one while it waits."""
+    try:
+        in_thread(collective, "collective").result()
+    except RuntimeError as error:
+        raise LostRankError(f"Another process of this command is gone: {str(error).splitlines()[0]}") from error

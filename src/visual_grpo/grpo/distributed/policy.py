@@ -1,0 +1,154 @@
+"""Rollouts, samples and scores by all ranks: each draws whole groups of samples; rank 0 scores.
+
+Shapes: B rows of a rollout, b of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visual_grpo.common.types import AdaptedModel, Adapters, PromptRecord, Rollout, Sample, Scores, begin_scoring
+from visual_grpo.config import SamplerConfig
+from visual_grpo.grpo.distributed import group
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPart:
+    """The trajectory of the rows that this rank drew of a rollout."""
+
+    trajectory: Any
+    """None: it drew none."""
+    start: int
+    rows: int
+
+    def among(self, rows: Tensor) -> Tensor:
+        """Those of ``rows`` ([b]) that are here."""
+        return rows[(rows >= self.start) & (rows < self.start + self.rows)]
+
+
+def roll_out(
+    prompts: Sequence[PromptRecord],
+    generator: torch.Generator,
+    draw: Callable[[Sequence[PromptRecord]], list[Rollout[Any]]],
+) -> list[Rollout[Any]]:
+    """Returns the rollouts of ``draw(prompts)``, of which each rank draws its block of prompts.
+
+    The samples are those that one process would draw. With several ranks each keeps only its own trajectories, as a
+    `LocalPart`.
+    """
+    if group.count() == 1:
+        return draw(prompts)
+    start, size = group.blocks(len(prompts), group.count())[group.rank()]
+    local: list[Rollout[Any]] = []
+
+    def compute() -> Any:
+        if not size:
+            return None
+        with group.share(start, size, len(prompts)), torch.no_grad():
+            local.extend(draw(prompts[start : start + size]))
+        return [replace(own, trajectory=None) for own in local], generator.get_state()
+
+    answers = [own for own in group.everyone(compute) if own is not None]
+    generator.set_state(answers[0][1])  # Of a rank without a share, too.
+    parts = zip(*(rollouts for rollouts, _ in answers), strict=True)
+    return [_joined(own, local[number] if local else None) for number, own in enumerate(parts)]
+
+
+def local_part(rollout: Rollout[Any]) -> LocalPart:
+    """Returns what this rank holds of a rollout of `roll_out`."""
+    if isinstance(rollout.trajectory, LocalPart):
+        return rollout.trajectory
+    return LocalPart(trajectory=rollout.trajectory, start=0, rows=len(rollout.samples))
+
+
+class DistributedModel:
+    """Satisfies ``AdaptedModel``: each rank draws its block of the records."""
+
+    def __init__(self, local: AdaptedModel) -> None:
+        self.local = local
+
+    @property
+    def adapters(self) -> Adapters:
+        return self.local.adapters
+
+    def generate(
+        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
+    ) -> Sequence[Sample]:
+        start, size = group.blocks(len(records), group.count())[group.rank()]
+        own = slice(start, start + size)
+        parts = group.everyone(lambda: list(self.local.generate(records[own], seeds[own], sampler)) if size else [])
+        return [sample for part in parts for sample in part]
+
+
+class _LeadingModel(DistributedModel):
+    def generate(
+        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
+    ) -> Sequence[Sample]:
+        group.from_first(lambda: (records, seeds, sampler))
+        return super().generate(records, seeds, sampler)
+
+
+@contextmanager
+def leading(local: AdaptedModel) -> Iterator[DistributedModel]:
+    """On rank 0, where it alone knows what is to be drawn: the others `follow`."""
+    yield _LeadingModel(local)
+    group.from_first(lambda: None)
+
+
+def follow(local: AdaptedModel) -> None:
+    """Draws this rank's share of whatever rank 0 draws, until its `leading` ends."""
+    while (call := group.received()) is not None:
+        DistributedModel(local).generate(*call)
+
+
+class FirstScores:
+    """Satisfies ``Scorer``: rank 0 asks the rewards, the others are told."""
+
+    def __init__(self, local: Any) -> None:
+        """``local``: rank 0's `rewards.combine.RewardSet`; None on the others."""
+        self.local = local
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores:
+        return group.from_first(lambda: self.local(prompts, samples))
+
+    def begin(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Callable[[], Scores]:
+        begun = group.together(lambda: begin_scoring(self.local, prompts, samples) if group.rank() == 0 else None)
+        return lambda: group.from_first(lambda: begun())  # type: ignore[misc]
+
+    def weighted(self, weights: Mapping[str, float]) -> FirstScores:
+        return FirstScores(self.local and self.local.weighted(weights))
+
+
+def _joined(parts: Sequence[Rollout[Any]], local: Rollout[Any] | None) -> Rollout[LocalPart]:
+    sizes = [len(own.samples) for own in parts]
+    start = sum(sizes[: group.rank()])  # Ranks without a share come last.
+    rows = 0 if local is None else len(local.samples)
+    return Rollout(
+        prompts=[prompt for own in parts for prompt in own.prompts],
+        samples=[sample for own in parts for sample in own.samples],
+        trajectory=LocalPart(trajectory=local and local.trajectory, start=start, rows=rows),
+        log_probs=torch.cat([own.log_probs for own in parts]),
+        mask=torch.cat([own.mask for own in parts]),
+        stats=_joined_stats([own.stats for own in parts], sizes),
+        rounding=max(own.rounding for own in parts),
+    )
+
+
+def _joined_stats(stats: Sequence[Mapping[str, float]], rows: Sequence[int]) -> dict[str, float]:
+    """Seconds of the slowest, the sum of speeds, means over rows of the rest."""
+    joined = {}
+    for name in stats[0]:
+        values = [own[name] for own in stats]
+        if name.startswith("seconds/"):
+            joined[name] = max(values)
+        elif name.startswith("speed/"):
+            joined[name] = sum(values)
+        else:
+            joined[name] = sum(value * size for value, size in zip(values, rows, strict=True)) / sum(rows)
+    return joined

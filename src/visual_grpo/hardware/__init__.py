@@ -1,1 +1,0 @@
-"""Device, threads, parallel batches and memory."""

@@ -1,0 +1,179 @@
+"""From start noise to pixels for any flow model: the ODE, stochastic steps in a window, batches, decoding.
+
+Shapes: N entries of the conditions, B rows, W stochastic steps, C x h x w latents of one image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.parallel import map_on_cores
+from visual_grpo.config import PolicyConfig, SamplerConfig
+from visual_grpo.models.flow_model import FlowModel, Schedule
+from visual_grpo.models.flow_sde import noises, ode_step, transition
+from visual_grpo.models.lora_sampling import merged
+from visual_grpo.models.offload import present
+from visual_grpo.models.rows import START_NOISE, STEP_NOISE
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisedPath:
+    """What B rows went through."""
+
+    latents: Tensor
+    """[B, C, h, w] float32 after the last step."""
+    states: Tensor
+    """[B, W, C, h, w] float32 before each stochastic step."""
+    next_states: Tensor
+    """[B, W, C, h, w] float32 after it."""
+    means: Tensor
+    """[B, W, C, h, w] float32 of the transitions that they were drawn from."""
+    stds: list[float]
+    """[W] standard deviations of those."""
+
+
+class Denoiser(Generic[C]):
+    """Denoises and decodes with one flow model; an adapter injected into its transformer takes part."""
+
+    def __init__(self, model: FlowModel[C], config: PolicyConfig) -> None:
+        self.model, self.config, self.flow = model, config, config.flow
+
+    def start_noise(self, seeds: Sequence[int]) -> Tensor:
+        """[B, C, h, w] float32 on the CPU; row i is a function of ``seeds[i]``."""
+        return noises([seed ^ START_NOISE for seed in seeds], 1, self.model.latent_shape)[:, 0]
+
+    @torch.no_grad()
+    def integrate(self, conditions: C, entries: Tensor, noise_seeds: Sequence[int], steps: int) -> Tensor:
+        """ODE from start noise to latents, [B, C, h, w] float32, with the adapter merged into the weights."""
+        schedule = self.model.schedule(steps)
+        with present(self.model.transformer), merged(self.model.transformer):
+            return self._ode(self.start_noise(noise_seeds), conditions, entries, schedule, range(steps))
+
+    @torch.no_grad()
+    def pixels(self, latents: Tensor) -> list[Tensor]:
+        """[B, C, h, w] -> B uint8 images [3, H, W] on the CPU."""
+        parts = map_on_cores(self.model.pixels, latents.split(self.config.decode_batch), latents.device)
+        return [image for part in parts for image in part]
+
+    def generate(self, conditions: C, seeds: Sequence[int], sampler: SamplerConfig) -> list[Tensor]:
+        """An image of each of N entries by the ODE or, where ``sampler.stochastic``, as training samples are drawn."""
+        steps, _ = sampler.denoising()
+        entries = torch.arange(len(seeds))
+        if not sampler.stochastic:
+            return self.pixels(self.integrate(conditions, entries, seeds, steps))
+        window = self.window(steps, torch.Generator().manual_seed(0))
+        return self.pixels(self.sample_path(conditions, entries, seeds, seeds, steps=steps, window=window).latents)
+
+    def window(self, steps: int, generator: torch.Generator) -> range:
+        """The stochastic ones among ``steps`` denoising steps; a window without a fixed start is drawn."""
+        flow = self.flow
+        count = flow.window_steps or steps - 1 - (flow.window_start or 0)
+        start, latest = flow.window_start, steps - 1 - count
+        if start is None:
+            start = int(torch.randint(max(latest, 0) + 1, (1,), generator=generator))
+        if count < 1 or start > latest:
+            raise UserError(
+                f"policy.flow's window of {count} steps from step {start} does not end before the last of {steps}"
+                " denoising steps; lower window_start or window_steps, or raise sampling.rollout.steps"
+            )
+        return range(start, start + count)
+
+    @torch.no_grad()
+    def sample_path(
+        self,
+        conditions: C,
+        entries: Tensor,
+        noise_seeds: Sequence[int],
+        step_seeds: Sequence[int],
+        *,
+        steps: int,
+        window: range,
+        shared: int = 1,
+    ) -> DenoisedPath:
+        """Stochastic steps in ``window``, ODE elsewhere.
+
+        The adapter stays unmerged in the window, where log-probs must be the replay's to the last bit, and is merged
+        elsewhere.
+
+        Args:
+            entries: [B] int64, which of the conditions' entries each row has.
+            noise_seeds: [B], of the start noise.
+            step_seeds: [B], of the noise of the stochastic steps.
+            shared: that many neighbouring rows have the same conditions and start noise. They are identical until the
+                first stochastic step adds noise: what comes before is computed once for them.
+        """
+        schedule, transformer = self.model.schedule(steps), self.model.transformer
+        start = self.start_noise(noise_seeds)[::shared]
+        drawn = noises([seed ^ STEP_NOISE for seed in step_seeds], len(window), self.model.latent_shape)
+        before, after, means, stds = [], [], [], []
+        with present(transformer):
+            with merged(transformer):
+                state = self._ode(start, conditions, entries[::shared], schedule, range(window.start))
+            for column, step in enumerate(window):
+                if column:
+                    mean, std = self._transition(state, conditions, entries, schedule, step)
+                else:
+                    mean, std = self._transition(state, conditions, entries[::shared], schedule, step)
+                    state, mean = state.repeat_interleave(shared, 0), mean.repeat_interleave(shared, 0)
+                before.append(state)
+                state = mean + std * drawn[:, column].to(mean.device)
+                after.append(state)
+                means.append(mean)
+                stds.append(std)
+            with merged(transformer):
+                latents = self._ode(state, conditions, entries, schedule, range(window.stop, steps))
+        return DenoisedPath(
+            latents=latents,
+            states=torch.stack(before, 1),
+            next_states=torch.stack(after, 1),
+            means=torch.stack(means, 1),
+            stds=stds,
+        )
+
+    def step(
+        self, state: Tensor, conditions: C, entries: Tensor, schedule: Schedule, step: int
+    ) -> tuple[Tensor, float]:
+        """Mean [b, C, h, w] and standard deviation of a stochastic step, with gradient where it is on."""
+        velocity = self.model.velocity(conditions, entries)(state, schedule.timesteps[step])
+        sigma, next_sigma = schedule.sigmas[step], schedule.sigmas[step + 1]
+        return transition(velocity, state, sigma, next_sigma, self.flow.noise, self.flow.sampler)
+
+    def _transition(
+        self, state: Tensor, conditions: C, entries: Tensor, schedule: Schedule, step: int
+    ) -> tuple[Tensor, float]:
+        """`step`, a batch at a time."""
+        stds: list[float] = []
+
+        def run(part: Tensor, own: Tensor) -> Tensor:
+            mean, std = self.step(part, conditions, own, schedule, step)
+            stds.append(std)
+            return mean
+
+        return self._batched(state, entries, run), stds[0]
+
+    def _ode(self, state: Tensor, conditions: C, entries: Tensor, schedule: Schedule, steps: range) -> Tensor:
+        """The given ``steps`` of the schedule, [b, C, h, w] -> the same, a batch at a time."""
+
+        def run(part: Tensor, own: Tensor) -> Tensor:
+            velocity = self.model.velocity(conditions, own) if steps else None
+            for step in steps:
+                assert velocity is not None
+                flow = velocity(part, schedule.timesteps[step])
+                part = ode_step(flow, part, schedule.sigmas[step], schedule.sigmas[step + 1])
+            return part
+
+        return self._batched(state, entries, run)
+
+    def _batched(self, state: Tensor, entries: Tensor, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """``run(state, entries)`` for ``denoise_batch`` rows at a time, without gradient, joined."""
+        device, size = self.model.transformer.device, self.config.denoise_batch
+        parts = zip(state.to(device).split(size), entries.split(size), strict=True)
+        return torch.cat(map_on_cores(lambda part: run(*part), parts, device))

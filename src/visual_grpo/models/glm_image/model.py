@@ -1,0 +1,171 @@
+"""GLM-Image as one model of two stages: the AR module writes image tokens, the DiT turns them into a picture."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from visual_grpo.common.types import JointRollout, PromptRecord, Sample
+from visual_grpo.config import ModelConfig, SamplerConfig
+from visual_grpo.models.denoising import Denoiser
+from visual_grpo.models.family import Family, ModelSettings, Module
+from visual_grpo.models.flow_policy import FlowPolicy
+from visual_grpo.models.glm_image.decoder import Conditions, GlmImageDecoder
+from visual_grpo.models.glm_image.sources import SourceEncoder
+from visual_grpo.models.glm_image.token_model import EncodedPrompts, GlmImageTokens
+from visual_grpo.models.loading import load_pipeline
+from visual_grpo.models.lora import AdapterSet, DiffusersAdapter, PeftAdapter
+from visual_grpo.models.rows import rows_by_source_count
+from visual_grpo.models.token_model import SampledTokens
+from visual_grpo.models.token_policy import TokenPolicy, sample_merged
+
+if TYPE_CHECKING:
+    from diffusers import GlmImagePipeline
+
+MODULES = {
+    "ar": Module(
+        kind="tokens",
+        adapter=PeftAdapter,
+        targets=r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_up_proj|down_proj)",
+        advice=(
+            "a reward that sees what the tokens decide; a higher sampling.rollout.temperature; more"
+            " grpo.prompts_per_step"
+        ),
+    ),
+    "dit": Module(
+        kind="flow",
+        adapter=DiffusersAdapter,
+        targets=["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"],
+        advice=(
+            "a reward that sees what the denoising steps decide (detail, colour, text); policy.flow.noise between .4"
+            " and 1; an earlier window (policy.flow.window_start=0); policy.share_start_noise=true; more prompts rather"
+            " than more decodes (modules.dit.prompts_per_step, modules.dit.group_size)"
+        ),
+    ),
+}
+
+
+class GlmImage:
+    """Satisfies ``family.Model``: a pipeline at one image size."""
+
+    def __init__(self, pipeline: GlmImagePipeline, settings: ModelSettings) -> None:
+        self.pipeline, self.size, self.config = pipeline, settings.size, settings.policy
+        self.sources = SourceEncoder(pipeline, settings.size)
+        networks = {"ar": pipeline.vision_language_encoder, "dit": pipeline.transformer}
+        self.adapters = AdapterSet(MODULES, networks)
+
+    @torch.no_grad()
+    def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
+        """One uint8 image [3, H, W] per record; each depends on its record, its seed and the weights."""
+        images: dict[int, Sample] = {}
+        decoder = self.decoder(sampler)
+        for rows in rows_by_source_count(records):
+            group, group_seeds = [records[row] for row in rows], [seeds[row] for row in rows]
+            tokens = decoder.draw_tokens(group, group_seeds)
+            conditions = decoder.conditions_of(group, tokens, sampler.denoising()[1])
+            images |= dict(zip(rows, self.denoiser(decoder).generate(conditions, group_seeds, sampler), strict=True))
+        return [images[row] for row in range(len(records))]
+
+    def policy(
+        self, module: str, *, rollout: SamplerConfig, stock: SamplerConfig, kl_reference: bool = False
+    ) -> TokenPolicy[EncodedPrompts] | FlowPolicy[Conditions]:
+        """``ar``: token samples, each decoded by the ODE. ``dit``: decodes of one token sample of each prompt, which
+        is drawn as ``stock`` says."""
+        if module == "ar":
+            guidance = self.config.decode_guidance_scale or rollout.guidance_scale
+            rollout = rollout.model_copy(update={"guidance_scale": guidance})
+            return TokenPolicy(
+                self.tokens(rollout), self.adapters["ar"], rollout, self.config, kl_reference=kl_reference
+            )
+        return FlowPolicy(self.decoder(stock), self.adapters["dit"], rollout, self.config, kl_reference=kl_reference)
+
+    def joint_policy(self, outer: Any, inner: Any) -> GlmImageJointPolicy:
+        """The AR module's policy outside, the DiT's inside."""
+        return GlmImageJointPolicy(outer, inner)
+
+    def tokens(self, decoded_by: SamplerConfig) -> GlmImageTokens:
+        """The first stage, whose samples are decoded as ``decoded_by`` says."""
+
+        def decode(records: Sequence[PromptRecord], tokens: Tensor, seeds: Sequence[int]) -> list[Sample]:
+            decoder = self.decoder(decoded_by)
+            grids = self._stage_one().image_tokens(tokens, records)
+            conditions = decoder.conditions_of(records, grids, decoded_by.denoising()[1], seeds)
+            return self.denoiser(decoder).generate(conditions, seeds, decoded_by)
+
+        return self._stage_one(decode)
+
+    def decoder(self, tokens_by: SamplerConfig) -> GlmImageDecoder:
+        """The second stage, which gets tokens that are drawn as ``tokens_by`` says."""
+
+        def draw(records: Sequence[PromptRecord], seeds: Sequence[int]) -> Tensor:
+            tokens = self.sample_tokens(records, seeds, tokens_by).trajectory.tokens
+            return self._stage_one().image_tokens(tokens, records)
+
+        return GlmImageDecoder(self.pipeline, self.size, self.sources, draw)
+
+    def sample_tokens(
+        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
+    ) -> SampledTokens[EncodedPrompts]:
+        """B trajectories under the present adapter."""
+        return sample_merged(self._stage_one(), records, seeds, sampler, self.config)
+
+    def denoiser(self, decoder: GlmImageDecoder) -> Denoiser[Conditions]:
+        return Denoiser(decoder, self.config)
+
+    def _stage_one(self, decode: Any = None) -> GlmImageTokens:
+        network, processor = self.pipeline.vision_language_encoder, self.pipeline.processor
+        return GlmImageTokens(network, processor, self.size, self.sources, decode)
+
+
+class GlmImageJointPolicy:
+    """One rollout for both stages (``JointPolicy``): the DiT decodes the very tokens that AR is trained on."""
+
+    def __init__(self, ar: TokenPolicy[EncodedPrompts], dit: FlowPolicy[Conditions]) -> None:
+        """Two policies on one ``GlmImage``."""
+        self.ar, self.dit = ar, dit
+
+    @torch.no_grad()
+    def joint_rollout(
+        self, prompts: Sequence[PromptRecord], outer_size: int, inner_size: int, generator: torch.Generator
+    ) -> JointRollout:
+        """A token samples of each prompt, D stochastic decodes of each."""
+        started = time.perf_counter()
+        groups = self.ar.sample(prompts, outer_size, generator)
+        seconds = time.perf_counter() - started
+        tokens, decoder = self.ar.model, self.dit.model
+        assert isinstance(tokens, GlmImageTokens)
+        assert isinstance(decoder, GlmImageDecoder)
+        grids = tokens.image_tokens(groups.sampled.trajectory.tokens, groups.records)
+        conditions = decoder.conditions_of(groups.records, grids, self.dit.guidance_scale)
+        inner = self.dit.decode(groups.records, conditions, groups.decode_seeds, inner_size, generator)
+        outer = self.ar.as_rollout(groups, inner.samples[::inner_size], {"seconds/tokens": seconds})
+        return JointRollout(outer=outer, inner=inner)
+
+
+_PARTS = ("tokenizer", "processor", "text_encoder", "vision_language_encoder", "vae", "transformer", "scheduler")
+
+
+def load(path: str, config: ModelConfig) -> GlmImagePipeline:
+    """A folder or hub id, frozen; with the preview size that a small model's folder says."""
+    from visual_grpo.models.glm_image.processor import PreviewProcessor, preview_side
+
+    def prepare(pipeline: GlmImagePipeline) -> None:
+        pipeline.vae.to(memory_format=torch.channels_last)  # 3x faster convolutions on a CPU.
+
+    pipeline = load_pipeline("GlmImagePipeline", path, config, _PARTS, prepare=prepare)
+    pipeline.processor = PreviewProcessor.of(pipeline.processor, preview_side(path))
+    return pipeline
+
+
+FAMILY = Family(
+    name="glm_image",
+    modules=MODULES,
+    tasks=("t2i", "i2i", "mixed"),
+    saved_as=("GlmImagePipeline",),
+    load=load,
+    build=GlmImage,
+)

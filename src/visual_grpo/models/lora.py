@@ -1,0 +1,295 @@
+"""LoRA adapters through peft: attach, switch off for the reference, save, load.
+
+The adapters of transformers' models are peft's own (``PeftModel``), those of diffusers' models are injected by
+diffusers: so each loads by the plain call of the library that its module comes from.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import LoraParams
+from visual_grpo.config.command import again
+from visual_grpo.models.lora_sampling import lora_layers
+from visual_grpo.models.offload import present
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+    from visual_grpo.models.family import Module
+
+_DIFFUSERS_CONFIG = "lora_adapter_metadata"
+
+
+class Adapter(ABC):
+    """A module's LoRA on ``model``; a subclass puts it on and saves it in its library's format."""
+
+    file: ClassVar[str]
+    """The name of the file of saved weights."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @classmethod
+    @abstractmethod
+    def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
+        """Freezes ``base`` and adds a LoRA of zero effect (B = 0; arXiv 2106.09685), without dropout.
+
+        ``targets`` are the modules that get one where ``params`` does not name them. A's initial values come from
+        ``seed``; torch's own generator is left as it was.
+        """
+
+    @classmethod
+    @abstractmethod
+    def load(cls, base: Any, folder: Path) -> Self:
+        """Puts a saved adapter on a plain model, for sampling only."""
+
+    @classmethod
+    def saved(cls, folder: Path) -> dict[str, Tensor]:
+        """The `state` that `save` wrote."""
+        from safetensors.torch import load_file
+
+        with _loading(folder, cls.file):
+            return load_file(folder / cls.file)
+
+    @abstractmethod
+    def save(self, folder: Path | str) -> None:
+        """Writes `file` and the adapter's configuration."""
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """The reference policy: the module without its adapter. Layers that are off already are left off."""
+        layers = [layer for layer in lora_layers(self.model) if not layer.disable_adapters]
+        for layer in layers:
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.enable_adapters(True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Its tensors by the names that peft saves; copies, which training does not change."""
+        from peft import get_peft_model_state_dict
+
+        return {name: value.detach().clone() for name, value in get_peft_model_state_dict(self.model).items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Puts tensors of ``state`` back; every one must fit."""
+        from peft import set_peft_model_state_dict
+
+        odd = sorted(set(self.state()).symmetric_difference(state))[:3]
+        if odd:
+            raise UserError(
+                f"The saved adapter does not fit this model: {odd} differ. Were policy.lora or model changed?"
+            )
+        set_peft_model_state_dict(self.model, dict(state), adapter_name="default")
+
+
+class PeftAdapter(Adapter):
+    """On a transformers model; saved as ``PeftModel.from_pretrained`` reads it."""
+
+    file = "adapter_model.safetensors"
+
+    @classmethod
+    def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
+        from peft import get_peft_model
+
+        base.requires_grad_(False)
+        with _seeded(seed):
+            return cls(get_peft_model(base, _config(params, targets)))
+
+    @classmethod
+    def load(cls, base: Any, folder: Path) -> Self:
+        from peft import PeftModel
+
+        with _loading(folder, "adapter_config.json"):
+            return cls(PeftModel.from_pretrained(base, str(folder)))
+
+    def save(self, folder: Path | str) -> None:
+        """``adapter_config.json`` and ``adapter_model.safetensors``."""
+        self.model.save_pretrained(str(folder))
+
+
+class DiffusersAdapter(Adapter):
+    """On a diffusers transformer; saved as ``transformer.load_lora_adapter(folder, prefix=None)`` reads it."""
+
+    file = "pytorch_lora_weights.safetensors"
+    prefix: ClassVar[str | None] = None
+    """What the names of saved tensors start with."""
+
+    @classmethod
+    def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
+        base.requires_grad_(False)
+        with _seeded(seed):
+            base.add_adapter(_config(params, targets))
+        return cls(base)._in_single_precision()
+
+    @classmethod
+    def load(cls, base: Any, folder: Path) -> Self:
+        with _loading(folder, cls.file):
+            base.load_lora_adapter(str(folder), prefix=cls.prefix, adapter_name="default", use_safetensors=True)
+            if not hasattr(base, "peft_config"):  # diffusers only warns where it finds nothing.
+                raise ValueError(f"no tensor's name starts with {cls.prefix}.")
+        adapter = cls(base)._in_single_precision()
+        adapter.load_state(cls.saved(folder))  # diffusers has rounded it to the model's precision.
+        return adapter
+
+    def _in_single_precision(self) -> Self:
+        """As peft does itself for a PeftModel: updates vanish in half precision, and images become others."""
+        for layer in lora_layers(self.model):
+            layer.lora_A.float()
+            layer.lora_B.float()
+        return self
+
+    @classmethod
+    def saved(cls, folder: Path) -> dict[str, Tensor]:
+        return {name.removeprefix(_start(cls.prefix)): value for name, value in super().saved(folder).items()}
+
+    def save(self, folder: Path | str) -> None:
+        """``pytorch_lora_weights.safetensors``, with the adapter's configuration in its metadata."""
+        self.model.save_lora_adapter(str(folder))
+        _rewrite(Path(folder) / self.file, self.prefix)
+
+
+class PipelineAdapter(DiffusersAdapter):
+    """On the transformer of a pipeline that loads adapters itself, by ``pipeline.load_lora_weights(folder)``."""
+
+    prefix = "transformer"
+
+
+class AdapterSet:
+    """The adapters of one model by the names of its modules; empty at first."""
+
+    def __init__(self, modules: Mapping[str, Module], networks: Mapping[str, Any]) -> None:
+        """``networks``: the model of transformers or diffusers that each module's LoRA is put on."""
+        self._modules, self.networks = modules, networks
+        self._adapters: dict[str, Adapter] = {}
+
+    def attach(self, params: Mapping[str, LoraParams], seed: int) -> None:
+        """A fresh adapter for each module named; changes nothing until it is trained."""
+        for name, own in params.items():
+            module = self._modules[name]
+            with present(self.networks[name]):  # The LoRA is put where the weights are, and stays there.
+                self._adapters[name] = module.adapter.attach(self.networks[name], own, module.targets, seed)
+
+    def load(self, folder: Path, names: Sequence[str]) -> None:
+        """Saved adapters, one folder a module, for sampling only."""
+        for name in names:
+            with present(self.networks[name]):
+                self._adapters[name] = self._modules[name].adapter.load(self.networks[name], folder / name)
+
+    def start_from(self, folder: Path) -> None:
+        """Gives the attached adapters the weights of saved ones of the same LoRA, to be trained on."""
+        for name, adapter in self._adapters.items():
+            adapter.load_state(self._modules[name].adapter.saved(folder / name))
+
+    def save(self, folder: Path) -> None:
+        """One folder a module, each in its library's format."""
+        for name, adapter in self._adapters.items():
+            adapter.save(folder / name)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every adapter's tensors, as ``module/name``; copies, which training does not change."""
+        return {
+            f"{m}/{name}": value for m, adapter in self._adapters.items() for name, value in adapter.state().items()
+        }
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Puts tensors of ``state`` back."""
+        for name, adapter in self._adapters.items():
+            start = f"{name}/"
+            adapter.load_state({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
+
+    def __getitem__(self, name: str) -> Adapter:
+        if name not in self._adapters:
+            raise UserError(f"the module {name!r} has no adapter yet: call adapters.attach or adapters.load first")
+        return self._adapters[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._adapters
+
+
+class AdapterPolicy:
+    """Parameters and state of ``Policy``."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        return self.adapter.parameters()
+
+    def adapter_state_dict(self) -> dict[str, Tensor]:
+        return self.adapter.state()
+
+    def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.adapter.load_state(state)
+
+    def save_adapter(self, folder: Path | str) -> None:
+        """In the format of the library that the module comes from; the README says how to load it."""
+        self.adapter.save(folder)
+
+
+def _config(params: LoraParams, default_targets: str | list[str]) -> LoraConfig:
+    from peft import LoraConfig
+
+    targets = params.target_modules if params.target_modules is not None else default_targets
+    return LoraConfig(r=params.rank, lora_alpha=params.alpha, lora_dropout=0.0, target_modules=targets)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _loading(folder: Path, file: str) -> Iterator[None]:
+    """Raises UserError where the adapter in ``folder`` has no ``file``, or cannot be loaded."""
+    from safetensors import SafetensorError
+
+    if not (folder / file).is_file():
+        raise UserError(f"{folder} holds no adapter (no {file}). Train one: {again('train')}")
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # Damaged, or of another model.
+        raise UserError(
+            f"The adapter in {folder} cannot be loaded: {error}\nMake it again: {again('train')}"
+        ) from error
+
+
+def _start(prefix: str | None) -> str:
+    return f"{prefix}." if prefix else ""
+
+
+def _rewrite(file: Path, prefix: str | None) -> None:
+    """Gives names and configuration their prefix, and makes equal adapters equal files.
+
+    A pipeline reads only what has the prefix, and without the configuration it takes alpha to be the rank. diffusers
+    writes several metadata entries, and the names in a set, in any order.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    with safe_open(file, framework="pt") as opened:
+        config = json.loads(opened.metadata()[_DIFFUSERS_CONFIG])
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()
+    tensors, config = (
+        {_start(prefix) + name: value for name, value in part.items()} for part in (load_file(file), config)
+    )
+    save_file(tensors, file, metadata={_DIFFUSERS_CONFIG: json.dumps(config, sort_keys=True)})

@@ -1,0 +1,220 @@
+"""Qwen2.5-VL's language model: what it reads of an image and a query, and the answers that it writes.
+
+Shapes: N distinct records, B rows, P prompt tokens (left-padded, the image's included), T answer tokens, H hidden
+width, V vocabulary. A row's answer ends with its first end token, which counts; what follows does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from visual_grpo.common.device import resolve_device
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import read_image
+from visual_grpo.common.types import PromptRecord, TextSample
+from visual_grpo.config import ModelConfig, SamplerConfig, Strict
+from visual_grpo.models.family import Family, ModelSettings, Module
+from visual_grpo.models.loading import loading, place
+from visual_grpo.models.lora import PeftAdapter
+from visual_grpo.models.prompt_cache import Prompts
+from visual_grpo.models.quantized import check_base_weights, quantise
+from visual_grpo.models.token_model import TokenTrajectory, is_end
+from visual_grpo.models.token_policy import TokenGenerator
+from visual_grpo.models.tokens import TokenSampler
+
+if TYPE_CHECKING:
+    from transformers import BatchFeature, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
+
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+
+
+class Options(Strict):
+    """How Qwen2.5-VL is asked and how long it may answer."""
+
+    instruction: str = Field("{query}", description="what the model reads beside the image; {query} is the record's")
+    max_tokens: int = Field(32, ge=1, description="tokens of an answer, its end included, before it is cut off")
+
+    @field_validator("instruction")
+    @classmethod
+    def _names_the_query(cls, instruction: str) -> str:
+        if "{query}" not in instruction:
+            raise ValueError("it must contain {query}, where the record's query is put")
+        return instruction
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedQueries:
+    """N distinct records as the language model reads them."""
+
+    prompts: Prompts
+    frames: list[tuple[int, int]]
+    """Height and width of each image in pixels, as the processor gave it to the model."""
+
+
+class AnswerModel:
+    """Satisfies ``TokenModel[EncodedQueries]``; an adapter injected into ``network`` takes part."""
+
+    def __init__(
+        self, network: Qwen2_5_VLForConditionalGeneration, processor: Qwen2_5_VLProcessor, options: Options
+    ) -> None:
+        self.network, self.processor, self.options = network, processor, options
+        self.ends: Sequence[int] = _end_ids(network)
+        self.bias: Tensor | None = self._bias()
+
+    @property
+    def head(self) -> Tensor:
+        """[V, H]."""
+        weight: Tensor = self.network.lm_head.weight
+        return weight
+
+    def processed(self, records: Sequence[PromptRecord]) -> BatchFeature:
+        """All that the model's forward takes, on the CPU: left-padded ids, mask, token types, pixels and grids."""
+        texts = [self.processor.apply_chat_template(self._messages(record), **_AS_TEXT) for record in records]
+        images = [read_image(_image_of(record)) for record in records]
+        return self.processor(text=texts, images=images, return_tensors="pt", padding=True, padding_side="left")
+
+    @torch.no_grad()
+    def encode(self, records: Sequence[PromptRecord]) -> EncodedQueries:
+        """Images and queries as embeddings; the vision tower is frozen, so they serve sampling and every replay."""
+        inputs = self.processed(records)
+        model = self.network.model
+        positions, token_positions = self._positions(inputs)
+        patch: int = self.network.config.vision_config.patch_size
+        frames = [(rows * patch, columns * patch) for _, rows, columns in inputs["image_grid_thw"].tolist()]
+        inputs = inputs.to(self.network.device)
+        ids, grid = inputs["input_ids"], inputs["image_grid_thw"]
+        embeds = model.get_input_embeddings()(ids)
+        seen = torch.cat(tuple(model.get_image_features(inputs["pixel_values"], grid).pooler_output)).to(embeds)
+        embeds = embeds.masked_scatter((ids == self.network.config.image_token_id)[..., None].expand_as(embeds), seen)
+        prompts = Prompts(
+            embeds=embeds,
+            mask=inputs["attention_mask"],
+            positions=positions.to(ids.device),
+            token_positions=token_positions.to(ids.device),
+        )
+        return EncodedQueries(prompts=prompts, frames=frames)
+
+    def _positions(self, inputs: BatchFeature) -> tuple[Tensor, Tensor]:
+        """[3, N, P] of the prompts' tokens and [3, N, T] of those to come, on the host: to count them out on a GPU
+        would make the host wait for each number."""
+        mask = inputs["attention_mask"]
+        positions, deltas = self.network.model.get_rope_index(
+            inputs["input_ids"],
+            mm_token_type_ids=inputs["mm_token_type_ids"],
+            image_grid_thw=inputs["image_grid_thw"],
+            attention_mask=mask,
+        )
+        after = (mask.sum(1) + deltas[:, 0])[:, None] + torch.arange(self.options.max_tokens)
+        return positions, after.expand(3, *after.shape)
+
+    def sampler(self, settings: SamplerConfig) -> TokenSampler:
+        """None falls back to the model's generation_config, which decodes greedily where it does not sample."""
+        stock = self.network.generation_config
+        greedy = None if stock.do_sample else 1
+        top_k = settings.top_k if settings.top_k is not None else (greedy or stock.top_k or 0)
+        top_p = settings.top_p if settings.top_p is not None else stock.top_p
+        temperature = settings.temperature if settings.temperature is not None else stock.temperature
+        return TokenSampler(temperature=temperature or 1.0, top_p=top_p or 1.0, top_k=top_k)
+
+    def samples(
+        self, records: Sequence[PromptRecord], trajectory: TokenTrajectory[EncodedQueries], seeds: Sequence[int]
+    ) -> list[TextSample]:
+        """[B] what the tokens say."""
+        tokens = trajectory.tokens.cpu()  # All at once: each copy from a GPU makes the host wait.
+        finished = is_end(self, tokens).any(1).tolist()
+        samples = []
+        for row, prompt in enumerate(trajectory.prompt_of_row.tolist()):
+            said = tokens[row, : int(trajectory.mask[row].sum()) - finished[row]]
+            text = self.processor.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            samples.append(TextSample(text=text, finished=finished[row], frame=trajectory.encoded.frames[prompt]))
+        return samples
+
+    def _messages(self, record: PromptRecord) -> list[dict[str, object]]:
+        text = self.options.instruction.replace("{query}", record.prompt)
+        return [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
+
+    def _bias(self) -> Tensor:
+        """[V] float32: -inf for ids that no answer may have.
+
+        A sampled image placeholder would ask for pixels that are not there, so none can be drawn and none counts in
+        the softmax, while sampling and while scoring; nor does the padding at the end of a larger head.
+        """
+        tokenizer, head = self.processor.tokenizer, self.head
+        known = tokenizer.get_vocab()
+        banned = {known[token] for token in VISION_TOKENS if token in known} | set(tokenizer.all_special_ids)
+        bias = torch.zeros(len(head), device=head.device)
+        bias[sorted(banned - set(self.ends))] = -torch.inf
+        bias[len(tokenizer) :] = -torch.inf
+        return bias
+
+
+_AS_TEXT = {"tokenize": False, "add_generation_prompt": True}
+
+
+def _image_of(record: PromptRecord) -> Path:
+    if len(record.source_images) != 1:
+        raise UserError(
+            f"record {record.id!r} has {len(record.source_images)} source images; a query is about exactly one."
+            " Use data.task=segmentation"
+        )
+    return record.source_images[0]
+
+
+def _end_ids(model: Qwen2_5_VLForConditionalGeneration) -> list[int]:
+    """The ids that end an answer, the one that also fills up finished rows first."""
+    ends = model.generation_config.eos_token_id
+    if ends is None:
+        raise UserError("The model's generation_config names no eos_token_id: it would not know when to stop.")
+    return [ends] if isinstance(ends, int) else list(ends)
+
+
+MODULES = {
+    "vl": Module(
+        kind="tokens",
+        adapter=PeftAdapter,
+        targets=r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)",
+        advice="a reward that sees what the answers say; a higher sampling.rollout.temperature; more"
+        " grpo.prompts_per_step; a larger grpo.group_size",
+    )
+}
+
+Loaded = tuple["Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLProcessor"]
+
+
+def load(path: str, config: ModelConfig) -> Loaded:
+    """Model and processor of a folder or hub id by plain ``from_pretrained``, frozen and in evaluation mode."""
+    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+    device = resolve_device(config.device)
+    check_base_weights(config.base_weights, device)
+    with loading(path):
+        processor = AutoProcessor.from_pretrained(path, revision=config.revision)
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+            path, dtype=getattr(torch, config.dtype), revision=config.revision, use_safetensors=True
+        )
+    model.eval().requires_grad_(False)
+    quantise({"model": model}, config.base_weights, device, kept=device)
+    place({"model": model}, device)
+    return model, processor
+
+
+def build(loaded: Loaded, settings: ModelSettings) -> TokenGenerator[EncodedQueries]:
+    return TokenGenerator(AnswerModel(*loaded, settings.options), MODULES, settings)
+
+
+FAMILY = Family(
+    name="qwen2_5_vl",
+    modules=MODULES,
+    tasks=("segmentation",),
+    saved_as=("Qwen2_5_VLForConditionalGeneration",),
+    load=load,
+    build=build,
+    options=Options,
+)

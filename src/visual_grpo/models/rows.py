@@ -1,0 +1,72 @@
+"""Rows of a batch: repeated prompts, distinct records, numbers of sources, and the seeds of their draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.grpo.distributed.group import current_share
+
+
+def repeated(records: Sequence[PromptRecord], times: int) -> list[PromptRecord]:
+    """Each record ``times`` times, in group-major order."""
+    return [record for record in records for _ in range(times)]
+
+
+def distinct(records: Sequence[PromptRecord]) -> tuple[list[PromptRecord], Tensor]:
+    """The records with different prompt or sources, and [B] int64: row -> index among them."""
+    index: dict[tuple[str, tuple[Path, ...]], int] = {}
+    firsts: list[PromptRecord] = []
+    rows = []
+    for record in records:
+        key = (record.prompt, record.source_images)
+        if key not in index:
+            index[key] = len(firsts)
+            firsts.append(record)
+        rows.append(index[key])
+    return firsts, torch.tensor(rows)
+
+
+def source_count(records: Sequence[PromptRecord]) -> int:
+    """How many source images each record of a batch has; raises UserError where they differ."""
+    first = records[0]
+    for record in records:
+        if len(record.source_images) != len(first.source_images):
+            raise UserError(
+                f"the records {first.id!r} and {record.id!r} of one batch have {len(first.source_images)} and"
+                f" {len(record.source_images)} source images; a batch holds records with equally many"
+            )
+    return len(first.source_images)
+
+
+def rows_by_source_count(records: Sequence[PromptRecord]) -> list[list[int]]:
+    """Row numbers grouped by the number of source images: tensors of different groups differ in shape."""
+    groups: dict[int, list[int]] = {}
+    for row, record in enumerate(records):
+        groups.setdefault(len(record.source_images), []).append(row)
+    return list(groups.values())
+
+
+SEED_RANGE = 2**62
+
+START_NOISE = 0x5851F42D
+STEP_NOISE = 0x2545F491
+"""XORed into a seed, so that tokens (the seed itself), start noise and the noise of stochastic denoising steps are
+independent. Below 2^32, since torch's CPU generator reads no higher bit of its seed.
+"""
+
+
+def draw_seeds(count: int, generator: torch.Generator) -> list[int]:
+    """Draws ``count`` seeds from ``generator``, which thereby decides everything random in a rollout.
+
+    Of a rollout that several ranks share, all seeds are drawn, and this rank's are returned.
+    """
+    share = current_share()
+    start, own, total = (0, count, count) if share is None else (part * count // share[1] for part in share)
+    seeds: list[int] = torch.randint(SEED_RANGE, (total,), generator=generator).tolist()
+    return seeds[start : start + own]

@@ -1,0 +1,119 @@
+"""Stable Diffusion 3 and 3.5 as a `FlowModel`; a test holds its ODE equal to the pipeline's.
+
+Shapes: N prompts, b rows, C x h x w latents of one image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import ModelConfig, Strict
+from visual_grpo.models.family import Family
+from visual_grpo.models.flow_model import PooledText, Schedule, Velocity, as_images, guided, latent_shape
+from visual_grpo.models.flow_policy import FlowGenerator, mmdit_modules
+from visual_grpo.models.loading import load_pipeline
+from visual_grpo.models.rows import distinct
+
+
+class Sd3Options(Strict):
+    max_sequence_length: int = Field(
+        256, ge=0, le=512, description="T5 tokens of a prompt; 0 = only the two CLIPs, and T5 is not even loaded"
+    )
+    negative_prompt: str = Field("", description="what guidance steers away from")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What the transformer is told."""
+
+    prompts: PooledText
+    """Of N prompts; CLIP's tokens come before T5's."""
+    negative: PooledText | None
+    """Of one prompt, the same for all; None without guidance."""
+    guidance_scale: float
+
+
+class Sd3:
+    """A pipeline at one size."""
+
+    def __init__(self, pipeline: Any, size: tuple[int, int], options: Sd3Options) -> None:
+        """``size``: (height, width) in pixels, multiples of 16."""
+        self.pipeline, self.transformer, self.options = pipeline, pipeline.transformer, options
+        self.latent_shape = latent_shape(pipeline, size, self.transformer.config.in_channels)
+
+    def schedule(self, steps: int) -> Schedule:
+        """The pipeline's own, whose shift does not depend on the size."""
+        self.pipeline.scheduler.set_timesteps(steps)
+        return Schedule.of(self.pipeline.scheduler)
+
+    @torch.no_grad()
+    def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
+        firsts, own = distinct(records)
+        texts = [self._encode(record.prompt) for record in firsts]  # One at a time: the same in any batch.
+        return Conditions(
+            prompts=PooledText.of(texts).rows(own),
+            negative=self._encode(self.options.negative_prompt) if guidance_scale > 1 else None,
+            guidance_scale=guidance_scale,
+        )
+
+    def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
+        prompts = conditions.prompts.rows(entries)
+        if conditions.negative is None:
+            return lambda state, timestep: self._forward(state, timestep, prompts)
+        negative = conditions.negative.rows(torch.zeros_like(entries))
+        return lambda state, timestep: guided(
+            self._forward(state, timestep, prompts),
+            lambda: self._forward(state, timestep, negative),
+            conditions.guidance_scale,
+        )
+
+    @torch.no_grad()
+    def pixels(self, latents: Tensor) -> list[Tensor]:
+        vae = self.pipeline.vae
+        latents = latents / vae.config.scaling_factor + vae.config.shift_factor
+        return as_images(vae.decode(latents.to(vae.dtype), return_dict=False)[0])
+
+    def _encode(self, prompt: str) -> PooledText:
+        embeds, _, pooled, _ = self.pipeline.encode_prompt(
+            prompt, None, None, do_classifier_free_guidance=False, max_sequence_length=self.options.max_sequence_length
+        )
+        return PooledText(embeds, pooled)
+
+    def _forward(self, state: Tensor, timestep: float, text: PooledText) -> Tensor:
+        velocity: Tensor = self.transformer(
+            hidden_states=state.to(self.transformer.dtype),
+            timestep=torch.full((len(state),), timestep, device=state.device),
+            encoder_hidden_states=text.embeds,
+            pooled_projections=text.pooled,
+            return_dict=False,
+        )[0]
+        return velocity.float()
+
+
+_PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2", "vae", "transformer", "scheduler")
+_T5 = ("tokenizer_3", "text_encoder_3")
+_MODULES = mmdit_modules("ff", "ff_context")
+
+
+def load(path: str, config: ModelConfig) -> Any:
+    """A folder or hub id, frozen; T5 may be missing, and with ``max_sequence_length`` 0 is not loaded."""
+    without = _T5 if config.options.get("max_sequence_length") == 0 else ()
+    return load_pipeline("StableDiffusion3Pipeline", path, config, _PARTS, without)
+
+
+FAMILY = Family(
+    name="sd3",
+    modules=_MODULES,
+    tasks=("t2i",),
+    saved_as=("StableDiffusion3Pipeline",),
+    load=load,
+    build=FlowGenerator.builder(Sd3, _MODULES),
+    options=Sd3Options,
+)

@@ -1,0 +1,176 @@
+"""Any language model as a policy: its decisions are the generated tokens.
+
+Shapes: N prompts, G samples of each, B = N * G rows, T tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample
+from visual_grpo.config import PolicyConfig, SamplerConfig
+from visual_grpo.grpo.losses import k3_kl
+from visual_grpo.models.family import ModelSettings, Module
+from visual_grpo.models.lora import Adapter, AdapterPolicy, AdapterSet
+from visual_grpo.models.lora_sampling import merged
+from visual_grpo.models.offload import present
+from visual_grpo.models.rows import draw_seeds, repeated
+from visual_grpo.models.token_model import (
+    Encoded,
+    SampledTokens,
+    TokenModel,
+    TokenTrajectory,
+    sample_tokens,
+    token_log_probs,
+)
+from visual_grpo.models.tokens import expected_gap
+
+E = TypeVar("E", bound=Encoded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledGroups(Generic[E]):
+    """The tokens of a rollout before they are decoded."""
+
+    records: Sequence[PromptRecord]
+    """[B]."""
+    decode_seeds: Sequence[int]
+    """[B], of whatever is random in decoding them."""
+    sampled: SampledTokens[E]
+
+
+class TokenPolicy(AdapterPolicy, Generic[E]):
+    """Satisfies ``types.Policy[TokenTrajectory[E]]`` for any `TokenModel`."""
+
+    def __init__(
+        self,
+        model: TokenModel[E],
+        adapter: Adapter,
+        sampler: SamplerConfig,
+        config: PolicyConfig,
+        *,
+        kl_reference: bool = False,
+    ) -> None:
+        """A policy on the ``adapter`` of the model's network.
+
+        Args:
+            sampler: how training samples are drawn; no top-p or top-k.
+            kl_reference: store the reference's log-probs with every rollout, for a KL penalty.
+        """
+        super().__init__(adapter)
+        self.model, self.sampler, self.config, self.kl_reference = model, sampler, config, kl_reference
+        self.temperature = model.sampler(sampler).temperature
+
+    @torch.no_grad()
+    def rollout(
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
+    ) -> Rollout[TokenTrajectory[E]]:
+        """G samples of each prompt. All randomness comes from seeds drawn from ``generator``."""
+        started = time.perf_counter()
+        groups = self.sample(prompts, group_size, generator)
+        seconds = time.perf_counter() - started
+        samples = self.model.samples(groups.records, groups.sampled.trajectory, groups.decode_seeds)
+        decoding = time.perf_counter() - started - seconds
+        return self.as_rollout(groups, samples, {"seconds/tokens": seconds, "seconds/decode": decoding})
+
+    @torch.no_grad()
+    def sample(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> SampledGroups[E]:
+        """The tokens of a rollout, with the reference's log-probs where there is a KL penalty."""
+        records = repeated(prompts, group_size)
+        seeds = draw_seeds(len(records), generator)
+        decode_seeds = seeds
+        if self.config.share_start_noise:
+            decode_seeds = [seeds[row - row % group_size] for row in range(len(records))]
+        sampled = sample_merged(self.model, records, seeds, self.sampler, self.config)
+        if self.kl_reference:
+            reference = self.reference_log_probs(sampled.trajectory)
+            sampled = replace(sampled, trajectory=replace(sampled.trajectory, reference_log_probs=reference))
+        return SampledGroups(records=records, decode_seeds=decode_seeds, sampled=sampled)
+
+    def as_rollout(
+        self, groups: SampledGroups[E], samples: Sequence[Sample], stats: Mapping[str, float]
+    ) -> Rollout[TokenTrajectory[E]]:
+        """``samples``: [B], decoded from the tokens of ``groups``; ``stats`` hold ``seconds/tokens``."""
+        sampled = groups.sampled
+        trajectory = sampled.trajectory
+        counted = float(trajectory.mask.sum())
+        return Rollout(
+            prompts=groups.records,
+            samples=samples,
+            trajectory=trajectory,
+            log_probs=sampled.log_probs,
+            mask=trajectory.mask,
+            stats={
+                "entropy": float(sampled.entropy[trajectory.mask].mean()),
+                "tokens_per_sample": counted / len(groups.records),
+                "speed/tokens_per_second": counted / stats["seconds/tokens"],
+                **stats,
+            },
+            rounding=self._rounding(sampled),
+        )
+
+    def replay(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Iterator[ReplayChunk]:
+        """One chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
+        with present(self.model.network):  # Also while the caller goes backward.
+            log_probs = self._log_probs(trajectory, rows)
+            kl = None
+            if trajectory.reference_log_probs is not None:
+                kl = k3_kl(log_probs, trajectory.reference_log_probs[rows])
+            yield ReplayChunk(steps=slice(0, log_probs.shape[1]), log_probs=log_probs, kl=kl)
+
+    @torch.no_grad()
+    def reference_log_probs(self, trajectory: TokenTrajectory[E]) -> Tensor:
+        """[B, T] float32 with the adapter switched off."""
+        with present(self.model.network), self.adapter.disabled():
+            batches = torch.arange(len(trajectory.tokens)).split(self.config.rollout_batch)
+            return torch.cat([self._log_probs(trajectory, rows) for rows in batches])
+
+    def _rounding(self, sampled: SampledTokens[E]) -> float:
+        if sampled.deviation is None:
+            return 0.0
+        deviation = float(sampled.deviation[sampled.trajectory.mask].mean())
+        return expected_gap(self.model.network, self.model.head.dtype, deviation / self.temperature)
+
+    def _log_probs(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Tensor:
+        checkpointing = self.config.gradient_checkpointing
+        return token_log_probs(self.model, trajectory, rows, self.temperature, checkpointing=checkpointing)
+
+
+def sample_merged(
+    model: TokenModel[E],
+    records: Sequence[PromptRecord],
+    seeds: Sequence[int],
+    settings: SamplerConfig,
+    config: PolicyConfig,
+) -> SampledTokens[E]:
+    """B trajectories under the present adapter, which is merged into the weights meanwhile."""
+    with present(model.network), merged(model.network):
+        return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.kv_cache)
+
+
+class TokenGenerator(Generic[E]):
+    """Satisfies ``family.Model`` for any `TokenModel` with one LoRA."""
+
+    def __init__(self, model: TokenModel[E], modules: Mapping[str, Module], settings: ModelSettings) -> None:
+        """``modules``: the family's, of which there is one."""
+        (name,) = modules
+        self.model, self.config = model, settings.policy
+        self.adapters = AdapterSet(modules, {name: model.network})
+
+    @torch.no_grad()
+    def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
+        """One sample per record; each depends on its record, its seed and the weights."""
+        sampled = sample_merged(self.model, records, seeds, sampler, self.config)
+        return list(self.model.samples(records, sampled.trajectory, seeds))
+
+    def policy(
+        self, module: str, *, rollout: SamplerConfig, stock: SamplerConfig, kl_reference: bool = False
+    ) -> TokenPolicy[E]:
+        """Answers to each prompt; ``stock`` decides nothing here."""
+        return TokenPolicy(self.model, self.adapters[module], rollout, self.config, kl_reference=kl_reference)

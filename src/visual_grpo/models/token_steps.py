@@ -1,0 +1,156 @@
+"""Hidden states of generated token after token, with a cache that grows or one that is whole from the start.
+
+Masks and rotary tables of all tokens are made at once and given to the language model's layers: its own forward would
+make them anew for each token, and look at the mask's values, where the host waits for the GPU.
+Shapes: b rows, P prompt tokens (left-padded), T generated tokens, H hidden width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.models.prompt_cache import Prefix
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, StaticCache
+
+TokenCache = Literal["growing", "static"]
+_KNOWN_ATTENTION = ("sdpa", "eager")
+
+
+def token_steps(model: Any, prefix: Prefix, length: int, cache: TokenCache) -> GrowingSteps | StaticSteps:
+    """After the prompts of ``prefix``, whose cache it takes over; at most T = ``length`` tokens.
+
+    Raises UserError for a model that attends in a way that `layers` and `_mask` do not know.
+    """
+    name = type(model).__name__
+    if _attention(model) not in _KNOWN_ATTENTION:
+        raise UserError(f"{name} attends by {_attention(model)}; expected sdpa or eager.")
+    if any(layer.is_sliding for layer in prefix.cache.layers):
+        raise UserError(f"{name} has layers that attend to a window only, which cannot be sampled.")
+    return StaticSteps(model, prefix, length) if cache == "static" else GrowingSteps(model, prefix, length)
+
+
+class GrowingSteps:
+    """Every token makes the cache longer by one."""
+
+    def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
+        self._model, self._cache, self._token = model, prefix.cache, 0
+        self._prompt = prefix.mask.shape[1]
+        self._rotary = _rotary(model, prefix)
+        self._mask: Tensor | None = None  # sdpa needs none where nothing is padded.
+        if _attention(model) != "sdpa" or bool((prefix.mask == 0).any()):
+            self._mask = _mask(model, prefix, length)
+            self._mask[..., self._prompt :] = 0.0
+
+    def next(self, embeds: Tensor) -> Tensor:
+        """[b, 1, H] after the next token, with these embeddings, [b, 1, H]."""
+        at, self._token = self._token, self._token + 1
+        mask = None if self._mask is None else self._mask[..., : self._prompt + self._token]
+        cos, sin = self._rotary
+        return layers(self._model, embeds, mask, (cos[:, at : at + 1], sin[:, at : at + 1]), self._cache)
+
+
+class StaticSteps:
+    """Every token does the same to the same memory, of P + T places, of which a mask hides those still to come.
+
+    On a GPU the kernels of one token are therefore captured once, as a CUDA graph, and launched together for each
+    token after it. The graph holds as long as the weights stay where they are: it is of one batch.
+    """
+
+    def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
+        rows, self._prompt = prefix.mask.shape
+        self._model, self._token = model, 0
+        self._tables = _rotary(model, prefix)
+        self._mask = _mask(model, prefix, length)
+        self._cache = _static(model, prefix, self._mask.shape[-1])
+        self._embeds = prefix.hidden.new_empty(rows, 1, prefix.hidden.shape[-1])
+        self._rotary = torch.empty_like(self._tables[0][:, :1]), torch.empty_like(self._tables[1][:, :1])
+        self._hidden = prefix.hidden
+        self._captures = prefix.hidden.device.type == "cuda"
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def next(self, embeds: Tensor) -> Tensor:
+        """As `GrowingSteps.next`."""
+        self._embeds.copy_(embeds)
+        for own, table in zip(self._rotary, self._tables, strict=True):
+            own.copy_(table[:, self._token : self._token + 1])
+        self._mask[..., self._prompt + self._token] = 0.0
+        self._token += 1
+        if self._captures and self._graph is None:
+            self._capture()
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._hidden = self._step()
+        return self._hidden
+
+    def _step(self) -> Tensor:
+        return layers(self._model, self._embeds, self._mask, self._rotary, self._cache)
+
+    def _capture(self) -> None:
+        """Runs a step before, as libraries choose their kernels then; what it changes in the cache is undone."""
+        counters = [layer.cumulative_length for layer in self._cache.layers]
+        before = counters[0].clone()
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            self._step()
+        torch.cuda.current_stream().wait_stream(beside)
+        for counter in counters:
+            counter.copy_(before)
+        graph = torch.cuda.CUDAGraph()
+        # Of this thread only: a reward may be at work in another one.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._hidden = self._step()
+        self._graph = graph
+
+
+def layers(
+    model: Any, embeds: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor], cache: DynamicCache | StaticCache
+) -> Tensor:
+    """Hidden states [b, 1, H] of one token more than ``cache`` holds, by the language model's layers themselves."""
+    network, hidden = model.model.language_model, embeds
+    for layer in network.layers:
+        hidden = layer(hidden, attention_mask=mask, position_embeddings=rotary, past_key_values=cache)
+    normed: Tensor = network.norm(hidden)
+    return normed
+
+
+def _rotary(model: Any, prefix: Prefix) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the generated tokens' positions, [b, T, width of a head] twice."""
+    tables: tuple[Tensor, Tensor] = model.model.language_model.rotary_emb(prefix.hidden, prefix.token_positions)
+    return tables
+
+
+def _mask(model: Any, prefix: Prefix, length: int) -> Tensor:
+    """[b, 1, 1, P + T - 1], which attention adds to its scores, with all generated tokens hidden.
+
+    The last token is drawn and not read again.
+    """
+    rows, before = prefix.mask.shape
+    # transformers hides by -inf for sdpa, and by the smallest number in its eager attention.
+    hidden = -torch.inf if _attention(model) == "sdpa" else torch.finfo(prefix.hidden.dtype).min
+    mask = prefix.hidden.new_full((rows, 1, 1, before + length - 1), hidden)
+    mask[..., :before].masked_fill_(prefix.mask.bool()[:, None, None], 0.0)
+    return mask
+
+
+def _static(model: Any, prefix: Prefix, places: int) -> StaticCache:
+    """With what the cache of ``prefix`` holds, which is given up layer by layer."""
+    from transformers import StaticCache
+
+    cache = StaticCache(config=model.config.get_text_config(), max_cache_len=places)
+    for own, grown in zip(cache.layers, prefix.cache.layers, strict=True):
+        own.lazy_initialization(grown.keys, grown.values)
+        own.update(grown.keys, grown.values)
+        grown.keys = grown.values = None
+    return cache
+
+
+def _attention(model: Any) -> str:
+    return str(model.config.get_text_config()._attn_implementation)

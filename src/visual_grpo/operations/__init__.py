@@ -1,0 +1,1 @@
+"""What a team does around trainings: plan, check, retrain, promote, reproduce, trace."""

@@ -1,0 +1,267 @@
+"""``python -m visual_grpo.operations.lineage NAME``: where adapters come from, and whether that still holds.
+
+NAME is a registered version (``visual_grpo@champion``, ``visual_grpo/3``), an MLflow run's id or name, a folder of
+adapters, or ``latest``. Each line is checked against what else knows it: git, DVC, MLflow, the files. Exits with 1 if
+something is not as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.programs import ProgramError, git
+from visual_grpo.common.quiet_libraries import silence_libraries
+from visual_grpo.common.saved_model import content_digest
+from visual_grpo.config.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
+from visual_grpo.data.table import RecordTable
+from visual_grpo.operations.reproduction.inputs import RECORDS
+from visual_grpo.operations.reproduction.repeat import check_commit, checked_out
+from visual_grpo.operations.retraining.project import read_project
+from visual_grpo.tracking.lineage import dvc_hashes, recorded
+from visual_grpo.tracking.model_ref import find_adapters
+from visual_grpo.tracking.registry import DIGEST, SCHEME, named_version, training_run
+
+OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"
+_VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
+_FACTS = {
+    "git.commit": "git.commit",
+    "dataset.digest": "data",
+    "command": "command",
+    "base.model": "model",
+    "base.digest": "model_digest",
+    "base.content": "model_content",
+}
+"""Tag of a run or a registered version -> fact of the training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Adapters, and who says what of them."""
+
+    title: str
+    adapters: Path
+    facts: Mapping[str, Any]
+    """Their ``training.json``."""
+    version_tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of the registered version; empty where none was named."""
+    run_id: str | None = None
+    """The MLflow run of the training, where MLflow has it."""
+    run_tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_subject(named: str, latest: Path) -> Subject:
+    """The adapters that ``named`` means: ``NAME@ALIAS``, ``NAME/VERSION``, a run's id or name, a folder, ``latest``.
+
+    Raises:
+        UserError: there is no such thing, or it has no facts.
+    """
+    title, tags = named, {}
+    if named.startswith(SCHEME) or (_VERSION.fullmatch(named) and not Path(named).is_dir()):
+        version = named_version(SCHEME + named.removeprefix(SCHEME))
+        adapters, tags, title = version.adapters(check=False), dict(version.tags), f"{version.name}/{version.version}"
+    else:
+        adapters = find_adapters(named, latest)
+    facts, run = read_facts(adapters), None
+    with suppress(UserError):  # The files are checked without MLflow too.
+        run = training_run(facts)
+    found = {} if run is None else {"run_id": run.info.run_id, "run_tags": run.data.tags}
+    return Subject(title=title, adapters=adapters, facts=facts, version_tags=tags, **found)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that the adapters come from."""
+
+    what: str
+    value: str
+    state: str
+    """`OK`, `DIFFERS` or `UNKNOWN`."""
+    why: str = ""
+
+
+def lines(subject: Subject, project: Path) -> list[Line]:
+    """All lines, from the adapters back to the data; ``project`` is the folder with the repository and the data."""
+    return [
+        *_version(subject),
+        _weights(subject),
+        *_run(subject),
+        *_code(subject, project),
+        _data(subject, project),
+        *_dvc(subject, project),
+        _base(subject.facts, project),
+        *_start(subject.facts),
+    ]
+
+
+def _version(subject: Subject) -> Iterator[Line]:
+    tags = subject.version_tags
+    if not tags:
+        return
+    if DIGEST not in tags:
+        yield Line("version", subject.title, UNKNOWN, f"its tags have no {DIGEST}")
+    elif tags[DIGEST] != adapter_digest(subject.adapters):
+        yield Line("version", subject.title, DIFFERS, "its weights are not those that were registered")
+    else:
+        yield _tags("version", subject.title, tags, subject.facts)
+
+
+def _weights(subject: Subject) -> Line:
+    sums, now = subject.facts.get("sums", {}), weight_sums(subject.adapters)
+    changed = [name for name, digest in now.items() if sums.get(name) != digest]
+    shown = f"{counted(len(now), 'file')}, {adapter_digest(subject.adapters)[:12]}"
+    if changed or not now:
+        return Line("adapters", shown, DIFFERS, f"{(changed or ['the weights'])[0]} is not what the training left")
+    return Line("adapters", shown, OK, "sha256 of every file")
+
+
+def _run(subject: Subject) -> Iterator[Line]:
+    named = subject.facts.get("mlflow_run_id")
+    if subject.run_id is None:
+        run = Line("MLflow run", str(named or "-"), UNKNOWN, "MLflow does not have it" if named else "it had none")
+    else:
+        run = _tags("MLflow run", subject.run_id, subject.run_tags, subject.facts)
+    yield run
+    yield replace(run, what="command", value=str(subject.facts.get("command", "-")))
+
+
+def _tags(what: str, value: str, tags: Mapping[str, str], facts: Mapping[str, Any]) -> Line:
+    other = [tag for tag, fact in _FACTS.items() if _contradicts(tags.get(tag), facts.get(fact))]
+    if other:
+        return Line(what, value, DIFFERS, f"its tags {', '.join(other)} are not as in training.json")
+    return Line(what, value, OK, "MLflow has the same")
+
+
+def _code(subject: Subject, project: Path) -> Iterator[Line]:
+    facts = subject.facts
+    commit = facts.get("git.commit")
+    if commit is None:
+        yield Line("commit", "-", UNKNOWN, "the training was started outside of a git repository")
+        return
+    try:
+        check_commit(project, commit)
+        holders = git(project, "for-each-ref", "--contains", commit, "--format=%(refname:short)").splitlines()
+    except (UserError, ProgramError) as error:
+        yield Line("commit", commit, UNKNOWN, str(error).splitlines()[0])
+        return
+    if holders:
+        yield Line("commit", commit, OK, f"in {', '.join(holders)}")
+    else:
+        yield Line("commit", commit, DIFFERS, "it exists, but no branch or tag has it: git will remove it")
+    for later in str(facts.get("resumed.git.commit", "")).splitlines():
+        yield Line("resumed with commit", later, UNKNOWN, "several commits made these adapters")
+    yield _changes(subject.adapters / CHANGES, facts, project, commit)
+
+
+def _changes(file: Path, facts: Mapping[str, Any], project: Path, commit: str) -> Line:
+    """Whether the patch applies to the commit."""
+    what = "uncommitted changes"
+    if not file.is_file():
+        lost = facts.get("git.state") == "dirty"
+        return Line(what, "lost", DIFFERS, f"the folder has no {CHANGES}") if lost else Line(what, "none", OK)
+    value = counted(file.read_text(encoding="utf-8").count("diff --git "), "file")
+    try:
+        with checked_out(project, commit, file.read_text(encoding="utf-8")):
+            return Line(what, value, OK, f"{CHANGES} applies to the commit")
+    except UserError as error:
+        return Line(what, value, DIFFERS, f"they do not apply: {error}")
+
+
+def _data(subject: Subject, project: Path) -> Line:
+    digest = str(subject.facts["data"])
+    tags = {"the version": subject.version_tags, "the run": subject.run_tags}
+    other = [who for who, known in tags.items() if _contradicts(known.get("dataset.digest"), digest)]
+    if other:
+        return Line("data", digest, DIFFERS, f"{' and '.join(other)} names other data")
+    manifest = project / subject.facts["parameters"]["output"] / RECORDS
+    if manifest.is_file() and RecordTable(manifest).digest == digest:
+        return Line("data", digest, OK, f"as {manifest.relative_to(project)} has it")
+    why = "the prepared records are others now" if manifest.is_file() else f"{manifest} does not exist"
+    return Line("data", digest, UNKNOWN, why)
+
+
+def _dvc(subject: Subject, project: Path) -> Iterator[Line]:
+    """Each DVC hash, in dvc.lock and ``*.dvc`` as they are or as a commit has them."""
+    of_version, now = dvc_hashes(subject.version_tags), recorded(project)
+    known = of_version | dvc_hashes(subject.facts)
+    for path, digest in sorted(known.items()):
+        if _contradicts(of_version.get(path), digest):
+            yield Line(f"DVC {path}", digest, DIFFERS, "the version has another hash")
+        elif now.get(path) == digest:
+            yield Line(f"DVC {path}", digest, OK, "as DVC records it")
+        elif commit := _commit_with(project, digest):
+            yield Line(f"DVC {path}", digest, OK, f"as commit {commit} records it; another now")
+        elif path in now:
+            yield Line(f"DVC {path}", digest, DIFFERS, f"DVC records {now[path]}, and no commit has this one")
+        else:
+            yield Line(f"DVC {path}", digest, UNKNOWN, "DVC does not know this path here")
+    if not known:
+        yield Line("DVC", "-", UNKNOWN, "no hash was recorded: the run was no stage of dvc repro")
+
+
+def _commit_with(project: Path, digest: str) -> str | None:
+    try:
+        found = git(project, "log", "--all", "-1", "--format=%h", f"-S{digest}", "--", "dvc.lock", ":(glob)**/*.dvc")
+    except ProgramError:
+        return None
+    return found or None
+
+
+def _base(facts: Mapping[str, Any], project: Path) -> Line:
+    model, content = str(facts["model"]), facts.get("model_content")
+    if content is None:
+        return Line("base model", model, UNKNOWN, "it is on the model hub: no digest of its files")
+    shown, folder = f"{model} {content[:12]}", project / Path(model).expanduser()
+    if not folder.is_dir():
+        return Line("base model", shown, UNKNOWN, f"{model} does not exist here")
+    if content_digest(folder) != content:
+        return Line("base model", shown, DIFFERS, "the folder has other files now")
+    return Line("base model", shown, OK, "digest of its files")
+
+
+def _start(facts: Mapping[str, Any]) -> Iterator[Line]:
+    if "start" in facts:
+        named = facts["parameters"]["train"]["start"]
+        yield Line("started from", f"{named} {facts['start'][:12]}", UNKNOWN, "kedro run --pipeline=reproduce finds it")
+
+
+def _contradicts(one: object, other: object) -> bool:
+    return one is not None and other is not None and str(one) != str(other)
+
+
+def show(named: str, environment: str | None) -> bool:
+    """Prints the lineage; returns whether nothing differs."""
+    project = read_project(Path.cwd(), environment)
+    subject = find_subject(named, Path(project.config.adapters_folder))
+    found = lines(subject, Path.cwd())
+    rows = [[line.what, line.value, line.state, line.why] for line in found]
+    console.table(f"Lineage of {subject.title}", ["", "", "state", "by"], rows)
+    differing = [line.what for line in found if line.state == DIFFERS]
+    console.note(f"Differs: {', '.join(differing)}." if differing else "Nothing differs.")
+    return not differing
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m visual_grpo.operations.lineage", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("name", help="NAME@ALIAS, NAME/VERSION, a run's id or name, a folder of adapters, or latest")
+    parser.add_argument("--env", help="Kedro's environment, whose adapters are the latest; without it the default")
+    given = parser.parse_args()
+    try:
+        sys.exit(0 if show(given.name, given.env) else 1)
+    except UserError as error:
+        sys.exit(f"Error: {error}")
+
+
+if __name__ == "__main__":
+    silence_libraries()
+    main()

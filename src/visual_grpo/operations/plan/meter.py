@@ -1,0 +1,224 @@
+"""Counts memory, operations and host waits by phase while a model runs on the meta device."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from visual_grpo.operations.plan.host_values import HostValues
+
+OUTSIDE = "other"
+"""Phase of the work that belongs to no other."""
+aten = torch.ops.aten
+_VALUE_SHAPED = {aten.nonzero, aten._unique2, aten.unique_consecutive, aten.masked_select, aten.repeat_interleave}
+"""The shape of their result depends on values, so the host waits for it."""
+_INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
+_ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+
+
+@dataclass(kw_only=True)
+class Phase:
+    """Counted by `Meter`; `gpu_check.Stopwatch` measures seconds and the peak alone."""
+
+    peak: int = 0
+    """Bytes of all live tensors, weights included."""
+    seconds: float = 0.0
+    rest: int = 0
+    """Bytes that are left when the phase ends; what is above them grows with its batch."""
+    waits: float = 0.0
+    """How often the host waits for a value of the device."""
+    kernels: float = 0.0
+    flops: float = 0.0
+    moved: float = 0.0
+    """Bytes read and written."""
+
+
+class Meter(TorchDispatchMode):
+    """Counts every operation on meta tensors inside the ``with`` block.
+
+    Host reads are answered from ``values``. An unknown number is 0; unknown truth values are True where they are copied
+    and False where one is asked for, so that generated answers have their greatest length and gradients are finite.
+    """
+
+    def __init__(self, values: HostValues | None = None) -> None:
+        super().__init__()
+        self.live = 0
+        self.brought = 0
+        """Bytes copied from the host to networks that are offloaded."""
+        self.weight = 1.0
+        """Real operations that each counted one stands for."""
+        self.phases: dict[str, Phase] = {}
+        self.waits: Counter[str] = Counter()
+        """Source line -> host waits."""
+        self._values = values or HostValues()
+        self._held: set[int] = set()
+        self._path = [OUTSIDE]
+
+    @property
+    def peak(self) -> int:
+        return max((phase.peak for phase in self.phases.values()), default=self.live)
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Counts meta tensors, each memory once."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if tensor.is_meta and storage._cdata not in self._held:
+                self._held.add(storage._cdata)
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._drop, storage._cdata, storage.nbytes())
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Assigns what happens inside to ``name`` alone, also within another phase."""
+        self._path.append(name)
+        self._row().peak = max(self._row().peak, self.live)
+        try:
+            yield
+        finally:
+            self._row().rest = self.live
+            self._path.pop()
+
+    @contextmanager
+    def weighted(self, factor: float) -> Iterator[None]:
+        """Counts each operation ``factor`` times; peaks stay as they are."""
+        before, self.weight = self.weight, self.weight * factor
+        try:
+            yield
+        finally:
+            self.weight = before
+
+    def wait(self, times: int = 1) -> None:
+        """Counts a wait of the host for the device."""
+        self.waits[_call_site()] += round(times * self.weight) or 1
+        self._row().waits += times * self.weight
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        inputs = _tensors_in((args, kwargs))
+        on_device = any(tensor.is_meta for tensor in inputs)
+        result = self._run(function, args, kwargs) if on_device else function(*args, **kwargs)
+        outputs = _tensors_in(result)
+        self.hold(outputs)
+        row = self._row()
+        row.peak = max(row.peak, self.live)
+        if (on_device or any(tensor.is_meta for tensor in outputs)) and _starts_kernel(function, inputs, outputs):
+            formula = flop_registry.get(function.overloadpacket)
+            flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+            row.kernels += self.weight
+            row.flops += self.weight * flops
+            row.moved += self.weight * _bytes_of(inputs, outputs)
+        self._values.follow(function, args, kwargs, inputs, outputs)
+        return result
+
+    def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
+        packet = function.overloadpacket
+        if packet is aten._to_copy and torch.device(kwargs.get("device") or "meta").type == "cpu":
+            value, dtype = self._asked(args[0]), kwargs.get("dtype") or args[0].dtype
+            if value is None:
+                return torch.full(args[0].shape, args[0].dtype == torch.bool, dtype=dtype)
+            return value.to(dtype, copy=True)
+        if packet is aten._local_scalar_dense:
+            value = self._asked(args[0])
+            return args[0].dtype.is_floating_point * 0.0 if value is None else value.item()
+        if packet is aten.equal:
+            first, second = self._asked(args[0]), self._values.value(args[1])
+            return first is not None and second is not None and torch.equal(first, second)
+        if packet in _VALUE_SHAPED:
+            self._asked(args[0])
+            return self._values.shaped(function, args, kwargs)
+        if packet in _INDEXED:
+            args = (args[0], [number for index in args[1] for number in self._numbers(index)], *args[2:])
+        return function(*args, **kwargs)
+
+    def _numbers(self, index: Tensor | None) -> list[Tensor | None]:
+        """Replaces a mask by the positions of its true values, for which the host asks the device."""
+        if index is None or index.dtype != torch.bool:
+            return [index]
+        value = self._asked(index) if index.is_meta else index
+        chosen = torch.ones(index.shape, dtype=torch.bool) if value is None else value
+        return [self._values.on_device(number) for number in chosen.nonzero(as_tuple=True)]
+
+    def _asked(self, tensor: Tensor) -> Tensor | None:
+        """Returns values for which the host waits."""
+        self.wait()
+        return self._values.value(tensor)
+
+    def _row(self) -> Phase:
+        return self.phases.setdefault(self._path[-1], Phase())
+
+    def _drop(self, key: int, size: int) -> None:
+        self._held.discard(key)
+        self.live -= size
+
+
+@contextmanager
+def as_on_a_device() -> Iterator[None]:
+    """Has meta tensors take fused attention, and keeps the values of numbers that ``torch.tensor`` puts on the meta
+    device. The unfused formula's memory would grow with the square of the length."""
+    attention, tensor = F.scaled_dot_product_attention, torch.tensor
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **given: Any) -> Tensor:
+        if not query.is_meta:
+            return attention(query, key, value, attn_mask, **given)
+        if attn_mask is not None:
+            attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+        causal, scale = given.get("is_causal", False), given.get("scale")
+        fused = aten._scaled_dot_product_flash_attention_for_cpu
+        return fused(query, key, value, 0.0, causal, attn_mask=attn_mask, scale=scale)[0]
+
+    def read(data: Any) -> Any:  # As on a GPU, the host waits for each tensor of one number.
+        if isinstance(data, list | tuple):
+            return [read(each) for each in data]
+        return data.item() if isinstance(data, Tensor) and not data.dim() else data
+
+    def make(data: Any, *, device: Any = None, **given: Any) -> Tensor:
+        if device is not None and torch.device(device).type == "meta":
+            return tensor(read(data), device="cpu", **given).to("meta")
+        return tensor(data, device=device, **given)
+
+    # Not a TorchFunctionMode: torch leaves it in the backward pass, where checkpoints run attention again.
+    with patch.object(F, "scaled_dot_product_attention", attend), patch.object(torch, "tensor", make):
+        yield
+
+
+def _tensors_in(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _starts_kernel(function: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
+    """Views and bare allocations cost nothing."""
+    if function.overloadpacket in _ALLOCATIONS:
+        return False
+    own = {tensor.untyped_storage()._cdata for tensor in inputs}
+    return function._schema.is_mutable or any(t.untyped_storage()._cdata not in own for t in outputs)
+
+
+def _bytes_of(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Each tensor once; an expanded one has no more bytes than its memory."""
+    distinct = {id(tensor): tensor for tensor in (*inputs, *outputs)}.values()
+    return sum(min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes()) for tensor in distinct)
+
+
+def _call_site() -> str:
+    """``policies/tokens.py:87``, the line of this project that asked; else "autograd"."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        _, found, rest = frame.f_code.co_filename.rpartition("/visual_grpo/")
+        if found and not rest.startswith("plan/"):
+            return f"{rest}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "autograd"

@@ -1,0 +1,203 @@
+"""Makes a plan from parameters and prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import Parameters
+from visual_grpo.models.family_settings import Plan
+from visual_grpo.models.offload import pinned_bytes
+from visual_grpo.models.quantized import quantised_layers
+from visual_grpo.operations.plan.dry_run import DryRunner
+from visual_grpo.operations.plan.estimate import Card, find_card, phase_seconds, run_seconds, seconds_of, smallest_card
+from visual_grpo.operations.plan.meter import OUTSIDE, Meter
+from visual_grpo.operations.plan.model import PlannedModel, planned_model
+
+
+def make_plan(parameters: Parameters) -> dict[str, Any]:
+    """Returns the plan as JSON. Raises UserError for an unknown card or model, and for more cards than groups."""
+    settings, dtype = parameters.plan, parameters.model.dtype
+    card = find_card(settings.gpu) if settings.gpu else None
+    config = _of_one_card(parameters)
+    planned = planned_model(config)
+    runner = DryRunner(config, planned)
+    samplers = planned.plan.samplers
+    with console.progress("Planning", 1 + len(samplers), console=Console(stderr=True)) as bar:
+        step, evaluation = runner.step(), {}
+        for name, sampler in samplers.items():
+            bar.advance(1, part=f"the evaluation, {name}")
+            evaluation[name] = runner.evaluation(sampler, config.evaluation.batch_size)
+        bar.complete()
+    peak = max(meter.peak for meter in (step, *evaluation.values()))
+    card = card or smallest_card(peak)
+    batches = largest_batches(config, planned.plan, step, card.usable)
+    seconds = seconds_of(step, card, dtype)
+    batch = {name: seconds_of(meter, card, dtype) for name, meter in evaluation.items()}
+    parts = run_seconds(parameters, planned.plan, seconds, batch)
+    hours, cards, price = sum(parts.values()) / 3600, config.distributed.processes, settings.price_per_hour
+    return {
+        "model": config.model.path or config.starter.model,
+        "sizes_from": planned.source,
+        "card": {**asdict(card), "usable_gb": card.usable / 1e9, "count": cards},
+        "fits": peak <= card.usable,
+        "peak_gb": peak / 1e9,
+        "changes": changes(config, card, peak, step.peak, batches, len(planned.networks)),
+        "estimated": {
+            "step_seconds": seconds,
+            "seconds": parts,
+            "hours": hours,
+            "cost": None if price is None else hours * cards * price,
+        },
+        "largest_batches": batches,
+        "host_gb": cards * host_bytes(planned, dtype) / 1e9,
+        "parameters": {name: parameters_in(network) for name, network in runner.networks.items()},
+        "trained_parameters": sum(p.numel() for own in runner.trainer.modules.values() for p in own.parameters),
+        "weights_gb": runner.weights / 1e9,
+        "copied_from_host_gb": step.brought / 1e9,
+        "step": _phases(step, card, dtype),
+        "evaluation": {name: _phases(meter, card, dtype) for name, meter in evaluation.items()},
+        "host_waits": dict(step.waits.most_common()),
+    }
+
+
+def _of_one_card(config: Parameters) -> Parameters:
+    """Gives one card its share of a step's prompts. A static cache is counted as a growing one, as large in the end."""
+    count = config.distributed.processes
+
+    def share(prompts: int) -> int:
+        if count > prompts:
+            raise UserError(
+                f"distributed.processes is {count}, but a step has {prompts} prompts, and a card takes whole groups."
+                f" Expected at most {prompts}."
+            )
+        return -(-prompts // count)
+
+    modules = {
+        name: own.model_copy(update={"prompts_per_step": share(own.prompts_per_step)}) if own.prompts_per_step else own
+        for name, own in config.modules.items()
+    }
+    grpo = config.grpo.model_copy(update={"prompts_per_step": share(config.grpo.prompts_per_step)})
+    policy = config.policy.model_copy(update={"kv_cache": "growing"})
+    return config.model_copy(update={"grpo": grpo, "modules": modules, "policy": policy})
+
+
+def largest_batches(config: Parameters, plan: Plan, step: Meter, usable: int) -> dict[str, dict[str, int]]:
+    """Returns the set and the largest value of each parameter that says how many rows are computed at a time.
+
+    What a phase holds beside the bytes that it leaves behind is taken to grow with these rows.
+    """
+    values, rows = {}, {}
+    phases = {"policy.rollout_batch": ["tokens"], "policy.denoise_batch": ["denoising"]}
+    for module in plan.modules:
+        grpo = config.grpo_of(module)
+        rows[module] = grpo.prompts_per_step * grpo.group_size
+        name = f"modules.{module}.micro_batch_size" if len(plan.modules) > 1 else "grpo.micro_batch_size"
+        values[name] = grpo.micro_batch_size or rows[module]
+        phases[name] = [f"{module}: replay and gradient"]
+        kind = plan.family.modules[module].kind
+        phases["policy.rollout_batch" if kind == "tokens" else "policy.denoise_batch"].append(f"{module}: reference")
+    phases["policy.decode_batch"] = ["pictures (VAE)"]
+    values |= {
+        f"policy.{name}": getattr(config.policy, name) for name in ("rollout_batch", "denoise_batch", "decode_batch")
+    }
+    found, most = {}, max(rows.values())
+    for name, value in values.items():
+        counted = [step.phases[phase] for phase in phases[name] if phase in step.phases]
+        if counted:
+            room = min((usable - phase.rest) / max(phase.peak - phase.rest, 1) for phase in counted)
+            found[name] = {"set": value, "largest": max(0, min(most, int(min(value, most) * room)))}
+    return found
+
+
+def changes(
+    config: Parameters, card: Card, peak: int, step: int, batches: Mapping[str, Any], networks: int
+) -> list[str]:
+    """Returns parameters with values that would help; none where ``peak`` bytes fit."""
+    if peak <= card.usable:
+        return []
+    size, sharded = config.evaluation.batch_size, config.distributed.sharded
+    if step <= card.usable and size > 1:
+        return [f"evaluation.batch_size={size // 2} (set: {size}; a step fits, the evaluation does not)"]
+    found = [
+        f"{name}={batch['largest']} (set: {batch['set']})"
+        for name, batch in batches.items()
+        if 0 < batch["largest"] < batch["set"]
+    ]
+    if not config.policy.gradient_checkpointing:
+        found.append("policy.gradient_checkpointing=true")
+    if networks > 1 and config.model.offload == "none" and not sharded:
+        found.append("model.offload=phases (one network on the card at a time)")
+    fewer = {"full": "8bit", "8bit": "4bit"}.get(config.model.base_weights)
+    if fewer and not sharded:
+        found.append(f"model.base_weights={fewer} (another base model)")
+    larger = smallest_card(peak)
+    return [*found, f"plan.gpu={larger.name}"] if peak <= larger.usable else found
+
+
+def host_bytes(planned: PlannedModel, dtype: str) -> int:
+    """Returns the bytes of one process, while it loads the weights or keeps those of offloaded networks."""
+    networks, size = planned.networks.values(), getattr(torch, dtype).itemsize
+    return max(size * sum(map(parameters_in, networks)), pinned_bytes(*networks))
+
+
+def parameters_in(network: nn.Module) -> int:
+    full = sum(parameter.numel() for parameter in network.parameters() if not parameter.requires_grad)
+    return full + sum(layer.in_features * layer.out_features for layer in quantised_layers(network))
+
+
+def _phases(meter: Meter, card: Card, dtype: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "phase": name,
+            "peak_gb": phase.peak / 1e9,
+            "tflop": phase.flops / 1e12,
+            "kernels": round(phase.kernels),
+            "host_waits": round(phase.waits),
+            "seconds": phase_seconds(phase, card, dtype),
+        }
+        for name, phase in meter.phases.items()
+        if phase.kernels or name != OUTSIDE
+    ]
+
+
+def answer(plan: Mapping[str, Any]) -> list[str]:
+    """The plan in at most five lines."""
+    card, run = plan["card"], plan["estimated"]
+    on = f"{card['count']} x {card['name']}: at most {plan['peak_gb']:.1f} GB of {card['usable_gb']:.1f} GB a card"
+    if not plan["fits"]:
+        return [f"{plan['model']} does not fit on {on}.", f"What would help: {'; '.join(plan['changes'])}"]
+    cost = "" if run["cost"] is None else f", cost {run['cost']:.0f} (plan.price_per_hour)"
+    batches = (f"{name} {batch['largest']} (set: {batch['set']})" for name, batch in plan["largest_batches"].items())
+    return [
+        f"{plan['model']} fits on {on}; the host needs {plan['host_gb']:.1f} GB.",
+        f"Estimated, confirmed by no GPU: {run['step_seconds']:.0f} s a step, {run['hours']:.1f} h in all{cost}.",
+        f"Largest batches, one changed at a time: {', '.join(batches)}.",
+    ]
+
+
+def show_tables(plan: Mapping[str, Any]) -> None:
+    weights = {name: f"{count / 1e6:,.1f} million" for name, count in plan["parameters"].items()}
+    weights |= {
+        "trained (LoRA)": f"{plan['trained_parameters'] / 1e6:.1f} million",
+        "weights": f"{plan['weights_gb']:.3g} GB",
+        "copied from the host in a step": f"{plan['copied_from_host_gb']:.3g} GB",
+        "sizes from": plan["sizes_from"],
+    }
+    console.summary("Parameters", weights)
+    phases = {"One step": plan["step"]}
+    phases |= {f"One batch of the evaluation, sampler {name}": own for name, own in plan["evaluation"].items()}
+    columns = ["phase", "peak GB", "TFLOP", "kernels", "host waits", "seconds (estimated)"]
+    for title, rows in phases.items():
+        console.table(title, columns, [list(row.values()) for row in rows])
+    hours = {name: f"{part / 3600:.2f}" for name, part in plan["estimated"]["seconds"].items()}
+    console.summary("Estimated hours", hours)
+    waits = list(plan["host_waits"].items())[:6]
+    console.table("Where the host waits for the device most", ["source line", "times a step"], waits)

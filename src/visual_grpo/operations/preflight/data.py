@@ -1,0 +1,119 @@
+"""Looks at the user's own records before they are prepared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from visual_grpo.common.errors import counted
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import DataConfig, Task
+from visual_grpo.config.command import Command
+from visual_grpo.data.checks import as_prompt, group_key, survey
+from visual_grpo.data.detect import EMBEDDING, Found, find_records
+from visual_grpo.data.image_store import sha256_of
+from visual_grpo.data.raw import RawRecord, Rejected
+from visual_grpo.data.report import also_rejected, nothing_left
+from visual_grpo.data.split import OPEN, SPLITS, split_of
+from visual_grpo.operations.preflight.reward import Traits
+
+OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
+"""The tasks that a single record can be of."""
+_KEPT = 10_000
+"""Records that rewards look at before the run; the nodes look at all."""
+MOST = 200
+"""Records from which the default shares leave no split empty: 0.9 to the power of 200 is 1e-9. Also the most records
+that are read of a layout whose images are decoded as they are read."""
+
+
+@dataclass
+class Findings:
+    """Facts about the records, and problems."""
+
+    traits: Traits
+    sample: list[PromptRecord] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, record: PromptRecord) -> None:
+        self.traits.add(record)
+        if len(self.sample) < _KEPT:
+            self.sample.append(record)
+
+
+def look_at_table(records: Iterable[PromptRecord], task: Task, *, every: bool) -> Findings:
+    """Looks at prepared records: every one, where a reward has to be chosen, or the first."""
+    findings = Findings(Traits(task))
+    for record in records if every else islice(records, _KEPT):
+        findings.add(record)
+    return findings
+
+
+def look_at_folder(data: DataConfig, tasks: Sequence[Task], command: Command) -> Findings:
+    """Looks at the records at ``data.path``, as the data preparation will read them.
+
+    Args:
+        tasks: those of the model.
+        command: of the run, to print with another task where the records are of that.
+
+    Raises:
+        UserError: there is nothing at the path, or no layout fits.
+    """
+    found, findings = find_records(data), Findings(Traits(data.task))
+    few: list[RawRecord] = []
+    rejected: list[Rejected] = []
+    rejections = 0
+    for item in _items(found, data.task):
+        if isinstance(item, RawRecord):
+            findings.add(as_prompt(item, data.task))
+            few += [item] * (len(few) <= MOST)
+        else:
+            rejected += [item] * (len(rejected) < MOST)
+            rejections += 1
+    if data.strict and rejected:
+        findings.problems.append(f"{rejected[0]} (data.strict stops at the first rejected record)")
+    if not few:
+        problem = _of_another_task(found, data, tasks, command) or nothing_left(rejected, rejections)
+        findings.problems.append(problem)
+    elif len(few) <= MOST and found.layout not in EMBEDDING and (empty := _empty_splits(few, data)):
+        findings.problems.append(empty + also_rejected(rejected, rejections))
+    return findings
+
+
+def _items(found: Found, task: Task) -> Iterator[RawRecord | Rejected]:
+    items = survey(found, task)
+    return islice(items, MOST) if found.layout in EMBEDDING else items
+
+
+def _of_another_task(found: Found, data: DataConfig, tasks: Sequence[Task], command: Command) -> str:
+    """Names the task that the first records are of, and the command for it; "" if they are of none."""
+    kinds: dict[Task, str] = {
+        "t2i": "have no source_image, so they are prompts",
+        "i2i": "have a source_image, so they are edits",
+        "segmentation": "are queries about an image with a mask",
+    }
+    for task, kind in kinds.items():
+        if task != data.task and any(isinstance(item, RawRecord) for item in islice(_items(found, task), MOST)):
+            said = f"The records in {data.path} {kind}, and data.task is {data.task}."
+            if task == "segmentation":  # Another model, with other settings, answers queries.
+                return f"{said} Run:\n{command.of_environment('negative_points')}"
+            if task not in tasks:
+                return f"{said} The model does {' and '.join(tasks)} only."
+            return f"{said} Run:\n{command.adding({'data.task': task})}"
+    return ""
+
+
+def _empty_splits(records: Sequence[RawRecord], data: DataConfig) -> str:
+    """Says how few records the splits have; "" if there are some to train on and some to evaluate on."""
+    counts = Counter(
+        split_of(record.id, group_key(record, [sha256_of(image) for image in record.source_images], data.task), data)
+        for record in records
+    )
+    if counts["train"] and counts["eval"] + counts["held_out"]:
+        return ""
+    each = ", ".join(f"{counts[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))
+    return (
+        f"{counted(len(records), 'usable record')} in the splits: {each}. Training and evaluation need one each: add"
+        " records with other prompts, or change data.eval_share and data.held_out_share."
+    )

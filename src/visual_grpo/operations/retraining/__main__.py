@@ -1,0 +1,89 @@
+"""Retrains where there is a reason to, and promotes what is better: ``make retrain``.
+
+Exit codes: see `outcome.Code`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.common import console, quiet_libraries
+from visual_grpo.common.errors import UserError, visible
+from visual_grpo.common.files import write_atomically
+from visual_grpo.common.programs import OutOfTimeError, ProgramError
+from visual_grpo.common.stopping import signal_of, terminate_as_interrupt
+from visual_grpo.operations.retraining.job import Retraining
+from visual_grpo.operations.retraining.outcome import Code, DataRefusedError, notify
+from visual_grpo.operations.retraining.project import read_project
+
+LOCK, SUMMARY = ".retraining.lock", "08_reporting/retraining.json"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m visual_grpo.operations.retraining", description=__doc__)
+    parser.add_argument("--env", help="Kedro's environment; without it the default")
+    environment = parser.parse_args(arguments).env
+    try:
+        with terminate_as_interrupt():
+            return _retrain(environment)
+    except UserError as error:
+        console.note(f"Error: {visible(str(error))}")
+        return Code.FAILED
+    except KeyboardInterrupt as stop:
+        console.note("Stopped.")
+        return 128 + signal_of(stop)
+
+
+def _retrain(environment: str | None) -> int:
+    project = read_project(Path.cwd(), environment)
+    output = Path(project.config.output)
+    output.mkdir(parents=True, exist_ok=True)
+    # Commands inherit the open file: the system releases its lock when the last of them has ended.
+    lock = os.open(output / LOCK, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        console.note(
+            f"Another retraining is running: {output / LOCK} is locked (`fuser {output / LOCK}` says by whom)."
+        )
+        return Code.BUSY
+    summary = _run(Retraining(project, lock))
+    write_atomically(output / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False))
+    took, code = timedelta(seconds=round(summary["seconds"])), int(summary["code"])
+    console.note(f"Retraining of {summary['model']}: {summary['sentence']} ({took}, exit code {code})")
+    problem = notify(project.config.retrain, summary, Path.cwd())
+    if problem is not None:
+        console.note(f"Warning: {problem}")
+    return code
+
+
+def _run(retraining: Retraining) -> dict[str, Any]:
+    """Returns the summary; of a failure too, so that somebody is told."""
+    try:
+        return retraining.run()
+    except DataRefusedError as error:
+        return retraining.summary(Code.DATA_REFUSED, str(error))
+    except OutOfTimeError:
+        hours = retraining.config.retrain.hours
+        return retraining.summary(Code.OUT_OF_TIME, f"the {hours:g} h of retrain.hours are over; the next call goes on")
+    except KeyboardInterrupt as stop:
+        return retraining.summary(128 + signal_of(stop), "stopped by a signal; the next call goes on")
+    except (UserError, ProgramError) as error:
+        return retraining.summary(Code.FAILED, visible(str(error)))
+    except Exception as error:
+        print(traceback.format_exc(), file=sys.stderr)  # noqa: T201
+        return retraining.summary(Code.FAILED, f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    quiet_libraries.silence_libraries()
+    sys.exit(main())

@@ -1,0 +1,284 @@
+"""One retraining, from the update of the data to the alias.
+
+Every part can be killed and run again: DVC repeats what is not done, a training goes on from its checkpoint, the gate
+comes to the same decision, the version is found by the digest of its weights, and the alias moves last.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.programs import OutOfTimeError, ProgramError, git, output_of, run
+from visual_grpo.config import MonitorConfig
+from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
+from visual_grpo.config.presets import AUTO
+from visual_grpo.data import drift
+from visual_grpo.data.datasets import RecordsDataset
+from visual_grpo.data.profile import profile_of, read_profile
+from visual_grpo.operations.candidates import gate_settings, judge_differences, side_of
+from visual_grpo.operations.retraining.outcome import Code, DataRefusedError
+from visual_grpo.operations.retraining.project import Project
+from visual_grpo.tracking.lineage import dvc_files
+from visual_grpo.tracking.registry import Registered, Registry
+
+PATIENCE = 600.0
+"""Seconds that a stopped command has for its checkpoint: it finishes the step."""
+_MONITOR_SECONDS = 600.0
+_DVC = (sys.executable, "-m", "dvc")
+_PREPARE, _TRAIN = "data_preparation", "train"
+_ALWAYS = "parameters"
+"""The stage that always runs: `Project.write` has done its work before."""
+_BRACKETS = r'[][{}"]'
+_START, _SEED = "train.start", "train.seed"
+
+
+class Retraining:
+    """A retraining of one environment; `run` does it.
+
+    Args:
+        lock: an open file that the commands inherit: they hold its lock on if this process is killed.
+    """
+
+    def __init__(self, project: Project, lock: int | None = None) -> None:
+        self.project, self.config = project, project.config
+        self.reason: str | None = None
+        self._registry = Registry.of(project.config)
+        self._lock = () if lock is None else (lock,)
+        self._began = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        """Retrains if there is a reason to, and judges what was trained; returns the summary.
+
+        Raises:
+            UserError, ProgramError, OutOfTimeError, DataRefusedError: the champion stays what it is.
+        """
+        self._check()
+        self.project.write()
+        if self.config.retrain.update:
+            self.update_imports()
+        self.reason = self._changes()
+        if self.reason is not None:
+            self._train()
+        if self._is_judged():
+            if self.reason is not None:
+                console.note("What has changed decides neither the adapters nor the gate.")
+            self.reason = self._trigger()
+            if self.reason is None:
+                sentence = "nothing to do: data, code and parameters are those of the last training"
+                return self._tidied(self.summary(Code.DONE, sentence))
+            self._train()
+        option = [self.project.option] if self.project.option else []
+        self._call(sys.executable, "-m", "kedro", "run", "--pipeline=promote", *option)
+        decision = json.loads(Path(self.config.output, "08_reporting/promotion.json").read_text(encoding="utf-8"))
+        code = Code.DONE if decision["promoted"] else Code.NOT_PROMOTED
+        return self._tidied(self.summary(code, decision["sentence"], version=decision["version"]))
+
+    def summary(self, code: int, sentence: str, version: int | None = None) -> dict[str, Any]:
+        """How it ended, with what is known of this retraining; ``version`` is the one that was promoted."""
+        return {
+            "outcome": Code(code).name.lower() if code in set(Code) else "stopped",
+            "code": code,
+            "sentence": sentence,
+            "reason": self.reason,
+            "model": self.config.registered_model,
+            "version": version,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+
+    def update_imports(self) -> None:
+        """Fetches newer versions of what ``dvc import`` and ``dvc import-url`` brought."""
+        files = [file for file in dvc_files(Path.cwd()) if (yaml.safe_load(file.read_text("utf-8")) or {}).get("deps")]
+        if files:
+            self._call(*_DVC, "update", *(file.relative_to(Path.cwd()).as_posix() for file in files))
+
+    def _check(self) -> None:
+        """Refuses at once what would end the retraining after hours."""
+        settings, steps = self.config.retrain, self.config.grpo.steps
+        if settings.max_steps is not None and steps > settings.max_steps:
+            raise UserError(f"grpo.steps is {steps}, more than retrain.max_steps = {settings.max_steps} allows.")
+        if settings.commit is not None:
+            try:
+                git(Path.cwd(), "check-ref-format", "--branch", settings.commit)
+            except ProgramError as error:
+                raise UserError(f"retrain.commit={settings.commit}: {error}") from error
+        self._registry.champion()  # MLflow must answer.
+
+    def _changes(self) -> str | None:
+        changed = self._changed()
+        if changed and not self.project.stages.with_name("dvc.lock").is_file():
+            return "nothing was trained by DVC here yet"
+        if changed:
+            return textwrap.shorten("; ".join(changed), 200, placeholder=" ...")
+        return None if self._is_judged() else "the last training was not judged by the present settings"
+
+    def _changed(self, stage: str | None = None) -> list[str]:
+        """Returns what changed since the last time; empty if ``stage`` and all before it need not run."""
+        status = json.loads(output_of(*_DVC, "status", "--json", self._target(stage), at=Path.cwd()) or "{}")
+        changes = {name.rpartition(":")[2]: re.sub(_BRACKETS, "", json.dumps(found)) for name, found in status.items()}
+        return [f"{name}: {found}" for name, found in changes.items() if name != _ALWAYS]
+
+    def _target(self, stage: str | None = None) -> str:
+        return str(self.project.stages) if stage is None else f"{self.project.stages}:{stage}"
+
+    def _trigger(self) -> str | None:
+        """Returns why to train again though nothing has changed; the training then gets the next seed."""
+        settings = self.config.retrain
+        score = monitored(settings.monitor)
+        if score is not None and score < settings.monitor.floor:
+            reason = f"the monitored score is {score:g}, below {settings.monitor.floor:g}"
+        elif settings.when == "always":
+            reason = "retrain.when is always"
+        else:
+            return None
+        seed = int(self.project.training_params().get(_SEED, self.config.training_seed)) + 1
+        self.project.write(**{_SEED: str(seed)})
+        return f"{reason}; training seed {seed}"
+
+    def _train(self) -> None:
+        """Prepares and checks the data, and runs the other stages that have changed."""
+        console.note(f"Reason: {self.reason}")
+        self._call(*_DVC, "repro", self._target(_PREPARE))
+        champion = self._registry.champion()
+        self._check_data(champion)
+        if self._changed(_TRAIN):
+            start = champion.uri if champion is not None and self.config.retrain.start == "champion" else None
+            self.project.write(**{_START: start})
+        self._warn_of_another_reward(champion)
+        self._call(*_DVC, "repro", self._target())
+
+    def _check_data(self, champion: Registered | None) -> None:
+        """Raises DataRefusedError with each limit of ``retrain.data`` that the prepared records exceed."""
+        records = RecordsDataset(filepath=str(Path(self.config.output) / "05_model_input/records.parquet")).load()
+        before = None if champion is None else read_profile(champion.adapters())
+        problems = drift.check(before, profile_of(records), self.config.retrain.data)
+        if problems:
+            listed = "\n".join(f"  {problem}" for problem in problems)
+            raise DataRefusedError(f"the data were refused, and nothing was trained:\n{listed}\nMend data or limit")
+
+    def _warn_of_another_reward(self, champion: Registered | None) -> None:
+        """Says so hours before the gate refuses it."""
+        if champion is None or self.config.promotion.new_reward or self.config.reward == AUTO:
+            return
+        changed = judge_differences(side_of("champion", champion.adapters()), self.config)
+        if changed:
+            console.note(
+                f"Warning: the champion was trained with another reward ({'; '.join(changed)}). What is trained now"
+                " will not be promoted; if the change is intended, set promotion.new_reward: true."
+            )
+
+    def _is_judged(self) -> bool:
+        """Returns whether the gate has decided on the present adapters, by the present settings unless they won."""
+        folder = Path(self.config.adapters_folder)
+        if not (folder / FACTS).is_file():
+            return False
+        digest, champion = adapter_digest(folder), self._registry.champion()
+        is_champion = champion is not None and champion.digest == digest
+        return self._registry.is_judged(digest, "" if is_champion else gate_settings(self.config))
+
+    def _tidied(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Deletes what is old and commits dvc.lock; where that fails, the decision stands."""
+        settings = self.config.retrain
+        run_id = read_facts(Path(self.config.adapters_folder)).get("mlflow_run_id")
+        about: dict[str, Any] = {"run_id": run_id, "removed": [], "commit": None, "warning": None}
+        try:
+            if run_id is not None:
+                self._registry.mark_run(run_id)
+            if settings.keep_versions is not None:
+                old = self._registry.delete_old_versions(settings.keep_versions)
+                about["removed"] += [f"version {number}" for number in old]
+            if settings.keep_runs is not None:
+                about["removed"] += [f"run {old}" for old in self._registry.delete_old_runs(settings.keep_runs)]
+            if settings.commit is not None:
+                stages = self.project.stages
+                files = [stages.with_name("dvc.lock"), self.project.values, stages]
+                about["commit"] = commit(Path.cwd(), settings.commit, files, f"Retrained: {summary['sentence']}")
+        except (UserError, ProgramError) as error:
+            about["warning"] = str(error)
+            console.note(f"Warning: {error}")
+        return summary | about
+
+    def _call(self, *words: str) -> None:
+        """Runs a command within what is left of ``retrain.hours``."""
+        hours, left = self.config.retrain.hours, 0.0
+        if hours is not None:
+            left = self._began + hours * 3600 - time.monotonic()
+            if left <= 0:
+                raise OutOfTimeError
+        try:
+            run(*words, at=Path.cwd(), patience=PATIENCE, seconds=left, descriptors=self._lock)
+        except ProgramError as error:
+            raise ProgramError(f"{' '.join(words[2:])}: {error}") from error
+
+
+def monitored(monitor: MonitorConfig) -> float | None:
+    """Returns the number that ``retrain.monitor.command`` prints as its last line; None without a command.
+
+    Raises:
+        UserError: the command failed, or its last line is no number.
+    """
+    if monitor.command is None:
+        return None
+    try:
+        printed = output_of("/bin/sh", "-c", monitor.command, at=Path.cwd(), seconds=_MONITOR_SECONDS)
+    except ProgramError as error:
+        raise UserError(f"retrain.monitor.command failed: {monitor.command}\n{error}") from None
+    last = printed.strip().rpartition("\n")[2]
+    try:
+        score = float(last)
+    except ValueError:
+        score = math.nan
+    if math.isnan(score):
+        raise UserError(
+            f"retrain.monitor.command must print a number as its last line, but printed {last!r}: {monitor.command}"
+        )
+    return score
+
+
+def commit(project: Path, branch: str, files: Sequence[Path], message: str) -> str | None:
+    """Commits the present contents of ``files``; a new branch begins at the present commit.
+
+    A branch that is not checked out is checked out elsewhere: the working tree stays as it is.
+
+    Returns:
+        The commit; None if the branch has these contents already.
+
+    Raises:
+        ProgramError: git refuses.
+    """
+    files = [file for file in files if (project / file).is_file()]
+    if git(project, "branch", "--show-current") == branch:
+        return _commit(project, files, message)
+    if not git(project, "branch", "--list", branch):
+        git(project, "branch", branch)
+    with tempfile.TemporaryDirectory() as folder:
+        git(project, "worktree", "add", "--quiet", folder, branch)
+        try:
+            for file in files:
+                (Path(folder) / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(project / file, Path(folder) / file)
+            return _commit(Path(folder), files, message)
+        finally:
+            git(project, "worktree", "remove", "--force", folder)
+
+
+def _commit(at: Path, files: Sequence[Path], message: str) -> str | None:
+    if not git(at, "status", "--porcelain", "--untracked-files=all", "--", *files):
+        return None
+    git(at, "add", "--", *files)
+    git(at, "commit", "--quiet", "--only", "--message", message, "--", *files)
+    return git(at, "rev-parse", "HEAD")

@@ -1,0 +1,172 @@
+"""``python -m visual_grpo.operations.retraining.project [--env NAME]``: fills in what DVC's stages depend on.
+
+``dvc.yaml`` is written by hand for all environments. This writes the two files that it reads: ``params.yaml`` with an
+environment's folders, beside its ``dvc.yaml``, and ``OUTPUT/dvc_parameters.json`` with the parameters that decide each
+stage's result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from click import ClickException
+
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import write_atomically
+from visual_grpo.common.importing import code_digest
+from visual_grpo.common.option_files import option_files
+from visual_grpo.config import Parameters
+from visual_grpo.config.adapter_folder import CODE, FILE
+from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
+from visual_grpo.operations.session import EXPECTED, Session, expected_error
+from visual_grpo.training.cache_key import NOT_READ, decisive
+
+STAGES, PARAMETERS = Path("dvc.yaml"), "dvc_parameters.json"
+TRAIN_PARAMS = "train_params"
+"""In params.yaml: further ``--params`` of the training, such as another seed."""
+HEADER = """\
+# The values of dvc.yaml, written by `make repro` and `make retrain`; train_params is yours too:
+# further parameters of the stage train, as --params has them, such as grpo.steps=100,seed=3
+"""
+
+
+@dataclass(frozen=True)
+class Project:
+    """An environment of the project in the working folder."""
+
+    config: Parameters
+    environment: str | None
+    """None = the default one."""
+
+    @property
+    def option(self) -> str:
+        return "" if self.environment is None else f"--env={self.environment}"
+
+    @property
+    def stages(self) -> Path:
+        """Its dvc.yaml; params.yaml and dvc.lock are beside it."""
+        return STAGES if self.environment is None else Path("conf") / self.environment / STAGES
+
+    @property
+    def values(self) -> Path:
+        return self.stages.with_name("params.yaml")
+
+    def training_params(self) -> dict[str, str]:
+        """Those in params.yaml, by their names."""
+        pairs = [
+            part.partition("=") for part in str(self._written().get(TRAIN_PARAMS) or "").split(",") if part.strip()
+        ]
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+    def write(self, **training: str | None) -> bool:
+        """Brings all three files up to date; returns whether dvc.yaml or params.yaml had to change.
+
+        ``training`` replaces parameters of the training by their names; None removes one.
+        """
+        given = self.training_params() | training
+        params = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        values = {**self._folders(), TRAIN_PARAMS: params}
+        texts = {self.stages: STAGES.read_text(encoding="utf-8")}
+        if values != self._written():
+            texts[self.values] = HEADER + yaml.safe_dump(values, sort_keys=False)
+        stale = {path: text for path, text in texts.items() if not path.is_file() or path.read_text("utf-8") != text}
+        for path, text in stale.items():
+            write_atomically(path, text)
+        write_atomically(Path(self.config.output) / PARAMETERS, json.dumps(stage_parameters(self.config), indent=1))
+        return bool(stale)
+
+    def _written(self) -> dict[str, Any]:
+        found = yaml.safe_load(self.values.read_text(encoding="utf-8")) if self.values.is_file() else {}
+        return found if isinstance(found, dict) else {}
+
+    def _folders(self) -> dict[str, str]:
+        starter, model = self.config.starter, self.config.model.path
+        own_model = None if model is None else _here(model)
+        return {
+            "project": "." if self.environment is None else "../..",
+            "option": self.option,
+            "output": self.config.output,
+            "drawn_data": starter.dataset,
+            "drawn_model": starter.model,
+            # On a hub there is no file that DVC could look at.
+            "data": _here(self.config.data.path) or starter.dataset,
+            "model": own_model or starter.model,
+            "starter_reads": own_model or "requirements.lock",
+        }
+
+
+def stage_parameters(config: Parameters) -> dict[str, Any]:
+    """Stage -> the parameters and own files that decide its result; a change of any other repeats nothing."""
+    tree, files = config.public(), {}
+    for name, reward in config.rewards.items():
+        if reward.function is not None:
+            files[f"{CODE}{name}"] = code_digest(reward.function)
+        for option, digest in option_files(reward.options, config.output).items():
+            files[f"{FILE}{name}: {option}"] = digest
+    if ":" in config.model.family:
+        files["code of family"] = code_digest(config.model.family)
+    return {
+        "starter": {name: tree[name] for name in ("data", "model", "seed", "starter")},
+        "data_preparation": {"data": tree["data"]},
+        **{pipeline: decisive(pipeline, tree) | files for pipeline in NOT_READ},
+    }
+
+
+def read_project(folder: Path, environment: str | None) -> Project:
+    """Reads and checks the parameters as ``kedro run`` does.
+
+    Raises:
+        UserError: this is no folder of a project, or its parameters are wrong.
+    """
+    from kedro.framework.startup import bootstrap_project
+
+    if not (folder / "pyproject.toml").is_file() or not (folder / "conf").is_dir():
+        raise UserError(f"{folder} is not the folder of a Visual GRPO project: run this in the project's folder.")
+    bootstrap_project(folder)
+    name = None if environment in UNNAMED_ENVIRONMENTS else environment
+    try:
+        with Session.create(project_path=folder, env=name) as session:
+            context: Any = session.load_context()  # type: ignore[attr-defined]
+            config: Parameters = context.catalog.load("parameters")
+            return Project(config, name)
+    except ClickException as error:  # There is no such environment.
+        raise UserError(error.message) from error
+    except EXPECTED as error:
+        raise UserError(str(expected_error(error))) from error
+
+
+def _here(path: str) -> str | None:
+    """Relative to the project where it is inside; None where there is no such file or folder."""
+    full = Path(path).expanduser()
+    if not full.exists():
+        return None
+    inside = full.is_absolute() and full.is_relative_to(Path.cwd())
+    return (full.relative_to(Path.cwd()) if inside else full).as_posix()
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m visual_grpo.operations.retraining.project", description=__doc__)
+    parser.add_argument("--env", help="Kedro's environment; without it the default")
+    parser.add_argument("--check", action="store_true", help="fail where dvc.yaml or params.yaml was out of date")
+    given = parser.parse_args()
+    try:
+        project = read_project(Path.cwd(), given.env)
+        if project.write() and given.check:
+            raise UserError(f"{project.values} was out of date, and is written now: give the command once more.")
+    except UserError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    quiet_libraries.silence_libraries()
+    sys.exit(main())

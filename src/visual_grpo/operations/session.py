@@ -1,0 +1,93 @@
+"""How ``kedro run`` ends when it does not succeed.
+
+Expected errors end with a message, Ctrl-C with one line, bugs with a traceback.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+from kedro.config import MissingConfigException
+from kedro.framework.session import KedroSession
+from kedro.io import DatasetError
+from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
+from yaml import YAMLError
+
+from visual_grpo.common import console, files
+from visual_grpo.common.errors import UserError, nearest_hint, user_error, visible
+from visual_grpo.common.machine_errors import is_out_of_memory, machine_fault
+from visual_grpo.common.stopping import signal_of, terminate_as_interrupt
+from visual_grpo.config.command import use_source
+from visual_grpo.tracking import Tracker
+
+EXPECTED = (UserError, DatasetError, MissingConfigException, OmegaConfBaseException, YAMLError)
+
+
+class Session(KedroSession):
+    """A Kedro session whose MLflow run never stays open and whose expected errors are readable."""
+
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> KedroSession:
+        """As ``KedroSession.create``; raises click.ClickException for an environment that is not there."""
+        use_source(kwargs.get("conf_source"))
+        session = super().create(*args, **kwargs)
+        environment, configuration = session.store.get("env"), Path(session._conf_source)
+        if environment and configuration.is_dir() and not (configuration / environment).is_dir():
+            known = sorted(folder.name for folder in configuration.iterdir() if folder.is_dir())
+            raise click.ClickException(
+                f"There is no environment {environment!r} in {configuration}.{nearest_hint(environment, known)}"
+                f" There are: {', '.join(known)}"
+            )
+        return session
+
+    def run(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As ``KedroSession.run``.
+
+        Raises:
+            click.ClickException: an error that the user can correct.
+            click.exceptions.Exit: stopped by a signal; the code is 128 + the signal's number.
+        """
+        try:
+            with terminate_as_interrupt():
+                result: dict[str, Any] = super().run(*args, **kwargs)
+                return result
+        except KeyboardInterrupt as stop:
+            with suppress(KeyboardInterrupt):  # Another Ctrl-C ends the wait for MLflow.
+                Tracker.active().end("KILLED")
+            console.note("Stopped.")
+            raise click.exceptions.Exit(128 + signal_of(stop)) from None
+        except SystemExit:  # Of code that the command calls, such as a reward's.
+            Tracker.active().end("FAILED")
+            raise
+        except Exception as error:
+            Tracker.active().end("FAILED")
+            expected = expected_error(error)
+            if expected is None:
+                raise
+            raise click.ClickException(visible(str(expected).strip())) from error
+        finally:
+            files.release()
+
+
+def expected_error(error: BaseException) -> BaseException | None:
+    """What to show to the user, or None for a bug.
+
+    A `UserError` anywhere in the chain of causes comes first, unless memory ran out: a model that could not be loaded
+    for want of it is not damaged, as the `UserError` then says.
+    """
+    fault = machine_fault(error)
+    if fault and is_out_of_memory(error):
+        return UserError(fault)
+    if found := user_error(error):
+        return found
+    if fault:
+        return UserError(fault)
+    if isinstance(error, ConfigTypeError):
+        return UserError(
+            "--params or a file in conf/ has a list where a section is expected, or a section where a list is:"
+            f" OmegaConf says {str(error).splitlines()[0]!r}. A section has names, as in --params=evaluation.every=10"
+        )
+    return error if isinstance(error, EXPECTED) else None

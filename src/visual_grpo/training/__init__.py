@@ -1,0 +1,1 @@
+"""From parameters to adapters: build a training, run it, keep checkpoints, resume."""

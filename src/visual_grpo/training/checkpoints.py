@@ -1,0 +1,168 @@
+"""The checkpoints of one training run: when they are written, what is in them, and how a run goes on from one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from visual_grpo.common.files import linked, replace_folder
+from visual_grpo.config import Parameters
+from visual_grpo.grpo import checkpoint
+from visual_grpo.grpo.checkpoint import set_later_aside
+from visual_grpo.grpo.distributed import group
+from visual_grpo.grpo.trainer import under
+from visual_grpo.grpo.two_stage import Trainer
+from visual_grpo.training import resuming
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What a run has to show so far; goes into every checkpoint."""
+
+    history: list[dict[str, float]] = field(default_factory=list)
+    """One row of metrics a step."""
+    best_score: float = 0.0
+    """Mean total reward of the best adapter on the eval prompts at the stock sampler."""
+    best_step: int = 0
+    """0: none was evaluated yet."""
+    best_adapter: dict[str, Tensor] = field(default_factory=dict)
+    best_suspicion: float = 0.0
+    """How far the alarm's worst signal was beyond its limit there; followed only where an alarm rolls back."""
+    alarms: list[dict[str, Any]] = field(default_factory=list)
+    """Step and sentence of each evaluation at which the reward was taken to be cheated."""
+
+
+class RunCheckpoints:
+    """Saves a trainer and its progress, and puts both back to where they were; rank 0 alone reads and writes files."""
+
+    def __init__(
+        self,
+        config: Parameters,
+        trainer: Trainer,
+        progress: Progress,
+        *,
+        identity: Mapping[str, str],
+        run_id: str | None,
+        lineage: Mapping[str, str],
+    ) -> None:
+        """``identity`` is what the run depends on beside the parameters, ``run_id`` its MLflow run."""
+        self.config, self.trainer, self.progress = config, trainer, progress
+        self.identity, self.run_id, self.lineage = identity, run_id, lineage
+        self.folder = linked(Path(config.tracking.checkpoints))
+        self.newest: Path | None = None
+        """The last one that was written or gone on from."""
+        self._notes: list[str] = []
+        self._saved_step: int | None = None
+        self._saved_time = time.monotonic()
+        self._seconds = 0.0
+
+    def completed_steps(self) -> int:
+        """Steps that an earlier run has done and this one will not do again."""
+        return 0 if self._origin is None else checkpoint.step_of(self._origin)
+
+    def resume(self, note: Callable[[str], None]) -> bool:
+        """Goes on from the checkpoint that ``resume`` names; False where the run starts at step 1."""
+        found = group.from_first(self._read)
+        for text in self._notes:
+            note(text)
+        if found is None:
+            if self.config.resume == resuming.AUTO:
+                previous = self.folder.with_name(f"{self.folder.name}.previous")
+                earlier = f" (those of an earlier run go on with resume={previous})" if previous.is_dir() else ""
+                note(f"No checkpoint in {self.folder}: starting at step 1{earlier}")
+            return False
+        origin, tensors, facts = found
+        self._load(origin, tensors, facts)
+        note(f"Resuming after step {self.trainer.step} of {self.config.grpo.steps} from {origin}")
+        self._take_over(origin, note)
+        return True
+
+    def begin(self) -> None:
+        """Makes room for a run that starts at step 1; an earlier run's checkpoints go to ``<folder>.previous``."""
+        if group.rank() == 0:
+            _set_aside(self.folder)
+        self._saved_step = self.trainer.step
+
+    def due(self) -> bool:
+        """Whether one is to be written after the present step."""
+        every, minutes = self.config.tracking.checkpoint_every, self.config.tracking.checkpoint_minutes
+        return self.trainer.step % every == 0 or 0 < 60 * minutes <= time.monotonic() - self._saved_time
+
+    def take_seconds(self) -> float:
+        """Seconds spent on writing checkpoints since the last call."""
+        spent, self._seconds = self._seconds, 0.0
+        return spent
+
+    def save(self) -> None:
+        """Writes everything that a bit-exact continuation needs."""
+        if group.rank():
+            return
+        began = time.monotonic()
+        state, trainer_facts = self.trainer.state()
+        tensors = {f"trainer/{name}": value for name, value in state.items()}
+        tensors |= {f"best/{name}": value for name, value in self.progress.best_adapter.items()}
+        random_tensors, random_facts = checkpoint.random_states()
+        facts = {
+            "trainer": trainer_facts,
+            "random": random_facts,
+            "progress": {name: value for name, value in vars(self.progress).items() if name != "best_adapter"},
+            "parameters": self.config.public(),
+            "identity": dict(self.identity),
+            "lineage": dict(self.lineage),
+            "mlflow_run_id": self.run_id,
+        }
+        keep = self.config.tracking.keep_checkpoints
+        written = checkpoint.path_of(self.folder, self.trainer.step)
+        try:
+            checkpoint.save_checkpoint(self.folder, self.trainer.step, tensors | random_tensors, facts, keep=keep)
+        finally:  # Ctrl-C may come when it is there, and before its folder is flushed.
+            self.newest = written if written.is_dir() else self.newest
+        self._saved_step, self._saved_time = self.trainer.step, time.monotonic()
+        self._seconds += self._saved_time - began
+
+    def save_if_changed(self) -> None:
+        """Unless the trainer is where it was at the last one."""
+        if self._saved_step != self.trainer.step:
+            self.save()
+
+    def _read(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
+        return None if self._origin is None else (self._origin, *checkpoint.load_checkpoint(self._origin))
+
+    @cached_property
+    def _origin(self) -> Path | None:
+        """The intact checkpoint that the run goes on from; None = it starts at step 1."""
+        return resuming.find_intact(self.config.resume, self.folder, self._notes.append)
+
+    def _load(self, origin: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        resuming.refuse_changes(origin, facts, self.config)
+        resuming.refuse_another_origin(origin, facts, self.identity)
+        vars(self.progress).update(facts["progress"], best_adapter=under("best", tensors))
+        self.trainer.load_state(under("trainer", tensors), facts["trainer"])
+        checkpoint.restore_random_states(tensors, facts["random"])
+
+    def _take_over(self, origin: Path, note: Callable[[str], None]) -> None:
+        """Makes ``origin`` the newest checkpoint of this run's folder."""
+        self.newest, self._saved_step = origin, self.trainer.step
+        if group.rank():
+            return
+        if origin.parent.resolve() == self.folder.resolve():
+            set_later_aside(origin, note)
+        else:
+            _set_aside(self.folder, keep=origin)
+            self.save()
+
+
+def _set_aside(folder: Path, keep: Path | None = None) -> None:
+    """Keeps earlier checkpoints in ``<folder>.previous`` until the next time; in ``.replaced`` if ``keep`` is there."""
+    if not folder.exists():
+        return
+    previous = folder.with_name(f"{folder.name}.previous")
+    if keep is not None and previous.resolve() in keep.resolve().parents:
+        previous = folder.with_name(f"{folder.name}.replaced")
+    replace_folder(folder, previous)

@@ -1,0 +1,256 @@
+"""The one place that turns a configuration into objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.saved_model import content_digest
+from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
+from visual_grpo.config.adapter_folder import check_base, check_weights
+from visual_grpo.config.command import again, launched_by
+from visual_grpo.config.data import DEFAULT_FAMILIES
+
+if TYPE_CHECKING:
+    from visual_grpo.common.types import JointPolicy, Policy
+    from visual_grpo.grpo.distributed.policy import FirstScores
+    from visual_grpo.grpo.trainer import GRPOTrainer
+    from visual_grpo.grpo.two_stage import Trainer
+    from visual_grpo.models.family import Family, Model, TwoStageModel
+    from visual_grpo.models.family_settings import Plan
+    from visual_grpo.rewards.combine import RewardSet
+
+ROLLOUT = {"tokens": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}, "flow": {"steps": 4, "guidance_scale": 1.5}}
+"""Training samples of `load_policy`: a few ODE steps are enough for a reward to tell samples apart."""
+STOCK = {"tokens": {}, "flow": {"steps": 50, "guidance_scale": 1.5}}
+
+
+def family_of(config: Parameters, model: str | None = None) -> Family:
+    """The family of ``model`` (folder or hub id), of ``model.path``, or of what the starter will pretrain."""
+    from visual_grpo.models.families import AUTO, find_family
+
+    path = model if model is not None else config.model.path
+    name = config.model.family
+    if path is None and name == AUTO:
+        name = DEFAULT_FAMILIES[config.starter.world]
+    return find_family(name, path)
+
+
+def make_plan(config: Parameters, model: str | None = None) -> Plan:
+    """What the configuration asks of its model's family; raises UserError where that does not fit."""
+    from visual_grpo.models import family_settings
+
+    return family_settings.make_plan(family_of(config, model), config)
+
+
+def check_unchanged(starter_report: Mapping[str, Any]) -> None:
+    """Raises UserError if the base model's files are not those that the starter pipeline found or made."""
+    model = starter_report["model"]
+    before = starter_report["content"]
+    if before is not None and content_digest(model) != before:
+        raise UserError(
+            f"the base model {model} is not what it was when the starter pipeline ran: a file was changed, added or"
+            " removed. What was drawn and trained before belongs to the other model. Put the files back, or (if the"
+            f" starter made it) delete the folder; then run: {again('starter')}"
+        )
+
+
+def build_model(config: Parameters, model: str, adapters: Path | None = None) -> Model:
+    """The ``model`` (folder or hub id), without any adapter or with the saved ones of the trained modules.
+
+    Raises UserError where ``config.model.path`` asks for another model than the starter reported, or where its files
+    are not those that the adapters were trained on.
+    """
+    if config.model.path not in (None, model):
+        raise UserError(
+            f"model.path is {config.model.path}, but the starter was run with {model}. Run it again: {again('starter')}"
+        )
+    import torch
+
+    from visual_grpo.models.family import ModelSettings
+    from visual_grpo.models.quantized import require_quantised
+
+    torch.set_num_threads(config.model.threads)
+    plan = make_plan(config, model)
+    size = (config.data.height, config.data.width)
+    settings = ModelSettings(size=size, policy=config.policy, options=plan.options)
+    built = plan.family.build(plan.family.load(model, config.model), settings)
+    require_quantised(built.adapters.networks, config.model.base_weights)
+    if adapters is not None:
+        check_weights(adapters)
+        check_base(adapters, model, content_digest(model))
+        built.adapters.load(adapters, plan.modules)
+    return built
+
+
+def build_scorer(config: Parameters, modules: Sequence[str]) -> RewardSet:
+    """The rewards with their weights for the training of one module, or for judging several together."""
+    from visual_grpo.rewards.catalogue import build_reward_set
+
+    return build_reward_set(config.rewards, config.weights(modules))
+
+
+def build_policies(
+    config: Parameters, plan: Plan, model: Model, start: Path | None = None
+) -> tuple[dict[str, Policy[Any]], JointPolicy | None]:
+    """Those of ``policy.train``'s modules, with adapters on ``model``: fresh ones, or with the weights of those in the
+    folder ``start``. And that of both together, where one rollout trains both."""
+    model.adapters.attach({module: config.lora_of(module) for module in plan.modules}, config.training_seed)
+    if start is not None:
+        model.adapters.start_from(start)
+    policies = {
+        module: model.policy(
+            module,
+            rollout=plan.rollout,
+            stock=config.sampling.stock,
+            kl_reference=config.grpo_of(module).kl_weight > 0,
+        )
+        for module in plan.modules
+    }
+    return policies, cast("TwoStageModel", model).joint_policy(*policies.values()) if plan.joint else None
+
+
+def require_gpus(config: Parameters) -> None:
+    """Raises UserError where this machine has fewer GPUs than processes; torchrun's look at their own."""
+    import torch
+
+    from visual_grpo.common.device import resolve_device
+
+    count, device = config.distributed.processes, resolve_device(config.model.device)
+    if device.type == "cuda" and count > max(1, torch.cuda.device_count()) and not launched_by():
+        raise UserError(
+            f"distributed.processes is {count}, but this machine has {counted(torch.cuda.device_count(), 'GPU')}: each"
+            " process needs one."
+        )
+
+
+def build_trainer(
+    config: Parameters,
+    plan: Plan,
+    model: Model,
+    scorer: RewardSet | FirstScores,
+    *,
+    start: Path | None = None,
+) -> Trainer:
+    """The trainer of `build_policies`, which all ranks of the command share."""
+    from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
+
+    policies, joint = build_policies(config, plan, model, start)
+    trainers = {module: _module_trainer(config, policy, module, scorer) for module, policy in policies.items()}
+    if joint is not None:
+        return JointTrainer(
+            joint,
+            trainers,
+            scorer,
+            {module: config.weights([module]) for module in trainers},
+            steps=config.grpo.steps,
+            prompts_per_step=config.grpo.prompts_per_step,
+            seed=config.training_seed,
+        )
+    if len(trainers) == 1:
+        return trainers[plan.modules[0]]
+    return AlternatingTrainer(trainers, config.grpo.steps, config.training_seed)
+
+
+def _module_trainer(
+    config: Parameters, policy: Policy[Any], module: str, scorer: RewardSet | FirstScores
+) -> GRPOTrainer[Any]:
+    from visual_grpo.grpo.trainer import GRPOTrainer
+
+    own = scorer.weighted(config.weights([module]))
+    return GRPOTrainer(
+        policy, own, config.grpo_of(module), seed=config.training_seed, dtype=config.model.dtype, module=module
+    )
+
+
+def load_model(
+    model: str,
+    *,
+    size: tuple[int, int] = (1024, 1024),
+    policy: PolicyConfig | None = None,
+    train: Sequence[str] = (),
+    adapters: Path | None = None,
+    family: str = "auto",
+    options: dict[str, object] | None = None,
+    dtype: Dtype = "float32",
+    base_weights: Literal["full", "8bit", "4bit"] = "full",
+    device: str = "auto",
+    seed: int = 0,
+) -> Model:
+    """A model of any family without any Kedro configuration.
+
+    Args:
+        model: folder or hub id, whose family ``auto`` recognises.
+        size: (height, width) in pixels, multiples of 32.
+        train: the modules that get an adapter.
+        adapters: folder with the saved adapters of these modules to sample with, instead of fresh ones to train.
+    """
+    from visual_grpo.models.families import find_family
+    from visual_grpo.models.family import ModelSettings
+    from visual_grpo.models.family_settings import options_of
+    from visual_grpo.models.quantized import require_quantised
+
+    config = policy or PolicyConfig()
+    found = find_family(family, model)
+    settings = ModelSettings(size=size, policy=config, options=options_of(found, options or {}))
+    own = ModelConfig(path=model, dtype=dtype, base_weights=base_weights, device=device)
+    built = found.build(found.load(model, own), settings)
+    require_quantised(built.adapters.networks, base_weights)
+    if adapters is not None:
+        built.adapters.load(adapters, train)
+    else:
+        built.adapters.attach(dict.fromkeys(train, config.lora), seed)
+    return built
+
+
+def load_policy(
+    model: str,
+    *,
+    module: str | None = None,
+    size: tuple[int, int] = (1024, 1024),
+    policy: PolicyConfig | None = None,
+    rollout: SamplerConfig | None = None,
+    kl_reference: bool = False,
+    family: str = "auto",
+    options: dict[str, object] | None = None,
+    dtype: Dtype = "float32",
+    device: str = "auto",
+) -> Any:
+    """One module of a saved model with a fresh adapter, as a ``Policy``, without any Kedro configuration.
+
+    Args:
+        model: folder or hub id of a GLM-Image, Stable Diffusion 3, Qwen-Image or Qwen2.5-VL.
+        module: ``ar`` or ``dit`` of GLM-Image, ``dit`` of the other image models, ``vl`` of Qwen2.5-VL; None = the
+            first.
+        size: (height, width) in pixels, multiples of 32.
+        rollout: how training samples are drawn; None = 4 denoising steps at guidance 1.5, temperature 1.
+        kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
+    """
+    from visual_grpo.models.families import find_family
+
+    found = find_family(family, model)
+    name = module or next(iter(found.modules))
+    if name not in found.modules:
+        raise UserError(f"{found.name} has no module {name!r}; it has {', '.join(found.modules)}")
+    built = load_model(
+        model,
+        size=size,
+        policy=policy,
+        train=[name],
+        family=family,
+        options=options,
+        dtype=dtype,
+        device=device,
+    )
+    return built.policy(
+        name,
+        rollout=rollout or _sampler(found, ROLLOUT),
+        stock=_sampler(found, STOCK),
+        kl_reference=kl_reference,
+    )
+
+
+def _sampler(family: Family, settings: dict[str, dict[str, Any]]) -> SamplerConfig:
+    return SamplerConfig(**{key: value for kind in family.kinds() for key, value in settings[kind].items()})

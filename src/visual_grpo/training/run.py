@@ -1,0 +1,286 @@
+"""One training run from start, or from its checkpoint, to its adapters: no Kedro and no MLflow here."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.stopping import StopRequest, stop_request
+from visual_grpo.common.types import AdaptedModel, PromptRecord, Sample, Scorer, Scores, StepMetrics
+from visual_grpo.config import Parameters
+from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
+from visual_grpo.evaluation.alarm import Look, Watch
+from visual_grpo.evaluation.generate import distinct_prompts, image_seed
+from visual_grpo.grpo.checkpoint import load_facts
+from visual_grpo.grpo.checks import Signal, check_signal, measure_signal, useful_cosine
+from visual_grpo.grpo.distributed import group
+from visual_grpo.grpo.two_stage import Trainer
+from visual_grpo.training import resuming
+from visual_grpo.training.checkpoints import Progress, RunCheckpoints
+
+SHOWN_PROMPTS, SHOWN_EACH = 4, 4
+PICTURES = ("samples-*.png", "film-*.png", "alarm-*.png")
+"""Sample grids, columns of the report's film, and what alarms judged: beside the checkpoints, for a resumed run."""
+STOPPING = "Stopping after this step, with a checkpoint; press Ctrl-C again to stop at once and drop the step."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Eval prompts with a sample of each, at the stock sampler and fixed seeds, and what the rewards say."""
+
+    records: Sequence[PromptRecord]
+    samples: Sequence[Sample]
+    total: Tensor
+    """[B]."""
+    rewards: Mapping[str, Tensor]
+    """Each [B]."""
+
+    @property
+    def mean(self) -> float:
+        """Of the totals that could be scored."""
+        return float(self.total[~self.total.isnan()].double().mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """How the run tells the outside what happens."""
+
+    on_step: Callable[[StepMetrics, dict[str, float]], None]
+    """A step's metrics, and the row that goes into the history."""
+    note: Callable[[str], None]
+    on_alarm: Callable[[int, str, Shown], None] = lambda step, sentence, shown: None
+    """The step, why the reward is taken to be cheated, and what it judged."""
+
+
+class TrainingRun:
+    """Trains, evaluates now and then, and checkpoints; ``stopped_by`` is the signal that ended it, None if none did."""
+
+    def __init__(
+        self,
+        config: Parameters,
+        model: AdaptedModel,
+        scorer: Scorer,
+        trainer: Trainer,
+        *,
+        train: Sequence[PromptRecord],
+        evaluation: Sequence[PromptRecord],
+        held_out: Sequence[PromptRecord] = (),
+        identity: dict[str, str],
+        run_id: str | None,
+        watch: Watch | None = None,
+        advice: Mapping[str, str] = MappingProxyType({}),
+        lineage: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """
+        Args:
+            held_out: prompts for the report's film; no reward sees them, and they decide nothing.
+            identity: what the run depends on beside the parameters: model and data digests.
+            watch: compares the evaluations with the base model's samples.
+            advice: module -> what to change where the signal check finds nothing to learn for it.
+            lineage: where the run comes from (command, commit, versions), for ``training.json`` and checkpoints.
+        """
+        self.config, self.model, self.scorer, self.trainer = config, model, scorer, trainer
+        self.train_prompts, self.eval_prompts = train, distinct_prompts(evaluation, config.evaluation.prompts)
+        self.film_prompts = distinct_prompts(held_out, SHOWN_PROMPTS)
+        self.identity, self.run_id, self.advice, self.lineage = identity, run_id, advice, lineage
+        self.watch = watch
+        self.progress = Progress()
+        self.checkpoints = RunCheckpoints(
+            config, trainer, self.progress, identity=identity, run_id=run_id, lineage=lineage
+        )
+        self.stopped_by: signal.Signals | None = None
+
+    def run(self, callbacks: Callbacks) -> Progress:
+        """Trains until ``grpo.steps`` or until a signal asks to stop; a checkpoint is written at the end of both."""
+        if not len(self.train_prompts):
+            raise UserError(
+                "The dataset has no training records; lower data.held_out_share, data.sealed_share or data.eval_share."
+            )
+        if not self.checkpoints.resume(callbacks.note):
+            self._warn_of_another_guidance(callbacks)
+            self._check_signal(callbacks)
+            self.checkpoints.begin()
+        with stop_request(lambda: callbacks.note(STOPPING)) as stop:
+            self._train(callbacks, stop)
+        self.stopped_by = stop.by
+        self.checkpoints.save_if_changed()
+        return self.progress
+
+    def _train(self, callbacks: Callbacks, stop: StopRequest) -> None:
+        if self._is_ended_by_alarm():
+            callbacks.note(f"The training was ended by an alarm: {self.progress.alarms[-1]['sentence']}.")
+            return
+        for metrics in self.trainer.fit(self.train_prompts):
+            # A checkpoint holds the rows before it: the time that it takes is in the next.
+            spent = {"seconds/checkpoint": self.checkpoints.take_seconds()}
+            row = {"step": float(metrics.step)} | dict(metrics.values) | spent | self._evaluate_if_due(callbacks)
+            self.progress.history.append(row)
+            callbacks.on_step(metrics, row)
+            due, stopped = group.from_first(lambda: (self.checkpoints.due(), stop.by is not None))
+            if due or stopped:
+                self.checkpoints.save()
+            if stopped or self._is_ended_by_alarm():
+                return
+
+    def write_adapters(self, folder: Path) -> None:
+        """Writes the adapters of the best and the last step into ``best`` and ``last``, a folder per trained module.
+
+        Those that ``evaluation.adapter`` names are also in ``folder`` itself, where evaluate reads them, with the
+        facts of the run in ``training.json`` and its metrics in ``training.csv``.
+        """
+        last = self.model.adapters.state()
+        self.model.adapters.save(folder / "last")
+        self.model.adapters.load_state(self.progress.best_adapter or last)
+        self.model.adapters.save(folder / "best")
+        self.model.adapters.load_state(last)
+        chosen = self._chosen()
+        shutil.copytree(folder / chosen, folder, dirs_exist_ok=True)
+        for pattern in PICTURES:
+            for picture in self.checkpoints.folder.glob(pattern):
+                shutil.copyfile(picture, folder / picture.name)
+        facts = {
+            "seed": self.config.training_seed,
+            "steps": self.trainer.step,
+            "best_step": self.progress.best_step or self.trainer.step,
+            "best_eval_total": self.progress.best_score if self.progress.best_step else None,
+            "adapter": chosen,
+            "alarms": self.progress.alarms,
+            "film": [record.prompt for record in self.film_prompts],
+            "samples": int(sum(row["samples"] for row in self.progress.history)),
+            "mlflow_run_id": self.run_id,
+            **self.identity,
+            **self.lineage,
+            "sums": weight_sums(folder),
+            "parameters": self.config.public(),
+        }
+        (folder / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
+        pd.DataFrame(self.progress.history).to_csv(folder / HISTORY, index=False)
+
+    def _chosen(self) -> str:
+        """Which adapters are the run's."""
+        if not self.progress.alarms or self.config.alarm.action != "rollback":
+            return self.config.evaluation.adapter
+        if not self.progress.best_step:
+            first = self.progress.alarms[0]
+            raise UserError(
+                f"The reward was taken to be cheated at the first evaluation, after step {first['step']}:"
+                f" {first['sentence']}. So alarm.action=rollback has nothing to go back to. Evaluate earlier (a smaller"
+                " evaluation.every), or change the reward."
+            )
+        return "best"
+
+    def _warn_of_another_guidance(self, callbacks: Callbacks) -> None:
+        rollout, stock = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.stock))
+        if rollout is not None and stock is not None and rollout != stock:
+            callbacks.note(
+                f"Warning: training samples are drawn with guidance {rollout:g}, the stock sampler has {stock:g}. What"
+                " is learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"
+                " sampling.stock.guidance_scale agree."
+            )
+
+    def _check_signal(self, callbacks: Callbacks) -> None:
+        """Stops a run that has nothing to learn, before its first step."""
+        steps = self.config.grpo.steps
+        most, useful = self.config.policy.signal_check.most(steps), useful_cosine(steps)
+        if not most:
+            return
+        signals: dict[str, Signal] = {}
+        for module, trainer in self.trainer.modules.items():
+
+            def note(text: str, module: str = module) -> None:
+                callbacks.note(f"Signal check: {module} {text}")
+
+            signals[module] = measure_signal(trainer, self.train_prompts, most=most, useful=useful, note=note)
+        found = check_signal(signals, useful, self.advice)
+        callbacks.note(f"Signal check (cosine between policy gradients): {found}")
+
+    def _evaluate_if_due(self, callbacks: Callbacks) -> dict[str, float]:
+        """Mean total reward on fixed seeds at the stock sampler, what the watch says, and the best adapter so far."""
+        step, every = self.trainer.step, self.config.evaluation.every
+        if not self.eval_prompts or not (step == self.config.grpo.steps or (every and step % every == 0)):
+            return {}
+        shown, watch = self.evaluate(), self.watch
+        look = group.from_first(  # Only the first rank has a watch.
+            lambda: None if watch is None else watch.look(shown.records, shown.samples, shown.total, shown.rewards)
+        )
+        if look is not None and look.alarm is not None:
+            self.progress.alarms.append({"step": step, "sentence": look.alarm})
+            callbacks.on_alarm(step, look.alarm, shown)
+        self._keep_best(shown.mean, look)
+        return {"eval/total": shown.mean} | ({} if look is None else look.metrics())
+
+    def _keep_best(self, score: float, look: Look | None) -> None:
+        """Keeps the adapter of the highest score, unless this evaluation ends the training by an alarm.
+
+        The best score of a reward that is cheated is the worst adapter. An alarm waits for proof, so that the policy
+        has learned to cheat some evaluations before it: a rollback prefers the least suspicious evaluation.
+        """
+        progress = self.progress
+        if self._is_ended_by_alarm() or math.isnan(score):
+            return
+        suspicion = look.suspicion if look is not None and self.config.alarm.action == "rollback" else 0.0
+        if not progress.best_step or (-suspicion, score) > (-progress.best_suspicion, progress.best_score):
+            progress.best_score, progress.best_step = score, self.trainer.step
+            progress.best_adapter, progress.best_suspicion = self.model.adapters.state(), suspicion
+
+    def _is_ended_by_alarm(self) -> bool:
+        return bool(self.progress.alarms) and self.config.alarm.action != "warn"
+
+    def evaluate(self) -> Shown:
+        """One sample of each eval prompt, at the stock sampler and fixed seeds."""
+        samples, found = list[Sample](), list[Scores]()
+        size = self.config.evaluation.batch_size * self.config.distributed.processes
+        for start in range(0, len(self.eval_prompts), size):
+            records = self.eval_prompts[start : start + size]
+            seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in records]
+            drawn = self.model.generate(records, seeds, self.config.sampling.stock)
+            samples += drawn
+            found.append(self.scorer(records, drawn))
+        names = found[0].rewards
+        return Shown(
+            records=self.eval_prompts,
+            samples=samples,
+            total=torch.cat([scores.total for scores in found]),
+            rewards={name: torch.cat([scores.rewards[name] for scores in found]) for name in names},
+        )
+
+    def is_picture_due(self, step: int) -> bool:
+        every = self.config.tracking.images_every
+        return every > 0 and (step in (1, self.config.grpo.steps) or step % every == 0)
+
+    def shown_samples(self) -> tuple[list[PromptRecord], Sequence[Sample], Tensor]:
+        """Records, samples and total rewards [B] of the same few prompts and seeds at every step, for a picture.
+
+        `SHOWN_PROMPTS` eval prompts (training prompts, if there are none) x `SHOWN_EACH` samples, at the stock sampler.
+        """
+        prompts = self.eval_prompts[:SHOWN_PROMPTS] or [self.train_prompts[i] for i in range(SHOWN_PROMPTS)]
+        records = [record for record in prompts for _ in range(SHOWN_EACH)]
+        seeds = [image_seed(self.config.evaluation.seed, record.id, i % SHOWN_EACH) for i, record in enumerate(records)]
+        samples = self.model.generate(records, seeds, self.config.sampling.stock)
+        return records, samples, self.scorer(records, samples).total
+
+    def film_samples(self) -> Sequence[Sample]:
+        """One sample of each of ``film_prompts`` at the stock sampler and the baseline's seeds."""
+        seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in self.film_prompts]
+        return self.model.generate(self.film_prompts, seeds, self.config.sampling.stock) if seeds else []
+
+
+def check_resumable(config: Parameters, note: Callable[[str], None]) -> None:
+    """Looks at the checkpoint that the run will go on from, if ``resume`` names any; renames damaged ones.
+
+    Raises UserError: none is intact, or the newest that is was made with other parameters.
+    """
+    origin = resuming.find_intact(config.resume, Path(config.tracking.checkpoints), note)
+    if origin is not None:
+        resuming.refuse_changes(origin, load_facts(origin), config)

@@ -1,0 +1,166 @@
+"""The command that is printed is the command that was run, with more parameters."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from kedro.framework.cli.utils import _split_params
+from kedro.io import DataCatalog
+from kedro.pipeline import Pipeline, node
+from kedro_datasets.json import JSONDataset
+
+from visual_grpo.config import flatten
+from visual_grpo.config.command import Command, use_source
+from visual_grpo.hooks import EndingHooks
+from visual_grpo.hooks.cli import parsed, run
+
+
+def test_options_and_parameters_of_the_run_are_kept() -> None:
+    command = Command.of(
+        {
+            "env": "sd3_small",
+            "pipeline_names": ["train", "evaluate"],
+            "runtime_params": {"data": {"path": "my photos"}, "seed": 3, "output": None, "policy": {"train": "dit"}},
+            "tags": None,
+        }
+    )
+    words = shlex.split(str(command.adding({"data.task": "i2i", "seed": 4})))
+    assert words[1:] == [
+        "run",
+        "--env=sd3_small",
+        "--pipelines=train,evaluate",
+        "--params=data.path=my photos,seed=4,output=null,policy.train=dit,data.task=i2i",
+    ]
+    assert words[0].rpartition("/")[2] == "kedro"
+
+
+def test_environment_pipeline_and_folder_of_the_configuration_are_the_commands_own() -> None:
+    for environment in (None, "local"):
+        assert shlex.split(str(Command.of({"env": environment})))[1:] == ["run"]
+    assert "--env=negative_points" in str(Command.of({"env": "local"}).of_environment("negative_points"))
+    command = Command.of({"runtime_params": {"seed": 3, "resume": "auto"}, "pipeline_names": ["train", "evaluate"]})
+    assert str(command.of_pipeline("baseline")).endswith("--pipeline=baseline --params=seed=3")
+    assert str(command.of_pipeline("train")).endswith("--pipeline=train --params=seed=3,resume=auto")
+    use_source("other/conf")
+    try:
+        assert "run --conf-source=other/conf" in str(Command.of({}))
+    finally:
+        use_source(None)
+
+
+def test_the_command_that_goes_on_has_all_that_was_given() -> None:
+    given = {"data": {"path": "my photos"}, "grpo": {"learning_rate": 5e-05}, "resume": "never", "seed": 3}
+    command = Command.of({"env": "text", "pipeline_names": ["train", "evaluate"], "runtime_params": given})
+    words = shlex.split(str(command.resuming("never", Path("data/x/checkpoints"))))
+    params = "--params=data.path=my photos,grpo.learning_rate=5e-05,resume=auto,seed=3"
+    assert words[1:] == ["run", "--env=text", "--pipeline=train", params]
+    for key, value in (("policy.train", ["dit", "ar"]), ("model.options.instruction", "Find, then answer")):
+        words = shlex.split(str(command.adding({key: value}).resuming("never", Path("data/x/checkpoints"))))
+        tree = parsed(words[-1].removeprefix("--params="))
+        assert flatten(tree) == flatten(parsed(params.removeprefix("--params="))) | {key: value}
+    named = command.resuming("elsewhere/step-000004", Path("data/x/checkpoints"))
+    assert "resume=data/x/checkpoints" in str(named)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(3, 5e-05, True, None, "text", "5", "null", "true", "1e-3", "a: b", " a", "it's", "ü", "[x"),
+        *("a, b", 'a "b", c', "a #3", ["a", "b"]),
+    ],
+)
+def test_every_value_is_read_as_what_it_was(value: object) -> None:
+    [params] = shlex.split(str(Command.of({"runtime_params": {"key": value, "seed": 3}})))[2:]
+    read = parsed(params.removeprefix("--params="))
+    assert read == {"key": value, "seed": 3}
+    assert type(read["key"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("generate.prompt=a [red] cube, 2", {"generate": {"prompt": "a [red] cube, 2"}}),
+        ('p="a cube: red, [big] #3", seed=4', {"p": "a cube: red, [big] #3", "seed": 4}),
+        ("policy.train=[ar, dit],p={ssim: 1}", {"policy": {"train": ["ar", "dit"]}, "p": {"ssim": 1}}),
+        (" a = 1 ,b.c=null,", {"a": 1, "b": {"c": None}}),
+        ("resume=same,", {"resume": "same"}),
+        (", resume=same,, ,seed=3 , ,", {"resume": "same", "seed": 3}),
+        (",", {}),
+        ("", {}),
+    ],
+)
+def test_a_comma_within_a_value_separates_nothing(text: str, tree: dict[str, Any]) -> None:
+    assert run.make_context("run", [f"--params={text}"]).params["params"] == tree
+
+
+@pytest.mark.parametrize("text", ["", "seed=3,grpo.learning_rate=2e-4,adapter=01234567,data.path=my photos", "b=yes"])
+def test_usual_parameters_are_what_they_are_for_kedro(text: str) -> None:
+    assert parsed(text) == _split_params(click.Context(run), run.params[0], text)
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (("foo", "=3", "foo,a=1"), "expected NAME=VALUE, "),
+        (("a=${b", "p=[red] cube", 'p="a, b=c"'), "put a text into double quotes"),
+        # As of a variable that is not set: the run would use the default without a word.
+        (
+            ("data.path=", "seed=3,data.path= ,b=1", "data.path=,seed=3"),
+            r"data\.path= has no value.*write data\.path=null",
+        ),
+    ],
+)
+def test_what_is_no_parameter_is_refused_with_the_form(texts: tuple[str, ...], said: str) -> None:
+    for text in texts:
+        with pytest.raises(click.UsageError, match=said):
+            parsed(text)
+
+
+def test_another_folder_and_an_unknown_pipeline_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in ("--pipeline=trian", "--pipelines=baseline,trian"):
+        done = CliRunner().invoke(run, [option])
+        assert done.exit_code == 1
+        assert "There is no pipeline 'trian'. Did you mean 'train'? There are: starter," in done.output
+    # Kedro finds the project from a folder below, but relative paths would not be its own.
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root / "docs")
+    done = CliRunner().invoke(run, ["--pipeline=baseline"])
+    assert done.exit_code == 2
+    assert f"Run this in the project's folder: cd {root}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("there", "made", "given", "following"),
+    [
+        ((), "starter_report", {}, "--pipeline=data_preparation"),
+        (("starter_report",), "records", {}, "--pipeline=baseline"),
+        ((), "records", {"data.path": "photos"}, "--pipelines=starter,baseline --params=data.path=photos"),
+        (("starter_report", "records"), "baseline", {}, "--pipeline=train"),
+        (("starter_report", "records"), "baseline", {"adapter": "best"}, "--pipeline=evaluate --params=adapter=best"),
+        ((), "records", {"adapter": "best"}, "--pipelines=starter,baseline,evaluate --params=adapter=best"),
+        (("starter_report", "records", "baseline"), "adapters", {}, "--pipeline=evaluate"),
+    ],
+)
+def test_the_next_command_makes_what_is_not_there_yet(
+    there: tuple[str, ...],
+    made: str,
+    given: dict[str, str],
+    following: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ("starter_report", "records", "baseline", "adapters", "trained")
+    catalog = DataCatalog({name: JSONDataset(filepath=str(tmp_path / f"{name}.json")) for name in names})
+    for name in (*there, made):
+        catalog.save(name, {})
+    if made == "records" and "starter_report" not in there:
+        catalog["starter_report"] = {}  # As `InputHooks` does for own data.
+    makes = Pipeline([node(Path.cwd, None, made, name="make")])
+    EndingHooks().after_pipeline_run({"runtime_params": given}, makes, catalog)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
+    assert line.endswith(f"kedro run {following}")

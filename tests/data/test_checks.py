@@ -1,0 +1,242 @@
+"""Valid records, and the messages about invalid ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tests.same_examples  # noqa: F401
+from tests.data.making import data_config, picture
+from visual_grpo.data.checks import checked, with_ids
+from visual_grpo.data.columns import box_and_points, record_of
+from visual_grpo.data.guard import Guard
+from visual_grpo.data.queries import placed_box, placed_points
+from visual_grpo.data.raw import EmbeddedImage, Note, Place, RawRecord, Rejected
+
+ANYWHERE = Guard.of(data_config(".", allow_outside=True), Path())
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+)
+KEYS = st.sampled_from(("prompt", "id", "group", "metadata", "image", "mask", "box", "points", "promt", "solution"))
+
+
+@pytest.fixture
+def raw(tmp_path):
+    picture(tmp_path / "a.png")
+    return RawRecord(place=Place("records.jsonl", 3), folder=tmp_path, id="x", prompt=" a cat\n")
+
+
+def check(raw, task="mixed"):
+    return checked(raw, task, ANYWHERE)
+
+
+def rejection(raw, task="mixed"):
+    with pytest.raises(Rejected) as rejected:
+        check(raw, task)
+    assert rejected.value.remedy
+    return rejected.value
+
+
+def test_a_good_record(raw, tmp_path):
+    sources = [str(tmp_path / "a.png"), f"../{tmp_path.name}/a.png"]
+    fields = {"metadata": {"b": 1}, "extra": {"a": "猫", "b": 2}}
+    found = check(replace(raw, id=7, target_image="a.png", source_images=sources, **fields))
+    assert (found.id, found.prompt, found.target_image) == ("7", "a cat", tmp_path / "a.png")
+    assert all((tmp_path / "a.png").samefile(str(source)) for source in found.source_images)
+    assert json.loads(found.metadata) == {"a": "猫", "b": 1}
+    assert check(replace(raw, source_images="a.png")).source_images == (tmp_path / "a.png",)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "message"),
+    [
+        ({"prompt": None, "extra": {"texts": "a"}}, "empty_prompt", "there is no prompt; the record has 'texts'"),
+        ({"prompt": " \n"}, "empty_prompt", "the prompt is empty"),
+        ({"prompt": "a" * 20_001}, "prompt_too_long", "the prompt has 20,001 characters, more than 20,000"),
+        ({"prompt": 5}, "wrong_type", "prompt must be text, got 5"),
+        ({"prompt": ["x" * 1000]}, "wrong_type", "x..."),
+        ({"prompt": "a\ud800"}, "not_utf8", "the prompt is not valid UTF-8 at character 2"),
+        ({"prompt": "a\0cat"}, "control_character", "the control character U+0000 at character 2"),
+        ({"prompt": "\x1b[2Ja cat"}, "control_character", "U+001B at character 1"),
+        ({"prompt": "a \u202etac"}, "control_character", "U+202E at character 3"),
+        ({"id": True}, "wrong_type", "id must be text or a whole number, got True"),
+        ({"id": " "}, "wrong_type", "id must be text or a whole number, got ' '"),
+        ({"target_image": "b.png"}, "missing_target", "target_image 'b.png' does not exist or is not an "),
+        ({"target_image": "a\0.png"}, "missing_target", "does not exist"),
+        ({"target_image": "a" * 300}, "missing_target", "cannot be opened (File name too long)"),
+        ({"target_image": ""}, "wrong_type", "target_image must be the path of an image, got ''"),
+        ({"target_image": ["a.png"]}, "wrong_type", "target_image must be the path of an image, got ['a.png']"),
+        ({"source_images": ["a.png", "b.png"]}, "missing_source", "source_image 'b.png' does not exist"),
+        ({"source_images": {}}, "wrong_type", "source_image must be the path of an image, got {}"),
+        ({"group": ["a"]}, "wrong_type", "group must be text or a whole number, got ['a']"),
+        ({"group": "\udcff"}, "not_utf8", "the group is not valid UTF-8 at character 1"),
+        ({"metadata": "ink"}, "wrong_type", "metadata must be a JSON object, got 'ink'"),
+        ({"metadata": {"a": "\udcff"}}, "not_utf8", "the metadata is not valid UTF-8 at"),
+        ({"extra": {"target_imge": "a.png"}}, "unknown_key", "no field 'target_imge'. Did you mean 'target_image'?"),
+        ({"extra": {"style": "ink", "Group": "b"}}, "unknown_key", "Did you mean 'group'?"),
+        ({"extra": {"source-image": "a.png"}}, "unknown_key", "Did you mean 'source_image'?"),
+        ({"prompt": None, "extra": {"promt": "a"}}, "unknown_key", "no field 'promt'. Did you mean 'prompt'?"),
+        ({"extra": {"targetImage": "a.png"}}, "unknown_key", "Did you mean 'target_image'?"),
+    ],
+)
+def test_rejections(raw, change, reason, message):
+    rejected = rejection(replace(raw, **change))
+    assert rejected.reason == reason
+    assert message in rejected.message
+    assert len(rejected.message) < 400
+
+
+@pytest.mark.parametrize("key", ["prompt_zh", "target_image_2", "idx", "metadata", "_target_image", "#target_image"])
+def test_another_name_is_metadata(raw, key):
+    assert json.loads(check(replace(raw, extra={key: "x"})).metadata)[key] == "x"
+
+
+@pytest.mark.parametrize(
+    "text", ["one\n\ttwo\r\nthree", "👩‍👩‍👧", "می‌خواهم", "שלום \u200f!", "e\u0301", "a\u00a0b\u2028c", "猫" * 20_000]
+)
+def test_line_breaks_tabs_emoji_and_every_script_are_text(raw, text):
+    assert check(replace(raw, prompt=text)).prompt == text
+
+
+@pytest.mark.parametrize(
+    ("task", "sources", "target", "reason", "said"),
+    [
+        ("t2i", "a.png", None, "unexpected_source", "data.task to i2i or mixed"),
+        ("i2i", None, None, "missing_source", "data.task to mixed or t2i"),
+        ("i2i", [], None, "missing_source", "Add the image to edit"),
+        ("segmentation", None, "a.png", "missing_source", "Name the image that the query asks about"),
+        ("segmentation", ["a.png", "a.png"], "a.png", "several_sources", "Name the image that the query asks about"),
+        ("segmentation", "a.png", None, "missing_mask", "Name the mask of the queried object"),
+        ("segmentation", "b.png", "a.png", "missing_source", "Correct the path"),
+        ("t2i", None, None, None, ""),
+        ("i2i", ["a.png", "a.png"], None, None, ""),
+        ("segmentation", "a.png", "a.png", None, ""),
+    ],
+)
+def test_the_task_decides_which_images_a_record_needs(raw, task, sources, target, reason, said):
+    record = replace(raw, source_images=sources, target_image=target)
+    if reason is None:
+        check(record, task)
+        return
+    rejected = rejection(record, task)
+    assert rejected.reason == reason
+    assert said in rejected.remedy
+
+
+@pytest.mark.parametrize(("key", "meant"), [("boxs", "box"), ("point", "points")])
+def test_a_misspelt_box_of_a_query_is_no_metadata(raw, key, meant):
+    query = replace(raw, source_images="a.png", target_image="a.png", extra={key: [1, 2, 3, 4]})
+    assert f"Did you mean {meant!r}?" in rejection(query, "segmentation").message
+
+
+class TestIds:
+    def ids(self, *records):
+        return [record.id for record in with_ids(iter(records)) if isinstance(record, RawRecord)]
+
+    def raw(self, prompt, line=1, file="records.jsonl", **fields):
+        return RawRecord(place=Place(file, line), folder=Path(), prompt=prompt, **fields)
+
+    def test_an_id_depends_on_the_records_content_not_its_place(self):
+        cat, dog = self.ids(self.raw("a cat", 1), self.raw("a dog", 2))
+        found = self.ids(self.raw("a fish", 1), self.raw(" a dog\n", 2), self.raw("a cat", 9))
+        assert found == [*self.ids(self.raw("a fish")), dog, cat]
+        assert cat == "affda15180b5e2a9", "splits of earlier runs depend on it"
+
+    def test_prompt_images_folder_and_repetition_count(self):
+        records = [
+            self.raw("a cat"),
+            self.raw("a cat"),
+            self.raw("a cat", target_image="a.png"),
+            self.raw("a cat", source_images=["a.png"]),
+            self.raw("a cat", target_image="a.png", file="train/metadata.csv"),
+            self.raw(3),
+            self.raw("\udcff"),
+        ]
+        assert len(set(self.ids(*records))) == 7
+        items = [self.raw("a cat", id=7), Note("x")]
+        assert list(with_ids(iter(items))) == items
+        assert (
+            str([EmbeddedImage("row 1", b"x")]) == str([EmbeddedImage("row 2", b"x")]) != str([EmbeddedImage("", b"y")])
+        )
+
+
+class TestQueries:
+    @pytest.mark.parametrize(("query", "box"), [("prompt", "box"), ("query", "bbox"), ("problem", "box")])
+    def test_alternative_names_are_accepted(self, query, box):
+        row = {query: "the left wing", "image": "a.png", "mask": "m.png", box: [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
+        record = record_of(row, Place("records.jsonl", 3), Path("data"), "segmentation", canonical=True)
+        assert isinstance(record, RawRecord)
+        assert (record.prompt, record.source_images, record.target_image) == ("the left wing", "a.png", "m.png")
+        assert record.extra == {"box": [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
+
+    @given(
+        row=st.dictionaries(KEYS | st.text(max_size=12), VALUES, max_size=6),
+        task=st.sampled_from(["t2i", "segmentation"]),
+    )
+    def test_any_row_is_read_or_rejected(self, row, task):
+        found = record_of(row, Place("a"), Path(), task, canonical=True)
+        if isinstance(found, RawRecord):
+            try:
+                check(replace(found, id="x"), task)
+            except Rejected as rejected:
+                found = rejected
+        if isinstance(found, Rejected):
+            assert found.reason
+            assert found.message
+            assert found.remedy
+
+
+class TestCoordinates:
+    def test_pixel_centres_stay_where_they_are_on_the_picture(self):
+        """80 x 40 to 160 x 20: the first pixel's centre is .5 from the edge, so 1 wide pixel in: .5 * 2 - .5."""
+        to = {"size": (80, 40), "to": (160, 20)}
+        assert placed_points(((0, 0), (79, 39), (39.5, 19.5)), **to) == [(0.5, -0.25), (158.5, 19.25), (79.5, 9.5)]
+        assert placed_box((10, 4, 19, 7), **to) == (20.5, 1.75, 38.5, 3.25)
+        assert placed_box((0, 1, 7, 9), (8, 10), (8, 10)) == (0, 1, 7, 9)
+        assert placed_box((0, 0, 8, 10), (8, 10), (8, 10)) == (0, 0, 7, 9), "a box may end at the width"
+
+    def test_points_outside_and_other_values_are_rejected(self):
+        for point in ((-1, 0), (0, -1), (8, 0), (0, 10)):
+            with pytest.raises(Rejected, match=r"points: .* lies outside the image of 8x10 pixels"):
+                placed_points(((1, 1), point), (8, 10), (16, 16))
+        for value in (5, "a", [], [1, 2], [[1, 2, 3]], [[1, 2], [3]], [[1, 2], [3, "4"]], [None]):
+            with pytest.raises(Rejected, match=r"points must be \[\[x, y\], \.\.\.\], a list of pairs"):
+                placed_points(value, (8, 10), (16, 16))
+
+    def test_boxes_outside_and_other_values_are_rejected(self):
+        outside = ((-1, 0, 3, 3), (0, -1, 3, 3), (0, 0, 8.5, 3), (0, 0, 3, 10.5), (9, 0, 9, 0))
+        others = (5, "1,2,3,4", [1, 2, 3], [1, 2, 3, "4"], [1, 2, 3, True], [1, 2, 3, math.nan], [1, 2, 3, 10**400])
+        turned = ([3, 0, 2, 5], [0, 5, 2, 4])
+        for boxes, said in ((outside, "lies outside"), (others, "box must be"), (turned, "ends before it begins")):
+            for box in boxes:
+                with pytest.raises(Rejected, match=said):
+                    placed_box(box, (8, 10), (16, 16))
+
+    @pytest.mark.parametrize(
+        ("text", "box", "points"),
+        [
+            ("<box>(12,8),(23,31)</box><points>(14,10),(20,30)</points>", [12, 8, 23, 31], [[14, 10], [20, 30]]),
+            (" <box> (1.5, 2) , (3,4) </box>\n", [1.5, 2, 3, 4], None),
+            ("<points>(1,2)</points>", None, [[1, 2]]),
+            ('[{"bbox_2d": [1, 2, 3, 4], "point_2d": [2, 3]}, {"bbox_2d": [0, 3, 2, 9]}]', [0, 2, 3, 9], [[2, 3]]),
+            ('{"bbox_2d": [1, 2, 3, 4]}', [1, 2, 3, 4], None),
+            ("[]", None, None),
+            ("", None, None),
+        ],
+    )
+    def test_seg_zeros_solutions(self, text, box, points):
+        assert box_and_points(text) == (box, points)
+
+    def test_invalid_solutions_are_rejected(self):
+        tags = ("left", "<box></box", "<box>12,8,23,31</box>", "<box>(1,2),(3,x)</box>", "<box>" * 200_000)
+        one_of_two = "<box>1,2,3,4</box><points>(1,2)</points>"
+        for text in (*tags, one_of_two, "[1]", "[{}]", "[", 3):
+            with pytest.raises(Rejected, match="solution must be "):
+                box_and_points(text)

@@ -1,0 +1,199 @@
+"""A folder that is replaced whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kedro.io import DataCatalog, DatasetError
+from kedro.pipeline import node, pipeline
+from kedro.runner import SequentialRunner
+from PIL import Image
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.data.datasets import DraftDataset, FolderDataset
+
+KILLED_BETWEEN_THE_RENAMES = """
+import os, signal, sys
+from pathlib import Path
+from visual_grpo.datasets import DraftDataset, FolderDataset
+
+def rename(self, target, real=Path.rename):
+    if self.name.startswith(".out.draft"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, target)
+
+draft = DraftDataset(filepath=sys.argv[1]).load()
+(draft / "b").write_text("2")
+Path.rename = rename
+FolderDataset(filepath=sys.argv[1], made_by="baseline").save(draft)
+"""
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return FolderDataset(filepath=str(tmp_path / "data" / "out"), made_by="baseline")
+
+
+@pytest.fixture
+def draft(tmp_path):
+    return DraftDataset(filepath=str(tmp_path / "data" / "out"))
+
+
+@pytest.fixture
+def save(dataset, draft):
+    def save(**files: str) -> None:
+        folder = draft.load()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        dataset.save(folder)
+
+    return save
+
+
+def content(folder):
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_a_missing_folder_names_the_command(dataset):
+    assert not dataset.exists()
+    with pytest.raises(UserError, match=r"out does not exist yet.*\.venv/bin/kedro run --pipeline=baseline"):
+        dataset.load()
+
+
+def test_what_was_written_replaces_the_old_folder_whole(dataset, save):
+    save(a="1", b="2")
+    assert content(dataset.load()) == {"a": "1", "b": "2"}
+    save(c="3")
+    assert content(dataset.load()) == {"c": "3"}
+    assert [path.name for path in dataset.load().parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError])
+def test_a_node_that_fails_halfway_leaves_the_old_folder(dataset, draft, save, error):
+    def fill(folder: Path) -> Path:
+        (folder / "a").write_text("half")
+        raise error
+
+    save(a="1")
+    catalog = DataCatalog({"out_draft": draft, "out": dataset})
+    with pytest.raises(error):
+        SequentialRunner().run(pipeline([node(fill, "out_draft", "out", name="fill")]), catalog)
+    assert content(dataset.load()) == {"a": "1"}
+    assert content(draft.load()) == {}, "the next draft does not begin with the half-written one"
+
+
+def test_a_rename_that_fails_puts_the_old_folder_back(dataset, save, monkeypatch):
+    save(a="1")
+    rename = Path.rename
+
+    def failing(self, target):
+        if Path(target).name == "out" and not self.name.endswith(".previous"):
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(DatasetError, match="no"):
+        save(b="2")
+    assert content(dataset.load()) == {"a": "1"}
+
+
+def test_a_kill_between_the_two_renames_is_healed(dataset, draft, save):
+    save(a="1")
+    folder = dataset.load()
+    command = [sys.executable, "-c", KILLED_BETWEEN_THE_RENAMES, str(folder)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert not folder.exists()
+    assert dataset.exists()
+    assert content(dataset.load()) == {"a": "1"}
+    (left,) = folder.parent.glob(".out.*")
+    draft.load()
+    assert not left.exists(), "the draft of a process that was killed is removed by the next one"
+
+
+def test_a_kill_before_the_old_folder_was_removed_is_healed(dataset, save):
+    save(a="1")
+    folder = dataset.load()
+    folder.with_name(".out.previous").mkdir()
+    assert content(dataset.load()) == {"a": "1"}
+    assert not folder.with_name(".out.previous").exists()
+
+
+def test_the_draft_of_a_running_process_is_left_alone(draft):
+    other = draft.load().with_name(f".out.draft-{os.getppid()}")
+    other.mkdir()
+    draft.load()
+    assert other.exists()
+
+
+def test_an_unsaved_draft_goes_when_the_process_ends(tmp_path):
+    code = (
+        "import sys; from visual_grpo.data.datasets import DraftDataset;"
+        " print(DraftDataset(filepath=sys.argv[1]).load())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, check=True
+    )
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_on_another_disk_is_copied(dataset, save, tmp_path, monkeypatch):
+    save(a="1")
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "deep").mkdir(parents=True)
+    (elsewhere / "deep" / "b").write_text("2")
+    stat = Path.stat
+
+    def on_another_disk(self, **options):
+        found = stat(self, **options)
+        return os.stat_result((*found[:2], -1, *found[3:])) if self == elsewhere else found
+
+    monkeypatch.setattr(Path, "stat", on_another_disk)
+    dataset.save(elsewhere)
+    assert content(dataset.load() / "deep") == {"b": "2"}
+    assert not elsewhere.exists()
+
+
+def test_the_folder_is_open_to_whom_the_umask_lets_in(dataset, save):
+    save()
+    usual = dataset.load().parent / "usual"
+    usual.mkdir()
+    assert dataset.load().stat().st_mode == usual.stat().st_mode
+
+
+@pytest.mark.parametrize(
+    ("data", "got"), [(print, "function print"), ("a/folder", "'a/folder'"), (Path("no/such"), "no/such")]
+)
+def test_anything_but_a_filled_folder_is_refused(dataset, save, data, got):
+    save(a="1")
+    with pytest.raises(UserError, match=f"expected the path of the folder that the node filled, .*{got}"):
+        dataset.save(data)
+    assert content(dataset.load()) == {"a": "1"}
+
+
+def test_its_own_folder_can_be_saved_again(dataset, save):
+    save(a="1")
+    dataset.save(dataset.load())
+    assert content(dataset.load()) == {"a": "1"}
+
+
+def test_a_draft_is_no_output(draft):
+    with pytest.raises(UserError, match="a draft is an input of the node that fills it"):
+        draft.save("x")
+
+
+def test_the_preview_is_the_first_picture_that_matches(dataset, draft):
+    folder = draft.load()
+    for name, colour in (("b", "blue"), ("a", "red")):
+        Image.new("RGB", (4, 4), colour).save(folder / f"{name}.png")
+    first = (folder / "a.png").read_bytes()
+    dataset.save(folder)
+    assert base64.b64decode(dataset.preview("*.png")) == first
+    with pytest.raises(UserError, match=r"has no other\.png"):
+        dataset.preview("other.png")

@@ -1,0 +1,152 @@
+"""Records cannot leave the data's folder, and files that are no files are never opened."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from tests.data.making import data_config, jsonl, parquet, picture, prepare
+from visual_grpo.common.errors import UserError
+from visual_grpo.config.command import Command
+from visual_grpo.operations.preflight.data import OF_A_RECORD, look_at_folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder of data beside private pictures."""
+    picture(tmp_path / "private/secret.png", colour="blue")
+    picture(tmp_path / "data/a.png")
+    picture(tmp_path / "data/deep/b.png")
+    (tmp_path / "data/link.png").symlink_to(tmp_path / "private/secret.png")
+    (tmp_path / "data/inner.png").symlink_to("deep/b.png")
+    (tmp_path / "data/folder").symlink_to(tmp_path / "private")
+    return tmp_path / "data"
+
+
+def rejected(tmp_path, **changes):
+    """(place, reason) of what was rejected of the records; all have a remedy."""
+    listed = prepare(tmp_path, **changes).report["rejected"]["listed"]
+    assert all(entry["remedy"] for entry in listed)
+    return [(entry["line"] or entry["file"], entry["reason"]) for entry in listed]
+
+
+OUTSIDE = (
+    "../private/secret.png",
+    "{private}/secret.png",
+    "link.png",
+    "folder/secret.png",
+    "deep/../../private/secret.png",
+    "../data2/c.png",
+)
+INSIDE = ("deep/../a.png", "../data/a.png", "{data}/a.png", "inner.png", "./a.png")
+
+
+class TestRecordsFile:
+    @pytest.mark.parametrize("key", ["target_image", "source_image"])
+    def test_no_record_leaves_the_folder_unless_it_is_allowed(self, tmp_path, data, key):
+        picture(tmp_path / "data2/c.png")
+        names = [name.format(private=tmp_path / "private", data=data) for name in (*INSIDE, *OUTSIDE)]
+        jsonl(data / "records.jsonl", [{"prompt": f"p{n}", key: name} for n, name in enumerate(names)])
+        listed = prepare(tmp_path, task="mixed").report["rejected"]["listed"]
+        assert [(entry["line"], entry["reason"]) for entry in listed] == [(n, "outside_folder") for n in range(6, 12)]
+        assert all(f"leads outside the data's folder, {data}" in entry["message"] for entry in listed)
+        assert all("data.allow_outside=true" in entry["remedy"] for entry in listed)
+        assert len(prepare(tmp_path, task="mixed", allow_outside=True)) == 11
+
+    def test_the_folder_may_be_a_link_itself(self, tmp_path, data):
+        rows = [{"prompt": name, "target_image": f"{name}.png"} for name in ("a", "link")]
+        jsonl(data / "records.jsonl", rows)
+        (tmp_path / "linked").symlink_to(data)
+        for path in ("linked", "linked/records.jsonl"):
+            assert rejected(tmp_path, path=str(tmp_path / path)) == [(2, "outside_folder")]
+
+    def test_a_records_file_that_leads_outside_is_refused_unless_the_user_has_named_it(self, tmp_path, data):
+        jsonl(tmp_path / "private/own.jsonl", [{"prompt": "my diary"}])
+        (data / "records.jsonl").symlink_to(tmp_path / "private/own.jsonl")
+        with pytest.raises(UserError, match=r"records\.jsonl leads outside .* set data\.allow_outside=true"):
+            prepare(tmp_path)
+        for changes in ({"path": str(data / "records.jsonl")}, {"allow_outside": True}):
+            assert [record.prompt for record in prepare(tmp_path, **changes)] == ["my diary"]
+
+    def test_the_check_before_the_run_says_it(self, data):
+        jsonl(data / "records.jsonl", [{"prompt": "a", "target_image": "../private/secret.png"}])
+        [said] = look_at_folder(data_config(data), OF_A_RECORD, Command.now()).problems
+        assert "No record can be used. 1 record rejected:" in said
+        assert "set data.allow_outside=true if you trust these records" in said
+
+
+class TestOtherLayouts:
+    def test_captions(self, tmp_path, data):
+        (tmp_path / "private/secret.txt").write_text("my diary")
+        for name in ("deep/b", "link", "inner"):
+            (data / name).with_suffix(".txt").write_text("a caption")
+        (data / "a.txt").symlink_to(tmp_path / "private/secret.txt")
+        with pytest.raises(UserError, match=r"folder leads outside .* set data\.allow_outside=true"):
+            prepare(tmp_path)
+        prompts = [record.prompt for record in prepare(tmp_path, allow_outside=True)]
+        assert sorted(prompts) == ["a caption", "a caption", "a caption", "my diary", "my diary"]
+        (data / "folder").unlink()
+        assert rejected(tmp_path) == [(name, "outside_folder") for name in ("a.png", "link.png")]
+
+    @pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv"])
+    def test_image_folders(self, tmp_path, data, name):
+        rows = [{"file_name": "b.png", "text": "a"}, {"file_name": "../../private/secret.png", "text": "b"}]
+        for folder in ("data/deep", "private"):
+            jsonl(tmp_path / folder / name, rows)
+            if name.endswith("csv"):
+                lines = ["file_name,text", *(",".join(row.values()) for row in rows)]
+                (tmp_path / folder / name).write_text("\n".join(lines))
+        (data / "folder").unlink()
+        assert rejected(tmp_path) == [(2 + name.endswith("csv"), "outside_folder")]
+        (data / name).symlink_to(tmp_path / "private" / name)
+        with pytest.raises(UserError, match=rf"{name} leads outside"):
+            prepare(tmp_path)
+
+    def test_tables(self, tmp_path, data):
+        (data / "folder").unlink()
+        good = {"image": "../a.png", "problem": "a", "id": "m", "solution": "<box>(1,1),(9,9)</box>"}
+        picture(data / "masks/m.png", colour="white")
+        rows = [good, {**good, "id": "../../private/secret"}, {**good, "image": "../../private/secret.png"}]
+        file = parquet(data / "data/train.parquet", rows)
+        for path in (data, file):
+            found = rejected(tmp_path, task="segmentation", path=str(path))
+            assert found == [(2, "outside_folder"), (3, "outside_folder")]
+        file.rename(tmp_path / "private/train.parquet")
+        file.symlink_to(tmp_path / "private/train.parquet")
+        with pytest.raises(UserError, match=r"train\.parquet leads outside"):
+            prepare(tmp_path, task="segmentation")
+
+
+def test_pipes_sockets_and_devices_are_not_opened(tmp_path, data, monkeypatch):
+    """A pipe that is opened blocks for ever."""
+    (data / "folder").unlink()
+    monkeypatch.chdir(data)  # A socket's address must be short.
+    for name in ("pipe.png", "c.txt", "prompts.txt", "deep/metadata.jsonl"):
+        os.mkfifo(name)
+    picture(data / "c.png")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket.png")
+    names = ["a.png", "pipe.png", "socket.png", "/dev/zero", "/dev"]
+    jsonl(data / "records.jsonl", [{"prompt": f"p{n}", "target_image": name} for n, name in enumerate(names)])
+    assert rejected(tmp_path, allow_outside=True) == [(line, "missing_target") for line in range(2, 6)]
+    for layout in ("prompts", "image_folder"):
+        with pytest.raises(UserError, match="no records found"):
+            prepare(tmp_path, layout=layout)
+    picture(data / "d.png").with_suffix(".txt").write_text("a dog")
+    assert ("c.png", "empty_prompt") in rejected(tmp_path, layout="captions")
+
+
+def test_the_limits_of_size_and_pixels_are_the_last_that_are_accepted(tmp_path, monkeypatch):
+    size = picture(tmp_path / "data/a.png", (64, 40)).stat().st_size
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.png"}])
+    assert len(prepare(tmp_path, max_file_mb=size / 1e6, max_pixels=64 * 40)) == 1
+    with pytest.raises(UserError, match=r"more than data\.max_file_mb=.*raise data\.max_file_mb"):
+        prepare(tmp_path, max_file_mb=(size - 1) / 1e6)
+    with pytest.raises(UserError, match=r"a\.png is 64x40 pixels, more than data\.max_pixels=2559"):
+        prepare(tmp_path, max_pixels=64 * 40 - 1)  # Also of an image that was prepared before.
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 500)
+    assert len(prepare(tmp_path, max_pixels=3000)) == 1
+    with pytest.raises(UserError, match=r"too many pixels.*raise data\.max_pixels"):
+        prepare(tmp_path, max_pixels=1024)

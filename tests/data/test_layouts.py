@@ -1,0 +1,372 @@
+"""The layouts of prompts and images: what is read of each, and what is said of others."""
+
+from __future__ import annotations
+
+import csv
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import Dataset, DatasetDict, Image
+
+from tests.data.making import data_config, embedded, jsonl, mask, parquet, picture, prepare
+from tests.own_data import FOLDERS
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import read_image, read_mask
+from visual_grpo.config import command
+from visual_grpo.config.command import Command
+from visual_grpo.data.detect import LAYOUTS, find_records
+from visual_grpo.data.folders import decoded_counts
+from visual_grpo.data.raw import Note, RawRecord, Rejected
+
+
+def read(path, layout="auto", task="t2i"):
+    """Records, rejections and notes."""
+    items = list(find_records(data_config(path, layout=layout, task=task)).items())
+    return tuple([item for item in items if isinstance(item, kind)] for kind in (RawRecord, Rejected, Note))
+
+
+def refusal(path, **changes):
+    with pytest.raises(UserError) as error:
+        list(find_records(data_config(path, **changes)).items())
+    return str(error.value)
+
+
+class TestRecordsJsonl:
+    def test_known_keys_are_fields_and_the_others_are_extra(self, tmp_path):
+        row = {"prompt": "a cat", "id": 7, "target_image": "a.png", "source_image": ["b.png"], "metadata": {"k": 1}}
+        first_line = "\ufeff" + json.dumps(row | {"style": "ink", "image": "c.png"})
+        text = [first_line, "", "  ", '{"prompt": "一只猫", "k": NaN}']
+        (tmp_path / "records.jsonl").write_text("\r\n".join(text), newline="", encoding="utf-8")
+        (first, second), rejections, notes = read(tmp_path)
+        assert (first.prompt, first.id, first.target_image, first.source_images) == ("a cat", 7, "a.png", ["b.png"])
+        assert (first.metadata, first.extra) == ({"k": 1}, {"style": "ink", "image": "c.png"})
+        assert (second.prompt, second.id, second.place.line, second.extra) == ("一只猫", None, 4, {"k": None})
+        assert rejections == notes == []
+
+    def test_bad_lines_are_rejected_one_by_one_with_their_number(self, tmp_path):
+        lines = ["{prompt: bad}", '["prompt"]', "[" * 100_000, '{"prompt": "last"']
+        jsonl(tmp_path / "records.jsonl", ['{"prompt": "good"}', *lines, '{"prompt": "after"}'])
+        records, rejections, _ = read(tmp_path)
+        assert [record.prompt for record in records] == ["good", "after"]
+        assert [(r.reason, r.place.line) for r in rejections] == [("not_json", number) for number in range(2, 6)]
+        assert str(rejections[0]).startswith("records.jsonl, line 2: the line is not valid JSON")
+        assert "a JSON list, not an object" in str(rejections[1])
+
+    def test_utf16_is_one_clear_error(self, tmp_path):
+        (tmp_path / "metadata.csv").write_text("text\na\n", encoding="utf-16")
+        assert refusal(tmp_path) == f"{tmp_path / 'metadata.csv'}: this is UTF-16 text. Save the file as UTF-8."
+
+
+class TestPromptsTxt:
+    @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+    def test_any_line_ending_ends_a_prompt(self, tmp_path, ending):
+        text = "".join(f"{text}{ending}" for text in ("一只猫", "# no", "two", ""))
+        (tmp_path / "prompts.txt").write_bytes(text.encode())
+        records, rejections, notes = read(tmp_path)
+        assert [(r.place.line, r.prompt.strip()) for r in records] == [(1, "一只猫"), (3, "two")]
+        assert rejections == notes == []
+
+    @pytest.mark.parametrize(
+        ("numbers", "expected"),
+        [((0, 1, 2), {"zero": "0.png", "": "1.png", "two": "2.png"}), ((0, 2), {"zero": "0.png", "two": "2.png"})],
+    )
+    def test_image_n_belongs_to_line_n(self, tmp_path, numbers, expected):
+        (tmp_path / "prompts.txt").write_text("zero\n\ntwo\n")
+        for number in numbers:
+            picture(tmp_path / f"target_images/{number}.png")
+        records, _, notes = read(tmp_path)
+        assert {r.prompt.strip(): r.target_image for r in records} == expected
+        assert notes == []
+
+    def test_comments_among_numbered_images_and_two_images_of_one_number_are_refused(self, tmp_path):
+        (tmp_path / "prompts.txt").write_text("zero\n# one\ntwo\n")
+        picture(tmp_path / "target_images/0.png")
+        assert f"{tmp_path / 'prompts.txt'}, line 2: lines that begin with #" in refusal(tmp_path)
+        picture(tmp_path / "target_images/00.jpg")
+        assert "target_images has 0.png and 00.jpg, of one number. Keep one of them." in refusal(tmp_path)
+
+    def test_missing_and_unused_images_are_told_without_a_shift(self, tmp_path):
+        (tmp_path / "prompts.txt").write_text("zero\none\ntwo")
+        (tmp_path / "target_images").mkdir()
+        for name in ("0.png", "002.webp", ".1.png", "Thumbs.db", "notes.txt", "3.png", "7.png"):
+            (tmp_path / "target_images" / name).touch()
+        records, rejections, (note,) = read(tmp_path)
+        assert [(r.id, r.target_image) for r in records] == [("0", "0.png"), ("2", "002.webp")]
+        assert [(r.id, r.place.line, r.reason) for r in rejections] == [("1", 2, "missing_target")]
+        assert note.startswith("2 images in target_images have a number of 3 or more")
+
+
+class TestImageFolder:
+    def test_jsonl_in_split_folders_with_nested_images(self, tmp_path):
+        jsonl(tmp_path / "train/metadata.jsonl", [{"file_name": "a/0.png", "text": "zero", "k": 1}])
+        jsonl(tmp_path / "test/metadata.jsonl", [{"file_name": "1.png", "text": "one"}])
+        records, rejections, (note,) = read(tmp_path)
+        assert [(r.prompt, r.folder / r.target_image, dict(r.extra)) for r in records] == [
+            ("one", tmp_path / "test/1.png", {"split": "test"}),
+            ("zero", tmp_path / "train/a/0.png", {"split": "train", "k": 1}),
+        ]
+        assert "test, train" in note
+        assert rejections == []
+
+    def test_csv_with_quotes_line_breaks_and_missing_values(self, tmp_path):
+        text = (
+            "\ufefffile_name,text,score,id\r\n"
+            '0.png,"a cat, sitting\non a mat",NaN,\r\n'
+            "1.png,null,1.5,x\r\n2.png,a dog\r\n3.png,a, b, c, d\r\n\r\n"
+        )
+        (tmp_path / "metadata.csv").write_text(text, encoding="utf-8", newline="")
+        records, rejections, _ = read(tmp_path)
+        assert [(r.target_image, r.prompt, r.id, dict(r.extra)) for r in records] == [
+            ("0.png", "a cat, sitting\non a mat", None, {"score": None}),
+            ("1.png", None, "x", {"score": "1.5"}),
+            ("2.png", "a dog", None, {"score": None}),
+        ]
+        assert [(r.place.line, r.reason) for r in rejections] == [(6, "not_csv")]
+
+    def test_the_text_may_be_called_prompt_or_caption(self, tmp_path):
+        for key in ("text", "prompt", "caption"):
+            (tmp_path / "metadata.csv").write_text(f"file_name,{key}\n0.png,a cat\n")
+            ((record,), _, _) = read(tmp_path)
+            assert (record.prompt, record.extra) == ("a cat", {})
+
+    def test_both_kinds_of_metadata_and_semicolons_are_refused(self, tmp_path):
+        (tmp_path / "metadata.csv").write_text("file_name;text\n0.png;a cat\n")
+        assert "separated by commas; it is ['file_name;text']" in refusal(tmp_path)
+        jsonl(tmp_path / "metadata.jsonl", [{"file_name": "0.png", "text": "a"}])
+        (tmp_path / "metadata.csv").write_text("file_name,text\n0.png,a cat\n")
+        assert "has both metadata.jsonl and metadata.csv" in refusal(tmp_path)
+
+
+class TestCaptions:
+    def test_captions_in_subfolders_and_what_lacks_one(self, tmp_path):
+        for name in ("a.png", "a.jpg", "10_cats/b.JPG", "c.png", "d.png", "e.png"):
+            picture(tmp_path / name).with_suffix(".txt").write_text(f"caption of {name}")
+        (tmp_path / "c.txt").unlink()
+        (tmp_path / "d.txt").write_bytes(b"\xff")
+        (tmp_path / "e.txt").write_text("e", encoding="utf-16")
+        (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
+        for number in range(7):
+            (tmp_path / f"README{number}.txt").touch()
+            (tmp_path / f"page{number}.pdf").touch()
+        records, rejections, notes = read(tmp_path)
+        assert [(r.target_image, r.prompt) for r in records] == [
+            ("a.jpg", "caption of a.jpg"),
+            ("a.png", "caption of a.jpg"),
+            ("10_cats/b.JPG", "caption of 10_cats/b.JPG"),
+        ]
+        expected = [("c.png", "empty_prompt"), ("d.png", "unreadable_text"), ("e.png", "unreadable_text")]
+        assert [(str(r.place), r.reason) for r in rejections] == expected
+        assert rejections[0].remedy == "Write its prompt to c.txt"
+        assert notes == ["ignored 14 files beside images and their captions, such as README0.txt"]
+
+
+PROMPTS = ['she said "hello, you"', "two\nlines", "一只在雪地里的猫, 水墨画"]
+
+
+class TestTables:
+    def test_prompts_in_csv_with_quotes_line_breaks_and_chinese(self, tmp_path):
+        for suffix, mark in (("csv", ","), ("tsv", "\t")):
+            with (tmp_path / f"list.{suffix}").open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file, delimiter=mark).writerows([["prompt", "n"], *([text, "1"] for text in PROMPTS)])
+            assert [r.prompt for r in read(tmp_path / f"list.{suffix}")[0]] == PROMPTS
+
+    def test_json_of_several_kinds_of_values(self, tmp_path):
+        rows = [{"prompt": text, "k": value} for text, value in zip(PROMPTS, (1, "x", None), strict=True)]
+        (tmp_path / "list.json").write_text(json.dumps(rows))
+        (tmp_path / "other.json").write_text('{"setting": 1}')
+        assert [r.prompt for r in read(tmp_path)[0]] == PROMPTS
+        (tmp_path / "list.json").write_text("[1]")
+        assert "expected a list of objects" in refusal(tmp_path)
+
+    def test_parquet_with_images_of_the_hub_with_and_without_its_metadata(self, tmp_path):
+        rows = [{"image": embedded(colour=colour), "text": colour, "n": n} for n, colour in enumerate(("red", "blue"))]
+        parquet(tmp_path / "data/a [1].parquet", rows)
+        Dataset.from_list(rows).cast_column("image", Image()).to_parquet(tmp_path / "data/b.parquet")
+        table = prepare(tmp_path)
+        assert [record.prompt for record in table] == ["red", "blue", "red", "blue"]
+        assert [read_image(record.target_image).getpixel((0, 0)) for record in table][1] == (0, 0, 255)
+        assert [record.metadata for record in table] == [{"n": 0}, {"n": 1}] * 2
+        assert len({record.id for record in table}) == 4
+
+    def test_save_to_disk_and_its_splits(self, tmp_path):
+        found = Dataset.from_list([{"image": embedded(), "text": text} for text in PROMPTS])
+        found = found.cast_column("image", Image())
+        found.save_to_disk(tmp_path / "data")
+        assert [record.prompt for record in prepare(tmp_path)] == PROMPTS
+        assert find_records(data_config(tmp_path / "data")).count() == 3
+        DatasetDict({"a": found, "b": found.select([1])}).save_to_disk(tmp_path / "splits")
+        assert refusal(tmp_path / "splits").endswith("has the splits a, b: choose one with data.split.")
+        assert len(prepare(tmp_path, path=tmp_path / "splits", split="b")) == 1
+
+    def test_a_dataset_of_the_hub_is_read_only_if_it_is_named_as_one(self, tmp_path, monkeypatch):
+        asked = []
+
+        def load(name, **options):
+            asked.append((name, options))
+            return DatasetDict({"train": Dataset.from_list([{"image": embedded(), "text": "a cat"}])})
+
+        monkeypatch.setattr("datasets.load_dataset", load)
+        table = prepare(tmp_path, path="hf://datasets/owner/name", revision="abc")
+        assert [record.prompt for record in table] == ["a cat"]
+        assert asked[0] == ("owner/name", {"split": None, "revision": "abc"})
+        del asked[:]
+        assert "--params=data.path=hf://datasets/owner/name" in refusal(Path("owner/name"))
+        assert asked == []
+
+    @pytest.mark.parametrize("name", ["a.parquet", "data/a.parquet"])
+    def test_a_damaged_table_is_named_with_the_librarys_error(self, tmp_path, name):
+        file = parquet(tmp_path / name, [{"image": embedded(), "text": "a"}] * 9)
+        file.write_bytes(file.read_bytes()[:-40])
+        said = refusal(tmp_path)
+        assert str(file) in said
+        assert "cannot be read (" in said
+        assert len(said.splitlines()) == 1
+
+    @pytest.mark.parametrize(
+        ("columns", "suffix"),
+        [
+            (("source", "instruction", "target"), "csv"),
+            (("input_image", "edit_prompt", "edited_image"), "parquet"),
+            (("source_image", "prompt", "target_image"), "jsonl"),
+        ],
+    )
+    def test_edits_under_the_names_of_known_datasets(self, tmp_path, columns, suffix):
+        names = [picture(tmp_path / f"data/{kind}.png").name for kind in "st"]
+        row = dict(zip(columns, (names[0], "make it red", names[1]), strict=True))
+        file = tmp_path / f"data/records.{suffix}"
+        if suffix == "csv":
+            file.write_text("\n".join([",".join(row), ",".join(row.values())]))
+        else:
+            (jsonl if suffix == "jsonl" else parquet)(file, [row])
+        (record,) = prepare(tmp_path, task="i2i")
+        assert (record.prompt, len(record.source_images)) == ("make it red", 1)
+        assert record.target_image is not None
+
+    def test_a_column_that_only_sounds_like_an_image_is_metadata(self, tmp_path):
+        row = {"text": "a cat", "source": "a book", "target": 3}
+        jsonl(tmp_path / "records.jsonl", [row])
+        ((record,), _, _) = read(tmp_path)
+        assert (record.source_images, record.target_image, {"text": "a cat", **record.extra}) == (None, None, row)
+
+
+class TestMasks:
+    def test_folders_of_images_and_masks(self, tmp_path):
+        for name in ("a", "b", "c", "d"):
+            picture(tmp_path / f"data/images/{name}.jpg", (48, 64))
+        mask(tmp_path / "data/masks/left_wing/a.png", (48, 64), (12, 8, 23, 31))
+        for name in ("b", "c", "e"):
+            mask(tmp_path / f"data/masks/{name}.png", (48, 64), (12, 8, 23, 31))
+        (tmp_path / "data/images/b.txt").write_text("the beak")
+        table = prepare(tmp_path, task="segmentation")
+        assert {record.prompt for record in table} == {"left wing", "the beak"}
+        assert table[0].metadata["box"] == [16, 4, 31, 15]
+        listed = table.report["rejected"]["listed"]
+        assert [(entry["file"], entry["reason"]) for entry in listed] == [
+            ("masks/c.png", "empty_prompt"),
+            ("masks/e.png", "missing_source"),
+        ]
+        assert "images without a mask were ignored, such as images/d.jpg" in table.report["warnings"][0]
+
+    @pytest.mark.parametrize("folder", ["", "annotations/"])
+    def test_coco_polygons_and_run_lengths(self, tmp_path, folder):
+        picture(tmp_path / "data/photos/a.png", (48, 64))
+        plain = np.zeros((64, 48), int)
+        plain[0:8, 40:48] = 1
+        runs = np.flatnonzero(np.diff(np.concatenate([[0], plain.T.ravel(), [0]]))).tolist()
+        counts = np.diff([0, *runs, plain.size]).tolist()
+        found = {
+            "images": [{"id": 1, "file_name": "a.png", "height": 64, "width": 48}],
+            "categories": [{"id": 7, "name": "wing"}, {"id": 8, "name": "eye"}],
+            "annotations": [
+                {"image_id": 1, "category_id": 7, "segmentation": [[12, 8, 24, 8, 24, 32, 12, 32]]},
+                {"image_id": 1, "category_id": 7, "segmentation": {"counts": counts, "size": [64, 48]}},
+                {"image_id": 1, "category_id": 8, "segmentation": {"counts": [1], "size": [64, 48]}},
+                {"image_id": 2, "category_id": 8, "segmentation": []},
+            ],
+        }
+        file = tmp_path / f"data/{folder}instances.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(found))
+        (record,) = table = prepare(tmp_path, task="segmentation", height=64, width=64)
+        assert (record.prompt, record.metadata["category_id"]) == ("wing", 7)
+        seen = read_mask(record.target_image)
+        assert seen[8:32, 16:32].float().mean() > 0.95
+        assert seen[0:8, 54:].all()
+        assert seen.float().mean() == pytest.approx((12 * 24 + 64) / (64 * 48), abs=0.02)
+        assert table.report["rejected"]["by_reason"] == {"wrong_mask": 2}
+
+    def test_compressed_run_lengths(self):
+        counts = [26, 3, 5, 3, 5, 3, 1000, 1, 0, 70_000]
+        text = ""
+        for n, count in enumerate(counts):  # As COCO's rleToString does it.
+            value, more = count - (counts[n - 2] if n > 2 else 0), True
+            while more:
+                bits, value = value & 0x1F, value >> 5
+                more = value != (-1 if bits & 0x10 else 0)
+                text += chr((bits | 0x20 if more else bits) + 48)
+        assert decoded_counts(text) == counts
+
+
+class TestDetection:
+    @pytest.mark.parametrize("kind", ["captions", "image_folder", "instructions"])
+    def test_a_zip_is_read_as_its_folder(self, tmp_path, kind, monkeypatch):
+        monkeypatch.setattr("datasets.config.EXTRACTED_DATASETS_PATH", str(tmp_path / "cache"))
+        FOLDERS[kind](tmp_path / kind)
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            for file in sorted((tmp_path / kind).rglob("*")):
+                archive.write(file, f"top/{file.relative_to(tmp_path / kind)}")
+        task = "i2i" if kind == "instructions" else "t2i"
+        digests = {prepare(tmp_path, path=tmp_path / name, task=task).digest for name in (kind, "a.zip")}
+        assert len(digests) == 1
+        (tmp_path / "a.zip").write_bytes(b"PK\3\4nothing")
+        assert f"{tmp_path / 'a.zip'} cannot be unpacked" in refusal(tmp_path / "a.zip")
+
+    def test_a_configured_layout_takes_precedence(self, tmp_path):
+        jsonl(tmp_path / "records.jsonl", [{"prompt": "records"}])
+        (tmp_path / "prompts.txt").write_text("prompts")
+        jsonl(tmp_path / "metadata.jsonl", [{"file_name": "a.png", "text": "image_folder"}])
+        picture(tmp_path / "a.png").with_suffix(".txt").write_text("captions")
+        assert find_records(data_config(tmp_path)).layout == "records"
+        for name in ("records", "prompts", "image_folder", "captions"):
+            assert read(tmp_path, name)[0][0].prompt == name
+
+    def test_several_datasets_in_one_folder_are_named(self, tmp_path):
+        for kind, make in FOLDERS.items():
+            make(tmp_path / kind)
+        said = refusal(tmp_path)
+        assert "captions (captions), chinese (captions), edits (records), image_folder (image_folder), inst" in said
+        assert said.endswith(f"Give one: --params=data.path={tmp_path / 'captions'}")
+        (tmp_path / "one/below").mkdir(parents=True)
+        jsonl(tmp_path / "one/below/records.jsonl", [{"prompt": "a"}])
+        assert f"--params=data.path={tmp_path / 'one/below'}" in refusal(tmp_path / "one")
+
+    @pytest.mark.parametrize(
+        ("files", "path", "said"),
+        [
+            (["a.png", "b.PNG"], ".", "No image has a caption: for a.png there is no a.txt."),
+            ([], ".", "which has no files"),
+            (["list.doc"], "list.doc", "which has 1 .doc"),
+            (["list.doc"], "list.dox", "Did you mean 'list.doc'?"),
+            (["a.parquet"], ".", "a.parquet cannot be read"),
+        ],
+    )
+    def test_what_is_no_dataset_gets_one_message(self, tmp_path, files, path, said):
+        for name in files:
+            (tmp_path / name).touch()
+        assert said in refusal(tmp_path / path)
+
+    def test_the_layouts_are_listed_by_the_task(self, tmp_path):
+        assert refusal(tmp_path).splitlines()[1].startswith("  records: records.jsonl")
+        listed = [line.split(":")[0].strip() for line in refusal(tmp_path, task="segmentation").splitlines()[1:4]]
+        assert listed == ["records", "masks", "coco"]
+        assert len(refusal(tmp_path).splitlines()) == 1 + len(LAYOUTS)
+        assert len(refusal(tmp_path, layout="captions").splitlines()) == 2
+
+    def test_a_path_that_does_not_exist_names_the_command_that_draws(self, tmp_path, monkeypatch):
+        running = Command(None, ("--pipeline=data_preparation",), {"data.path": "none", "seed": 3})
+        monkeypatch.setattr(command, "_running", [running])
+        drawing = Command(None, ("--pipeline=starter",), {"seed": 3})
+        assert refusal(tmp_path / "none").splitlines()[-1] == str(drawing)

@@ -1,0 +1,318 @@
+"""From a folder of records to the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, ImageOps
+
+from tests.data.making import data_config, jsonl, picture, prepare
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.images import fit, read_image, read_size
+from visual_grpo.data.preparation import Preparation
+from visual_grpo.data.split import FEW_PROMPTS
+from visual_grpo.data.table import RecordTable
+
+
+def rows(folder):
+    return {row["id"]: row for row in pq.read_table(folder / "out/records.parquet").to_pylist()}
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def files(folder):
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "out/images").iterdir()}
+
+
+def many(folder, count):
+    return jsonl(folder / "data/records.jsonl", [{"id": n, "prompt": f"a cat {n}"} for n in range(count)])
+
+
+def test_the_manifest_says_what_was_found_and_made(tmp_path):
+    data = tmp_path / "data"
+    photo = Image.effect_noise((80, 120), 90).convert("RGB")
+    photo.getexif()[0x0112] = 6
+    data.mkdir()
+    photo.save(data / "t.jpg", exif=photo.getexif())
+    picture(data / "s.png", (64, 32), "blue")
+    row = {"id": "x", "prompt": "a cat", "target_image": "t.jpg", "source_image": ["s.png"], "k": [1, "猫"]}
+    jsonl(data / "records.jsonl", [row])
+    (record,) = prepare(tmp_path, task="i2i")
+
+    assert (record.id, record.prompt, record.split) == ("x", "a cat", "train")
+    assert record.metadata == {"k": [1, "猫"]}
+    assert record.target_image.is_absolute()
+    expected = fit(read_image(data / "t.jpg"), height=32, width=64)
+    assert np.array_equal(np.asarray(read_image(record.target_image)), np.asarray(expected))
+    assert read_image(record.source_images[0]).getpixel((5, 5)) == (0, 0, 255)
+
+    stored = rows(tmp_path)["x"]
+    assert not stored["target_image"].startswith("/")
+    sizes = [stored[key] for key in ("width", "height", "original_width", "original_height")]
+    assert sizes == [64, 32, 120, 80]
+    assert stored["target_sha256"] == sha256(record.target_image)
+    assert stored["target_original_sha256"] == sha256(data / "t.jpg")
+    assert stored["source_sha256"] == [sha256(record.source_images[0])]
+    assert stored["source_original_sha256"] == [sha256(data / "s.png")]
+
+
+def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
+    data = tmp_path / "data"
+    picture(data / "good.png")
+    picture(data / "small.png", (31, 500))
+    (data / "corrupt.png").write_bytes(b"nonsense")
+    (data / "empty.png").touch()
+    good = {"id": "a", "prompt": "a cat", "target_image": "good.png"}
+    jsonl(
+        data / "records.jsonl",
+        [
+            good,
+            {**good, "prompt": "again"},
+            {**good, "id": "b", "prompt": " "},
+            {**good, "id": "c", "target_image": "none.png"},
+            {**good, "id": "d", "target_image": "corrupt.png"},
+            {**good, "id": "e", "target_image": "empty.png"},
+            {**good, "id": "f", "target_image": "small.png"},
+            {**good, "id": "g", "source_image": "corrupt.png"},
+            {**good, "id": "h", "k": 1},
+            "not json",
+        ],
+    )
+    table = prepare(tmp_path, task="mixed")
+    assert [record.id for record in table] == ["a", "h"]
+    report = table.report
+    assert (report["records"], report["accepted"], report["with_target"]) == (10, 2, 2)
+    listed = report["rejected"]["listed"]
+    assert [(entry["id"], entry["line"], entry["reason"]) for entry in listed] == [
+        ("a", 2, "duplicate_id"),
+        ("b", 3, "empty_prompt"),
+        ("c", 4, "missing_target"),
+        ("d", 5, "corrupt_image"),
+        ("e", 6, "corrupt_image"),
+        ("f", 7, "image_too_small"),
+        ("g", 8, "corrupt_image"),
+        (None, 10, "not_json"),
+    ]
+    assert all(entry["message"] and entry["remedy"] for entry in listed)
+    assert "31x500 pixels" in listed[5]["message"]
+    assert listed[6]["message"].startswith("source_image: ")
+    assert report["rejected"]["total"] == 8
+    assert report["rejected"]["by_reason"]["corrupt_image"] == 3
+    assert report["warnings"] == ["2 images smaller than the prepared size: enlarged"]
+
+
+def test_nothing_left_to_train_on_is_an_error(tmp_path):
+    for rows, said in (([], "There are no records"), ([{"prompt": ""}] * 8, r"8 records rejected:(?s:.*)and 3 more")):
+        jsonl(tmp_path / "data/records.jsonl", rows)
+        with pytest.raises(UserError, match=said):
+            prepare(tmp_path)
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat"}, {"prompt": ""}])
+    said = "Of 1 usable record none is left to train on.* 1 record rejected:\n  records.jsonl, line 2"
+    with pytest.raises(UserError, match=said):
+        prepare(tmp_path, held_out_share=0.999)
+
+
+def test_too_few_held_out_prompts_are_a_warning_before_anything_is_trained(tmp_path):
+    many(tmp_path, 60)
+    table = prepare(tmp_path, held_out_share=0.5)
+    held_out, others = ([record.prompt for record in table.split(split)] for split in ("held_out", "train"))
+    for prompts in (1, FEW_PROMPTS - 1, FEW_PROMPTS):
+        rows = [{"prompt": prompt} for prompt in [*held_out[:prompts] * 3, *others]]
+        jsonl(tmp_path / "data/records.jsonl", rows)
+        warnings = prepare(tmp_path, held_out_share=0.5).report["warnings"]
+        expected = [f"{counted(prompts, 'prompt')} in held_out"] if prompts < FEW_PROMPTS else []
+        assert [warning.split(":")[0] for warning in warnings] == expected
+
+
+def test_sealed_records_are_counted_and_too_few_are_told(tmp_path):
+    many(tmp_path, 40)
+    before = {record.id: record.split for record in prepare(tmp_path, held_out_share=0.25)}
+    table = prepare(tmp_path, held_out_share=0.25, sealed_share=0.3)
+    sealed = list(table.split("sealed"))
+    assert table.report["splits"]["sealed"] == {"records": len(sealed), "prompts": len(sealed)}
+    assert 4 < len(sealed) < 20
+    assert {before[record.id] for record in sealed} == {"train"}
+    assert all(before[record.id] == record.split for record in table.split("train", "eval", "held_out"))
+    assert len(table.split("train", "held_out")) + len(sealed) == 40
+    warnings = prepare(tmp_path, held_out_share=0.25, sealed_share=1e-6).report["warnings"]
+    assert warnings[0].startswith("the split sealed is empty although its share is")
+    with pytest.raises(UserError, match=r"the splits sealed take all\. Add records or lower data\.sealed_share"):
+        prepare(tmp_path, sealed_share=0.9999)
+
+
+def test_splits_keep_prompts_apart_and_do_not_depend_on_order(tmp_path):
+    records = [{"prompt": f"prompt {n % 30}", "k": n} for n in range(120)]
+    jsonl(tmp_path / "data/records.jsonl", records)
+    table = prepare(tmp_path, eval_share=0.2, held_out_share=0.3)
+    held_out = {record.prompt for record in table.split("held_out")}
+    others = {record.prompt for split in ("train", "eval") for record in table.split(split)}
+    assert held_out
+    assert not held_out & others
+    assert table.report["splits"]["held_out"] == {"records": 4 * len(held_out), "prompts": len(held_out)}
+    before = Counter((record.prompt, record.split) for record in table)
+    jsonl(tmp_path / "data/records.jsonl", records[::-1])
+    after = prepare(tmp_path, eval_share=0.2, held_out_share=0.3)
+    assert Counter((record.prompt, record.split) for record in after) == before
+
+
+def test_a_group_or_one_instruction_with_one_source_is_held_out_as_a_whole(tmp_path):
+    for number in range(8):
+        picture(tmp_path / f"data/{number}.png", colour=(number, 0, 0))
+    rows: list[dict[str, object]] = [
+        {"prompt": f"p{n}", "group": f"g{n % 12}", "source_image": "0.png", "of": f"g{n % 12}"} for n in range(60)
+    ]
+    for number in range(40):
+        name = f"{number % 8}.png"
+        rows.append({"prompt": "make it red", "source_image": name, "of": name, "k": number})
+    jsonl(tmp_path / "data/records.jsonl", rows)
+    table = prepare(tmp_path, held_out_share=0.5, task="i2i")
+    units = {(record.metadata["of"], record.held_with, record.split) for record in table}
+    assert len(units) == len({of for of, _, _ in units}) == len({unit for _, unit, _ in units}) == 20
+    for mark in ("png", "g"):
+        assert {split for of, _, split in units if of.lstrip("0123456789.").startswith(mark)} == {"train", "held_out"}
+
+
+def test_a_second_run_reuses_the_images_except_changed_ones(tmp_path):
+    data = tmp_path / "data"
+    for name in ("a", "b", "c"):
+        picture(data / f"{name}.png")
+    names = [{"id": name, "prompt": name, "target_image": f"{name}.png"} for name in "abc"]
+    jsonl(data / "records.jsonl", names)
+    first = prepare(tmp_path)
+    before, digest = files(tmp_path), first.digest
+    second = prepare(tmp_path)
+    assert files(tmp_path) == before
+    assert second.digest == digest
+    assert rows(tmp_path)["a"]["original_width"] == 40
+
+    picture(data / "a.png", colour="blue")
+    jsonl(data / "records.jsonl", names[:2])
+    third = prepare(tmp_path)
+    after = files(tmp_path)
+    assert len(after) == 2
+    assert len(set(after) & set(before)) == 1
+    assert read_image(third[0].target_image).getpixel((0, 0)) == (0, 0, 255)
+    assert third.digest != digest
+    other_size = prepare(tmp_path, height=64)
+    assert read_size(other_size[1].target_image) == (64, 64)
+
+
+def test_a_run_that_fails_leaves_the_old_manifest_and_its_images_and_a_damaged_one_is_prepared_again(tmp_path):
+    data = tmp_path / "data"
+    picture(data / "a.png")
+    good = {"id": "a", "prompt": "a", "target_image": "a.png"}
+    jsonl(data / "records.jsonl", [good])
+    table = prepare(tmp_path)
+    (image,) = (tmp_path / "out/images").iterdir()
+    before = image.read_bytes()
+    image.write_bytes(before[:-20])
+    prepare(tmp_path)
+    assert image.read_bytes() == before
+    picture(data / "a.png", colour="blue")
+    jsonl(data / "records.jsonl", [good, {"prompt": ""}, "not json"])
+    with pytest.raises(UserError, match=r"records.jsonl, line 2.*the prompt is empty.*data.strict"):
+        prepare(tmp_path, strict=True)
+    table = RecordTable(table.path)
+    assert [record.id for record in table] == ["a"]
+    assert table[0].target_image == image
+    assert image.read_bytes() == before
+
+
+def test_any_id_gives_a_safe_file_name_of_its_own(tmp_path):
+    picture(tmp_path / "data/a.png")
+    ids = ["../../etc/passwd", "a/b", "a_b", "A_B", "红", "绿", ".", "x" * 5000, "a\nb", "CON"]
+    records = [{"id": name, "prompt": "a", "target_image": "a.png"} for name in ids]
+    jsonl(tmp_path / "data/records.jsonl", records)
+    table = prepare(tmp_path)
+    assert [record.id for record in table] == ids
+    names = [record.target_image.name for record in table]
+    assert len({name.lower() for name in names}) == len(ids)
+    assert all(name.isascii() and len(name) < 120 and not set(name) & set('/\\:*?"<>|\n') for name in names)
+    assert all(record.target_image.resolve().parent == tmp_path / "out/images" for record in table)
+
+
+def test_a_file_name_that_is_not_utf8(tmp_path):
+    picture(tmp_path / "data/a.png").rename(tmp_path / "data/\udcff.png")
+    (tmp_path / "data/\udcff.txt").write_text("a cat")
+    (tmp_path / "data/\udcfe.txt").touch()
+    table = prepare(tmp_path, layout="captions")
+    assert [record.prompt for record in table] == ["a cat"]
+    assert "\\udcfe.txt" in table.report["warnings"][0]
+    json.dumps(table.report, ensure_ascii=False).encode()
+
+
+def test_odd_exif_data_neither_reject_a_photo_nor_warn(tmp_path):
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.jpg"}])
+    Image.new("RGB", (64, 64)).save(tmp_path / "data/a.jpg", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff")
+    report = prepare(tmp_path).report
+    assert (report["with_target"], report["warnings"]) == (1, [])
+
+
+def test_progress_counts_every_record_and_no_note(tmp_path):
+    for number in range(12):
+        picture(tmp_path / f"data/{number}.png", (64, 64)).with_suffix(".txt").write_text(f"a cat {number}")
+    (tmp_path / "data/README.txt").touch()
+    calls: list[None] = []
+    preparation = Preparation(data_config(tmp_path / "data", eval_share=0.1, held_out_share=0.2))
+    preparation.write(tmp_path / "out/records.parquet", lambda: calls.append(None))
+    assert RecordTable(tmp_path / "out/records.parquet").report["warnings"]
+    assert len(calls) == preparation.count() == 12
+
+
+def test_shares_that_leave_nothing_are_refused_by_the_configuration():
+    with pytest.raises(ValueError, match="eval_share \\+ held_out_share \\+ sealed_share must be below 1"):
+        data_config("x", eval_share=0.6, held_out_share=0.4)
+
+
+ODD = ("jpg", "png", "webp", "gif", "tif", "bmp", "cmyk.jpg", "16.png", "alpha.png", "palette.png", "grey.png")
+"""Kinds of crops, by the end of their names."""
+
+
+def odd_crop(path, number):
+    """Writes a noisy crop of its own size and EXIF orientation; returns its upright pixels in RGB, before any loss."""
+    kind = path.name.partition("-")[2].partition(".")[2]
+    dice = np.random.default_rng(number)
+    pixels = dice.integers(0, 256, (int(dice.integers(64, 120)), int(dice.integers(64, 120)), 3), dtype=np.uint8)
+    image = {
+        "cmyk.jpg": lambda rgb: rgb.convert("CMYK"),
+        "16.png": lambda rgb: Image.fromarray(np.asarray(rgb.convert("L")).astype(np.uint16) * 257),
+        "alpha.png": lambda rgb: Image.fromarray(np.dstack([pixels, pixels[..., 0]])),
+        "palette.png": lambda rgb: rgb.quantize(64),
+        "gif": lambda rgb: rgb.quantize(64),
+        "grey.png": lambda rgb: rgb.convert("L"),
+    }.get(kind, lambda rgb: rgb)(Image.fromarray(pixels))
+    exif = image.getexif()
+    exif[0x0112] = 1 + number % 8 if kind in ("jpg", "png", "webp", "cmyk.jpg", "alpha.png") else 1
+    image.save(path, **({} if kind in ("gif", "bmp") else {"exif": exif}))
+    with Image.open(path) as stored:
+        upright = ImageOps.exif_transpose(stored)
+        if kind == "16.png":
+            return Image.fromarray(np.rint(np.asarray(upright) / 257).astype(np.uint8)).convert("RGB")
+        if kind == "alpha.png":
+            return Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright).convert("RGB")
+        return upright.convert("RGB")
+
+
+@pytest.mark.parametrize("count", [88, pytest.param(800, marks=pytest.mark.slow)])
+def test_odd_crops_are_prepared_with_exactly_their_pixels(tmp_path, count):
+    (tmp_path / "data").mkdir()
+    expected = {}
+    for number in range(count):
+        name = f"{number:03}-.{ODD[number % len(ODD)]}"
+        upright = odd_crop(tmp_path / "data" / name, number // len(ODD))
+        (tmp_path / f"data/{name}").with_suffix(".txt").write_text(f"crop {number}")
+        expected[f"crop {number}"] = ImageOps.fit(upright, (64, 64), Image.Resampling.LANCZOS)
+    (tmp_path / "data/broken.jpg").write_bytes((tmp_path / "data/000-.jpg").read_bytes()[:500])
+    (tmp_path / "data/broken.txt").write_text("broken")
+    table = prepare(tmp_path, height=64)
+    assert len(table) == count
+    assert table.report["rejected"]["by_reason"] == {"corrupt_image": 1}
+    for record in table:
+        assert np.array_equal(np.asarray(read_image(record.target_image)), np.asarray(expected[record.prompt]))

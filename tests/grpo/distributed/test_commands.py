@@ -1,0 +1,79 @@
+"""Commands with several processes: the same adapters from each kind of training, and one end for all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.grpo.distributed.commands import (
+    COMMON,
+    LEARNED,
+    LONG,
+    ROW_BY_ROW,
+    Running,
+    command,
+    difference,
+    prepare,
+    weights,
+)
+from tests.small_project import paste
+from tests.test_kill import KINDS
+
+REPLAYED = "grpo.old_log_probs=replay"
+"""A model in parts generates small models' tokens by other operations, which round in another way, and AdamW makes a
+step of what rounding leaves of a gradient that nearly cancels."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_and_three_processes_train_what_one_does(kind: str, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    output = prepare(project, kind, LEARNED)
+    for first, *others in (("1", "2", "3"), (f"1,{REPLAYED}", f"2,{REPLAYED},distributed.sharded=true")):
+        found = []
+        for processes in (first, *others):
+            done = paste(
+                command(kind, "train", f"{LEARNED},{ROW_BY_ROW},evaluation.every=0,distributed.processes={processes}"),
+                project,
+            )
+            assert done.returncode == 0, done.stderr[-2000:]
+            assert (f"{processes[0]} processes train together." in done.stdout) == (processes[0] != "1")
+            found.append(weights(output))
+        moved = [bool(value.any()) for name, value in found[0].items() if "lora_B" in name]
+        assert sum(moved) > 0.8 * len(moved), "nothing follows from a last block's text, but from all else"
+        for own, processes in zip(found[1:], others, strict=True):
+            assert difference(found[0], own) < 1e-5, processes
+
+
+@pytest.mark.slow
+def test_whatever_ends_one_process_ends_all_and_the_training_goes_on_with_another_number(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    checkpoints = prepare(project, "ar") / "06_models/checkpoints"
+    line = command("ar", "train", f"{LONG},distributed.processes=2")
+    said = {}
+    for end, resume in (("other", "never"), ("first", "auto"), ("Ctrl-C", "auto")):
+        before = set(checkpoints.glob("step-*"))
+        with Running([f"{line},resume={resume}"], project) as running:
+            running.wait_for(lambda before=before: set(checkpoints.glob("step-*")) - before)  # type: ignore[misc]
+            (first,) = running.commands
+            others = running.below(first.pid)
+            assert len(others) == 1
+            began = time.monotonic()
+            if end == "Ctrl-C":
+                os.killpg(first.pid, signal.SIGINT)  # As a terminal does.
+            else:
+                os.kill(first.pid if end == "first" else others[0], signal.SIGKILL)
+            ((_, said[end]),) = running.ended(30)
+            print(end, f"all had ended after {time.monotonic() - began:.1f} s")  # noqa: T201
+            assert first.returncode == {"other": 1, "first": -signal.SIGKILL, "Ctrl-C": 130}[end]
+    assert "was ended by SIGKILL" in said["other"].strip().splitlines()[-1]
+    for processes in (1, 3):
+        steps = max(int(file.name.split("-")[1]) for file in checkpoints.glob("step-*")) + 1
+        more = f"{LONG},resume=auto,grpo.steps={steps},distributed.processes={processes}"
+        done = paste(command("ar", "train", more).replace(COMMON, ""), project)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert f"Trained {steps} steps" in done.stdout

@@ -1,0 +1,88 @@
+"""What is settled, or refused, before any process starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.test_run import parameters
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import command
+from visual_grpo.config.policy import DistributedConfig
+from visual_grpo.grpo.distributed import group, launch
+from visual_grpo.operations.preflight.configuration import check
+from visual_grpo.training.components import require_gpus
+
+SHARDED: dict[str, Any] = {"distributed": {"processes": 2, "sharded": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (SHARDED | {"model": {"offload": "phases"}}, "nothing that could take turns"),
+        (SHARDED | {"policy": {"kv_cache": "static"}}, "Set policy.kv_cache to growing"),
+        ({"distributed": {"processes": 3}}, "a step of ar has 2 prompts .*Expected at most 2"),
+        ({"distributed": {"processes": 0}}, "greater than or equal"),
+        ({"distributed": {"sharded": True}}, "sharded needs processes of at least 2"),
+    ],
+)
+def test_what_processes_cannot_do_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises((UserError, ValueError), match=said):
+        check(parameters(tmp_path, **changes))
+
+
+def test_each_process_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parameters(tmp_path, distributed={"processes": 3}, model={"device": "cuda"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match=r"distributed.processes is 3, but this machine has 2 GPUs"):
+        require_gpus(config)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="has 2 GPUs, but more processes"):
+        launch._own_device(torch.device("cuda"))
+
+
+def test_torchruns_number_of_processes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert DistributedConfig().processes == 1
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert DistributedConfig().processes == DistributedConfig(processes=2).processes == 4
+
+
+def test_the_line_that_goes_on_is_torchruns() -> None:
+    command.use_launcher(["torchrun", "--nnodes=2", "-m", "visual_grpo.grpo.distributed"])
+    try:
+        shown = str(command.Command(None, ("--pipeline=train",), {"seed": 3}))
+    finally:
+        command.use_launcher([])
+    assert shown == "torchrun --nnodes=2 -m visual_grpo.grpo.distributed run --pipeline=train --params=seed=3"
+
+
+def test_without_torchrun_one_line_says_how(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "visual_grpo.grpo.distributed", "run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: expected, on each host, torchrun --nnodes=2")
+
+
+def test_hosts_with_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.json").write_text("1")
+
+    def gathered(compute: Any) -> list[Any]:
+        host, facts = compute()
+        name = f"the files of {tmp_path}"
+        return [(host, facts), ("other", facts | {name: "another", "torch": "0"})]
+
+    monkeypatch.setattr(group, "everyone", gathered)
+    with pytest.raises(UserError, match=r"^other differs from .*: torch, the files of .*Expected the same commit"):
+        launch._require_same_hosts([tmp_path, None])

@@ -1,0 +1,130 @@
+"""A training by several processes is that by one; an error or the end of any ends all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.grpo.distributed import toys
+from tests.training.test_run import parameters
+from visual_grpo.common.errors import LostRankError, UserError
+from visual_grpo.grpo.distributed import group, launch
+from visual_grpo.models.rows import draw_seeds
+
+ROOT = Path(__file__).parents[3]
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # One that has ended and that nobody has waited for.
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] != "Z"
+
+
+def run(folder: Path, processes: int, job: Any, sharded: bool = False, **arguments: Any) -> Any:
+    """What ``job`` gives on rank 0."""
+    config = parameters(folder, distributed={"processes": processes, "sharded": sharded})
+    with launch.ranks(config, job, **arguments):
+        return job(config, **arguments)
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_parameters_and_metrics_are_those_of_one_process(processes: int, tmp_path: Path) -> None:
+    jobs: list[Any] = [(toys.train_every_way, {"kind": kind}) for kind in ("SeededTokens", "SeededSteps")]
+    jobs.append((toys.signal_gradient, {}))
+    *alone, gradient = toys.several(parameters(tmp_path), jobs)
+    *together, same = run(tmp_path, processes, toys.several, jobs=jobs)
+    torch.testing.assert_close(same, gradient, rtol=0, atol=1e-6)
+    for one, many in zip(chain(*alone), chain(*together), strict=True):
+        assert one[0].abs().max() > 0.05
+        torch.testing.assert_close(many[0], one[0], rtol=0, atol=1e-6)
+        for step, other in zip(one[1], many[1], strict=True):
+            for name, value in step.values.items():
+                if not name.startswith(("seconds", "speed", "memory")) and name != "entropy":
+                    assert other.values[name] == pytest.approx(value, abs=2e-5), name
+            assert [prompt.id for prompt in other.prompts] == [prompt.id for prompt in step.prompts]
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_sharded_model_trains_as_a_whole_one(processes: int, tmp_path: Path) -> None:
+    alone = toys.train_every_way(parameters(tmp_path), kind="LayeredTokens")
+    together = run(tmp_path, processes, toys.train_every_way, sharded=True, kind="LayeredTokens")
+    for (one, _), (many, _) in zip(alone, together, strict=True):
+        torch.testing.assert_close(many, one, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "said"),
+    [
+        ("user", UserError, "the disk is full"),
+        ("memory", MemoryError, "no more"),
+        ("bug", ZeroDivisionError, "a bug"),
+        ("alone", LostRankError, "process 2: only here"),
+    ],
+)
+def test_an_error_of_any_rank_ends_all(how: str, kind: type[Exception], said: str, tmp_path: Path) -> None:
+    with pytest.raises(kind, match=said) as raised:
+        run(tmp_path, 2, toys.fail, how=how)
+    if how != "alone":
+        assert "Raised in process 2 of 2" in raised.value.__notes__[0]
+    assert group.count() == 1
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_killed_process_ends_all(victim: int, tmp_path: Path) -> None:
+    """Also one that computes, and so is not waiting for the others."""
+    code = (
+        "from pathlib import Path\n"
+        "from tests.grpo.distributed import test_toys, toys\n"
+        "if __name__ == '__main__':\n"
+        f"    test_toys.run(Path({str(tmp_path)!r}), 3, toys.wait, victim={victim}, notes={str(tmp_path)!r})\n"
+    )
+    script = tmp_path / "first.py"
+    script.write_text(code)
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    pids = [int((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    while any(is_there(pid) for pid in pids) and time.monotonic() < began + 60:
+        time.sleep(0.1)
+    assert not any(is_there(pid) for pid in pids)
+    assert time.monotonic() - began < 50
+    if victim == 0:
+        assert done.returncode == -signal.SIGKILL
+    else:
+        last = done.stderr.strip().splitlines()[-1]
+        assert f"Process 2 of this command (pid {pids[1]}) was ended by SIGKILL" in last
+
+
+def test_seeds_of_a_share_are_those_of_the_whole() -> None:
+    generators = [torch.Generator().manual_seed(5) for _ in range(3)]
+    whole = [draw_seeds(count, generators[0]) for count in (3, 12)]
+    parts = []
+    for generator, (start, size) in zip(generators[1:], group.blocks(3, 2), strict=True):
+        with group.share(start, size, 3):
+            parts.append([draw_seeds(count * size // 3, generator) for count in (3, 12)])
+    assert [one + other for one, other in zip(*parts, strict=True)] == whole
+    assert len({draw_seeds(1, generator)[0] for generator in generators}) == 1
+
+
+@pytest.mark.parametrize(("number", "parts"), [(7, 3), (2, 4), (8, 2)])
+def test_blocks_are_even_and_cover_everything(number: int, parts: int) -> None:
+    found = group.blocks(number, parts)
+    assert [place for start, size in found for place in range(start, start + size)] == list(range(number))
+    assert max(size for _, size in found) - min(size for _, size in found) <= 1

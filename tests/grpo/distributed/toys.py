@@ -1,0 +1,153 @@
+"""What the ranks of the tests compute: jobs that rank 0 runs too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.grpo.test_trainer import config
+from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout
+from visual_grpo.config import Parameters
+from visual_grpo.grpo.distributed import group, sharding
+from visual_grpo.grpo.distributed.policy import FirstScores
+from visual_grpo.grpo.losses import LOSSES
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.models.rows import draw_seeds
+
+OPTIONS: list[dict[str, Any]] = [
+    *({"loss": loss} for loss in sorted(LOSSES)),
+    {"micro_batch_size": 4},
+    {"prompts_per_step": 5, "rollout_prompts": 3},
+    {"prompts_per_step": 1, "max_refills": 3, "group_size": 2, "loss": "dapo"},
+    {"advantage_scale": "batch", "combine": "gdpo"},
+    {"old_log_probs": "replay", "micro_batch_size": 5},
+]
+
+
+class SeededTokens(ToyTokenPolicy):
+    """Each row is a function of its seed, as a real policy's is.
+
+    The table is not zero: where a gradient is exactly 0, AdamW makes steps of what rounding leaves of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table.data = 0.3 * torch.randn(self.table.shape, generator=torch.Generator().manual_seed(8))
+
+    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
+        rollout = super().rollout(prompts, group_size, generator)
+        rows = float(len(rollout.samples))
+        return replace(rollout, stats={"entropy": rows, "seconds/tokens": 1.0, "speed/tokens_per_second": 2.0})
+
+    def draw(self, log_probs: Tensor, rows: int, generator: torch.Generator) -> Tensor:
+        own = [torch.Generator().manual_seed(seed) for seed in draw_seeds(rows, generator)]
+        return torch.stack([torch.multinomial(log_probs.exp(), 1, generator=each)[:, 0] for each in own])
+
+
+class SeededSteps(ToyGaussianPolicy):
+    def noise(self, rows: int, generator: torch.Generator) -> Tensor:
+        own = [torch.Generator().manual_seed(seed) for seed in draw_seeds(rows, generator)]
+        return torch.stack([torch.randn(len(self.table), generator=each) for each in own])
+
+
+class LayeredTokens(SeededTokens):
+    """What it learns goes through frozen layers, which are cut where `shards` are active. How often it calls them,
+    forward and backward, depends on its rows, as with real prompts: the calls beside the first change nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+        self.network = nn.ModuleDict({"layers": self.layers})
+        given = torch.Generator().manual_seed(2)
+        for parameter in self.network.requires_grad_(False).parameters():
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=given)
+        if sharding.active():
+            sharding.cut({"network": self.network}, torch.device("cpu"))
+
+    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
+        with self._layered(len(prompts)):
+            return super().rollout(prompts, group_size, generator)
+
+    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
+        with self._layered(int(trajectory[rows].sum()) % 3):
+            yield from super().replay(trajectory, rows)
+
+    @contextmanager
+    def _layered(self, more: int) -> Iterator[None]:
+        own, self.table = self.table, self._through_layers() + 0.0 * sum(self._through_layers() for _ in range(more))
+        try:
+            yield
+        finally:
+            self.table = own
+
+    def _through_layers(self) -> Any:
+        value: Tensor = self.table
+        for layer in self.layers:
+            value = value + layer(value).tanh()
+        return value
+
+
+KINDS = {kind.__name__: kind for kind in (SeededTokens, SeededSteps, LayeredTokens)}
+
+
+def trainer(policy: Any, **changes: Any) -> GRPOTrainer[Any]:
+    settings = config(**({"steps": 4, "updates_per_rollout": 2, "kl_weight": 0.1} | changes))
+    return GRPOTrainer(policy, FirstScores(CountingScorer()), settings, seed=1)
+
+
+def train_every_way(config: Parameters, kind: str) -> list[tuple[Tensor, list[Any]]]:
+    """The table and the metrics after a training with each of `OPTIONS`."""
+    found = []
+    for options in OPTIONS:
+        if kind == "SeededSteps" and options.get("loss") == "gspo":
+            continue  # It needs all steps in one chunk.
+        policy = KINDS[kind]()
+        steps = list(trainer(policy, **options).fit(records(10)))
+        found.append((policy.table.detach(), steps))
+    return found
+
+
+def signal_gradient(config: Parameters) -> Tensor:
+    return trainer(SeededTokens()).policy_gradient(records(5), torch.Generator().manual_seed(3))
+
+
+def several(config: Parameters, jobs: Sequence[tuple[Any, dict[str, Any]]]) -> list[Any]:
+    """One after the other: starting processes takes seconds."""
+    return [job(config, **arguments) for job, arguments in jobs]
+
+
+def fail(config: Parameters, how: str) -> None:
+    """On rank 1 alone."""
+
+    def compute() -> None:
+        if group.rank() == 1:
+            if how == "user":
+                raise UserError("the disk is full")
+            if how == "memory":
+                raise MemoryError("no more")
+            raise ZeroDivisionError("a bug")
+
+    if how == "alone" and group.rank() == 1:
+        raise UserError("only here")
+    group.everyone(compute if how != "alone" else lambda: None)
+
+
+def wait(config: Parameters, victim: int, notes: str) -> None:
+    """Rank ``victim`` is killed while the others are in a collective, and one computes for a minute."""
+    with open(f"{notes}/{group.rank()}", "w") as file:  # noqa: PTH123
+        file.write(str(os.getpid()))
+    group.everyone(lambda: None)
+    if group.rank() == victim:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.everyone(lambda: time.sleep(60 if group.rank() == 2 else 0))

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import GlmImagePipeline
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.conftest import SIZE, stir
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import PolicyConfig, SamplerConfig
+from visual_grpo.models.glm_image.model import GlmImage
+from visual_grpo.models.glm_image.token_model import EncodedPrompts
+from visual_grpo.models.rows import START_NOISE
+from visual_grpo.models.token_model import sample_tokens
+from visual_grpo.models.token_policy import TokenPolicy
+from visual_grpo.models.tokens import TokenSampler
+from visual_grpo.training.components import load_model, load_policy
+
+TEXTS = [
+    "a red circle",
+    "a small yellow square at the bottom, with many more words than its neighbours",
+    "画一只猫 “猫”",
+]
+RECORDS = [PromptRecord(id=str(i), prompt=text) for i, text in enumerate(TEXTS)]
+STOCK = SamplerConfig(steps=3, guidance_scale=1.5)
+GREEDY = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1.0)
+MODES: list[dict[str, Any]] = [{}, {"gradient_checkpointing": True}]
+
+ArPolicy = TokenPolicy[EncodedPrompts]
+
+
+def policy_with(folder: Path, **changes: Any) -> ArPolicy:
+    policy: ArPolicy = load_policy(
+        str(folder), size=SIZE, policy=PolicyConfig(**changes), kl_reference=True, device="cpu"
+    )
+    stir(policy)
+    return policy
+
+
+def rollout(policy: ArPolicy, group_size: int = 2) -> Any:
+    return policy.rollout(RECORDS, group_size, torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_replay_gives_the_samplers_log_probs_back(pipeline_folder: Path, mode: dict[str, Any]) -> None:
+    """Prompts of three lengths, left-padded, with an adapter that has an effect."""
+    policy = policy_with(pipeline_folder, **mode)
+    got = rollout(policy)
+    (chunk,) = policy.replay(got.trajectory, torch.arange(6))
+    assert got.log_probs.shape == (6, 1 * 2 + 2 * 3) == chunk.log_probs.shape
+    assert got.log_probs.min() < -1
+    torch.testing.assert_close(chunk.log_probs, got.log_probs, rtol=0, atol=5e-5)
+
+
+def test_a_wrong_replay_is_far_outside_the_floor(ar_policy: ArPolicy) -> None:
+    """The check is worth something only if a plausible mistake is far outside its tolerance."""
+    got = rollout(ar_policy)
+    encoded = got.trajectory.encoded.prompts
+    text_only = torch.arange(encoded.token_positions.shape[-1]).expand_as(encoded.token_positions)
+    encoded.token_positions.copy_(encoded.positions[:, :, -1:] + 1 + text_only)
+    (chunk,) = ar_policy.replay(got.trajectory, torch.arange(6))
+    assert (chunk.log_probs - got.log_probs).abs().mean() > 1e-2
+
+
+def test_the_reference_is_the_base_model(ar_policy: ArPolicy, pipeline_folder: Path) -> None:
+    got = rollout(ar_policy)
+    plain = load_policy(str(pipeline_folder), size=SIZE, device="cpu")  # a fresh adapter has no effect
+    (chunk,) = plain.replay(got.trajectory, torch.arange(6))
+    torch.testing.assert_close(got.trajectory.reference_log_probs, chunk.log_probs.detach(), rtol=0, atol=1e-5)
+    assert (got.trajectory.reference_log_probs - got.log_probs).abs().max() > 1e-2
+
+
+def test_an_image_depends_on_its_own_prompt_and_seed(glm_image: GlmImage, ar_policy: ArPolicy) -> None:
+    together = glm_image.generate(RECORDS, [7, 8, 9], STOCK)
+    alone = glm_image.generate(RECORDS[1:2], [8], STOCK)[0]
+    # Another padding rounds differently; in 8-bit pixels that is at most one step here and there.
+    assert (together[1].int() - alone.int()).abs().max() <= 1
+    other = glm_image.generate(RECORDS[1:2], [9], STOCK)[0]
+    assert (together[1].int() - other.int()).abs().max() > 8
+    assert together[0].shape == (3, *SIZE)
+    assert together[0].dtype == torch.uint8
+
+
+def test_one_seed_one_rollout_bit_for_bit(ar_policy: ArPolicy) -> None:
+    one, two = rollout(ar_policy), rollout(ar_policy)
+    assert torch.equal(one.log_probs, two.log_probs)
+    assert all(torch.equal(a, b) for a, b in zip(one.samples, two.samples, strict=True))
+
+
+def test_rows_of_a_group_differ_in_tokens_but_share_their_start_noise(pipeline_folder: Path) -> None:
+    policy = policy_with(pipeline_folder)
+    groups = policy.sample(RECORDS, 3, torch.Generator().manual_seed(3))
+    noise_seeds, trajectory = groups.decode_seeds, groups.sampled.trajectory
+    assert [record.id for record in groups.records] == list("000111222")
+    assert len(set(noise_seeds[:3])) == 1
+    assert len(set(noise_seeds)) == 3
+    assert len({tuple(row.tolist()) for row in trajectory.tokens[:3]}) > 1
+    for ours, again in zip(
+        rollout(policy, group_size=3).samples,
+        policy.model.samples(groups.records, trajectory, noise_seeds),
+        strict=True,
+    ):
+        assert torch.equal(ours, again)
+
+
+def test_a_small_rollout_batch_changes_nothing(pipeline_folder: Path) -> None:
+    whole, parts = (
+        policy_with(pipeline_folder),
+        policy_with(pipeline_folder, rollout_batch=2, denoise_batch=4, decode_batch=1),
+    )
+    one, two = rollout(whole), rollout(parts)
+    assert torch.equal(one.trajectory.tokens, two.trajectory.tokens)
+    torch.testing.assert_close(one.log_probs, two.log_probs, rtol=0, atol=2e-5)
+
+
+def test_the_decoded_image_is_the_pipelines_own(
+    glm_image: GlmImage, ar_policy: ArPolicy, pipeline_folder: Path
+) -> None:
+    got = glm_image.generate(RECORDS[2:], [11], STOCK)[0]
+    trajectory = glm_image.sample_tokens(RECORDS[2:], [11], STOCK).trajectory
+    image_tokens = glm_image.tokens(STOCK).image_tokens(trajectory.tokens, RECORDS[2:])
+    assert torch.equal(image_tokens.flatten(1), trajectory.tokens[:, 2:])
+    plain = GlmImagePipeline.from_pretrained(pipeline_folder)
+    plain.set_progress_bar_config(disable=True)
+    noise = torch.randn(1, 4, SIZE[0] // 8, SIZE[1] // 8, generator=torch.Generator().manual_seed(11 ^ START_NOISE))
+    want = plain(
+        prompt=TEXTS[2],
+        prior_token_ids=image_tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1),
+        latents=noise,
+        height=SIZE[0],
+        width=SIZE[1],
+        num_inference_steps=STOCK.steps,
+        guidance_scale=STOCK.guidance_scale,
+        output_type="np",
+    ).images[0]
+    difference = got.permute(1, 2, 0).float() - torch.from_numpy(want) * 255
+    assert difference.abs().max() < 0.6  # rounding to 8 bits
+
+
+def test_a_damaged_adapter_is_refused(ar_policy: ArPolicy, pipeline_folder: Path, tmp_path: Path) -> None:
+    ar_policy.save_adapter(tmp_path / "ar")
+    weights = tmp_path / "ar" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"cannot be loaded.*\n.*--pipeline=train"):
+        load_model(str(pipeline_folder), size=SIZE, train=["ar"], adapters=tmp_path)
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the values of tensors that Python looks at, for each of which it would wait for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += operation.overloadpacket is torch.ops.aten._local_scalar_dense
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("records", [RECORDS, RECORDS[:1]], ids=["padded", "one prompt"])
+def test_no_token_waits_for_the_device(pipeline_folder: Path, records: list[PromptRecord]) -> None:
+    reads = []
+    for size in ((64, 64), (128, 160)):
+        policy = load_policy(str(pipeline_folder), size=size, device="cpu")
+        with HostReads() as counted:
+            sampled = sample_tokens(policy.model, records, range(len(records)), TokenSampler(), batch=8)
+        reads.append((sampled.trajectory.tokens.shape[1], counted.count))
+    (few, at_few), (many, at_many) = reads
+    assert many > 2 * few
+    assert at_few == at_many

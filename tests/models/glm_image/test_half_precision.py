@@ -1,0 +1,181 @@
+"""In bfloat16 sampler and replay round otherwise: the ratio is 1 all the same, and a wrong replay is still seen."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft.tuners.lora import LoraLayer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.conftest import SIZE, stir
+from tests.evaluation.painter import brightness
+from tests.models.glm_image.test_ar import RECORDS
+from visual_grpo.common.types import PromptRecord, Sample
+from visual_grpo.config import Dtype, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
+from visual_grpo.grpo.checks import RatioCheckError
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.models.lora import PeftAdapter
+from visual_grpo.models.lora_sampling import merged
+from visual_grpo.models.token_policy import TokenPolicy
+from visual_grpo.models.tokens import deviation, expected_gap
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.training.components import load_policy
+
+BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "rounding_gap.py"))
+
+
+def half(folder: Path, module: str) -> Any:
+    policy = load_policy(str(folder), module=module, size=SIZE, kl_reference=True, dtype="bfloat16", device="cpu")
+    stir(policy)
+    return policy
+
+
+def first_step(policy: Any, **changes: Any) -> dict[str, float]:
+    config = GRPOConfig(
+        steps=1, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01, updates_per_rollout=2, **changes
+    )
+    trainer = GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config, dtype="bfloat16")
+    return dict(next(trainer.fit(RECORDS)).values)
+
+
+@pytest.mark.parametrize(("module", "micro_batch_size"), [("ar", None), ("ar", 3), ("dit", 3)])
+def test_the_first_ratio_is_exactly_one(pipeline_folder: Path, module: str, micro_batch_size: int | None) -> None:
+    values = first_step(half(pipeline_folder, module), micro_batch_size=micro_batch_size)
+    assert values["ratio/first_max_abs_log"] == 0
+    assert values["update_1/ratio"] == 1
+    assert values["update_2/ratio"] != 1
+    assert values["kl"] > 0
+    assert 0 <= values["sampler_gap/mean"] < 0.04
+
+
+@pytest.mark.parametrize(("module", "dtype"), [("ar", "bfloat16"), ("ar", "float16"), ("dit", "float16")])
+def test_half_precision_trains(pipeline_folder: Path, module: str, dtype: Dtype) -> None:
+    policy: Any = load_policy(str(pipeline_folder), module=module, size=SIZE, dtype=dtype, device="cpu")
+    assert {parameter.dtype for parameter in policy.trainable_parameters()} == {torch.float32}
+    config = GRPOConfig(steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-3)
+    before = policy.adapter_state_dict()
+    metrics = list(GRPOTrainer(policy, RewardSet({"b": (brightness, 1.0)}), config, dtype=dtype).fit(RECORDS))
+    after = policy.adapter_state_dict()
+    assert any(not torch.equal(before[name], value) for name, value in after.items())
+    assert all(value.isfinite().all() for value in after.values())
+    assert not math.isnan(metrics[0].values["loss"])
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operations that compute something."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not operation.is_view and operation.overloadpacket is not torch.ops.aten._unsafe_view
+        return operation(*args, **(kwargs or {}))
+
+
+def layers_of(network: Any) -> list[Any]:
+    return [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
+
+
+@pytest.mark.parametrize("module", ["ar", "dit"])
+def test_sampling_takes_three_kernels_a_layer_and_loses_nothing(pipeline_folder: Path, module: str) -> None:
+    policy = half(pipeline_folder, module)
+    network = policy.model.network if module == "ar" else policy.model.transformer
+    errors, counts = {}, {}
+    layers = layers_of(network)
+    for where in (contextlib.nullcontext(), merged(network)):
+        with where, torch.no_grad():
+            name = "sampling" if "forward" in layers[0].__dict__ else "training"
+            difference, kernels = torch.zeros(0), Kernels()
+            for layer in layers:
+                x = torch.randn(2, 5, layer.in_features, generator=torch.Generator().manual_seed(1)).bfloat16()
+                base, (down, up) = layer.get_base_layer(), (layer.lora_A["default"], layer.lora_B["default"])
+                exact = x.float() @ base.weight.float().t() + (0 if base.bias is None else base.bias.float())
+                exact = exact + up(down(x.float())) * layer.scaling["default"]
+                with kernels:
+                    got = layer(x)
+                difference = torch.cat([difference, ((got.float() - exact) / exact.std()).flatten()])
+            errors[name], counts[name] = float(difference.square().mean().sqrt()), kernels.count / len(layers)
+    assert errors["training"] < 0.004
+    assert errors["sampling"] < 1.5 * errors["training"]  # Even where the adapter makes most of the output.
+    assert counts["sampling"] <= 3
+    assert counts["training"] >= 7
+
+
+@pytest.mark.parametrize("module", ["ar", "dit"])
+def test_nothing_is_left_of_sampling_in_half_precision(pipeline_folder: Path, module: str) -> None:
+    policy = half(pipeline_folder, module)
+    network = policy.model.network if module == "ar" else policy.model.transformer
+    x = torch.randn(2, layers_of(network)[0].in_features).bfloat16()
+    plain = layers_of(network)[0](x)
+    with policy.adapter.disabled(), merged(network):
+        without = layers_of(network)[0](x)
+        assert torch.equal(without, layers_of(network)[0].get_base_layer()(x))
+    with pytest.raises(ValueError, match="in between"), merged(network):
+        raise ValueError("in between")
+    after = layers_of(network)[0](x)
+    assert torch.equal(plain, after)
+    assert after.requires_grad
+    assert not torch.equal(plain, without)
+
+
+@pytest.mark.parametrize("layers", [2, 5])
+def test_the_rounding_that_is_expected_is_what_is_measured(layers: int) -> None:
+    model = BENCHMARK["tokens_of"](layers, 256, torch.bfloat16)
+    BENCHMARK["scale_logits"](model, 2.0)
+    mean, _, spread = BENCHMARK["gap"](model, rows=6)
+    expected = expected_gap(model.network, model.head.dtype, spread)
+    assert expected / 1.5 < mean < 1.5 * expected
+
+
+def test_the_deviation_is_that_of_the_logits_that_may_be_drawn() -> None:
+    logits = torch.tensor([[1.0, 3.0, -torch.inf, 5.0], [2.0, 2.0, 2.0, 10.0]])
+    expected = [(8 / 3) ** 0.5, 12**0.5]
+    assert deviation(logits.log_softmax(-1)).tolist() == pytest.approx(expected)
+
+
+class FullWidth:
+    """Two layers of GLM-Image's language model at its width of 4096, with random weights."""
+
+    def __init__(self) -> None:
+        self.model = BENCHMARK["tokens_of"](2, 4096, torch.bfloat16)
+        self.model.decode = self._images
+        self.adapter = PeftAdapter.attach(self.model.network, LoraParams(rank=4, alpha=8), ["q_proj", "v_proj"], 0)
+
+    def policy(self, kind: type[TokenPolicy[Any]] = TokenPolicy) -> TokenPolicy[Any]:
+        sampler = SamplerConfig(temperature=0.9, top_p=1.0, top_k=0, steps=1, guidance_scale=1.0)
+        return kind(self.model, self.adapter, sampler, PolicyConfig(), kl_reference=True)
+
+    @staticmethod
+    def _images(records: Sequence[PromptRecord], tokens: torch.Tensor, seeds: Sequence[int]) -> list[Sample]:
+        return [torch.full((3, 8, 8), int(row.sum()) % 256, dtype=torch.uint8) for row in tokens]
+
+
+class WithoutPositions(TokenPolicy[Any]):
+    """Replays image tokens as if they were text: the second and third position id are missing."""
+
+    def rollout(self, *arguments: Any) -> Any:
+        rollout = super().rollout(*arguments)
+        encoded = rollout.trajectory.encoded.prompts
+        text_only = torch.arange(encoded.token_positions.shape[-1]).expand_as(encoded.token_positions)
+        encoded.token_positions.copy_(encoded.positions[:, :, -1:] + 1 + text_only)
+        return rollout
+
+
+@pytest.mark.slow
+def test_at_full_width_the_gap_is_reported_and_mistakes_are_caught() -> None:
+    full = FullWidth()
+    values = first_step(full.policy())
+    assert values["ratio/first_max_abs_log"] == 0
+    flat, steep = (expected_gap(full.model.network, torch.bfloat16, spread) for spread in (0.5, 2.0))
+    assert flat < values["sampler_gap/mean"] < steep
+    wrong = full.policy()
+    wrong.temperature = 1.0
+    for policy in (wrong, full.policy(WithoutPositions)):
+        with pytest.raises(RatioCheckError):
+            first_step(policy)

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
+
+from tests.models import flow_checks
+from tests.models.qwen_image import tiny
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import ModelConfig
+from visual_grpo.models.qwen_image import FAMILY, QwenImage, QwenImageOptions
+
+CPU = ModelConfig(device="cpu")
+
+
+@pytest.fixture
+def pipeline() -> Any:
+    return tiny.pipeline()
+
+
+@pytest.fixture
+def edit_pipeline(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its sources are 64 x 128 pixels instead of a million."""
+    import diffusers.pipelines.qwenimage.pipeline_qwenimage_edit as module
+
+    monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: (128, 64, None))
+    return tiny.pipeline(edit=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen_image")
+    tiny.pipeline().save_pretrained(folder)
+    return folder
+
+
+def stock(pipeline: Any, records: Sequence[PromptRecord], noise: torch.Tensor, scale: float, **more: Any) -> Any:
+    """Latents [b, C, h, w] of the pipeline, or its images; the source of a batch as one list, of one record as one."""
+    if records[0].source_images:
+        size = {"height": 64, "width": 128}
+        images = [pipeline.image_processor.resize(tiny.opened(record), **size) for record in records]
+        more["image"] = images if len(images) > 1 else tiny.opened(records[0])
+    if scale > 1:
+        more.setdefault("negative_prompt", [" "] * len(records))
+    given = pipeline(
+        prompt=[record.prompt for record in records],
+        latents=pixel_unshuffle(noise, 2).flatten(2).transpose(1, 2),
+        height=tiny.SIZE[0],
+        width=tiny.SIZE[1],
+        num_inference_steps=flow_checks.STEPS,
+        true_cfg_scale=scale,
+        **{"output_type": "latent", **more},
+    ).images
+    if isinstance(given, torch.Tensor):
+        return pixel_shuffle(given.transpose(1, 2).unflatten(2, (tiny.SIZE[0] // 16, -1)), 2)
+    return given
+
+
+def check_ode(pipeline: Any, records: list[PromptRecord], scale: float) -> None:
+    model = QwenImage(pipeline, tiny.SIZE, QwenImageOptions())
+    noise = flow_checks.noise_of(model, 3)
+    assert flow_checks.far(flow_checks.ode(model, records, noise, scale), stock(pipeline, records, noise, scale)) < 1e-6
+    for record, start in zip(records, noise.split(1), strict=True):
+        alone = flow_checks.ode(model, [record], start, scale)
+        torch.testing.assert_close(alone, stock(pipeline, [record], start, scale), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_the_ode_is_the_pipelines_own(pipeline: Any, scale: float) -> None:
+    check_ode(pipeline, flow_checks.records_of(), scale)
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_edits_too(edit_pipeline: Any, source_images: list[Path], scale: float) -> None:
+    check_ode(edit_pipeline, flow_checks.records_of(source_images), scale)
+
+
+def test_the_options_are_the_pipelines_own(pipeline: Any) -> None:
+    records = flow_checks.records_of()
+    options = {"negative_prompt": "blurry", "max_sequence_length": 200}
+    model = QwenImage(pipeline, tiny.SIZE, QwenImageOptions(**options))
+    noise = flow_checks.noise_of(model, 3)
+    more = {"negative_prompt": ["blurry"] * 3, "max_sequence_length": 200}
+    want = stock(pipeline, records, noise, 4.0, **more)
+    assert flow_checks.far(flow_checks.ode(model, records, noise, 4.0), want) < 1e-6
+    for name in options:
+        other = QwenImageOptions(**{key: value for key, value in options.items() if key != name})
+        one_less = flow_checks.ode(QwenImage(pipeline, tiny.SIZE, other), records, noise, 4.0)
+        assert flow_checks.far(one_less, want) > 1e-4, name
+
+
+def test_pixels_are_the_pipelines_own_on_several_threads(pipeline: Any) -> None:
+    records = flow_checks.records_of()
+    model = QwenImage(pipeline, tiny.SIZE, QwenImageOptions())
+    noise = flow_checks.noise_of(model, 3)
+    latents = stock(pipeline, records, noise, 4.0)
+    want = flow_checks.as_uint8(stock(pipeline, records, noise, 4.0, output_type="np"))
+    with ThreadPoolExecutor(4) as pool:
+        decoded = list(pool.map(model.pixels, [latents] * 12))
+    for images in decoded:
+        assert torch.equal(torch.stack(images), want)
+
+
+@pytest.mark.parametrize(
+    ("edit", "both", "scale"), [(False, False, 1.0), (False, True, 4.0), (True, False, 4.0), (True, True, 4.0)]
+)
+def test_replay_scores_what_was_sampled(
+    pipeline: Any, edit_pipeline: Any, source_images: list[Path], edit: bool, both: bool, scale: float
+) -> None:
+    chosen, sources = (edit_pipeline, source_images) if edit else (pipeline, ())
+    model = flow_checks.generator_of(FAMILY, chosen, tiny.SIZE, unconditional_gradient=both)
+    assert flow_checks.replay_error(flow_checks.policy_of(model, scale), flow_checks.records_of(sources)) < 1e-6
+
+
+def test_both_streams_are_trained(pipeline: Any) -> None:
+    policy = flow_checks.policy_of(flow_checks.generator_of(FAMILY, pipeline, tiny.SIZE), 4.0)
+    # What the last block's text stream gives is dropped, so nothing asks for it.
+    block = "transformer_blocks.1."
+    dropped = {"attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2"}
+    assert {name.split(".lora")[0] for name in flow_checks.untrained(policy, flow_checks.records_of())} == {
+        block + name for name in dropped
+    }
+
+
+def test_the_gradient_goes_through_both_branches_and_the_scale(pipeline: Any) -> None:
+    """Along a direction it is the slope of the guided velocity; with one branch constant it is another."""
+
+    def total(both: bool) -> torch.Tensor:
+        model = QwenImage(pipeline, tiny.SIZE, QwenImageOptions(unconditional_gradient=both))
+        # So much guidance that an untrained model's branches differ, and the scale with them.
+        conditions = model.conditions(flow_checks.records_of(), [], 100.0)
+        state = flow_checks.noise_of(model, 3)
+        return (model.velocity(conditions, torch.arange(3))(state, 700.0) * state.roll(1)).double().sum()
+
+    weight = pipeline.transformer.proj_out.weight
+    start, direction = weight.detach().clone(), weight.detach().roll(1)
+    ends = []
+    with torch.no_grad():
+        for step in (1e-2, -1e-2):
+            weight.copy_(start + step * direction)
+            ends.append(total(True))
+        weight.copy_(start)
+    weight.requires_grad_(True)
+    exact, part = (float((torch.autograd.grad(total(both), weight)[0] * direction).sum()) for both in (True, False))
+    slope = float(ends[0] - ends[1]) / 2e-2
+    assert exact == pytest.approx(slope, rel=1e-2)
+    assert abs(part - slope) > 0.05 * abs(slope)
+
+
+def test_the_pipeline_loads_the_adapter_by_its_own_call(folder: Path, pipeline: Any, tmp_path: Path) -> None:
+    records = flow_checks.records_of()
+    model = flow_checks.generator_of(FAMILY, pipeline, tiny.SIZE)
+    noise = flow_checks.noise_of(model.model, 3)
+    base = stock(pipeline, records, noise, 4.0)
+    flow_checks.policy_of(model, 4.0)
+    trained = stock(pipeline, records, noise, 4.0)
+    assert flow_checks.far(trained, base) > 1e-2
+    model.adapters.save(tmp_path)
+
+    loaded = FAMILY.load(str(folder), CPU)
+    loaded.load_lora_weights(tmp_path / "dit")
+    assert torch.equal(stock(loaded, records, noise, 4.0), trained)
+    loaded.disable_lora()
+    assert torch.equal(stock(loaded, records, noise, 4.0), base)
+
+
+def test_an_edit_pipeline_loads_as_one_and_needs_its_processor(edit_pipeline: Any, tmp_path: Path) -> None:
+    edit_pipeline.save_pretrained(tmp_path)
+    assert type(FAMILY.load(str(tmp_path), CPU)).__name__ == "QwenImageEditPipeline"
+    shutil.rmtree(tmp_path / "processor")
+    with pytest.raises(UserError, match=r"lacks processor\."):
+        FAMILY.load(str(tmp_path), CPU)
+
+
+def test_edits_have_one_source(pipeline: Any, edit_pipeline: Any, source_images: list[Path]) -> None:
+    with pytest.raises(UserError, match="QwenImagePipeline takes 0 source images; '0' has 1"):
+        QwenImage(pipeline, tiny.SIZE, QwenImageOptions()).conditions(flow_checks.records_of(source_images), [], 1.0)
+    with pytest.raises(UserError, match="QwenImageEditPipeline takes 1 source images; '0' has 0"):
+        QwenImage(edit_pipeline, tiny.SIZE, QwenImageOptions()).conditions(flow_checks.records_of(), [], 1.0)

@@ -1,0 +1,182 @@
+"""The adapters of a model of two modules, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft.tuners.lora import LoraLayer
+
+from tests.conftest import SIZE, stir
+from tests.evaluation.painter import brightness
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import GRPOConfig, LoraParams, SamplerConfig
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.models.lora import AdapterSet
+from visual_grpo.models.lora_sampling import merged
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.training.components import load_model, load_policy
+
+SAMPLER = SamplerConfig(temperature=1.0, steps=4, guidance_scale=1.0)
+
+
+def both(folder: Path, seed: int = 0) -> AdapterSet:
+    return load_model(str(folder), size=SIZE, train=["ar", "dit"], device="cpu", seed=seed).adapters
+
+
+def draw_weights(adapters: AdapterSet) -> None:
+    for number, module in enumerate(("ar", "dit")):
+        for parameter in adapters[module].parameters():
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number + parameter.numel()))
+
+
+def test_adapters_of_a_half_precision_model_stay_as_trained(pipeline_folder: Path, tmp_path: Path) -> None:
+    trained = load_model(str(pipeline_folder), size=SIZE, train=["ar", "dit"], dtype="bfloat16", device="cpu").adapters
+    draw_weights(trained)
+    trained.save(tmp_path)
+    loaded = load_model(str(pipeline_folder), size=SIZE, dtype="bfloat16", device="cpu").adapters
+    loaded.load(tmp_path, ["ar", "dit"])
+    expected, found = trained.state(), loaded.state()
+    assert {value.dtype for value in found.values()} == {torch.float32}
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_the_state_has_a_copy_of_both_and_goes_back_to_each(pipeline_folder: Path) -> None:
+    adapters = both(pipeline_folder)
+    fresh = adapters.state()
+    assert {name.split("/")[0] for name in fresh} == {"ar", "dit"}
+    assert {name for name in fresh if name.startswith("ar/")} == {f"ar/{name}" for name in adapters["ar"].state()}
+    assert len(fresh) == len(adapters["ar"].state()) + len(adapters["dit"].state())
+    draw_weights(adapters)
+    stirred = adapters.state()
+    assert not [name for name in fresh if torch.equal(fresh[name], stirred[name])]
+    adapters.load_state(fresh)
+    assert all(torch.equal(value, fresh[name]) for name, value in adapters.state().items())
+    other = both(pipeline_folder)
+    other.load_state(stirred)
+    assert all(torch.equal(value, stirred[name]) for name, value in other.state().items())
+    with pytest.raises(UserError, match="does not fit this model"):
+        other.load_state({name: value for name, value in stirred.items() if name.startswith("ar/")})
+
+
+def test_saved_adapters_load_into_their_modules(pipeline_folder: Path, tmp_path: Path) -> None:
+    adapters = both(pipeline_folder)
+    draw_weights(adapters)
+    adapters.save(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["ar", "dit"]
+    model = load_model(str(pipeline_folder), size=SIZE, train=["ar", "dit"], adapters=tmp_path, device="cpu")
+    state = adapters.state()
+    assert all(torch.equal(value, state[name]) for name, value in model.adapters.state().items())
+    one = load_model(str(pipeline_folder), size=SIZE, train=["dit"], adapters=tmp_path, device="cpu").adapters
+    assert "dit" in one
+    assert "ar" not in one
+    assert one.state().keys() == {name for name in state if name.startswith("dit/")}
+
+
+def test_the_seed_decides_the_initial_values(pipeline_folder: Path) -> None:
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    one, same, other = (both(pipeline_folder, seed).state() for seed in (3, 3, 4))
+    assert all(torch.equal(value, same[name]) for name, value in one.items())
+    assert all(torch.equal(value, other[name]) == ("lora_B" in name) for name, value in one.items())
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_each_module_has_parameters_of_its_own(pipeline_folder: Path) -> None:
+    adapters = load_model(str(pipeline_folder), size=SIZE, device="cpu").adapters
+    assert adapters.state() == {}
+    adapters.attach({"ar": LoraParams(rank=2), "dit": LoraParams(rank=5)}, 0)
+    for name, value in adapters.state().items():
+        assert min(value.shape) == (2 if name.startswith("ar/") else 5)
+
+
+def test_a_module_without_an_adapter_is_named(pipeline_folder: Path) -> None:
+    model = load_model(str(pipeline_folder), size=SIZE, train=["ar"], device="cpu")
+    for ask in (lambda: model.adapters["dit"], lambda: model.policy("dit", rollout=SAMPLER, stock=SAMPLER)):
+        with pytest.raises(
+            UserError, match=r"module 'dit' has no adapter yet: call adapters\.attach or adapters\.load"
+        ):
+            ask()
+
+
+def test_training_can_start_from_saved_adapters(pipeline_folder: Path, tmp_path: Path) -> None:
+    adapters = both(pipeline_folder)
+    draw_weights(adapters)
+    adapters.save(tmp_path)
+    started = both(pipeline_folder, seed=5)
+    started.start_from(tmp_path)
+    state = adapters.state()
+    assert all(torch.equal(value, state[name]) for name, value in started.state().items())
+    assert all(parameter.requires_grad for module in ("ar", "dit") for parameter in started[module].parameters())
+    started.save(tmp_path / "again")
+    for file in tmp_path.glob("*/*.safetensors"):
+        assert file.read_bytes() == (tmp_path / "again" / file.relative_to(tmp_path)).read_bytes()
+
+
+@pytest.mark.parametrize(("module", "network"), [("ar", "network"), ("dit", "transformer")])
+def test_a_training_moves_the_adapter_and_nothing_else(pipeline_folder: Path, module: str, network: str) -> None:
+    policy: Any = load_policy(str(pipeline_folder), module=module, size=SIZE, kl_reference=True, device="cpu")
+    base = {
+        name: value.clone()
+        for name, value in getattr(policy.model, network).state_dict().items()
+        if "lora_" not in name
+    }
+    adapter = policy.adapter_state_dict()
+    config = GRPOConfig(
+        steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01, updates_per_rollout=2
+    )
+    records = [PromptRecord(id=str(i), prompt=text) for i, text in enumerate(["a red circle", "a square", "一只猫"])]
+    metrics = list(GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config).fit(records))
+    assert metrics[0].values["ratio/first_max_abs_log"] < 1e-4
+    assert metrics[1].values["kl"] > 0
+    moved = policy.adapter_state_dict()
+    assert not [name for name in adapter if torch.equal(adapter[name], moved[name])]
+    after = getattr(policy.model, network).state_dict()
+    assert all(torch.equal(after[name], value) for name, value in base.items())
+
+
+@pytest.fixture(params=["ar", "dit"])
+def network(request: pytest.FixtureRequest, pipeline_folder: Path) -> Any:
+    policy: Any = load_policy(str(pipeline_folder), module=request.param, size=SIZE, device="cpu")
+    stir(policy)
+    return policy.model.network if request.param == "ar" else policy.model.transformer
+
+
+def outputs(network: Any) -> list[torch.Tensor]:
+    layers = [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
+    generator = torch.Generator().manual_seed(1)
+    return [layer(torch.randn(2, 5, layer.in_features, generator=generator)) for layer in layers]
+
+
+def test_a_merged_adapter_takes_part_and_is_taken_out_again(network: Any) -> None:
+    before = outputs(network)
+    with merged(network), torch.no_grad():
+        during = outputs(network)
+    for mixed, apart in zip(during, before, strict=True):
+        torch.testing.assert_close(mixed, apart.detach(), rtol=1e-5, atol=1e-4)
+    after = outputs(network)
+    assert all(value.requires_grad and torch.equal(value, old) for value, old in zip(after, before, strict=True))
+
+
+def test_an_adapter_that_is_off_is_off_while_merged(network: Any) -> None:
+    layers = [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
+    with_adapter = [value.detach() for value in outputs(network)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    plain = outputs(network)
+    with merged(network), torch.no_grad():
+        during = outputs(network)
+    for value, expected, other in zip(during, plain, with_adapter, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-4)
+        assert not torch.allclose(value, other, rtol=1e-3, atol=1e-3)
+
+
+def test_an_error_while_merged_leaves_the_weights(network: Any) -> None:
+    before = outputs(network)
+    with pytest.raises(ValueError, match="in between"), merged(network):
+        raise ValueError("in between")
+    assert all(torch.equal(value, old) for value, old in zip(outputs(network), before, strict=True))

@@ -1,0 +1,158 @@
+"""Parameters that a family cannot do: refused, and the message says what it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.test_run import parameters
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import Parameters
+from visual_grpo.models.families import find_family
+from visual_grpo.models.family_settings import make_plan
+
+STEPS = {"steps": 4, "guidance_scale": 1.5}
+TOKENS = {"temperature": 1.3, "top_p": 1.0, "top_k": 0}
+
+
+def asked(folder: Path, **changes: Any) -> Parameters:
+    """Of a saved model; without a family's own mistakes."""
+    sampling = {"rollout": {**TOKENS, **STEPS}, "stock": STEPS}
+    changes["policy"] = {"train": "all", **changes.get("policy", {})}
+    return parameters(folder, **{"model": {"path": "saved/model"}, "sampling": sampling, **changes})
+
+
+def of_vl(folder: Path, **changes: Any) -> Parameters:
+    sampling = {"rollout": TOKENS, "stock": {}}
+    return asked(folder, **{"data": {"task": "segmentation"}, "sampling": sampling, **changes})
+
+
+def of_sd3(folder: Path, **changes: Any) -> Parameters:
+    return asked(folder, **{"sampling": {"rollout": STEPS, "stock": STEPS}, **changes})
+
+
+CASES: list[tuple[str, dict[str, Any], str]] = [
+    ("qwen2_5_vl", {"data": {"task": "t2i"}}, "data.task is t2i, which qwen2_5_vl cannot do; it has segmenta"),
+    ("sd3", {"data": {"task": "i2i"}}, "data.task is i2i, which sd3 cannot do; it has t2i"),
+    ("glm_image", {"policy": {"train": "vl"}}, r"policy\.train names 'vl'\. The family glm_image has the modules:"),
+    ("sd3", {"grpo": {"kl_correction": True}}, "that of dit's denoising steps is exact"),
+    *(
+        (family, {"policy": {"decode_guidance_scale": 2, **policy}}, "guidance_scale is 2, which changes nothing")
+        for family, policy in (
+            ("sd3", {}),
+            ("qwen2_5_vl", {}),
+            ("glm_image", {"train": "dit"}),
+            ("glm_image", {"train": "all", "stages": "joint"}),
+        )
+    ),
+    ("glm_image", {"policy": {"train": ["ar", "dti"]}}, r"policy\.train names 'dti'\. Did you mean 'dit'\?"),
+    ("glm_image", {"policy": {"train": []}}, r"policy\.train is empty\. The family glm_image has the modules"),
+    (
+        "glm_image",
+        {"policy": {"train": "all", "stages": "joint"}, "grpo": {"max_refills": 2}},
+        r"policy\.stages is joint, which draws one rollout of all prompts a step: it has neither grpo\.max_refills",
+    ),
+    ("glm_image", {"policy": {"train": "dit", "stages": "joint"}}, r"policy\.stages is joint, .* but only dit is"),
+    ("glm_image", {"modules": {"foo": {}}}, r"modules names 'foo'\. The family glm_image has the modules: ar, d"),
+    ("sd3", {"modules": {"ar": {}}}, r"modules names 'ar'\. The family sd3 has the modules: dit"),
+    (
+        "sd3",
+        {"sampling": {"rollout": {"temperature": 0.9, **STEPS}, "stock": STEPS}},
+        r"sampling\.rollout sets temperature, but sd3 has no tokens; remove it",
+    ),
+    (
+        "sd3",
+        {"sampling": {"rollout": STEPS, "stock": {"top_k": 5, **STEPS}}},
+        r"sampling\.stock sets top_k, but sd3 has no tokens",
+    ),
+    (
+        "qwen2_5_vl",
+        {"sampling": {"rollout": {**TOKENS, **STEPS}, "stock": {}}},
+        r"sampling\.rollout sets steps, guidance_scale, but qwen2_5_vl has no denoising steps",
+    ),
+    (
+        "glm_image",
+        {"sampling": {"rollout": STEPS, "stock": {"steps": 4}}},
+        r"sampling\.stock needs guidance_scale: glm_image has denoising steps",
+    ),
+    ("glm_image", {"policy": {"flow": {"window_steps": 4}}}, r"the window \(window_start 0, window_steps 4\) must"),
+    (
+        "glm_image",
+        {"sampling": {"rollout": {"steps": 1, "guidance_scale": 1.0}}},
+        r"sampling\.rollout\.steps is 1: .*at least 2",
+    ),
+    (
+        "glm_image",
+        {"model": {"path": "saved/model", "options": {"max_tokens": 3}}},
+        r"The family glm_image has no options:\n  model\.options\.max_tokens: Extra inputs",
+    ),
+    (
+        "qwen2_5_vl",
+        {"model": {"path": "saved/model", "options": {"max_token": 3}}},
+        r"has the options instruction, max_tokens:\n  model\.options\.max_token: .* Did you mean 'max_tokens'\?",
+    ),
+    (
+        "qwen2_5_vl",
+        {"model": {"path": "saved/model", "options": {"instruction": "Where?", "max_tokens": 0}}},
+        r"model\.options\.instruction: it must contain \{query\}.*\n.*options\.max_tokens: .*greater than or eq",
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "complaint"), CASES)
+def test_what_a_family_lacks_is_refused(tmp_path: Path, family: str, changes: dict[str, Any], complaint: str) -> None:
+    found, base = find_family(family), {"glm_image": asked, "sd3": of_sd3, "qwen2_5_vl": of_vl}[family]
+    make_plan(found, base(tmp_path))
+    with pytest.raises(UserError, match=complaint):
+        make_plan(found, base(tmp_path, **changes))
+
+
+def test_a_window_does_not_matter_where_no_flow_module_is_trained(tmp_path: Path) -> None:
+    config = asked(tmp_path, policy={"train": "ar", "flow": {"window_steps": 4}})
+    plan = make_plan(find_family("glm_image"), config)
+    assert plan.modules == ("ar",)
+    assert list(plan.samplers) == ["rollout", "stock"]  # No way to draw with that window.
+
+
+def test_a_plan_says_what_is_trained_and_drawn(tmp_path: Path) -> None:
+    plan = make_plan(find_family("glm_image"), asked(tmp_path, policy={"train": ["dit", "ar"]}))
+    assert plan.modules == ("ar", "dit")
+    assert not plan.joint
+    assert (plan.rollout.temperature, plan.rollout.top_p, plan.rollout.top_k) == (1.3, 1.0, 0)
+    assert {name: sampler.stochastic for name, sampler in plan.samplers.items()} == {
+        "rollout": False,
+        "sde": True,
+        "stock": False,
+    }
+    assert plan.samplers["stock"].temperature is None
+    flow_only = make_plan(find_family("sd3"), of_sd3(tmp_path))
+    assert list(flow_only.samplers) == ["sde", "stock"]
+    assert flow_only.rollout.temperature is None
+    vl = make_plan(find_family("qwen2_5_vl"), of_vl(tmp_path, sampling={"rollout": {}, "stock": {}}))
+    assert list(vl.samplers) == ["rollout", "stock"]
+    assert (vl.rollout.temperature, vl.rollout.top_p, vl.rollout.top_k) == (1.0, 1.0, 0)
+
+
+def test_a_control_is_the_stock_sampler_with_its_changes(tmp_path: Path) -> None:
+    controls = [{"guidance_scale": 3.0}, {"guidance_scale": 1.5}, {"top_k": 5, "steps": 8}, {"guidance_scale": 3.0}]
+    plan = make_plan(find_family("glm_image", None), asked(tmp_path, evaluation={"controls": controls}))
+    stock = plan.samplers["stock"]
+    assert plan.controls == {  # Without the one that changes nothing, and each once.
+        "stock guidance_scale=3": stock.model_copy(update={"guidance_scale": 3.0}),
+        "stock top_k=5 steps=8": stock.model_copy(update={"top_k": 5, "steps": 8}),
+    }
+
+
+def test_an_empty_control_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a control sets at least one of temperature, top_p, top_k, steps, guidance"):
+        asked(tmp_path, evaluation={"controls": [{}]})
+
+
+def test_controls_of_what_a_family_lacks_are_left_out(tmp_path: Path) -> None:
+    controls = {"evaluation": {"controls": [{"guidance_scale": 3.0}, {"temperature": 0.5, "top_p": 0.9}]}}
+    sd3 = make_plan(find_family("sd3", None), of_sd3(tmp_path, **controls))
+    assert list(sd3.controls) == ["stock guidance_scale=3"]
+    language = make_plan(find_family("qwen2_5_vl", None), of_vl(tmp_path, **controls))
+    assert list(language.controls) == ["stock temperature=0.5 top_p=0.9"]

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.distributions import Independent, Normal, kl_divergence
+
+import visual_grpo.starter.glm_image.modules as modules
+from visual_grpo.models.flow_sde import (
+    Sampler,
+    log_prob,
+    noises,
+    normalised_log_ratio,
+    ode_step,
+    transition,
+    transition_kl,
+)
+
+SHAPE = (5, 4, 6, 8)
+SAMPLERS: list[Sampler] = ["sde", "cps"]
+
+
+def drawn(seed: int) -> torch.Tensor:
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+def test_log_prob_and_kl_are_those_of_torch() -> None:
+    mean, other, sample, std = drawn(1), drawn(2), drawn(3), 0.37
+    ours = Independent(Normal(mean, std), 3)
+    elements = math.prod(SHAPE[1:])
+    torch.testing.assert_close(log_prob(sample, mean, std), ours.log_prob(sample) / math.sqrt(elements))
+    kl = kl_divergence(ours, Independent(Normal(other, std), 3)) / elements
+    torch.testing.assert_close(transition_kl(mean, other, std), kl)
+
+
+def test_the_normalised_ratio_has_no_bias_and_does_not_depend_on_the_variance() -> None:
+    """d.e for every std, where the plain log-ratio is d.e / std - |d|^2 / (2 std^2)."""
+    difference, noise = 0.02 * drawn(1), drawn(2)
+    old = drawn(3)
+    elements = math.prod(SHAPE[1:])
+    want = (difference * noise).flatten(1).sum(1) / math.sqrt(elements)
+    for std in (0.05, 0.5):
+        sample, mean = old + std * noise, old + difference
+        torch.testing.assert_close(normalised_log_ratio(sample, mean, old, std), want, rtol=1e-3, atol=1e-5)
+        plain = log_prob(sample, mean, std) - log_prob(sample, old, std)
+        bias = difference.square().flatten(1).sum(1) / (2 * std**2) / math.sqrt(elements)
+        torch.testing.assert_close(std * (plain + bias), want, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_without_noise_it_is_the_pipelines_own_scheduler_step(sampler: Sampler) -> None:
+    scheduler = modules.build_scheduler()
+    scheduler.set_timesteps(5, mu=0.4)
+    sigmas = scheduler.sigmas.tolist()
+    state = drawn(1)
+    for step, timestep in enumerate(scheduler.timesteps):
+        velocity = drawn(10 + step)
+        want = scheduler.step(velocity, timestep, state, return_dict=False)[0]
+        torch.testing.assert_close(ode_step(velocity, state, sigmas[step], sigmas[step + 1]), want)
+        if step < 4:  # the last step of cps has no variance at any noise
+            mean, std = transition(velocity, state, sigmas[step], sigmas[step + 1], 1e-5, sampler)
+            assert 0 < std < 1e-4
+            torch.testing.assert_close(mean, want, rtol=1e-4, atol=1e-4)
+        state = want
+
+
+def test_marginals_of_sde_and_ode_agree_on_a_known_gaussian() -> None:
+    """Data N(m, d^2): the exact velocity is known, and so is every marginal N((1 - s) m, ((1 - s) d)^2 + s^2)."""
+    center, deviation, steps = 1.5, 0.4, 300
+    start = torch.randn(40_000, 1, 1, 1, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1)
+
+    def velocity(state: torch.Tensor, sigma: float) -> torch.Tensor:
+        variance = ((1 - sigma) * deviation) ** 2 + sigma**2
+        slope = (sigma - (1 - sigma) * deviation**2) / variance
+        return -center + slope * (state - (1 - sigma) * center)
+
+    sigmas = torch.linspace(1, 0.05, steps + 1).tolist()
+    ode, sde = start, start
+    for sigma, following in itertools.pairwise(sigmas):
+        ode = ode_step(velocity(ode, sigma), ode, sigma, following)
+        mean, std = transition(velocity(sde, sigma), sde, sigma, following, 0.7, "sde")
+        sde = mean + std * torch.randn(sde.shape, generator=generator)
+        if following < 0.7 and following in (sigmas[150], sigmas[-1]):
+            spread = math.sqrt(((1 - following) * deviation) ** 2 + following**2)
+            for samples in (ode, sde):
+                assert float(samples.mean()) == pytest.approx((1 - following) * center, abs=0.015)
+                assert float(samples.std()) == pytest.approx(spread, abs=0.015)
+    # They are two ways: the noise has replaced what the start decided.
+    assert float(torch.corrcoef(torch.stack([start.flatten(), ode.flatten()]))[0, 1]) > 0.99
+    assert float(torch.corrcoef(torch.stack([start.flatten(), sde.flatten()]))[0, 1]) < 0.6
+
+
+def test_the_coefficients_of_cps_are_kept() -> None:
+    """Data at one point m: after every step the state is N((1 - s) m, s^2), whatever the noise."""
+    center, state = 0.8, torch.randn(40_000, 1, 1, 1, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1)
+    sigmas = [1.0, 0.7, 0.45, 0.2]
+    for sigma, following in itertools.pairwise(sigmas):
+        velocity = (state - center) / sigma
+        mean, std = transition(velocity, state, sigma, following, 0.6, "cps")
+        assert std == pytest.approx(following * math.sin(0.3 * math.pi))
+        state = mean + std * torch.randn(state.shape, generator=generator)
+        assert float(state.mean()) == pytest.approx((1 - following) * center, abs=0.01)
+        assert float(state.std()) == pytest.approx(following, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "sigma", "following", "mean", "std"),
+    [
+        # sde: c^2 = .49 s / (1 - s); mean = 2 (1 - c^2 dt / (2 s)) + 1 (1 + c^2 (1 - s) / (2 s)) dt, dt = s - s'.
+        ("sde", 1.0, 0.9, 1.61, 0.7),  # s' stands in for s in 1 - s: c^2 = 4.9
+        ("sde", 0.8, 0.6, 1.759, 0.6260990),  # c^2 = 1.96
+        ("sde", 0.5, 0.2, 2.0795, 0.3834058),  # c^2 = .49
+        ("sde", 0.1, 0.0, 2.0700556, 0.0737865),  # c^2 = .0544444
+        # cps: clean 2.8, 2.5, 2.1 and pure 1.8, 1.5, 1.1, weighed with 1 - s' and s' cos(.35 pi).
+        ("cps", 0.8, 0.6, 1.6103097, 0.5346039),
+        ("cps", 0.5, 0.2, 2.1361971, 0.1782013),
+        ("cps", 0.1, 0.05, 2.0199695, 0.0445503),
+    ],
+)
+def test_transitions_by_hand(sampler: Sampler, sigma: float, following: float, mean: float, std: float) -> None:
+    """State 2, velocity -1, noise .7."""
+    got = transition(torch.full((1, 1, 1, 1), -1.0), torch.full((1, 1, 1, 1), 2.0), sigma, following, 0.7, sampler)
+    assert got[0].item() == pytest.approx(mean, abs=1e-5)
+    assert got[1] == pytest.approx(std, abs=1e-6)
+
+
+def test_a_step_without_variance_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"cps step from sigma 0.3 to 0 with noise 0.7 has no variance"):
+        transition(drawn(1), drawn(2), 0.3, 0.0, 0.7, "cps")
+
+
+def test_noise_of_a_row_is_its_own() -> None:
+    together, alone = noises([5, 6, 7], 2, (4, 3, 3)), noises([6], 2, (4, 3, 3))
+    assert torch.equal(together[1], alone[0])
+    assert not torch.equal(together[0], together[1])
+    assert not torch.equal(together[0, 0], together[0, 1])

@@ -1,0 +1,44 @@
+"""Parameters of the released configurations, read as ``kedro run --env`` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from visual_grpo.config import Parameters, merged
+from visual_grpo.config.outputs import with_output_folders
+
+ROOT = Path(__file__).parents[3]
+_SMALL = {"rollout_batch": 8, "denoise_batch": 2}
+_OFFLOADED = {"model": {"offload": "phases"}}
+CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "glm_image": ("glm_image", {}),
+    "glm_image, decoder": ("glm_image", {"policy": {"train": "dit"}}),
+    "sd3": ("sd3", {}),
+    "qwen_image": ("qwen_image", {}),
+    "glm_image, 24 GB": ("glm_image", {**_OFFLOADED, "policy": _SMALL, "plan": {"gpu": "RTX 4090"}}),
+    "glm_image, decoder, 24 GB": (
+        "glm_image",
+        {**_OFFLOADED, "policy": {**_SMALL, "train": "dit"}, "plan": {"gpu": "RTX 4090"}},
+    ),
+    "qwen_image, 48 GB": ("qwen_image", {**_OFFLOADED, "plan": {"gpu": "RTX A6000"}}),
+    "glm_image, 4 bits, 24 GB": (
+        "glm_image",
+        {"model": {"base_weights": "4bit"}, "policy": _SMALL, "plan": {"gpu": "RTX 4090"}},
+    ),
+    "qwen_image, 4 bits, 24 GB": (
+        "qwen_image",
+        {"model": {"base_weights": "4bit", "offload": "phases"}, "plan": {"gpu": "RTX 4090"}},
+    ),
+    "qwen2_5_vl": ("qwen2_5_vl", {}),
+    "qwen2_5_vl, 3B": ("qwen2_5_vl", {"model": {"path": "Qwen/Qwen2.5-VL-3B-Instruct"}}),
+}
+"""Name in docs/plan.md -> environment, and what is changed in it."""
+
+
+def parameters_of(environment: str, changes: Mapping[str, Any]) -> Parameters:
+    base, own = (yaml.safe_load((ROOT / f"conf/{name}/parameters.yml").read_text()) for name in ("base", environment))
+    return Parameters.model_validate(with_output_folders(merged(merged(base, own), changes), environment))

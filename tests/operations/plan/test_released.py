@@ -1,0 +1,71 @@
+"""The released configurations, planned by their own parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.operations.plan.configurations import CONFIGURATIONS, parameters_of
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.operations.plan.dry_run import prompt_of
+from visual_grpo.operations.plan.meter import Meter, as_on_a_device
+from visual_grpo.operations.plan.model import planned_model
+from visual_grpo.operations.plan.phases import fewer_repeats
+from visual_grpo.operations.plan.report import make_plan
+
+WAITS = {
+    "glm_image": 382,
+    "glm_image, decoder": 476,
+    "glm_image, 24 GB": 1035,
+    "glm_image, decoder, 24 GB": 476,
+    "glm_image, 4 bits, 24 GB": 1035,
+    "qwen_image, 4 bits, 24 GB": 356,
+    "sd3": 173,
+    "qwen_image": 356,
+    "qwen_image, 48 GB": 356,
+    "qwen2_5_vl": 334,
+    "qwen2_5_vl, 3B": 334,
+}
+"""Host waits of a step; fewer are better."""
+PARAMETERS = {
+    "glm_image": {"vision_language_encoder": 10.11, "transformer": 6.93},
+    "sd3": {"transformer": 2.24, "text_encoder_3": 4.76},
+    "qwen_image": {"transformer": 20.43, "text_encoder": 8.29},
+    "qwen2_5_vl": {"model": 8.29, "segmenter": 0.217},
+    "qwen2_5_vl, 3B": {"model": 3.75},
+}
+"""Billions, as published (GLM-Image's: 9 + 7 with its vision tower; SD3.5 medium's 2.5 count its fixed positions)."""
+WEIGHTS = {"glm_image": 35.3, "sd3": 18.3}
+"""GB without adapters, as conf/sd3 and the counted GLM-Image say."""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_released_configuration_fits_its_card_without_a_download(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    environment, changes = CONFIGURATIONS[name]
+    plan = make_plan(parameters_of(environment, changes))
+    assert plan["fits"], plan["changes"]
+    assert sum(phase["host_waits"] for phase in plan["step"]) <= WAITS[name]
+    for part, billions in PARAMETERS.get(name, {}).items():
+        assert plan["parameters"][part] / 1e9 == pytest.approx(billions, abs=0.01)
+    if name in WEIGHTS:
+        assert plan["weights_gb"] - 4 * plan["trained_parameters"] / 1e9 == pytest.approx(WEIGHTS[name], abs=0.1)
+    assert all(phase["peak_gb"] <= plan["peak_gb"] for phase in plan["step"])
+    assert plan["estimated"]["hours"] > plan["estimated"]["seconds"]["steps"] / 3600 > 0
+
+
+# diffusers' documentation of GLM-Image: bfloat16 on one H100.
+@pytest.mark.parametrize(("size", "images", "peak_gb"), [(1024, 1, 37.8), (1024, 4, 52)])
+def test_a_call_of_glm_image_takes_the_published_memory(size: int, images: int, peak_gb: float) -> None:
+    """The stock pipeline denoises and decodes all images at once."""
+    together = {"denoise_batch": images, "decode_batch": images}
+    config = parameters_of("glm_image", {"policy": together, "data": {"height": size, "width": size}})
+    planned, meter = planned_model(config), Meter()
+    for network in planned.networks.values():
+        meter.hold([*network.parameters(), *network.buffers()])
+    records = [PromptRecord(id=str(n), prompt=prompt_of(64, n)) for n in range(images)]
+    with torch.no_grad(), fewer_repeats(meter), as_on_a_device(), meter:
+        planned.model.generate(records, list(range(images)), config.sampling.stock)
+    assert meter.peak / 1e9 == pytest.approx(peak_gb, rel=0.1)

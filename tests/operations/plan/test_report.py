@@ -1,0 +1,188 @@
+"""Fit, batches, seconds and advice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import SD3Transformer2DModel
+
+from tests.models.sd3 import tiny
+from tests.operations.plan.configurations import parameters_of
+from visual_grpo.common.errors import UserError
+from visual_grpo.operations.plan.estimate import (
+    BANDWIDTH_SHARE,
+    FLOPS_SHARE,
+    find_card,
+    phase_seconds,
+    run_seconds,
+    smallest_card,
+)
+from visual_grpo.operations.plan.meter import Meter, Phase
+from visual_grpo.operations.plan.model import frozen, planned_model, segmenter_of
+from visual_grpo.operations.plan.report import changes, largest_batches, make_plan
+from visual_grpo.pipelines import plan as nodes
+from visual_grpo.starter.sd3.modules import build_transformer
+from visual_grpo.training.components import make_plan as settings_of
+
+
+def seconds(flops: float, moved: float, kernels: int, card: str = "H100", dtype: str = "bfloat16") -> float:
+    return phase_seconds(Phase(flops=flops, moved=moved, kernels=kernels), find_card(card), dtype)
+
+
+def test_the_longest_of_three_times_counts():
+    assert seconds(1e15, 1e6, 10) == pytest.approx(2.54, rel=0.01), "the published rate"
+    assert seconds(0, 3.35e12, 10) == pytest.approx(1 / BANDWIDTH_SHARE)
+    assert seconds(10, 10, 2397) == pytest.approx(0.035, rel=0.01), "the published seconds of a token"
+    assert seconds(1e15, 1e6, 10, "A100 80GB") == pytest.approx(1e15 / (FLOPS_SHARE * 312e12))
+    assert seconds(1e15, 1e6, 10, dtype="float32") > 10 * seconds(1e15, 1e6, 10)
+
+
+def test_hours_are_those_of_everything_that_is_drawn():
+    config = parameters_of("glm_image", {"evaluation": {"batch_size": 4}, "distributed": {"processes": 2}})
+    plan = settings_of(config)
+    assert run_seconds(config, plan, 100.0, {"rollout": 1.0, "sde": 2.0, "stock": 4.0}) == {
+        "signal check": 3 * 100,
+        "steps": 400 * 100,
+        "evaluations while training": 8 * 16 / 4 / 2 * 4,
+        "baseline": 2 * 150 / 4 / 2 * 7,
+        "evaluate": 2 * 150 / 4 / 2 * 7,
+    }
+
+
+def test_a_card_is_found_however_it_is_spelled_and_an_unknown_one_is_told_with_all():
+    assert find_card("rtx4090") is find_card("4090") is find_card("RTX 4090")
+    with pytest.raises(UserError, match=r"no known card. Did you mean 'H100'\? Known: L4 \(22 GiB\), .*H200"):
+        find_card("H10")
+    assert smallest_card(23 * 10**9).name == "RTX 4090"
+    assert smallest_card(10**12).name == "H200"
+
+
+@pytest.mark.parametrize(("usable", "denoise", "micro"), [(50, 0, 0), (150, 1, 2), (300, 4, 8), (10**6, 32, 32)])
+def test_the_largest_batches_follow_from_what_each_phase_holds_beside_its_rest(usable, denoise, micro):
+    config = parameters_of(
+        "sd3", {"policy": {"denoise_batch": 2}, "grpo": {"micro_batch_size": 4, "prompts_per_step": 4, "group_size": 8}}
+    )
+    meter = Meter()
+    meter.phases = {
+        "denoising": Phase(peak=200, rest=100),
+        "dit: replay and gradient": Phase(peak=200, rest=100),
+        "dit: reference": Phase(peak=180, rest=80),
+    }
+    assert largest_batches(config, settings_of(config), meter, usable) == {
+        "policy.denoise_batch": {"set": 2, "largest": denoise},
+        "grpo.micro_batch_size": {"set": 4, "largest": micro},
+    }
+
+
+def test_what_to_change_is_said_in_parameters():
+    card = find_card("RTX 4090")
+    batches = {"policy.denoise_batch": {"set": 8, "largest": 3}, "policy.decode_batch": {"set": 4, "largest": 9}}
+    over, smaller, offload = card.usable + 1, "policy.denoise_batch=3 (set: 8)", "model.offload=phases (one network on"
+    for given, peak, step, said in (
+        ({}, card.usable, 0, []),
+        ({}, over, card.usable, ["evaluation.batch_size=8 (set: 16; a step fits, the evaluation does not)"]),
+        ({}, over, over, [smaller, offload, "model.base_weights=8bit", "plan.gpu=L40S"]),
+        (
+            {"policy": {"gradient_checkpointing": False}, "model": {"base_weights": "8bit"}},
+            *(over, over),
+            [smaller, "policy.gradient_checkpointing=true", offload, "model.base_weights=4bit", "plan.gpu=L40S"],
+        ),
+        ({"model": {"base_weights": "4bit"}}, over, 10**12, [smaller, offload, "plan.gpu=L40S"]),
+        ({"distributed": {"processes": 2, "sharded": True}}, over, over, [smaller, "plan.gpu=L40S"]),
+    ):
+        found = changes(parameters_of("sd3", given), card, peak, step, batches, 4)
+        assert len(found) == len(said)
+        assert all(line.startswith(start) for line, start in zip(found, said, strict=True)), found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("sd3")
+    tiny.pipeline(t5=False).save_pretrained(folder)
+    configuration = folder / "transformer/config.json"
+    configuration.write_text(configuration.read_text().replace('"num_layers": 3', '"num_layers": 1'))
+    return folder
+
+
+def tiny_sd3(folder: Path | str, **given: Any) -> Any:
+    few: dict[str, Any] = {
+        "model": {
+            "path": str(folder),
+            "dtype": "float32",
+            "options": {"max_sequence_length": 0},
+            **given.pop("model", {}),
+        },
+        "data": {"height": 64, "width": 96},
+        "policy": {"flow": {"window_steps": 1}},
+        "sampling": {"rollout": {"steps": 2}, "stock": {"steps": 2}},
+        "grpo": {"prompts_per_step": 2, "group_size": 2, "micro_batch_size": 2},
+        "evaluation": {"batch_size": 2, "prompts": 2, "max_prompts": None},
+        "plan": {"gpu": None, "price_per_hour": 2.0, "prompt_words": 5},
+    }
+    return parameters_of("sd3", {**few, **given})
+
+
+@pytest.fixture(scope="module")
+def plan(model: Path) -> dict[str, Any]:
+    return make_plan(tiny_sd3(model))
+
+
+def test_the_answer_stands_in_the_first_lines_and_names_the_smallest_card(model, plan, capsys, monkeypatch):
+    monkeypatch.setattr(nodes, "make_plan", lambda _: plan)
+    nodes.require_fit(nodes.plan_training(tiny_sd3(model)))
+    first, second, third, fourth = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{model} fits on 1 x L4: at most 0.")
+    assert second.startswith("Estimated, confirmed by no GPU: ")
+    assert "cost" in second
+    assert third.startswith("Largest batches, one changed at a time: grpo.micro_batch_size ")
+    assert "--pipeline=gpu_check" in fourth
+    nodes.plan_training(tiny_sd3(model, plan={"tables": True}))
+    assert "dit: replay and gradient" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"does not fit on 1 x L4: .*\nWhat would help: a=1; b=2$"):
+        nodes.require_fit({**plan, "fits": False, "changes": ["a=1", "b=2"]})
+
+
+def test_every_process_needs_memory_of_the_host(model, plan):
+    elements = 4 * sum(plan["parameters"].values()) / 1e9
+    assert plan["host_gb"] == pytest.approx(elements)
+    two = make_plan(tiny_sd3(model, model={"offload": "phases"}, distributed={"processes": 2}))
+    assert 2 * elements < two["host_gb"] < 4 * elements, "pinned in powers of two"
+    assert two["copied_from_host_gb"] > 0
+    assert two["peak_gb"] < plan["peak_gb"]
+
+
+def test_a_downloaded_hub_id_is_planned_by_its_files(model, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda path, local_files_only: str(model))
+    assert planned_model(tiny_sd3("someone/small-sd3")).source == f"the configuration files in {model}"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"plan": {"gpu": "GTX 1"}}, "plan.gpu is 'GTX 1'"),
+        ({"distributed": {"processes": 9}}, "distributed.processes is 9, but a step has 8 prompts"),
+        ({"model": {"path": "zai-org/GLM-Imag", "family": "glm_image"}}, "mean .zai-org/GLM-Image.*hf download"),
+        ({"starter": {"model": "no/such"}}, "no/such has no configuration files.*pipeline=starter"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(given, said):
+    with pytest.raises(UserError, match=f"(?s){said}"):
+        make_plan(parameters_of("base", given))
+
+
+def test_the_segmenter_of_a_reward_is_counted():
+    assert list(segmenter_of(parameters_of("qwen2_5_vl", {}))) == ["segmenter"]
+    assert segmenter_of(parameters_of("sd3", {})) == {}
+
+
+def test_a_module_without_weights_has_the_types_that_loading_gives(tmp_path):
+    """Saved buffers follow the weights; what is made anew on loading does not."""
+    build_transformer(64, 0).save_pretrained(tmp_path)
+    loaded = SD3Transformer2DModel.from_pretrained(tmp_path, torch_dtype=torch.float16)
+    planned = frozen(lambda: SD3Transformer2DModel.from_config(loaded.config), torch.float16)
+    found = {name: value.dtype for name, value in (*planned.named_parameters(), *planned.named_buffers())}
+    assert found == {name: value.dtype for name, value in (*loaded.named_parameters(), *loaded.named_buffers())}
+    assert "pos_embed.pos_embed" in found

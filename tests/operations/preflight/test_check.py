@@ -1,0 +1,267 @@
+"""What is refused before a run, in one message, and which rewards it uses otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.making import jsonl
+from tests.evaluation.defaults import parameters
+from tests.own_data import FOLDERS, photo
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import Parameters
+from visual_grpo.config.command import Command
+from visual_grpo.operations.preflight import configuration
+from visual_grpo.operations.preflight.check import settled
+from visual_grpo.operations.preflight.configuration import check
+from visual_grpo.operations.preflight.reward import Traits
+
+PLAIN = PromptRecord(id="plain", prompt="a cat")
+QUOTED = PromptRecord(id="quoted", prompt='a sign that says "OPEN"')
+TEXT = PromptRecord(id="text", prompt="a sign", metadata={"text": "OPEN"})
+TARGET = PromptRecord(id="target", prompt="a cat", target_image=Path("a.png"))
+EDIT = PromptRecord(id="edit", prompt="make it red", target_image=Path("a.png"), source_images=(Path("a.png"),))
+QUOTED_TARGET = PromptRecord(id="both", prompt='"OPEN"', target_image=Path("a.png"))
+GUARDS = {"edge_density": 0.0, "colour_entropy": 0.0}
+WHOLE = {"starter_report", "records", "baseline", "adapters", "trained"}
+TRAIN = {"adapters", "training_history"}
+
+
+def never() -> Sequence[PromptRecord]:
+    raise AssertionError("a run that prepares the records reads them from data.path")
+
+
+def settle(path: Path | None, outputs: set[str] = WHOLE, records: Any = never, **changes: Any) -> Parameters:
+    own = {} if path is None else {"data": {"path": str(path), **changes.pop("data", {})}}
+    config = parameters(**own, **changes)
+    return settled(config, outputs, records, Command(None, (), {"data.path": str(path)}))
+
+
+def refusal(*args: Any, **changes: Any) -> str:
+    with pytest.raises(UserError) as refused:
+        settle(*args, **changes)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "reward", "used"),
+    [
+        ("captions", "t2i", "target", {"ssim": 1.0, **GUARDS}),
+        ("image_folder", "t2i", "target", {"ssim": 1.0, **GUARDS}),
+        ("edits", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
+    ],
+)
+def test_the_rewards_follow_from_the_records(tmp_path, kind, task, reward, used):
+    FOLDERS[kind](tmp_path / kind)
+    config = settle(tmp_path / kind, data={"task": task})
+    assert config.reward == reward
+    assert config.weights(["dit"]) == used
+    (tmp_path / "prompts.txt").write_text("\n".join(f'a sign that says "SHOP {n}"' for n in range(20)))
+    assert list(settle(tmp_path / "prompts.txt").rewards) == ["ocr", *GUARDS]
+
+
+@pytest.mark.parametrize(
+    ("records", "preset"),
+    [
+        ([PLAIN], None),
+        ([TARGET, TARGET], "target"),
+        ([TARGET, EDIT], "edit"),
+        ([TARGET, PLAIN], None),
+        ([QUOTED, TEXT], "text"),
+        ([QUOTED, PLAIN], None),
+        ([QUOTED, QUOTED_TARGET], "text"),
+        ([QUOTED_TARGET], "target"),
+        ([], None),
+    ],
+)
+def test_a_preset_is_chosen_only_if_it_can_judge_every_record(records, preset):
+    traits = Traits("t2i")
+    for record in records:
+        traits.add(record)
+    assert traits.preset() == preset
+
+
+def test_a_run_of_prepared_records_looks_at_them():
+    records = [PromptRecord(id="a", prompt='"OPEN"')]
+    assert settle(Path("gone"), TRAIN, lambda: records).reward == "text"
+    lacking = (
+        r"fits the 1 record in gone: without a target_image are 1 \('plain'\), without quoted text in\nthe prompt 1"
+    )
+    with pytest.raises(UserError, match=lacking):
+        settle(Path("gone"), TRAIN, lambda: [PLAIN])
+
+
+@pytest.mark.parametrize("output", ["generated", "comparison"])
+def test_a_model_that_is_not_there_is_told_before_anything_else(output):
+    said = refusal(None, {output}, model={"path": "no/such/folder"})
+    assert "model.path is no/such/folder, which holds neither model_index.json nor config.json" in said
+    settle(None, {output}, rewards={"shapes": {"weight": 0}})
+
+
+def test_only_a_run_that_scores_needs_a_reward(tmp_path):
+    FOLDERS["prompts"](tmp_path / "prompts")
+    assert settle(tmp_path / "prompts", {"records", "data_report"}).reward == "auto"
+    assert settle(Path("gone"), {"starter_report"}).reward == "auto"
+    assert settle(None).reward == "shapes", "drawn data is not read"
+
+
+def test_prompts_alone_are_told_what_each_reward_needs(tmp_path):
+    FOLDERS["prompts"](tmp_path / "prompts")
+    message = refusal(tmp_path / "prompts")
+    assert "No reward fits the 24 records" in message
+    assert "without a target_image are 24 ('0', '1', '2', ...)" in message
+    for added in ("reward=target", "reward=text", "rewards.my_reward.function=my_rewards:my_reward"):
+        assert f"run --params=data.path={tmp_path / 'prompts'},{added}\n" in message
+    assert '\nrewards:\n  my_reward: {function: "my_rewards:my_reward"}\n' in message
+
+
+NO_STEPS = {"steps": None, "guidance_scale": None}
+QUERIES: dict[str, Any] = {
+    "data": {"task": "segmentation"},
+    "starter": {"world": "scenes"},
+    "modules": {"dit": None},
+    "sampling": {"rollout": NO_STEPS, "stock": NO_STEPS},
+    "evaluation": {"controls": []},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said", "run"),
+    [
+        ("edits", {}, "have a source_image, so they are edits, and data.task is t2i. Run:", ",data.task=i2i"),
+        ("prompts", {"data": {"task": "i2i"}}, "have no source_image, so they are prompts, and", ",data.task=t2i"),
+        (
+            "masks",
+            {},
+            "are queries about an image with a mask, and data.task is t2i. Run:",
+            "run --env=negative_points",
+        ),
+        # Their targets could be masks.
+        ("edits", {"model": {"path": "a/b", "family": "sd3"}}, "so they are edits, and data.task is t2i.", None),
+        ("prompts", QUERIES, "so they are prompts, and data.task is segmentation. The model does segm", None),
+    ],
+)
+def test_records_of_another_task_are_told_with_the_command_for_it(tmp_path, kind, given, said, run):
+    make = masks if kind == "masks" else FOLDERS[kind]
+    make(tmp_path / "records")
+    message = refusal(tmp_path / "records", **given)
+    assert said in message
+    assert (f" does {'t2i' if kind == 'edits' else 'segmentation'} only." in message) == (run is None)
+    assert run is None or run in message.split("Run:\n")[1]
+    assert run is not None or "Run:" not in message
+
+
+def masks(folder: Path) -> None:
+    folder.mkdir()
+    photo(folder / "a.png", 0)
+    rows = [{"image": "a.png", "query": f"part {n}", "mask": "a.png", "group": str(n)} for n in range(20)]
+    jsonl(folder / "records.jsonl", rows)
+
+
+def test_masks_have_their_reward(tmp_path):
+    masks(tmp_path / "records")
+    config = settle(tmp_path / "records", **QUERIES)
+    assert (config.reward, list(config.rewards)) == ("negative_points", ["negative_points"])
+
+
+def test_everything_that_is_wrong_is_in_one_message(tmp_path):
+    FOLDERS["prompts"](tmp_path / "prompts")
+    message = refusal(
+        tmp_path / "prompts",
+        reward="target",
+        rewards={"sim": {}, "ocr": {"options": {"lines": 2}}, "shapes": {"weight": 1.0}},
+        model={"device": "cuda:99", "path": "no/such/folder"},
+    )
+    assert message.startswith("6 things are wrong:")
+    for said in (
+        "no built-in reward 'sim'",
+        "has no option 'lines'",
+        "model.device is 'cuda:99'",
+        "model.path is no/such/folder",
+        "the reward 'shapes' judges the shapes that the starter draws",
+        "the reward ssim compares with a target image, and 24 records have none: '0', '1', '2', '3', '4' ...",
+    ):
+        assert said in message
+
+
+@pytest.mark.parametrize("changes", [{"reward": "shapes"}, {"rewards": {"shapes": {"weight": 1.0}}}])
+def test_the_rewards_of_drawn_shapes_are_refused_for_other_data(tmp_path, changes):
+    FOLDERS["captions"](tmp_path / "captions")
+    assert "Use a reward that fits your data: reward=auto chooses one" in refusal(tmp_path / "captions", **changes)
+
+
+def test_a_copy_of_the_drawn_shapes_may_use_them(tmp_path):
+    drawn = {"color": "red", "shape": "circle", "position": "left", "size": "small"}
+    jsonl(tmp_path / "records.jsonl", [{"prompt": f"p {n}", "metadata": drawn} for n in range(20)])
+    assert settle(tmp_path, reward="shapes").reward == "shapes"
+
+
+def test_a_folder_without_records_and_one_without_usable_ones(tmp_path):
+    assert "no records found in" in refusal(tmp_path)
+    jsonl(tmp_path / "records.jsonl", [{"prompt": "a", "target_imge": "a.png"}] * 7)
+    message = refusal(tmp_path)
+    assert "7 records rejected:" in message
+    assert "there is no field 'target_imge'. Did you mean 'target_image'?" in message
+    assert "and 2 more" in message
+
+
+def test_strict_refuses_the_first_bad_record(tmp_path):
+    rows = [*({"prompt": f'"{n}"'} for n in range(20)), {"prompt": ""}]
+    jsonl(tmp_path / "records.jsonl", rows)
+    assert settle(tmp_path).reward == "text"
+    assert "line 21" in refusal(tmp_path, data={"strict": True})
+
+
+def test_too_few_records_are_told_with_those_that_were_rejected(tmp_path):
+    (tmp_path / "prompts.txt").write_text("\n".join(f'"{n}"' for n in range(3)))
+    nothing = {"eval_share": 0.0, "held_out_share": 0.0}
+    message = refusal(tmp_path, data=nothing)
+    assert "3 usable records in the splits: 3 train, 0 eval, 0 held_out. Training and evaluation need one" in message
+    assert "0 train, 0 eval, 0 held_out, 3 sealed." in refusal(tmp_path, data={**nothing, "sealed_share": 0.999})
+    assert settle(tmp_path, data={"eval_share": 0.0, "held_out_share": 0.5}).reward == "text"
+    (tmp_path / "prompts.txt").unlink()
+    jsonl(tmp_path / "records.jsonl", [{"prompt": '"alone"'}, *({"prompt": ""} for _ in range(6))])
+    message = refusal(tmp_path)
+    assert "6 records rejected:\n  records.jsonl, line 2" in message
+    assert message.count("\n  records.jsonl, line") == 5
+    assert "and 1 more" in message
+
+
+def test_a_starter_that_cannot_be_pretrained_is_refused_before_anything_runs():
+    check(parameters())
+    sd3 = {"family": "sd3"}
+    image = {
+        "sampling": {"rollout": {"temperature": None, "top_p": None, "top_k": None}},
+        "policy": {"train": "dit"},
+        "evaluation": {"controls": []},
+    }
+    check(parameters(model=sd3, **image))
+    with pytest.raises(UserError, match=r"pretrains no small sd3 on starter\.world words"):
+        check(parameters(model=sd3, starter={"world": "words"}, **image))
+
+
+def test_a_hub_id_of_a_named_family_is_not_looked_up_before_it_is_loaded(monkeypatch):
+    def unreachable(*arguments: object) -> None:
+        raise AssertionError("the check asked the hub")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    check(parameters(model={"family": "glm_image", "path": "zai-org/GLM-Image"}))
+    with pytest.raises(UserError, match="holds neither model_index"):
+        check(parameters(model={"family": "glm_image", "path": "/nowhere/at/all"}))
+
+
+def test_a_gated_reward_has_weights_of_one_sign():
+    """Its worst is another one by each sign, and a joint rollout judges both modules together."""
+    gated = {"hard": {"function": "x:y"}, "easy": {"function": "x:y", "clip": [0, 1], "only_where": {"hard": 0.5}}}
+    for sign in (0.5, 0.0, -0.5):
+        config = parameters(rewards=gated, modules={"dit": {"rewards": {"easy": sign}}})
+        configuration._check_gates(config, ["ar"])
+        if sign >= 0:
+            configuration._check_gates(config, ["ar", "dit"])
+            continue
+        with pytest.raises(UserError, match=r"rewards.easy.only_where.*ar 1, dit -0.5. Expected weights of one sign"):
+            configuration._check_gates(config, ["ar", "dit"])

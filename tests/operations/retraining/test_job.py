@@ -1,0 +1,160 @@
+"""What a retraining does with DVC stages of shell commands: reasons, refused data, the gate."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+
+from tests.evaluation.defaults import parameters
+from tests.evaluation.painter import records
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.programs import OutOfTimeError, ProgramError
+from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.data.table import write_manifest
+from visual_grpo.operations.candidates import gate_settings
+from visual_grpo.operations.retraining.job import Retraining
+from visual_grpo.operations.retraining.outcome import Code, DataRefusedError
+from visual_grpo.operations.retraining.project import Project
+from visual_grpo.tracking.registry import Registry
+
+pytestmark = pytest.mark.slow
+
+STAGES = """
+stages:
+  check: {cmd: "true", deps: [settings.yml]}
+  data_preparation: {cmd: cp raw.txt prepared.txt, deps: [raw.txt], outs: [prepared.txt]}
+  train:
+    cmd: sh train.sh '${train_params}'
+    deps: [prepared.txt]
+    outs: [data/06_models/adapters]
+"""
+TRAIN = """
+mkdir -p data/06_models/adapters/ar
+cat prepared.txt > data/06_models/adapters/ar/adapter_model.safetensors
+echo "{\\"steps\\": 1, \\"started\\": \\"$(date +%N) $1\\"}" > data/06_models/adapters/training.json
+echo trained >> trained
+"""
+
+
+DVC = [sys.executable, "-m", "dvc"]
+
+
+class Trained:
+    """A folder that was trained in and judged once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.use_mlflow()
+        files = {"dvc.yaml": STAGES, "train.sh": TRAIN, "raw.txt": "a", "settings.yml": "1"}
+        for name, text in {**files, "params.yaml": "train_params: ''"}.items():
+            (folder / name).write_text(text)
+        rows = [{"id": r.id, "prompt": r.prompt, "split": r.split} for r in records("train", 3)]
+        write_manifest(folder / "data/05_model_input/records.parquet", rows)
+        subprocess.run([*DVC, "init", "--no-scm", "--quiet"], cwd=folder, check=True)
+        subprocess.run([*DVC, "repro", "--quiet"], cwd=folder, check=True)
+        self.judged()
+
+    def use_mlflow(self) -> None:
+        mlflow.set_tracking_uri(f"sqlite:///{self.folder / 'mlflow.db'}")
+
+    def judged(self, **changes: Any) -> None:
+        config = parameters(**changes)
+        digest = adapter_digest(Path(config.adapters_folder))
+        Registry.of(config).note_gate(digest, gate_settings(config), promoted=False)
+
+    def retraining(self, **changes: Any) -> Retraining:
+        config = parameters(**({"retrain": {"data": {"min_records": 1}}} | changes))
+        return Retraining(Project(config, None))
+
+    def retrain(self, **changes: Any) -> dict[str, Any]:
+        return self.retraining(**changes).run()
+
+    @property
+    def trainings(self) -> int:
+        return len((self.folder / "trained").read_text().splitlines())
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return Trained(folder).folder
+
+
+@pytest.fixture
+def project(once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trained:
+    found = Trained.__new__(Trained)
+    found.folder = Path(shutil.copytree(once, tmp_path / "project"))
+    monkeypatch.chdir(found.folder)
+    found.use_mlflow()
+    return found
+
+
+def test_a_change_that_the_training_does_not_depend_on_asks_for_no_gate(
+    project: Trained, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project.folder / "settings.yml").write_text("2")
+    outcome = project.retrain()
+    assert (outcome["code"], outcome["reason"], project.trainings) == (Code.DONE, None, 1)
+    assert outcome["sentence"].startswith("nothing to do")
+    said = capfd.readouterr().out
+    assert "Reason: check: changed deps: settings.yml: modified" in said
+    assert "What has changed decides neither" in said
+    assert "Reason" not in (project.retrain(), capfd.readouterr().out)[1]
+
+
+def test_other_settings_of_the_gate_and_another_training_ask_for_one(project: Trained) -> None:
+    gate = pytest.raises(ProgramError, match=r"^kedro run --pipeline=promote: ")  # There is no project.
+    with gate:
+        project.retrain(promotion={"margin": 0.01})
+    assert project.trainings == 1
+    project.judged(promotion={"margin": 0.01})
+    assert project.retrain(promotion={"margin": 0.01})["reason"] is None
+    (project.folder / "raw.txt").write_text("b")
+    with gate:
+        project.retrain()
+    assert project.trainings == 2
+
+
+def test_where_every_call_is_to_train_it_trains_also_beside_such_a_change(project: Trained) -> None:
+    (project.folder / "settings.yml").write_text("2")
+    with pytest.raises(ProgramError, match="promote"):
+        project.retrain(retrain={"when": "always", "data": {"min_records": 1}})
+    assert project.trainings == 2
+    assert "train.seed=1" in (project.folder / "params.yaml").read_text()
+
+
+def test_what_cannot_end_well_is_refused_before_anything_runs(project: Trained) -> None:
+    (project.folder / "raw.txt").write_text("b")
+    with pytest.raises(OutOfTimeError):
+        project.retrain(retrain={"hours": 1e-9})
+    with pytest.raises(UserError, match=r"more than retrain\.max_steps = 1 allows"):
+        project.retrain(retrain={"max_steps": 1}, grpo={"steps": 2})
+    with pytest.raises(UserError, match=r"retrain\.commit=re training\.\.x: .*not a valid branch name"):
+        project.retrain(retrain={"commit": "re training..x"})
+    assert (project.folder / "prepared.txt").read_text() == "a"
+
+
+def test_refused_data_are_refused_until_they_are_mended(project: Trained) -> None:
+    raw, few = project.folder / "raw.txt", {"data": {"min_records": 100}}
+    raw.write_text("b")
+    for _ in range(2):
+        with pytest.raises(DataRefusedError, match=r"nothing was trained(?s:.)*needed are 100"):
+            project.retrain(retrain=few)
+    raw.write_text("a")
+    assert (project.retrain()["reason"], project.trainings) == (None, 1)
+
+
+def test_imported_data_are_updated(project: Trained, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("1")
+    subprocess.run([*DVC, "import-url", "--quiet", str(tmp_path / "elsewhere"), "mine"], check=True)
+    (tmp_path / "elsewhere").write_text("22")
+    project.retraining().update_imports()
+    assert Path("mine").read_text() == "22"

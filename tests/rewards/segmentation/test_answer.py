@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from visual_grpo.common.types import TextSample
+from visual_grpo.rewards.segmentation.answer import Answer, AnswerError, parse_answer
+from visual_grpo.rewards.segmentation.segmenter import PointPrompt
+
+SIZE = (64, 64)
+
+
+def said(text: str, *, finished: bool = True, frame: tuple[int, int] = SIZE) -> TextSample:
+    return TextSample(text=text, finished=finished, frame=frame)
+
+
+def answer(bbox: str = "[1,2,30,40]", points: str = "[[5,6]]", negatives: str = "[[50,60]]") -> str:
+    return f'<answer>{{"bbox":{bbox},"points":{points},"negative_points":{negatives}}}</answer>'
+
+
+def test_an_answer_is_parsed() -> None:
+    got = parse_answer(said("<think>left of it</think>\n" + answer(negatives="[[50,60],[0,63.5]]")), SIZE)
+    assert got == Answer(box=(1, 2, 30, 40), points=((5, 6),), negatives=((50, 60), (0, 63.5)), thought=True)
+    assert got.prompt == PointPrompt(positives=((5, 6),), negatives=((50, 60), (0, 63.5)), box=(1, 2, 30, 40))
+
+
+def test_an_answer_may_have_no_negative_point() -> None:
+    assert parse_answer(said(answer(negatives="[]")), SIZE).negatives == ()
+
+
+@pytest.mark.parametrize("before", ["", "<think></think>", "I think", "<think>a</think> so"])
+def test_only_reasoning_in_its_tags_is_a_thought(before: str) -> None:
+    assert not parse_answer(said(before + answer()), SIZE).thought
+
+
+def test_pixel_centres_are_mapped_to_pixel_centres() -> None:
+    """A frame of 32 x 128 (h x w) shown as 64 x 64: the first pixel's centre lies at 0.5, the last one's at 62.75."""
+    got = parse_answer(said(answer("[0,0,127,31]", "[[0,0]]", "[[127,31]]"), frame=(32, 128)), SIZE)
+    assert got.points == ((-0.25, 0.5),)
+    assert got.negatives == ((63.25, 62.5),)
+    assert got.box == (-0.25, 0.5, 63.25, 62.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "no_answer"),
+        ("a box", "no_answer"),
+        (answer() + answer(), "no_answer"),
+        ("<answer>{</answer>", "not_json"),
+        (f"<answer>{'[' * 100_000}</answer>", "not_json"),
+        ("<answer>[1,2]</answer>", "wrong_keys"),
+        ('<answer>{"bbox":[1,2,3,4],"points":[[1,2]]}</answer>', "wrong_keys"),
+        (answer(bbox="[1,2,3]"), "wrong_numbers"),
+        (answer(bbox='["1",2,3,4]'), "wrong_numbers"),
+        (answer(bbox="[30,2,1,40]"), "wrong_numbers"),
+        (answer(bbox="[1,40,30,2]"), "wrong_numbers"),
+        (answer(points="[]"), "wrong_numbers"),
+        (answer(points="[5,6]"), "wrong_numbers"),
+        (answer(points="[[5,6,7]]"), "wrong_numbers"),
+        (answer(points="[[true,6]]"), "wrong_numbers"),
+        (answer(points="[[NaN,6]]"), "wrong_numbers"),
+        (answer(points=f"[[{'9' * 400},6]]"), "wrong_numbers"),
+        (answer(negatives="null"), "wrong_numbers"),
+        (answer(negatives="[[64,0]]"), "outside"),
+        (answer(points="[[0,-1]]"), "outside"),
+        (answer(bbox="[0,0,64,63]"), "outside"),
+    ],
+)
+def test_faults_of_unusable_answers(text: str, fault: str) -> None:
+    with pytest.raises(AnswerError) as caught:
+        parse_answer(said(text), SIZE)
+    assert caught.value.fault == fault
+
+
+def test_an_unfinished_answer_is_truncated_even_if_it_could_be_parsed() -> None:
+    with pytest.raises(AnswerError) as caught:
+        parse_answer(said(answer(), finished=False), SIZE)
+    assert caught.value.fault == "truncated"

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.rewards.segmentation.small_sam2 import SIDE, save_sam2
+from visual_grpo.common.errors import UserError
+from visual_grpo.rewards.segmentation.sam2 import Sam2Embedding, Sam2Segmenter
+from visual_grpo.rewards.segmentation.segmenter import PointPrompt
+
+HEIGHT, WIDTH = 48, 80
+POINTS = PointPrompt(positives=((10, 20), (60.5, 7)), negatives=((33, 41),))
+BOXED = PointPrompt(positives=((30, 20),), box=(12, 5, 70, 40))
+PROMPTS = [POINTS, BOXED, POINTS.without_negatives(), PointPrompt(positives=((3, 3),), negatives=((70, 30),) * 3)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return save_sam2(tmp_path_factory.mktemp("sam2"))
+
+
+@pytest.fixture(scope="module")
+def segmenter(folder: Path) -> Sam2Segmenter:
+    return Sam2Segmenter(str(folder), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def image() -> Tensor:
+    blocks = torch.randint(256, (3, HEIGHT // 8, WIDTH // 8), generator=torch.Generator().manual_seed(0))
+    return blocks.repeat_interleave(8, 1).repeat_interleave(8, 2).to(torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def embedding(segmenter: Sam2Segmenter, image: Tensor) -> Sam2Embedding:
+    return segmenter.embed(image)
+
+
+def stock_logits(segmenter: Sam2Segmenter, image: Tensor, prompt: PointPrompt, multimask: bool = False) -> Tensor:
+    """float32 [1 or 3, h, w]: logits of the plain model and Sam2Processor, with boxes passed as boxes."""
+    points = [list(point) for point in (*prompt.positives, *prompt.negatives)]
+    labels = [1] * len(prompt.positives) + [0] * len(prompt.negatives)
+    inputs = segmenter.processor(
+        images=image,
+        input_points=[[points]],
+        input_labels=[[labels]],
+        input_boxes=None if prompt.box is None else [[list(prompt.box)]],
+        return_tensors="pt",
+    )
+    del inputs["original_sizes"]
+    with torch.inference_mode():
+        return segmenter.model(**inputs, multimask_output=multimask).pred_masks[0, 0]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_logits_are_the_stock_models_for_pixels_boxes_and_the_processors_coordinates(
+    segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding, prompt: PointPrompt
+) -> None:
+    with torch.inference_mode():
+        logits, _ = segmenter._decode(embedding, [prompt], multimask=False)
+    stock = stock_logits(segmenter, image, prompt)
+    resized = F.interpolate(stock[None], (HEIGHT, WIDTH), mode="bilinear", align_corners=False)[0]
+    torch.testing.assert_close(logits[0], resized, atol=1e-4, rtol=1e-4)
+
+
+def test_masks_equal_those_of_the_processor(segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding) -> None:
+    masks = segmenter.masks(embedding, PROMPTS)
+    stock = torch.stack([stock_logits(segmenter, image, prompt) for prompt in PROMPTS])
+    [expected] = segmenter.processor.post_process_masks([stock], [(HEIGHT, WIDTH)])
+    assert torch.equal(masks, expected[:, 0])
+    assert (masks.shape, masks.dtype) == ((4, HEIGHT, WIDTH), torch.bool)
+    assert len({mask.numpy().tobytes() for mask in masks}) == 4, "the prompts must give different masks"
+
+
+def test_a_mask_depends_on_its_prompt_alone(segmenter: Sam2Segmenter, folder: Path, embedding: Sam2Embedding) -> None:
+    many = PROMPTS * 3
+    together = segmenter.masks(embedding, many)
+    alone = torch.cat([segmenter.masks(embedding, [prompt]) for prompt in many])
+    assert torch.equal(together, alone)
+    assert torch.equal(together, Sam2Segmenter(str(folder), device="cpu", batch=2).masks(embedding, many))
+
+
+def test_three_masks_with_scores(segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding) -> None:
+    masks, scores = segmenter.multimasks(embedding, BOXED)
+    stock = stock_logits(segmenter, image, BOXED, multimask=True)
+    [expected] = segmenter.processor.post_process_masks([stock[None]], [(HEIGHT, WIDTH)])
+    assert torch.equal(masks, expected[0])
+    assert masks.shape == (3, HEIGHT, WIDTH)
+    assert scores.shape == (3,)
+    assert ((scores > 0) & (scores < 1)).all()
+
+
+def test_folders_without_sam2_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"contains no config.json; expected a folder saved by Sam2Model"):
+        Sam2Segmenter(str(tmp_path))
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    _refused_at_first_use(tmp_path)  # No weights.
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
+    _refused_at_first_use(tmp_path)
+
+
+def _refused_at_first_use(path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be loaded"):
+        Sam2Segmenter(str(path)).embed(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
+
+
+def test_missing_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_sam2(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {name: tensor for name, tensor in weights.items() if not name.startswith("mask_decoder.iou_token")},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    with pytest.raises(UserError, match=r"1 of its weights are missing, for example mask_decoder.iou_token.weight"):
+        Sam2Segmenter(str(tmp_path), device="cpu").embed(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float8"}, "dtype must be one of float32, bfloat16, float16, got 'float8'"),
+        ({"batch": 0}, "batch must be a whole number of prompts, at least 1, got 0"),
+        ({"device": "gpu"}, "segmenter sam2: device is 'gpu'; expected auto, cpu"),
+    ],
+)
+def test_impossible_options_are_refused(folder: Path, options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Sam2Segmenter(str(folder), **options)

@@ -1,0 +1,112 @@
+"""Options of rewards that only say how a server is asked: a change of them makes no result again."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evaluation.defaults import conditions_of, parameters
+from tests.evaluation.painter import brightness
+from tests.pipelines.painted import Project
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.importing import load_attribute
+from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.rewards.catalogue import BUILT_IN, transport_of
+from visual_grpo.training import resuming
+from visual_grpo.training.cache_key import NOT_READ, decisive
+
+HERE = "tests.training.test_cache_key"
+
+
+class Patient:
+    """Brightness; how long it waits changes nothing."""
+
+    transport = frozenset({"timeout"})
+
+    def __init__(self, gain: float = 1.0, timeout: float = 1.0) -> None:
+        self.gain = gain
+
+    def __call__(self, prompts: Any, samples: Any) -> Any:
+        return [self.gain * score for score in brightness(prompts, samples)]
+
+
+class Mistaken(Patient):
+    transport = "timeout"  # type: ignore[assignment]
+
+
+def rewards_of(
+    options: dict[str, Any], name: str = "judge", function: str | None = f"{HERE}:Patient"
+) -> dict[str, Any]:
+    return {"rewards": {name: {"function": function, "weight": 1.0, "options": options}}}
+
+
+def test_built_in_rewards_declare_only_options_that_they_have_and_nothing_that_decides() -> None:
+    deciding = {"url", "model", "rubric", "protocol", "temperature", "headers"}
+    deciding |= {"batch_size", "image_size", "image_format"}
+    declared = {name: transport_of(name, None) for name in BUILT_IN}
+    assert {name for name, options in declared.items() if options} == {"http", "vlm_judge"}
+    for name, options in declared.items():
+        made = load_attribute(BUILT_IN[name], "")
+        assert options <= set(inspect.signature(made).parameters)
+        assert not options & deciding
+    assert {"timeout", "retries", "concurrency", "deadline", "stop_after", "api_key"} == declared["vlm_judge"]
+
+
+@pytest.mark.parametrize("pipeline", list(NOT_READ))
+@pytest.mark.parametrize(
+    ("name", "function", "transport", "other"),
+    [
+        ("http", None, {"timeout": 5.0, "api_key": "(hidden)"}, {"url": "http://other"}),
+        ("vlm_judge", None, {"retries": 9, "concurrency": 1}, {"rubric": "text"}),
+        ("held_out", BUILT_IN["vlm_judge"], {"deadline": 9.0, "stop_after": 0}, {"image_size": 64}),
+        ("mine", f"{HERE}:Patient", {"timeout": 2.0}, {"gain": 2.0}),
+    ],
+)
+def test_they_decide_nothing_and_other_options_do(
+    pipeline: str, name: str, function: str | None, transport: dict[str, Any], other: dict[str, Any]
+) -> None:
+    plain, changed = (decisive(pipeline, rewards_of(options, name, function)) for options in ({}, transport))
+    assert plain == changed
+    assert decisive(pipeline, rewards_of(other, name, function)) != plain
+    # An option of another reward that has the same name decides.
+    assert decisive(pipeline, rewards_of(transport, "brightness", "tests.evaluation.painter:brightness")) != decisive(
+        pipeline, rewards_of({}, "brightness", "tests.evaluation.painter:brightness")
+    )
+
+
+def test_code_that_is_gone_declares_nothing_and_a_wrong_declaration_is_told() -> None:
+    assert transport_of("mine", "no_such_module_here:score") == frozenset()
+    assert transport_of("unknown", None) == frozenset()
+    with pytest.raises(UserError, match="reward 'mine': its `transport` must be a set of names"):
+        transport_of("mine", f"{HERE}:Mistaken")
+
+
+def test_results_pair_whatever_the_patience() -> None:
+    def judged(options: dict[str, Any]) -> Any:
+        return conditions_of(parameters(**rewards_of(options)))["rewards"]
+
+    assert judged({"timeout": 3.0}) == judged({"timeout": 9.0}) == judged({})
+    assert judged({"gain": 2.0}) != judged({})
+
+
+@pytest.mark.parametrize(("options", "refused"), [({"timeout": 9.0}, False), ({"gain": 9.0}, True)])
+def test_a_run_goes_on_with_another_patience(tmp_path: Path, options: dict[str, Any], refused: bool) -> None:
+    facts = {"parameters": parameters(**rewards_of({})).public()}
+    with pytest.raises(UserError, match=r"rewards\.judge\.options\.gain") if refused else nullcontext():
+        resuming.refuse_changes(tmp_path, facts, parameters(**rewards_of(options)))
+
+
+@pytest.mark.parametrize(("options", "drawn"), [({"timeout": 9.0}, False), ({"gain": 9.0}, True)])
+def test_a_baseline_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], drawn: bool
+) -> None:
+    project = Project(tmp_path, monkeypatch)
+    pinned: dict[str, Any] = {"model": {"revision": "0" * 40}}
+    project.run(create_pipeline("baseline"), rewards_used=rewards_of({})["rewards"], **pinned)
+    before = len(project.policies)
+    project.run(create_pipeline("baseline"), rewards_used=rewards_of(options)["rewards"], **pinned)
+    assert (len(project.policies) > before) is drawn

@@ -1,0 +1,303 @@
+"""Which checkpoint a run goes on from, with which parameters; with a model that takes no time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.toys import CountingScorer
+from tests.training.test_run import STEPS, execute, ignore, interrupt_at, parameters, rows
+from tests.training.test_run_toys import TokenModel, token_run
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import Parameters
+from visual_grpo.config.validation import validate
+from visual_grpo.grpo.checkpoint import FACTS, SUMS, _line
+from visual_grpo.training import resuming
+from visual_grpo.training.resuming import Origin, mark_finished, why_another
+from visual_grpo.training.run import Callbacks, TrainingRun, check_resumable
+
+CONSTANT = {"schedule": "constant", "warmup_steps": 3}
+
+
+def run_of(folder: Path, **changes: Any) -> TrainingRun:
+    return token_run(folder, TokenModel(), CountingScorer(), **changes)
+
+
+def finished(folder: Path, **changes: Any) -> TrainingRun:
+    run = run_of(folder, **changes)
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    execute(run, folder / "out")
+    return run
+
+
+def stopped(folder: Path, after: int) -> None:
+    run_of(folder).run(Callbacks(on_step=interrupt_at(after), note=ignore_note))
+
+
+def ignore_note(text: str) -> None:
+    pass
+
+
+def table(folder: Path, which: str = "last") -> torch.Tensor:
+    loaded: torch.Tensor = torch.load(folder / "out" / which / "vl" / "table.pt")["table"]
+    return loaded
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def damage(checkpoint: Path) -> None:
+    file = checkpoint / "state.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_finished_run_is_extended_to_what_a_longer_one_is(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"evaluation": {"every": 3, "prompts": 2, "images_per_prompt": 1}}
+    longer = finished(tmp_path / "longer", grpo={**CONSTANT, "steps": STEPS + 3}, **changes)
+    finished(tmp_path / "extended", grpo=CONSTANT, **changes)
+    extended = finished(tmp_path / "extended", grpo={**CONSTANT, "steps": STEPS + 3}, resume="auto", **changes)
+    assert extended.trainer.step == STEPS + 3
+    assert rows(extended) == rows(longer)
+    assert torch.equal(table(tmp_path / "extended"), table(tmp_path / "longer"))
+    assert torch.equal(table(tmp_path / "extended", "best"), table(tmp_path / "longer", "best"))
+
+
+@pytest.mark.parametrize(
+    ("grpo", "resumed", "said"),
+    [
+        ({"schedule": "cosine"}, {"steps": 9}, r"grpo\.steps \(was 6, is 9\).*of the schedule 'cosine'"),
+        (CONSTANT, {"steps": 5}, r"grpo\.steps is 5, but the checkpoint .* has done 6 steps: give at least 6"),
+    ],
+)
+def test_other_steps_are_refused(tmp_path: Path, grpo: dict[str, Any], resumed: dict[str, Any], said: str) -> None:
+    finished(tmp_path, grpo=grpo)
+    with pytest.raises(UserError, match=said):
+        execute(run_of(tmp_path, grpo={**grpo, **resumed}, resume="auto"), tmp_path / "never")
+
+
+FREE: dict[str, Any] = {
+    "tracking": {"checkpoint_every": 1, "images_every": 0, "keep_checkpoints": 5, "tensorboard": "x"},
+    "evaluation": {"every": 4, "prompts": 2, "images_per_prompt": 1, "batch_size": 1},
+    "model": {"device": "cpu", "threads": 1},
+    "grpo": {"micro_batch_size": 2},
+    "policy": {"train": "ar", "signal_check": {"rollouts": 0}, "decode_batch": 1, "gradient_checkpointing": True},
+    "generate": {"samples": 3},
+}
+DECISIVE: dict[str, Any] = {
+    "seed": 4,
+    "grpo": {"group_size": 4},
+    "evaluation": {"every": 2, "prompts": 3, "images_per_prompt": 1},
+    "sampling": {"rollout": {"temperature": 0.5}, "stock": {"temperature": 1.0}},
+}
+
+
+@pytest.mark.parametrize("name", list(FREE))
+def test_cadences_device_and_memory_may_change(tmp_path: Path, name: str) -> None:
+    finished(tmp_path)
+    changes = dict(FREE[name])
+    if name == "tracking":
+        changes["checkpoints"] = str(tmp_path / "checkpoints")
+    check_resumable(parameters(tmp_path, resume="auto", **{name: changes}), print)
+
+
+@pytest.mark.parametrize("name", list(DECISIVE))
+def test_what_decides_the_result_may_not(tmp_path: Path, name: str) -> None:
+    finished(tmp_path)
+    with pytest.raises(
+        UserError, match=rf"made with other values of {name}.*\(was .*, is .*going on would mix two runs"
+    ):
+        check_resumable(parameters(tmp_path, resume="auto", **{name: DECISIVE[name]}), print)
+
+
+def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(tmp_path: Path) -> None:
+    whole = finished(tmp_path / "whole")
+    stopped(tmp_path / "parts", 5)
+    assert checkpoints(tmp_path / "parts") == ["step-000004", "step-000005"]
+    damage(tmp_path / "parts" / "checkpoints" / "step-000005")
+    second = run_of(tmp_path / "parts", resume="auto")
+    assert second.checkpoints.completed_steps() == 4
+    notes = execute(second, tmp_path / "parts" / "out")
+    assert "step-000005 is damaged (not what was written by its SHA256SUMS: state.safetensors)" in notes[0]
+    assert notes[1].startswith("Resuming after step 4 of 6 from ")
+    assert "damaged-step-000005" in checkpoints(tmp_path / "parts")
+    assert torch.equal(table(tmp_path / "parts"), table(tmp_path / "whole"))
+    assert rows(second) == rows(whole)
+
+
+def test_where_none_is_intact_the_run_does_not_start_again_by_itself(tmp_path: Path) -> None:
+    finished(tmp_path)
+    for path in tmp_path.glob("checkpoints/step-*"):
+        damage(path)
+    with pytest.raises(UserError, match=r"No checkpoint in .* is intact"):
+        check_resumable(parameters(tmp_path, resume="auto"), print)
+    finished(tmp_path)  # From step 1, without `resume`.
+    assert (tmp_path / "checkpoints.previous" / "step-000006").is_dir(), "nothing is deleted"
+
+
+def test_a_run_can_go_back_to_an_older_checkpoint(tmp_path: Path) -> None:
+    whole = finished(tmp_path / "whole")
+    finished(tmp_path / "back", tracking={"checkpoint_every": 2, "checkpoints": str(tmp_path / "back/checkpoints")})
+    older = tmp_path / "back" / "checkpoints" / "step-000004"
+    run = run_of(tmp_path / "back", resume=str(older))
+    shutil.rmtree(tmp_path / "back" / "out")
+    notes = execute(run, tmp_path / "back" / "out")
+    assert notes[0] == f"Resuming after step 4 of 6 from {older}"
+    assert notes[1] == f"{older.with_name('step-000006')} is not used; it is now later-step-000006"
+    assert checkpoints(tmp_path / "back") == ["later-step-000006", "step-000004", "step-000006"]
+    assert torch.equal(table(tmp_path / "back"), table(tmp_path / "whole"))
+    assert rows(run) == rows(whole)
+
+
+@pytest.mark.parametrize("where", ["checkpoints.previous", "checkpoints.previous/step-000003", "elsewhere"])
+def test_a_run_goes_on_from_another_folder_and_loses_none_of_its_own(tmp_path: Path, where: str) -> None:
+    whole = finished(tmp_path / "whole")
+    stopped(tmp_path, 3)
+    if where == "elsewhere":
+        shutil.copytree(tmp_path / "checkpoints", tmp_path / "elsewhere")
+    stopped(tmp_path, 1)  # Moves the first one's away.
+    run = run_of(tmp_path, resume=str(tmp_path / where))
+    run.checkpoints.resume(ignore_note)
+    assert checkpoints(tmp_path) == ["step-000003"], "at once, so that a kill loses nothing"
+    kept = "checkpoints.replaced" if "previous" in where else "checkpoints.previous"
+    assert (tmp_path / kept / "step-000001").is_dir()
+    run.run(Callbacks(on_step=ignore, note=ignore_note))
+    assert rows(run) == rows(whole)
+
+
+def test_a_damaged_checkpoint_that_is_named_is_not_replaced_by_another(tmp_path: Path) -> None:
+    finished(tmp_path)
+    path = tmp_path / "checkpoints" / "step-000006"
+    damage(path)
+    with pytest.raises(UserError, match=rf"{path} is damaged: .*Name its folder.*resume={path.parent}"):
+        execute(run_of(tmp_path, resume=str(path)), tmp_path / "never")
+    run = run_of(tmp_path, resume=str(path.parent))
+    assert run.checkpoints.completed_steps() == 4
+
+
+def test_what_names_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    for named, said in (("atuo", r"is no folder\. Did you mean 'auto'\?"), (str(tmp_path), "has no checkpoint")):
+        with pytest.raises(UserError, match=said):
+            execute(run_of(tmp_path, resume=named), tmp_path / "never")
+
+
+def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path) -> None:
+    finished(tmp_path, seed=11, grpo=CONSTANT)
+    run = resuming.origin("auto", tmp_path / "checkpoints")
+    assert run is not None
+    assert run.mlflow_run_id is None
+    used = resuming.parameters_of_run(run, {"resume": "auto", "grpo": {"steps": 9}})
+    assert (used["seed"], used["grpo"]["steps"], used["grpo"]["schedule"]) == (11, 9, "constant")
+    configured = parameters(tmp_path, seed=12, grpo={**CONSTANT, "group_size": 5}).model_dump(mode="json")
+    assert resuming.unrepeated(run, configured, used) == {"seed": 11, "grpo.group_size": 3}
+    assert resuming.origin("never", tmp_path / "checkpoints") is None
+    assert resuming.origin("auto", tmp_path / "nothing") is None
+
+
+def test_a_reward_that_the_run_had_removed_stays_removed(tmp_path: Path) -> None:
+    rewards = {"palette": None}
+    finished(tmp_path, reward="shapes", rewards=rewards)
+    run = resuming.origin("auto", tmp_path / "checkpoints")
+    assert run is not None
+    resumed = validate(resuming.parameters_of_run(run, {}))
+    assert list(resumed.rewards) == ["shapes", "brightness"]
+    check_resumable(resumed.model_copy(update={"resume": "auto"}), print)
+
+
+def test_a_training_in_parts_goes_on_with_one_process(tmp_path: Path) -> None:
+    stopped(tmp_path, 2)
+    run = resuming.origin("auto", tmp_path / "checkpoints")
+    assert run is not None
+    parts = {**run.parameters, "distributed": {"processes": 2, "sharded": True}}
+    in_parts = Origin(checkpoint=run.checkpoint, facts={**run.facts, "parameters": parts})
+    alone = validate(resuming.parameters_of_run(in_parts, {"distributed": {"processes": 1}})).distributed
+    assert (alone.processes, alone.sharded) == (1, False)
+    assert validate(resuming.parameters_of_run(in_parts, {})).distributed.sharded
+    with pytest.raises(UserError, match="sharded needs processes of at least 2"):
+        validate(resuming.parameters_of_run(in_parts, {"distributed": {"processes": 1, "sharded": True}}))
+
+
+COMPUTED: dict[str, str] = {"source.digest": "a", "numerics": "torch 1"}
+
+
+def note_lineage(folder: Path, **changes: Any) -> None:
+    """As the train pipeline has it in its checkpoints."""
+    for path in (folder / "checkpoints").glob("step-*"):
+        facts = json.loads((path / FACTS).read_text()) | {"lineage": COMPUTED} | changes
+        (path / FACTS).write_text(json.dumps(facts))
+        (path / SUMS).write_text("".join(_line(path / name) for name in (FACTS, "state.safetensors")))
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """What a training leaves that was stopped after five of six steps."""
+    stopped(tmp_path, 5)
+    note_lineage(tmp_path)
+    return tmp_path
+
+
+def why(folder: Path, computed: dict[str, str] | None = None, **changes: Any) -> str | None:
+    config: Parameters = parameters(folder, **changes)
+    return why_another(config, {}, COMPUTED if computed is None else computed)
+
+
+def test_the_same_training_goes_on_and_changes_nothing(killed: Path) -> None:
+    before = sorted(killed.rglob("*"))
+    assert why(killed) is None
+    assert sorted(killed.rglob("*")) == before
+    damage(killed / "checkpoints" / "step-000005")
+    assert why(killed) is None, "the one before is intact"
+    damage(killed / "checkpoints" / "step-000004")
+    assert why(killed) == f"{killed / 'checkpoints'} has no intact checkpoint"
+    assert why(killed / "other") == f"{killed / 'other/checkpoints'} has no checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 4}, "seed (was 3, is 4)"),
+        ({"grpo": {"steps": 7}}, "grpo.steps (was 6, is 7)"),
+        ({"evaluation": {"every": 3}}, "evaluation.every (was 2, is 3)"),
+        ({"grpo": {"micro_batch_size": 2}}, "grpo.micro_batch_size (was None, is 2)"),
+        ({"computed": COMPUTED | {"source.digest": "b"}}, "source files of this project"),
+        ({"computed": COMPUTED | {"numerics": "torch 2"}}, "versions of libraries, or kind of processor"),
+    ],
+)
+def test_another_training_is_named_by_what_differs(killed: Path, changes: dict[str, Any], named: str) -> None:
+    assert str(why(killed, **changes)).endswith(f"/checkpoints are of a training with another {named}")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"tracking": {"images_every": 3}}, {"generate": {"samples": 3}}, {"evaluation": {"bootstrap_samples": 100}}],
+)
+def test_what_changes_no_result_may_be_another(killed: Path, changes: dict[str, Any]) -> None:
+    changes = {"tracking": {}, **changes}
+    assert why(killed, **changes) is None
+
+
+def test_other_data_or_code_in_between_make_another_training(killed: Path) -> None:
+    note_lineage(killed, identity={"data": "x", "model_digest": "y"})
+    config = parameters(killed)
+    assert why_another(config, {"data": "x", "model_digest": "y"}, COMPUTED) is None
+    found = why_another(config, {"data": "z", "model_digest": "y"}, COMPUTED)
+    assert str(found).endswith("are of a training with another data")
+    note_lineage(killed, lineage=COMPUTED | {"resumed.source.digest": "b"}, identity={})
+    assert str(why(killed)).endswith("with another source files of this project")
+
+
+def test_a_finished_training_is_done_again_and_one_whose_adapters_were_not_saved_is_not(tmp_path: Path) -> None:
+    finished(tmp_path)
+    note_lineage(tmp_path)
+    assert why(tmp_path) is None, "killed between its last checkpoint and its adapters"
+    mark_finished(tmp_path / "checkpoints")
+    assert why(tmp_path) == f"the training of the checkpoints in {tmp_path / 'checkpoints'} is finished"
+    (tmp_path / "checkpoints" / resuming.FINISHED).write_text("{")
+    assert why(tmp_path) is None, "a damaged note says nothing; the result is the same"

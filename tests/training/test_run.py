@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import SIZE
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord, StepMetrics
+from visual_grpo.config import Parameters
+from visual_grpo.grpo.metrics import reproducible
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.training import components
+from visual_grpo.training.run import Callbacks, TrainingRun
+
+STEPS = 6
+RECORDS = [PromptRecord(id=f"r{i}", prompt=f"a thing number {i}") for i in range(9)]
+
+
+def parameters(folder: Path, **changes: Any) -> Parameters:
+    tree: dict[str, Any] = {
+        "seed": 3,
+        "data": {"path": "unused", "height": SIZE[0], "width": SIZE[1]},
+        "starter": {"records_per_prompt": 1, "vae_steps": 1, "dit_steps": 1, "ar_steps": 1},
+        "model": {"device": "cpu", "threads": 1},
+        "policy": {"train": "ar", "signal_check": {"rollouts": 0}},
+        "sampling": {
+            "rollout": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "steps": 1, "guidance_scale": 1.0},
+            "stock": {"steps": 1, "guidance_scale": 1.5},
+        },
+        "rewards": {"brightness": {"function": "tests.training.test_run:brightness"}},
+        "grpo": {
+            "steps": STEPS,
+            "prompts_per_step": 2,
+            "group_size": 3,
+            "updates_per_rollout": 2,
+            "learning_rate": 1e-3,
+            "kl_weight": 0.01,
+            "schedule": "cosine",
+        },
+        "evaluation": {"every": 2, "prompts": 2, "images_per_prompt": 1},
+        "tracking": {"checkpoint_every": 2, "checkpoints": str(folder / "checkpoints")},
+    }
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            tree[key] = tree.get(key, {}) | value
+        else:
+            tree[key] = value
+    return Parameters.model_validate(tree)
+
+
+def brightness(prompts: Any, images: Any) -> list[float]:
+    """Draws a random number as a careless reward does: the generators must be in the checkpoint."""
+    return [float(image.float().mean()) / 255 + 1e-3 * random.random() for image in images]
+
+
+def make_run(
+    config: Parameters, pipeline_folder: Path, data: str = "data", reward: Callable[..., list[float]] = brightness
+) -> TrainingRun:
+    random.seed(0)
+    plan = components.make_plan(config, str(pipeline_folder))
+    model = components.build_model(config, str(pipeline_folder))
+    scorer = RewardSet({"brightness": (reward, 1.0)})
+    return TrainingRun(
+        config,
+        model,
+        scorer,
+        components.build_trainer(config, plan, model, scorer),
+        train=RECORDS[:6],
+        evaluation=RECORDS[6:],
+        identity={"data": data},
+        run_id="run",
+    )
+
+
+def ignore(metrics: StepMetrics, row: dict[str, float]) -> None:
+    pass
+
+
+def execute(run: TrainingRun, out: Path, on_step: Callable[..., None] = ignore) -> list[str]:
+    notes: list[str] = []
+    run.run(Callbacks(on_step=on_step, note=notes.append))
+    run.write_adapters(out)
+    return notes
+
+
+def interrupt_at(step: int, signal_number: int = signal.SIGINT) -> Callable[..., None]:
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        if metrics.step == step:
+            os.kill(os.getpid(), signal_number)
+
+    return on_step
+
+
+def rows(run: TrainingRun) -> list[list[tuple[str, float]]]:
+    """The history but for times and memory, with its order, which is that of the columns in training.csv."""
+    return [list(reproducible(row).items()) for row in run.progress.history]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.safetensors"))}
+
+
+def test_a_run_that_is_stopped_twice_is_the_uninterrupted_one(pipeline_folder: Path, tmp_path: Path) -> None:
+    whole = make_run(parameters(tmp_path / "whole"), pipeline_folder)
+    execute(whole, tmp_path / "whole" / "out")
+
+    stops = sorted(random.Random().sample(range(1, STEPS), 2))
+    resume, done = "never", 0
+    for stop, number in zip(stops, (signal.SIGINT, signal.SIGTERM), strict=True):
+        part = make_run(parameters(tmp_path / "parts", resume=resume), pipeline_folder)
+        assert part.checkpoints.completed_steps() == done
+        notes = execute(part, tmp_path / f"unused-{stop}", interrupt_at(stop, number))
+        assert (part.stopped_by, part.trainer.step) == (number, stop)
+        assert any("press Ctrl-C again" in note for note in notes)
+        resume, done = "auto", stop
+        random.seed(99)
+
+    last = make_run(parameters(tmp_path / "parts", resume="auto"), pipeline_folder)
+    execute(last, tmp_path / "parts" / "out")
+    assert last.stopped_by is None
+    assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out"), f"stopped after steps {stops}"
+    assert rows(last) == rows(whole)
+    assert last.progress.best_step == whole.progress.best_step
+
+
+def test_the_best_adapter_is_that_of_the_best_evaluation(pipeline_folder: Path, tmp_path: Path) -> None:
+    run = make_run(parameters(tmp_path), pipeline_folder)
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        kept[metrics.step] = run.model.adapters.state()
+
+    execute(run, tmp_path / "out", on_step)
+    evaluated = {row["step"]: row["eval/total"] for row in run.progress.history if "eval/total" in row}
+    assert sorted(evaluated) == [2, 4, 6]
+    best = int(max(evaluated, key=evaluated.__getitem__))
+    facts = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert facts["best_step"] == best
+    assert facts["best_eval_total"] == evaluated[best]
+    from safetensors.torch import load_file
+
+    saved = load_file(tmp_path / "out" / "best" / "ar" / "adapter_model.safetensors")
+    assert all(torch.equal(saved[name.removeprefix("ar/")], value) for name, value in kept[best].items())
+    last = load_file(tmp_path / "out" / "last" / "ar" / "adapter_model.safetensors")
+    assert all(torch.equal(last[name.removeprefix("ar/")], value) for name, value in kept[STEPS].items())
+    assert (tmp_path / "out" / "ar" / "adapter_config.json").is_file()
+
+
+BOTH_STEPS: dict[str, Any] = {
+    "rollout": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "steps": 3, "guidance_scale": 1.5},
+    "stock": {"steps": 2, "guidance_scale": 1.5},
+}
+
+
+CHOICES = pytest.mark.parametrize(
+    ("policy", "group_size"),
+    [
+        ({"train": "dit"}, 3),
+        ({"train": "all"}, 3),
+        ({"train": "all", "stages": "joint"}, 2),
+    ],
+)
+
+
+def test_a_blind_reward_stops_the_run(pipeline_folder: Path, tmp_path: Path) -> None:
+    def blind(prompts: Any, images: Any) -> list[float]:
+        return [0.0] * len(images)
+
+    config = parameters(tmp_path, policy={"signal_check": {"rollouts": 6}})
+    notes: list[str] = []
+    with pytest.raises(UserError, match=r"(?s)signal check stopped the run.*module 'ar'.*signal_check.rollouts=0"):
+        make_run(config, pipeline_folder, reward=blind).run(Callbacks(on_step=ignore, note=notes.append))
+    assert any("guidance 1, the stock sampler has 1.5" in note for note in notes)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_another_model_than_the_starters_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.path is other/model.*--pipeline=starter"):
+        components.build_model(parameters(tmp_path, model={"path": "other/model"}), str(pipeline_folder))
+
+
+def test_the_released_models_configuration_trains_a_saved_small_pipeline(pipeline_folder: Path, tmp_path: Path) -> None:
+    """conf/glm_image as it stands (bf16, gradient checkpointing, guidance in the rollout) but for size and length."""
+    from kedro.config import OmegaConfigLoader
+
+    tree: dict[str, Any] = OmegaConfigLoader(
+        conf_source=str(Path(__file__).parents[2] / "conf"),
+        env="glm_image",
+        base_env="base",
+        merge_strategy={"parameters": "soft"},
+    )["parameters"]
+    tree["data"] |= {"height": SIZE[0], "width": SIZE[1]}
+    tree["model"] |= {"path": str(pipeline_folder), "device": "cpu"}
+    tree["rewards"] |= {"ssim": None, "edge_density": None}
+    tree["rewards"]["brightness"] = {"function": "tests.training.test_run:brightness"}
+    tree["grpo"] |= {"steps": 1, "warmup_steps": 0, "prompts_per_step": 2, "group_size": 3}
+    tree["evaluation"] |= {"prompts": 1}
+    tree["policy"] |= {"signal_check": {"rollouts": 0}}  # Random weights have nothing to learn.
+    tree["tracking"] |= {"checkpoints": str(tmp_path / "checkpoints")}
+    config = Parameters.model_validate(tree)
+    assert config.model.dtype == "bfloat16"
+    assert config.policy.gradient_checkpointing
+    run = make_run(config, pipeline_folder)
+    before = run.model.adapters.state()
+    execute(run, tmp_path / "out")
+    after = run.model.adapters.state()
+    assert [name for name in before if "lora_B" in name and torch.equal(before[name], after[name])] == []
+    assert run.progress.history[0]["kl"] >= 0

@@ -1,0 +1,346 @@
+"""What a training run does around its steps, with a model that takes no time: evaluation, adapters, signal check."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from tests.toys import CountingScorer, ToyTokenPolicy
+from tests.training.test_run import RECORDS, STEPS, execute, ignore, parameters
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Scores, StepMetrics
+from visual_grpo.config import SignalCheckConfig
+from visual_grpo.evaluation.alarm import Watch
+from visual_grpo.evaluation.generate import image_seed
+from visual_grpo.grpo.checkpoint import load_checkpoint
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.training.run import Callbacks, TrainingRun
+
+
+class TokenModel(ToyTokenPolicy):
+    """A model of one table, which is its own adapters."""
+
+    @property
+    def adapters(self) -> TokenModel:
+        return self
+
+    def generate(self, records: Any, seeds: Any, sampler: Any) -> list[torch.Tensor]:
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return [self.rollout([r], 1, g).samples[0] for r, g in zip(records, generators, strict=True)]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return self.adapter_state_dict()
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        self.load_adapter_state_dict(state)
+
+    def save(self, folder: Path) -> None:
+        (folder / "vl").mkdir(parents=True)
+        torch.save(self.adapter_state_dict(), folder / "vl" / "table.pt")
+
+
+def token_run(
+    tmp_path: Path, model: Any, scorer: Any, advice: dict[str, str] | None = None, **changes: Any
+) -> TrainingRun:
+    """A run of a model that takes no time."""
+    config = parameters(tmp_path, **changes)
+    return TrainingRun(
+        config,
+        model,
+        scorer,
+        GRPOTrainer(model, scorer, config.grpo, module="vl"),
+        train=RECORDS[:6],
+        evaluation=RECORDS[6:],
+        identity={},
+        run_id=None,
+        advice=advice or {},
+    )
+
+
+def test_a_run_trains_any_model_with_adapters(tmp_path: Path) -> None:
+    sampling = {"rollout": {"temperature": 1.0}, "stock": {"temperature": 1.0, "top_k": 1}}
+    model = TokenModel()
+    run = token_run(tmp_path, model, CountingScorer(), sampling=sampling)
+    assert execute(run, tmp_path / "out") == []
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "best",
+        "last",
+        "training.csv",
+        "training.json",
+        "vl",
+    }
+    last = torch.load(tmp_path / "out" / "last" / "vl" / "table.pt")["table"]
+    assert torch.equal(last, model.table)
+    assert last.any()
+
+
+class Watched(TokenModel):
+    """Keeps with which sampler and seeds it was asked to draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[list[int], Any]] = []
+
+    def generate(self, records: Any, seeds: Any, sampler: Any) -> list[torch.Tensor]:
+        self.asked.append((list(seeds), sampler))
+        return super().generate(records, seeds, sampler)
+
+
+class PartlyScored(CountingScorer):
+    """One sample of three cannot be scored, the others are 1 and 3."""
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        scores = super().__call__(prompts, samples)
+        return replace(scores, total=torch.tensor([torch.nan, 1.0, 3.0])) if len(samples) == 3 else scores
+
+
+def test_the_evaluation_in_a_run_draws_with_the_stock_sampler_and_leaves_the_unscored_out(tmp_path: Path) -> None:
+    model = Watched()
+    run = token_run(tmp_path, model, PartlyScored(), evaluation={"prompts": 3, "seed": 7})
+    assert run.evaluate().mean == 2.0
+    seeds = [image_seed(7, record.id, 0) for record in RECORDS[6:]]
+    assert model.asked == [(seeds, run.config.sampling.stock)]
+    assert run.config.sampling.stock != run.config.sampling.rollout
+
+
+class Falling(CountingScorer):
+    """Every evaluation (of two samples) is worse than the one before."""
+
+    evaluations = 0
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        scores = super().__call__(prompts, samples)
+        if len(samples) != 2:
+            return scores
+        self.evaluations += 1
+        return replace(scores, total=torch.full((2,), -float(self.evaluations)))
+
+
+@pytest.mark.parametrize("adapter", ["best", "last"])
+def test_the_parameter_says_which_adapter_evaluate_will_find(tmp_path: Path, adapter: str) -> None:
+    model = TokenModel()
+    run = token_run(tmp_path, model, Falling(), evaluation={"adapter": adapter})
+    tables: dict[int, torch.Tensor] = {}
+
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        tables[metrics.step] = model.table.detach().clone()
+
+    execute(run, tmp_path / "out", on_step)
+    found = {
+        folder: torch.load(tmp_path / "out" / folder / "vl" / "table.pt")["table"] for folder in ("", "best", "last")
+    }
+    assert torch.equal(found["best"], tables[2])
+    assert torch.equal(found["last"], tables[STEPS])
+    assert not torch.equal(tables[2], tables[STEPS])
+    assert torch.equal(found[""], found[adapter])
+    assert torch.equal(model.table, tables[STEPS])
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["adapter"] == adapter
+
+
+class Chance(CountingScorer):
+    """Sees nothing of the samples."""
+
+    generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        return replace(super().__call__(prompts, samples), total=torch.rand(len(samples), generator=self.generator))
+
+
+def test_the_signal_check_shows_how_far_it_is_and_gives_the_advice_for_the_model(tmp_path: Path) -> None:
+    model, policy = TokenModel(steps=60, vocabulary=20), {"signal_check": {"rollouts": None}}
+    grpo = {"steps": 192, "prompts_per_step": 2, "group_size": 3, "learning_rate": 1e-3}
+    run = token_run(tmp_path, model, Chance(), {"vl": "a clearer query"}, policy=policy, grpo=grpo)
+    notes: list[str] = []
+    with pytest.raises(UserError, match=r"(?s)nothing to learn for the module 'vl'.*What to change: a clearer query\."):
+        run.run(Callbacks(on_step=ignore, note=notes.append))
+    assert notes[1] == "Signal check: vl 1 of at most 48 rollouts"
+    assert sum("cannot tell yet" in note for note in notes) == 3
+
+
+class Interrupting(CountingScorer):
+    """Sends SIGINT at its third call, in the third rollout."""
+
+    calls = 0
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        self.calls += 1
+        if self.calls == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().__call__(prompts, samples)
+
+
+def test_a_stop_waits_for_the_step(tmp_path: Path) -> None:
+    evaluation = {"every": 0, "prompts": 2, "images_per_prompt": 1}
+    run = token_run(tmp_path, TokenModel(), Interrupting(), evaluation=evaluation)
+    execute(run, tmp_path / "out")
+    assert (run.trainer.step, run.stopped_by) == (3, signal.SIGINT)
+    assert run.checkpoints.newest is not None
+    load_checkpoint(run.checkpoints.newest)
+
+
+@pytest.mark.parametrize(("minutes", "steps"), [(2, [10, 12, 14]), (0, [10])])
+def test_a_checkpoint_is_due_by_steps_and_by_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, steps: list[int]
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tracking = {"checkpoint_every": 10, "checkpoint_minutes": minutes, "checkpoints": str(tmp_path)}
+    run = token_run(tmp_path, TokenModel(), CountingScorer(), tracking=tracking)
+    saved = []
+    for run.trainer.step in range(10, 15):
+        if run.checkpoints.due():
+            run.checkpoints.save()
+            saved.append(run.trainer.step)
+        now += 60
+    assert saved == steps
+
+
+def test_the_time_of_a_checkpoint_is_in_the_row_after_it(tmp_path: Path) -> None:
+    run = token_run(tmp_path, TokenModel(), CountingScorer())
+    execute(run, tmp_path / "out")
+    spent = [row["seconds/checkpoint"] for row in run.progress.history]
+    assert [seconds > 0 for seconds in spent] == [False, False, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "steps", "most"), [(None, 4, 6), (None, 80, 20), (None, 400, 48), (0, 80, 0), (60, 80, 60)]
+)
+def test_a_short_training_has_a_short_signal_check(rollouts: int | None, steps: int, most: int) -> None:
+    assert SignalCheckConfig(rollouts=rollouts).most(steps) == most
+
+
+class Cheated(CountingScorer):
+    """Rises with every evaluation (of three samples), while the guard falls from the third on."""
+
+    evaluations = 0
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        scores = super().__call__(prompts, samples)
+        if len(samples) != 3:
+            return replace(scores, rewards={**scores.rewards, "guard": scores.total})
+        self.evaluations += 1
+        guard = 1.0 if self.evaluations < 2 else 0.1
+        total = torch.arange(3) * 1e-3 + self.evaluations
+        return replace(scores, total=total, rewards={"guard": torch.full((3,), guard)})
+
+
+def watched_run(
+    tmp_path: Path, action: str, resume: str = "never", scorer: CountingScorer | None = None
+) -> TrainingRun:
+    rows = [
+        {"sampler": "stock", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": ""}
+        | {"total": 0.0, "reward/guard": 1.0 + 1e-3 * i}
+        for i, record in enumerate(RECORDS[6:])
+    ]
+    table = pd.DataFrame(rows)
+    table.attrs = {"weights": {"count": 1.0, "guard": 0.0}}
+    (tmp_path / "baseline").mkdir(exist_ok=True)
+    table.to_parquet(tmp_path / "baseline/scores.parquet")
+    evaluation = {"every": 1, "prompts": 3, "adapter": "last"}
+    run = token_run(
+        tmp_path, TokenModel(), scorer or Cheated(), alarm={"action": action}, evaluation=evaluation, resume=resume
+    )
+    run.watch = Watch(tmp_path / "baseline", run.config.alarm, looks=STEPS)
+    return run
+
+
+@pytest.mark.parametrize(("action", "steps", "best"), [("warn", STEPS, STEPS), ("stop", 2, 1), ("rollback", 2, 1)])
+def test_an_alarm_warns_stops_or_rolls_back(tmp_path: Path, action: str, steps: int, best: int) -> None:
+    run = watched_run(tmp_path, action)
+    tables: dict[int, torch.Tensor] = {}
+    told: list[tuple[int, str, int]] = []
+
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        tables[metrics.step] = run.model.adapters.state()["table"]
+
+    def on_alarm(step: int, sentence: str, shown: Any) -> None:
+        told.append((step, sentence, len(shown.samples)))
+        run.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+        (run.checkpoints.folder / f"alarm-{step:06d}.png").write_bytes(b"picture")
+
+    run.run(Callbacks(on_step=on_step, note=lambda text: None, on_alarm=on_alarm))
+    run.write_adapters(tmp_path / "out")
+    assert [step for step, _, _ in told] == list(range(2, steps + 1))
+    assert told[0][1].startswith("the reward rose by 2, and guard fell by 90% (at least ")
+    assert told[0][2] == 3
+    assert (run.trainer.step, run.progress.best_step) == (steps, best)
+    facts = json.loads((tmp_path / "out/training.json").read_text())
+    assert [alarm["step"] for alarm in facts["alarms"]] == list(range(2, steps + 1))
+    assert (tmp_path / "out/alarm-000002.png").read_bytes() == b"picture"
+    kept = torch.load(tmp_path / "out/vl/table.pt")["table"]
+    assert torch.equal(kept, tables[1 if action == "rollback" else steps])
+    assert run.progress.history[1]["watch/guard"] == pytest.approx(-0.9, abs=1e-2)
+
+
+class CheatedSlowly(Cheated):
+    """The guard falls by little, by more than its limit without proof of it, and then for all to see."""
+
+    guards = ((0.95, 0.95, 0.95), (0.1, 0.6, 1.0), (0.1, 0.6, 1.0), (0.1, 0.1, 0.1))
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        scores = super().__call__(prompts, samples)
+        if len(samples) != 3:
+            return scores
+        return replace(scores, rewards={"guard": torch.tensor(self.guards[self.evaluations - 1])})
+
+
+@pytest.mark.parametrize("action", ["stop", "rollback"])
+@pytest.mark.parametrize("resumed_after", [None, 2])
+def test_a_rollback_goes_back_to_before_the_cheating(tmp_path: Path, action: str, resumed_after: int | None) -> None:
+    run = watched_run(tmp_path, action, scorer=CheatedSlowly())
+    tables: dict[int, torch.Tensor] = {}
+
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        tables[metrics.step] = run.model.adapters.state()["table"]
+        if metrics.step == resumed_after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run.run(Callbacks(on_step=on_step, note=lambda text: None))
+    if resumed_after is not None:
+        scorer = CheatedSlowly()
+        scorer.evaluations = resumed_after
+        run = watched_run(tmp_path, action, resume="auto", scorer=scorer)
+        run.run(Callbacks(on_step=on_step, note=lambda text: None))
+    run.write_adapters(tmp_path / "out")
+    assert [alarm["step"] for alarm in run.progress.alarms] == [4]
+    best = 1 if action == "rollback" else 3
+    assert run.progress.best_step == best
+    assert torch.equal(torch.load(tmp_path / "out/best/vl/table.pt")["table"], tables[best])
+
+
+def test_a_rollback_with_nothing_but_doubtful_evaluations_goes_back_to_the_least_doubtful(tmp_path: Path) -> None:
+    class Doubtful(CheatedSlowly):
+        guards = ((0.1, 0.5, 1.0), (0.1, 0.6, 1.0), (0.1, 0.4, 1.0), (0.1, 0.1, 0.1))
+
+    run = watched_run(tmp_path, "rollback", scorer=Doubtful())
+    execute(run, tmp_path / "out")
+    assert ([alarm["step"] for alarm in run.progress.alarms], run.progress.best_step) == ([4], 2)
+
+
+def test_a_training_that_an_alarm_has_ended_does_not_go_on_when_it_is_resumed(tmp_path: Path) -> None:
+    execute(watched_run(tmp_path, "rollback"), tmp_path / "out")
+    again = watched_run(tmp_path, "rollback", resume="auto")
+    notes = execute(again, tmp_path / "again")
+    assert again.trainer.step == 2
+    assert any("was ended by an alarm: the reward rose by 2" in note for note in notes)
+    assert (tmp_path / "again/vl/table.pt").read_bytes() == (tmp_path / "out/vl/table.pt").read_bytes()
+    on = watched_run(tmp_path, "warn", resume="auto")
+    execute(on, tmp_path / "on")
+    assert on.trainer.step == STEPS
+
+
+def test_a_rollback_with_nothing_to_go_back_to_says_so(tmp_path: Path) -> None:
+    run = watched_run(tmp_path, "rollback")
+    assert isinstance(run.scorer, Cheated)
+    run.scorer.evaluations = 1
+    with pytest.raises(UserError, match=r"at the first evaluation, after step 1: the reward rose.*Evaluate earlier"):
+        execute(run, tmp_path / "out")
