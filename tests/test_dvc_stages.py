@@ -20,7 +20,7 @@ from visual_grpo.config.outputs import FLOW, with_output_folders
 from visual_grpo.config.training import EvaluationConfig, ModuleConfig
 from visual_grpo.operations.retraining.__main__ import main
 from visual_grpo.operations.retraining.project import PARAMETERS, Project, read_project, stage_parameters
-from visual_grpo.training.cache_key import NEVER, NOT_READ, decisive
+from visual_grpo.training.cache_key import NEVER, NOT_READ, cache_key
 
 ROOT = Path(__file__).parents[1]
 
@@ -152,9 +152,9 @@ def test_of_a_module_only_its_rewards_and_its_adapter_decide_what_is_evaluated()
     training = {name: 1 for name in ModuleConfig.model_fields if name not in ("rewards", "lora")}
     tree = {"modules": {"dit": {**training, "rewards": {"ocr": 1.0}, "lora": {"rank": 4}}, "ar": training}}
     for pipeline in ("baseline", "evaluate"):
-        assert decisive(pipeline, tree) == {"modules.dit.rewards.ocr": 1.0, "modules.dit.lora.rank": 4}
-        assert decisive(pipeline, {"modules": {}}) == decisive(pipeline, {"modules": {"ar": training}})
-    assert len(decisive("train", tree)) == 2 * len(training) + 2
+        assert cache_key(pipeline, tree) == {"modules.dit.rewards.ocr": 1.0, "modules.dit.lora.rank": 4}
+        assert cache_key(pipeline, {"modules": {}}) == cache_key(pipeline, {"modules": {"ar": training}})
+    assert len(cache_key("train", tree)) == 2 * len(training) + 2
 
 
 def test_a_folder_without_a_project_and_an_unknown_environment_are_told(

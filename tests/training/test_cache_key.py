@@ -17,7 +17,7 @@ from visual_grpo.common.importing import load_attribute
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.rewards.catalogue import BUILT_IN, transport_of
 from visual_grpo.training import resuming
-from visual_grpo.training.cache_key import NOT_READ, decisive
+from visual_grpo.training.cache_key import NOT_READ, cache_key
 
 HERE = "tests.training.test_cache_key"
 
@@ -69,11 +69,11 @@ def test_built_in_rewards_declare_only_options_that_they_have_and_nothing_that_d
 def test_they_decide_nothing_and_other_options_do(
     pipeline: str, name: str, function: str | None, transport: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    plain, changed = (decisive(pipeline, rewards_of(options, name, function)) for options in ({}, transport))
+    plain, changed = (cache_key(pipeline, rewards_of(options, name, function)) for options in ({}, transport))
     assert plain == changed
-    assert decisive(pipeline, rewards_of(other, name, function)) != plain
+    assert cache_key(pipeline, rewards_of(other, name, function)) != plain
     # An option of another reward that has the same name decides.
-    assert decisive(pipeline, rewards_of(transport, "brightness", "tests.evaluation.painter:brightness")) != decisive(
+    assert cache_key(pipeline, rewards_of(transport, "brightness", "tests.evaluation.painter:brightness")) != cache_key(
         pipeline, rewards_of({}, "brightness", "tests.evaluation.painter:brightness")
     )
 

@@ -196,7 +196,7 @@ def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path)
     used = resuming.parameters_of_run(run, {"resume": "auto", "grpo": {"steps": 9}})
     assert (used["seed"], used["grpo"]["steps"], used["grpo"]["schedule"]) == (11, 9, "constant")
     configured = parameters(tmp_path, seed=12, grpo={**CONSTANT, "group_size": 5}).model_dump(mode="json")
-    assert resuming.unrepeated(run, configured, used) == {"seed": 11, "grpo.group_size": 3}
+    assert resuming.inherited_parameters(run, configured, used) == {"seed": 11, "grpo.group_size": 3}
     assert resuming.origin("never", tmp_path / "checkpoints") is None
     assert resuming.origin("auto", tmp_path / "nothing") is None
 

@@ -19,11 +19,6 @@ def may_be_hub_id(path: str) -> bool:
     return path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
 
 
-def is_whole(path: str, file: str) -> bool:
-    """True for a folder that holds ``file``, and for what can be the id of a model on the hub."""
-    return may_be_hub_id(path) or (Path(path) / file).is_file()
-
-
 def content_digest(folder: str | Path) -> str | None:
     """A hex digest of everything that a model is loaded from; None for a hub id, whose files are not here.
 

@@ -107,7 +107,7 @@ def is_stage_of_dvc() -> bool:
     return "DVC_STAGE" in os.environ
 
 
-def again(pipeline: str) -> str:
+def rerun_command(pipeline: str) -> str:
     """The line that runs ``pipeline`` in the environment and with the parameters of the running command."""
     return str(Command.now().of_pipeline(pipeline))
 

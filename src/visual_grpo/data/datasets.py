@@ -10,7 +10,7 @@ from kedro.io import AbstractDataset, DatasetError
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import heal, new_draft, replace_folder
-from visual_grpo.config.command import again
+from visual_grpo.config.command import rerun_command
 
 if TYPE_CHECKING:
     from kedro_datasets._typing import ImagePreview, TablePreview
@@ -24,7 +24,7 @@ class DataError(UserError, DatasetError):
 
 def missing(path: Path, made_by: str) -> DataError:
     """Nothing at ``path`` yet: names the command that makes it."""
-    return DataError(f"{path} does not exist yet. Make it with: {again(made_by)}")
+    return DataError(f"{path} does not exist yet. Make it with: {rerun_command(made_by)}")
 
 
 class DraftDataset(AbstractDataset[Never, Path]):

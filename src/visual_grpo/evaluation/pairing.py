@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.command import Command, again
+from visual_grpo.config.command import Command, rerun_command
 
 _EXTENT = ("images_per_prompt", "max_prompts")
 """Parameters of `evaluation` that say how many samples are drawn: more of them include the fewer."""
@@ -36,7 +36,7 @@ def check_adapter(training: Mapping[str, Any], *, model: str, data: str) -> None
     """
     if training["model_digest"] != model:
         raise UserError(
-            f"the adapter was trained on another base model than the current one. Train again: {again('train')}"
+            f"the adapter was trained on another base model than the current one. Train again: {rerun_command('train')}"
         )
     if training.get("data", data) != data:
         raise UserError(

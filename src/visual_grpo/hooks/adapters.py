@@ -13,7 +13,7 @@ from kedro.pipeline import Pipeline
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import LATEST, NONE, parameters_to_judge, read_facts
-from visual_grpo.config.command import again
+from visual_grpo.config.command import rerun_command
 from visual_grpo.config.promotion import CHAMPION
 from visual_grpo.config.validation import validate
 from visual_grpo.hooks.parameters import put_parameters
@@ -36,7 +36,7 @@ class AdapterHooks:
         if "adapters" in makes and present.adapter != LATEST:
             raise UserError(
                 f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. To judge"
-                f" it without training: {again('evaluate')}"
+                f" it without training: {rerun_command('evaluate')}"
             )
         if "adapters" in makes and present.train.start == CHAMPION:
             put_parameters(_from_the_champion(present), catalog)

@@ -17,7 +17,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
 from visual_grpo.config.outputs import with_output_folders
 from visual_grpo.config.validation import validate
-from visual_grpo.operations.preflight.check import settled
+from visual_grpo.operations.preflight.check import resolve_parameters
 from visual_grpo.tracking.extra_loggers import check_packages
 
 SAME = "same"
@@ -54,7 +54,9 @@ class ParameterHooks:
         A typo must not cost minutes of pretraining, nor end the MLflow run that it resumes.
         """
         before: Parameters = catalog.load("parameters")
-        parameters = settled(before, pipeline.all_outputs(), lambda: catalog.load("records"), Command.of(run_params))
+        parameters = resolve_parameters(
+            before, pipeline.all_outputs(), lambda: catalog.load("records"), Command.of(run_params)
+        )
         if parameters.resume == SAME and "adapters" in pipeline.all_outputs():
             parameters = _same_or_fresh(parameters, pipeline, catalog)
         put_parameters(parameters, catalog)
@@ -86,7 +88,7 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
     """What ``resume=same`` comes to: ``auto`` where the newest checkpoint is of this very training, else ``never``."""
     from visual_grpo.operations.training_inputs import identity
     from visual_grpo.training import resuming
-    from visual_grpo.training.runtime_fingerprint import computed_with
+    from visual_grpo.training.runtime_fingerprint import runtime_fingerprint
 
     if pipeline.all_outputs() & {"records", "starter_report"}:
         raise UserError(
@@ -94,7 +96,7 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
             f" alone: {Command.now().of_pipeline('train')}"
         )
     known = identity(parameters, catalog.load("starter_report"), catalog.load("records"))
-    why = resuming.why_another(parameters, known, computed_with(parameters))
+    why = resuming.why_another(parameters, known, runtime_fingerprint(parameters))
     if why is not None:
         console.note(f"Starting at step 1: {why}")
     return parameters.model_copy(update={"resume": resuming.AUTO if why is None else resuming.NEVER})
@@ -120,7 +122,7 @@ def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[s
     if resume == resuming.AUTO or "output" in given:  # The folder may have been moved since.
         used["output"] = tree["output"]
         used["tracking"] = {**used["tracking"], "checkpoints": checkpoints}
-    return used, resuming.unrepeated(run, tree, used)
+    return used, resuming.inherited_parameters(run, tree, used)
 
 
 def put_parameters(parameters: Parameters, catalog: CatalogProtocol) -> None:

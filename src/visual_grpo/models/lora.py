@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import LoraParams
-from visual_grpo.config.command import again
+from visual_grpo.config.command import rerun_command
 from visual_grpo.models.lora_sampling import lora_layers
 from visual_grpo.models.offload import present
 
@@ -263,12 +263,12 @@ def _loading(folder: Path, file: str) -> Iterator[None]:
     from safetensors import SafetensorError
 
     if not (folder / file).is_file():
-        raise UserError(f"{folder} holds no adapter (no {file}). Train one: {again('train')}")
+        raise UserError(f"{folder} holds no adapter (no {file}). Train one: {rerun_command('train')}")
     try:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # Damaged, or of another model.
         raise UserError(
-            f"The adapter in {folder} cannot be loaded: {error}\nMake it again: {again('train')}"
+            f"The adapter in {folder} cannot be loaded: {error}\nMake it again: {rerun_command('train')}"
         ) from error
 
 

@@ -22,8 +22,8 @@ from visual_grpo.models.family import Model
 from visual_grpo.models.family_settings import Plan
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
 from visual_grpo.training import components
-from visual_grpo.training.cache_key import decisive
-from visual_grpo.training.runtime_fingerprint import MEANING, computed_with
+from visual_grpo.training.cache_key import cache_key
+from visual_grpo.training.runtime_fingerprint import MEANING, runtime_fingerprint
 
 STAMP = "made_with.json"
 """File in the baseline's folder: what it depends on, and the digest of its other files."""
@@ -162,9 +162,9 @@ def _made_with(config: Parameters, starter_report: Mapping[str, Any], conditions
     made = {
         "base model": "known" if known else None,
         "conditions": conditions,
-        "parameters": decisive("baseline", config.public()),
+        "parameters": cache_key("baseline", config.public()),
         "family": code_digest(config.model.family) if ":" in config.model.family else None,
-        **computed_with(config),
+        **runtime_fingerprint(config),
     }
     written: dict[str, Any] = json.loads(json.dumps(made))
     return written

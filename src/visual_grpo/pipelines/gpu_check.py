@@ -20,7 +20,7 @@ from visual_grpo.common.device import device_kind, resolve_device
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Parameters, merged
-from visual_grpo.config.command import again
+from visual_grpo.config.command import rerun_command
 from visual_grpo.operations.plan.dry_run import planned_trainer, records_for
 from visual_grpo.operations.plan.estimate import CARDS
 from visual_grpo.operations.plan.meter import OUTSIDE, Phase
@@ -42,7 +42,7 @@ def check(parameters: Parameters) -> dict[str, Any]:
     if device_kind(device_name) != "cuda" or not torch.cuda.is_available():
         raise UserError(
             f"model.device is {device_name}, which is no GPU of this machine; expected one to check. What a training"
-            f" needs is planned without any: {again('plan')}"
+            f" needs is planned without any: {rerun_command('plan')}"
         )
     device = resolve_device(device_name)
     facts, model = torch.cuda.get_device_properties(device), parameters.model.path or parameters.starter.model

@@ -47,7 +47,7 @@ from visual_grpo.tracking.sync import RUN_NAME, tracked
 from visual_grpo.training import components, resuming
 from visual_grpo.training.checkpoints import Progress
 from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
-from visual_grpo.training.runtime_fingerprint import computed_with
+from visual_grpo.training.runtime_fingerprint import runtime_fingerprint
 
 READ = ("05_model_input", "06_models/starter.json", "07_model_output/baseline")
 """Outputs of other pipelines that the training depends on."""
@@ -150,7 +150,7 @@ def _lineage(config: Parameters, starter_report: dict[str, Any], project: Path, 
     now = {"command": lineage.command()}
     if starter_report.get("content") is not None:
         now["model_content"] = starter_report["content"]
-    now |= lineage.git_tags(project) | lineage.version_tags() | computed_with(config)
+    now |= lineage.git_tags(project) | lineage.version_tags() | runtime_fingerprint(config)
     inputs = [config.data.path, starter_report["model"], *(f"{config.output}/{name}" for name in READ)]
     now |= lineage.dvc_tags(project, inputs)
     if start is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, LATEST, NONE, adapter_digest, read_facts
-from visual_grpo.config.command import Command, again
+from visual_grpo.config.command import Command, rerun_command
 from visual_grpo.tracking.api import KEY, mlflow_client, search, shown, tracking_uri
 from visual_grpo.tracking.registry import SCHEME, named_version, on_this_machine, versions_with
 from visual_grpo.tracking.sync import TRAINING_DIGEST
@@ -62,7 +62,7 @@ def adapters_of(config: Parameters) -> Path | None:
     latest = Path(config.adapters_folder)
     if config.adapter == LATEST and not latest.is_dir():
         raise UserError(
-            f"adapter: nothing was trained yet ({latest} does not exist). Train one: {again('train')}\nOr draw"
+            f"adapter: nothing was trained yet ({latest} does not exist). Train one: {rerun_command('train')}\nOr draw"
             f" with the base model: {Command.now().adding({'adapter': NONE})}"
         )
     return find_adapters(config.adapter, latest)
@@ -76,7 +76,7 @@ def model_of(config: Parameters, adapters: Path | None) -> str:
     """
     model = (None if adapters is None else read_facts(adapters)["model"]) or config.model.path or config.starter.model
     if config.model.path is None and not Path(model).is_dir():
-        raise UserError(f"The base model {model} does not exist yet. Make it with: {again('starter')}")
+        raise UserError(f"The base model {model} does not exist yet. Make it with: {rerun_command('starter')}")
     return str(model)
 
 

@@ -35,7 +35,7 @@ NOT_READ = {
 """Of the pipelines that take the whole tree: parameters, or whole sections, that change nothing for them."""
 
 
-def decisive(pipeline: str, tree: Mapping[str, Any]) -> dict[str, Any]:
+def cache_key(pipeline: str, tree: Mapping[str, Any]) -> dict[str, Any]:
     """Those parameters of a tree that decide and have a value, by their dotted names."""
     patterns = [name.split(".") for name in (*NEVER, *NOT_READ[pipeline], *transport_parameters(tree))]
     # A section of which nothing decides may be there or not.

@@ -10,7 +10,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.saved_model import content_digest
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import check_base, check_weights
-from visual_grpo.config.command import again, launched_by
+from visual_grpo.config.command import launched_by, rerun_command
 from visual_grpo.config.data import DEFAULT_FAMILIES
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def check_unchanged(starter_report: Mapping[str, Any]) -> None:
         raise UserError(
             f"the base model {model} is not what it was when the starter pipeline ran: a file was changed, added or"
             " removed. What was drawn and trained before belongs to the other model. Put the files back, or (if the"
-            f" starter made it) delete the folder; then run: {again('starter')}"
+            f" starter made it) delete the folder; then run: {rerun_command('starter')}"
         )
 
 
@@ -65,7 +65,8 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
     """
     if config.model.path not in (None, model):
         raise UserError(
-            f"model.path is {config.model.path}, but the starter was run with {model}. Run it again: {again('starter')}"
+            f"model.path is {config.model.path}, but the starter was run with {model}. Run it again:"
+            f" {rerun_command('starter')}"
         )
     import torch
 

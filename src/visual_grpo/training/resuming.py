@@ -14,7 +14,7 @@ from visual_grpo.config import Parameters, flatten, merged, presets
 from visual_grpo.config.validation import validate
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint import Note
-from visual_grpo.training.cache_key import decisive
+from visual_grpo.training.cache_key import cache_key
 from visual_grpo.training.runtime_fingerprint import MEANING
 
 AUTO, SAME, NEVER = "auto", "same", "never"
@@ -25,7 +25,7 @@ ROUNDING = (
 )
 """Patterns of the parameters that say where and in how large parts something is computed."""
 MAY_CHANGE = ("evaluation.every", "grpo.non_finite", "alarm.*", *ROUNDING)
-"""Patterns of the `decisive` parameters that a resumed run may change, beside ``grpo.steps`` where the schedule allows
+"""Patterns of the `cache_key` parameters that a resumed run may change, beside ``grpo.steps`` where the schedule allows
 it."""
 STEPS = "grpo.steps"
 FINISHED = "finished.txt"
@@ -113,7 +113,7 @@ def parameters_of_run(run: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
     return resumed
 
 
-def unrepeated(run: Origin, configured: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
+def inherited_parameters(run: Origin, configured: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters that come from the run, and would be others by the configuration: dotted name -> value of the run."""
     configuration, now = (flatten(validate(tree).public()) for tree in (configured, used))
     chosen_by_records = configuration["reward"] == presets.AUTO
@@ -152,7 +152,7 @@ def _fixed(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters by their dotted names that a resumed run must share with its checkpoint."""
     return {
         name: value
-        for name, value in decisive("train", tree).items()
+        for name, value in cache_key("train", tree).items()
         if not any(fnmatchcase(name, pattern) for pattern in MAY_CHANGE)
     }
 
@@ -168,9 +168,9 @@ def refuse_another_origin(path: Path, facts: Mapping[str, Any], identity: Mappin
 
 def adjusted(run: Origin, config: Parameters) -> list[str]:
     """Lines ``NAME: BEFORE, NOW after step N`` of the parameters that decide or round the result and have changed."""
-    was, now = (decisive("train", tree) for tree in (run.parameters, config.public()))
+    was, now = (cache_key("train", tree) for tree in (run.parameters, config.public()))
     step = checkpoint.step_of(run.checkpoint)
-    differing = [name for name in _differing(was, now) if name != "model.device"]  # `computed_with` says which it was.
+    differing = [name for name in _differing(was, now) if name != "model.device"]  # `runtime_fingerprint` tells.
     return [f"{name}: {was.get(name)}, {now.get(name)} after step {step}" for name in differing]
 
 
@@ -194,7 +194,7 @@ def why_another(config: Parameters, identity: Mapping[str, str], computed: Mappi
 
     Args:
         identity: what the training depends on beside the parameters: digests of model, data and own rewards.
-        computed: `computed_with` of the pipeline train.
+        computed: `runtime_fingerprint` of the pipeline train.
     """
     folder = Path(config.tracking.checkpoints)
     there = checkpoint.checkpoints(folder)
@@ -211,7 +211,7 @@ def why_another(config: Parameters, identity: Mapping[str, str], computed: Mappi
 def _differences(
     facts: Mapping[str, Any], config: Parameters, identity: Mapping[str, str], computed: Mapping[str, str]
 ) -> Iterator[str]:
-    yield from _changes(decisive("train", facts["parameters"]), decisive("train", config.public()))
+    yield from _changes(cache_key("train", facts["parameters"]), cache_key("train", config.public()))
     yield from _differing(facts["identity"], identity)
     lineage = facts.get("lineage", {})
     for name, value in computed.items():

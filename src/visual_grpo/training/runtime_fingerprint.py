@@ -23,7 +23,7 @@ _NO_RESULTS = ("operations", "tracking")
 """Packages that show, log or call, and decide nothing that is drawn or learned."""
 
 
-def computed_with(config: Parameters) -> dict[str, str]:
+def runtime_fingerprint(config: Parameters) -> dict[str, str]:
     """``source.digest`` of this package's files; ``numerics``: libraries and processor."""
     return {SOURCES: source_digest(), NUMERICS: _numerics(config)}
 

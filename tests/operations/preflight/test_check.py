@@ -16,7 +16,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
 from visual_grpo.operations.preflight import configuration
-from visual_grpo.operations.preflight.check import settled
+from visual_grpo.operations.preflight.check import resolve_parameters
 from visual_grpo.operations.preflight.configuration import check
 from visual_grpo.operations.preflight.reward import Traits
 
@@ -38,7 +38,7 @@ def never() -> Sequence[PromptRecord]:
 def settle(path: Path | None, outputs: set[str] = WHOLE, records: Any = never, **changes: Any) -> Parameters:
     own = {} if path is None else {"data": {"path": str(path), **changes.pop("data", {})}}
     config = parameters(**own, **changes)
-    return settled(config, outputs, records, Command(None, (), {"data.path": str(path)}))
+    return resolve_parameters(config, outputs, records, Command(None, (), {"data.path": str(path)}))
 
 
 def refusal(*args: Any, **changes: Any) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import ModelConfig, Parameters
-from visual_grpo.config.command import again
+from visual_grpo.config.command import rerun_command
 from visual_grpo.models.families import find_family
 from visual_grpo.models.family import Family, Model, ModelSettings
 from visual_grpo.models.family_settings import Plan, make_plan
@@ -84,7 +84,7 @@ def configuration_folder(path: str) -> tuple[str, str]:
         return str(folder), f"the configuration files in {folder}"
     raise UserError(
         f"{path} has no configuration files on this machine.{nearest_hint(path, released)} Name a folder, make the"
-        f" starter's model ({again('starter')}), or download them without the weights:\n"
+        f" starter's model ({rerun_command('starter')}), or download them without the weights:\n"
         f"  hf download {path} --exclude '*.safetensors' '*.bin'"
     )
 

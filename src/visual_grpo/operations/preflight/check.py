@@ -25,7 +25,7 @@ DRAWN_WITH_IT = {"generated", "comparison", "promotion", "votes"}
 """Datasets that need the model, but of the rewards nothing."""
 
 
-def settled(
+def resolve_parameters(
     config: Parameters, outputs: set[str], prepared: Callable[[], Iterable[PromptRecord]], command: Command
 ) -> Parameters:
     """Returns the parameters with the rewards that ``reward: auto`` stands for; writes nothing.

@@ -12,7 +12,7 @@ import pandas as pd
 
 from visual_grpo.config.adapter_folder import CODE, FILE, HISTORY, weight_sums
 from visual_grpo.grpo.metrics import is_timing
-from visual_grpo.training.cache_key import decisive
+from visual_grpo.training.cache_key import cache_key
 from visual_grpo.training.runtime_fingerprint import NUMERICS, SOURCES
 
 Result = Literal["equal", "differs", "noted", "within tolerance"]
@@ -70,7 +70,7 @@ def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[R
 
 
 def _parameters(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in decisive("train", tree).items() if name not in _PATHS}
+    return {name: value for name, value in cache_key("train", tree).items() if name not in _PATHS}
 
 
 def adapter_rows(sums: Mapping[str, str], run: Path, here: Path) -> Iterator[Row]:

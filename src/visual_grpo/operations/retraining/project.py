@@ -26,7 +26,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import CODE, FILE
 from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
-from visual_grpo.training.cache_key import NOT_READ, decisive
+from visual_grpo.training.cache_key import NOT_READ, cache_key
 
 STAGES, PARAMETERS = Path("dvc.yaml"), "dvc_parameters.json"
 TRAIN_PARAMS = "train_params"
@@ -115,7 +115,7 @@ def stage_parameters(config: Parameters) -> dict[str, Any]:
     return {
         "starter": {name: tree[name] for name in ("data", "model", "seed", "starter")},
         "data_preparation": {"data": tree["data"]},
-        **{pipeline: decisive(pipeline, tree) | files for pipeline in NOT_READ},
+        **{pipeline: cache_key(pipeline, tree) | files for pipeline in NOT_READ},
     }
 
 

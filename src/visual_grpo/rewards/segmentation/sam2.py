@@ -18,7 +18,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.geometry import Point
 from visual_grpo.common.images import require_image
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
-from visual_grpo.common.saved_model import is_whole
+from visual_grpo.common.saved_model import may_be_hub_id
 from visual_grpo.config import Dtype
 from visual_grpo.rewards.segmentation.segmenter import PointPrompt
 
@@ -57,7 +57,7 @@ class Sam2Segmenter:
             raise UserError(f"segmenter sam2: dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
             raise UserError(f"segmenter sam2: batch must be a whole number of prompts, at least 1, got {batch!r}")
-        if not isinstance(path, str) or not is_whole(path, "config.json"):
+        if not isinstance(path, str) or not (may_be_hub_id(path) or Path(path, "config.json").is_file()):
             raise UserError(
                 f"segmenter sam2: {path} contains no config.json; expected a folder saved by Sam2Model.save_pretrained"
                 " and Sam2Processor.save_pretrained, or a hub id."
