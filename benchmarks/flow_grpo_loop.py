@@ -33,14 +33,15 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
 from visual_grpo.common import quiet_libraries
-from visual_grpo.common.types import PromptRecord, StepMetrics
+from visual_grpo.common.types import PromptRecord, StepMetrics, TrainBatch
 from visual_grpo.config import Parameters
 from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import generate
 from visual_grpo.evaluation.compare import join
 from visual_grpo.evaluation.paired import paired_difference
+from visual_grpo.grpo.losses import PolicyLoss
+from visual_grpo.grpo.metrics import UpdateMetrics
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.grpo.update import Experience, Objective, UpdateStats
 from visual_grpo.models.flow_policy import FlowPolicy
 from visual_grpo.training import components
 
@@ -58,15 +59,15 @@ CLIP, KL, MAX_GRAD_NORM, STEPS = 1e-4, 0.04, 1.0, 10
 class HalvesTrainer(GRPOTrainer):
     """Each update of a rollout sees its own random part of the rows, as gradient accumulation over half an epoch."""
 
-    def _update(
-        self, experiences: list[Experience[Any]], before: Sequence[UpdateStats], objective: Objective
-    ) -> UpdateStats:
+    def _update_once(
+        self, batches: list[TrainBatch[Any]], before: Sequence[UpdateMetrics], loss: PolicyLoss
+    ) -> UpdateMetrics:
         parts = []
-        for experience in experiences:
-            shuffled = torch.randperm(len(experience.rows), generator=torch.Generator().manual_seed(self.step))
+        for batch in batches:
+            shuffled = torch.randperm(len(batch.rows), generator=torch.Generator().manual_seed(self.step))
             part = shuffled.chunk(self.config.updates_per_rollout)[len(before)]
-            parts.append(replace(experience, rows=experience.rows[part]))
-        return super()._update(parts, before, Objective.of(self.config, parts))
+            parts.append(replace(batch, rows=batch.rows[part]))
+        return super()._update_once(parts, before, PolicyLoss.over(self.config, parts))
 
 
 def published(config: Parameters, elements: int, step_length: float) -> Parameters:

@@ -28,7 +28,7 @@ from visual_grpo.common import quiet_libraries
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import Parameters
-from visual_grpo.grpo.collecting import PromptOrder
+from visual_grpo.grpo.sampling import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models import token_policy
 from visual_grpo.models.flow_policy import FlowPolicy

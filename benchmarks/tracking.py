@@ -28,7 +28,7 @@ from PIL import Image
 from step import base_config, brightness, distinct_prompts
 
 from visual_grpo.common import quiet_libraries
-from visual_grpo.grpo.collecting import PromptOrder
+from visual_grpo.grpo.sampling import PromptOrder
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import Tracker
 from visual_grpo.tracking.sync import tracked

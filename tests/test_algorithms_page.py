@@ -12,12 +12,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from visual_grpo.common.types import ReplayChunk, Rollout, Scores
+from visual_grpo.common.types import ReplayChunk, Rollout, Scores, TrainBatch
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo import checks, losses
-from visual_grpo.grpo.losses import LOSSES
-from visual_grpo.grpo.optimisers import learning_rate_factor
-from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss
+from visual_grpo.grpo.optimizer import learning_rate_factor
 
 PAGE = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 S = 5
@@ -70,7 +69,7 @@ def test_the_losses_and_their_aggregation(name: Any, corrected: bool) -> None:
         prompts=(), samples=(), trajectory=None, log_probs=tensor(old), mask=torch.tensor(mask)
     )
     scores = Scores(total=torch.zeros(rows), rewards={}, parts={}, weights={})
-    experience = Experience(rollout=rollout, scores=scores, rows=torch.arange(rows), advantages=tensor(advantages))
+    batch = TrainBatch(rollout=rollout, scores=scores, rows=torch.arange(rows), advantages=tensor(advantages))
     config = GRPOConfig(
         loss=name,
         steps=1,
@@ -81,8 +80,8 @@ def test_the_losses_and_their_aggregation(name: Any, corrected: bool) -> None:
         kl_correction=corrected,
     )
     chunk = ReplayChunk(steps=slice(0, S), log_probs=tensor(new), kl=tensor(kl))
-    objective = Objective.of(config, [experience])
-    assert float(chunk_loss(chunk, experience, torch.arange(rows), objective, UpdateStats())) == pytest.approx(want)
+    policy_loss = PolicyLoss.over(config, [batch])
+    assert float(policy_loss(chunk, batch, torch.arange(rows))[0]) == pytest.approx(want)
 
 
 def test_the_tables() -> None:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 REGISTRY = """
 from kedro.pipeline import node, pipeline
 from visual_grpo.config import DataConfig, GRPOConfig, Parameters
-from visual_grpo.errors import UserError
+from visual_grpo.common.errors import UserError
 
 def make(parameters: Parameters, grpo: GRPOConfig, rewards):
     kinds = [type(value).__name__ for value in (parameters, grpo, rewards["palette"])]
@@ -92,8 +92,8 @@ def register_pipelines():
 SCRIPT = """
 import json, pathlib, sys
 import click
-from visual_grpo import third_party_output
-third_party_output.silence_libraries()
+from visual_grpo.common import quiet_libraries
+quiet_libraries.silence_libraries()
 from kedro.framework.project import settings
 from kedro.framework.startup import bootstrap_project
 

@@ -13,7 +13,7 @@ import pytest
 from visual_grpo.common import files
 from visual_grpo.common.errors import UserError
 
-HOLDER = "import sys; from pathlib import Path; from visual_grpo import files; files.hold(Path(sys.argv[1]))"
+HOLDER = "import sys; from pathlib import Path; from visual_grpo.common import files; files.hold(Path(sys.argv[1]))"
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from kedro.framework.cli.utils import _split_params
+from kedro.framework.startup import bootstrap_project
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
@@ -122,12 +123,13 @@ def test_what_is_no_parameter_is_refused_with_the_form(texts: tuple[str, ...], s
 
 
 def test_another_folder_and_an_unknown_pipeline_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    bootstrap_project(root)
     for option in ("--pipeline=trian", "--pipelines=baseline,trian"):
         done = CliRunner().invoke(run, [option])
         assert done.exit_code == 1
         assert "There is no pipeline 'trian'. Did you mean 'train'? There are: starter," in done.output
     # Kedro finds the project from a folder below, but relative paths would not be its own.
-    root = Path(__file__).parents[2]
     monkeypatch.chdir(root / "docs")
     done = CliRunner().invoke(run, ["--pipeline=baseline"])
     assert done.exit_code == 2

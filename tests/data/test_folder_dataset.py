@@ -21,7 +21,7 @@ from visual_grpo.data.datasets import DraftDataset, FolderDataset
 KILLED_BETWEEN_THE_RENAMES = """
 import os, signal, sys
 from pathlib import Path
-from visual_grpo.datasets import DraftDataset, FolderDataset
+from visual_grpo.data.datasets import DraftDataset, FolderDataset
 
 def rename(self, target, real=Path.rename):
     if self.name.startswith(".out.draft"):

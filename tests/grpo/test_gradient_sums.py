@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from visual_grpo.grpo.update import GradientSums
+from visual_grpo.grpo.optimizer import GradientSums
 
 PARTS = [1.0, 2.0**-30, -1.0, 2.0**-31]
 """In float32, added one after the other, the second one is lost."""

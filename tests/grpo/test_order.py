@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from visual_grpo.grpo.collecting import PromptOrder
+from visual_grpo.grpo.sampling import PromptOrder
 
 
 def order_of(size: int, seed: int) -> PromptOrder:

@@ -12,10 +12,10 @@ import torch
 from tests.evaluation.defaults import parameters
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores, TrainBatch
 from visual_grpo.grpo.checks import LARGEST, SLACK, TOLERANCES, RatioCheckError, check_ratio
+from visual_grpo.grpo.losses import PolicyLoss
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
 
 GAP = 0.02
 
@@ -110,14 +110,13 @@ def test_truncated_importance_weights_scale_the_loss_by_hand() -> None:
     )
     total = torch.tensor([1.0, -2.0])
     scores = Scores(total=total, rewards={}, parts={}, weights={})
-    own = Experience(
+    batch = TrainBatch(
         rollout=rollout, scores=scores, rows=torch.arange(2), advantages=total, replayed_log_probs=replayed
     )
-    objective = Objective.of(config(loss="dapo", old_log_probs="replay", sampler_correction=2.0), [own])
+    policy_loss = PolicyLoss.over(config(loss="dapo", old_log_probs="replay", sampler_correction=2.0), [batch])
     new = replayed.clone().requires_grad_()
-    chunk_loss(
-        ReplayChunk(steps=slice(0, 2), log_probs=new, kl=None), own, own.rows, objective, UpdateStats()
-    ).backward()
+    loss, *_ = policy_loss(ReplayChunk(steps=slice(0, 2), log_probs=new, kl=None), batch, batch.rows)
+    loss.backward()
     weights = torch.tensor([[0.6065307, 2.0], [1.0, 2.0]])  # exp(-0.5), e cut to 2, 1, e^2 cut to 2
     assert new.grad is not None
     torch.testing.assert_close(new.grad, -weights * total[:, None] / 4)

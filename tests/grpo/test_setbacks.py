@@ -13,8 +13,8 @@ import torch
 
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyTokenPolicy, records
-from visual_grpo.grpo.checks import MOST_IN_A_ROW, MOST_OVERFLOWS, NonFiniteGuard, NonFiniteLossError
 from visual_grpo.grpo.metrics import reproducible
+from visual_grpo.grpo.optimizer import MOST_IN_A_ROW, MOST_OVERFLOWS, NonFiniteGuard, NonFiniteLossError
 from visual_grpo.grpo.trainer import GRPOTrainer
 
 

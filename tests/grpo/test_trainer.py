@@ -11,9 +11,9 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.checks import RatioCheckError
-from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.grpo.losses import LOSSES, group_advantages
 from visual_grpo.grpo.metrics import _reward_metrics, reproducible
+from visual_grpo.grpo.sampling import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
 
 

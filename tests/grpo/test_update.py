@@ -12,28 +12,28 @@ from torch import Tensor
 from tests.grpo.test_trainer import config, trained
 from tests.toys import ToyTokenPolicy
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores
-from visual_grpo.grpo.losses import LOSSES
-from visual_grpo.grpo.update import Experience, Objective, UpdateStats, chunk_loss
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores, TrainBatch
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss
+from visual_grpo.grpo.metrics import UpdateMetrics
 
 OLD = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -1.2, -0.7]])
 NEW = torch.tensor([[-0.8, -2.1, -9.0], [-0.3, -0.9, -0.6]])
 MASK = torch.tensor([[True, True, False], [True, True, True]])
 
 
-def experience() -> Experience[None]:
+def batch() -> TrainBatch[None]:
     prompts = [PromptRecord(id="a", prompt="a")] * 2
     rollout = Rollout[None](prompts=prompts, samples=[0, 1], trajectory=None, log_probs=OLD, mask=MASK)
     total = torch.tensor([1.0, -1.0])
     scores = Scores(total=total, rewards={}, parts={}, weights={})
-    return Experience(rollout=rollout, scores=scores, rows=torch.arange(2), advantages=total)
+    return TrainBatch(rollout=rollout, scores=scores, rows=torch.arange(2), advantages=total)
 
 
-def recorded(**changes: Any) -> UpdateStats:
-    own, stats = experience(), UpdateStats()
-    objective = Objective.of(config(**changes), [own])
-    chunk_loss(ReplayChunk(steps=slice(0, 3), log_probs=NEW, kl=None), own, own.rows, objective, stats)
-    return stats
+def recorded(**changes: Any) -> UpdateMetrics:
+    update, policy_loss = UpdateMetrics(), PolicyLoss.over(config(**changes), [batch()])
+    chunk = ReplayChunk(steps=slice(0, 3), log_probs=NEW, kl=None)
+    update.record(*policy_loss(chunk, batch(), batch().rows))
+    return update
 
 
 class WithoutReference(ToyTokenPolicy):
@@ -61,10 +61,10 @@ def test_a_kl_that_was_not_measured_is_not_reported() -> None:
 
 def test_the_clips_of_the_configuration_replace_those_of_the_loss() -> None:
     for loss, kind in LOSSES.items():
-        plain = Objective.of(config(loss=loss), [experience()])
+        plain = PolicyLoss.over(config(loss=loss), [batch()])
         assert (plain.clip_low, plain.clip_high) == (kind.clip_low, kind.clip_high)
-        own = Objective.of(config(loss=loss, clip_low=0.11, clip_high=0.44), [experience()])
-        assert (own.clip_low, own.clip_high) == (0.11, 0.44)
+        chosen = PolicyLoss.over(config(loss=loss, clip_low=0.11, clip_high=0.44), [batch()])
+        assert (chosen.clip_low, chosen.clip_high) == (0.11, 0.44)
 
 
 def test_what_an_update_reports_by_hand() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.training.test_run import parameters
 from visual_grpo.common.types import PromptRecord, Sample, TextSample
 from visual_grpo.config import Parameters
-from visual_grpo.grpo import update
+from visual_grpo.grpo import optimizer
 from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
@@ -71,7 +71,7 @@ def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> 
 
 
 def finish(config: Parameters, trainer: Any, model: Any, records: Sequence[PromptRecord]) -> Trained:
-    with replaced(update, "in_double", _never):  # As on a GPU.
+    with replaced(optimizer, "in_double", _never):  # As on a GPU.
         steps = [step.values for step in trainer.fit(records)]
         samples = model.generate(records, list(range(len(records))), config.sampling.stock)
     adapters = {name: value.cpu() for name, value in model.adapters.state().items()}

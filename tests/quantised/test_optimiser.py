@@ -12,7 +12,7 @@ from tests.pretend.trained import records_of
 from tests.quantised.making import assert_same, few_bits, loaded, trainer_of
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.checkpoint import load_checkpoint, save_checkpoint
-from visual_grpo.grpo.optimisers import build_optimiser, optimiser_state
+from visual_grpo.grpo.optimizer import build_optimizer, optimizer_state
 
 pytest.importorskip("bitsandbytes", reason="make quantised")
 LARGE, SMALL = 4096, 64
@@ -38,9 +38,9 @@ def updated(optimiser: torch.optim.Optimizer, own: list[nn.Parameter], times: ra
 
 def test_large_matrices_have_codes_and_small_ones_numbers() -> None:
     own = parameters()
-    optimiser = build_optimiser(own, CONFIG)
+    optimiser = build_optimizer(own, CONFIG)
     updated(optimiser, own, range(2))
-    state = optimiser_state(optimiser)
+    state = optimizer_state(optimiser)
     assert state["0/state1"].dtype == state["0/state2"].dtype == torch.uint8
     assert state["1/state1"].dtype == state["1/state2"].dtype == torch.float32
     assert int(state["0/step"]) == 2
@@ -50,9 +50,9 @@ def test_large_matrices_have_codes_and_small_ones_numbers() -> None:
 
 def test_it_moves_as_adamw_does_but_for_the_rounding_of_its_moments() -> None:
     start, one, other = parameters(), parameters(), parameters()
-    updated(build_optimiser(one, CONFIG), one, range(30))
+    updated(build_optimizer(one, CONFIG), one, range(30))
     plain = CONFIG.model_copy(update={"optimizer": "adamw"})
-    updated(build_optimiser(other, plain), other, range(30))
+    updated(build_optimizer(other, plain), other, range(30))
     for began, rounded, exact in zip(start, one, other, strict=True):
         apart, way = float((rounded - exact).detach().norm()), float((exact - began).detach().norm())
         assert apart < 0.1 * way

@@ -207,6 +207,28 @@ class Rollout(Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainBatch(Generic[T]):
+    """The rows of a rollout that are trained on, with their advantages."""
+
+    rollout: Rollout[T]
+    scores: Scores
+    rows: Tensor
+    """[b] int64, rows of the rollout without the unscored ones."""
+    advantages: Tensor
+    """[B] float32, of all rows of the rollout."""
+    replayed_log_probs: Tensor | None = None
+    """[B, S] float32: log-probs of the sampling weights as the replay computes them; None = the sampler's are used."""
+
+    @property
+    def old_log_probs(self) -> Tensor:
+        """[B, S] float32, the denominator of the ratio."""
+        return self.rollout.log_probs if self.replayed_log_probs is None else self.replayed_log_probs
+
+    def prompt_ids(self, rows: Tensor) -> list[str]:
+        return [self.rollout.prompts[int(row)].id for row in rows]
+
+
+@dataclass(frozen=True, kw_only=True)
 class JointRollout:
     """One rollout of a model of two stages: N prompts, A outer samples of each, D inner samples of each of those."""
 

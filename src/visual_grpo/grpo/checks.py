@@ -1,4 +1,4 @@
-"""Checks of a run: the replay gives the sampler's log-probs, gradients are finite, and there is something to learn.
+"""Checks of a run: the replay gives the sampler's log-probs, and there is something to learn.
 
 **Signal check.** Where a reward cannot see what a policy varies, each rollout's gradient is noise: the cosine between
 two of them is about 0 and training is a random walk at any learning rate. A run is stopped only where all the rollouts
@@ -8,7 +8,6 @@ cosine is taken of the gradients as AdamW scales them: without that a few elemen
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.grpo.collecting import PromptOrder
+from visual_grpo.grpo.sampling import PromptOrder
 
 if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer
@@ -66,70 +65,6 @@ def check_ratio(mean: float, maximum: float, dtype: str, rounding: float = 0.0, 
         " replay differ in precision, attention kernel, temperature or vocabulary restriction, position ids,"
         " classifier-free guidance or source image; dropout is on; the model was changed between the two.\n"
         "If the difference is only this machine's rounding, set grpo.ratio_tolerance above what was measured."
-    )
-
-
-MOST_IN_A_ROW = 3
-"""Updates that are skipped one after the other before the run stops: a model that is broken stays so."""
-MOST_OVERFLOWS = 24
-"""Updates in a row that float16's scaler skips because the gradient overflows. It starts at 2^16 and halves each
-time, so that after 24 the scale is no longer to blame."""
-_SHOWN_PROMPTS = 8
-
-log = logging.getLogger(__name__)
-
-
-class NonFiniteLossError(UserError):
-    """The loss or its gradient is NaN or infinite; nothing was updated with it."""
-
-
-class NonFiniteGuard:
-    """Counts the updates of one module that came to nothing."""
-
-    def __init__(self, reaction: Literal["stop", "skip"]) -> None:
-        self.reaction = reaction
-        self.in_a_row = self.overflows = 0
-
-    def skipped(self, error: NonFiniteLossError) -> None:
-        """Counts an update that is skipped; raises ``error`` if the run should stop instead."""
-        if self.reaction == "stop":
-            raise error
-        if self.in_a_row == MOST_IN_A_ROW:
-            raise NonFiniteLossError(f"{error} The {self.in_a_row} updates before it were skipped already.") from error
-        self.in_a_row += 1
-        log.warning("%s. The update is skipped.", str(error).partition(". ")[0])
-
-    def scaled(self, before: float, after: float, step: int) -> None:
-        """Notes float16's scale before and after an update; it falls where the update was skipped.
-
-        Raises NonFiniteLossError if the gradient overflows at every scale.
-        """
-        self.overflows = self.overflows + 1 if after < before else 0
-        if self.overflows > MOST_OVERFLOWS:
-            raise NonFiniteLossError(
-                f"The gradient was not finite in {self.overflows} updates in a row, at step {step} still with a loss"
-                f" scale of {after:g}: it is NaN, or float16 cannot hold it. Use model.dtype=bfloat16 or float32, or a"
-                " lower grpo.learning_rate."
-            )
-
-    def state(self) -> dict[str, int]:
-        """For a checkpoint, as JSON."""
-        return {"in_a_row": self.in_a_row, "overflows": self.overflows}
-
-    def load_state(self, state: dict[str, int]) -> None:
-        self.in_a_row, self.overflows = state["in_a_row"], state["overflows"]
-
-
-def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> None:
-    """Raises NonFiniteLossError unless ``value``, computed on the ``prompts`` with these ids, is finite."""
-    if math.isfinite(value):
-        return
-    ids = sorted(set(prompts))
-    raise NonFiniteLossError(
-        f"The {what} became {value} at step {step} with the prompts {', '.join(ids[:_SHOWN_PROMPTS])}"
-        f"{' ...' * (len(ids) > _SHOWN_PROMPTS)}. Nothing was updated with it; the last checkpoint is intact. Lower"
-        " grpo.learning_rate or the clip, look at the rewards of these prompts, or skip such updates with"
-        " grpo.non_finite=skip."
     )
 
 

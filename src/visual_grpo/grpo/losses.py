@@ -14,12 +14,16 @@ unscored sample: it is left out of every mean and its advantage is 0 (DeepSeekMa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import ReplayChunk, TrainBatch
+from visual_grpo.config import GRPOConfig
 
 Scale = Literal["group", "batch", "batch_centred", "none"]
 
@@ -227,3 +231,88 @@ def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, c
     if aggregation == "step_mean":
         return weights / max(counted_steps, 1)
     return weights / (rows * mask.shape[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss:
+    """The configured loss, normalised by the counts of the whole batch."""
+
+    config: GRPOConfig
+    kind: LossKind
+    clip_low: float
+    clip_high: float
+    counted_rows: int
+    counted_steps: int
+    rows: int
+
+    @classmethod
+    def over(cls, config: GRPOConfig, batches: Sequence[TrainBatch[Any]]) -> PolicyLoss:
+        """Returns the loss of one optimiser update on ``batches``."""
+        kind = LOSSES[config.loss]
+        masks = [batch.rollout.mask[batch.rows] for batch in batches]
+        return cls(
+            config=config,
+            kind=kind,
+            clip_low=config.clip_low if config.clip_low is not None else kind.clip_low,
+            clip_high=config.clip_high if config.clip_high is not None else kind.clip_high,
+            counted_rows=sum(int(mask.any(1).sum()) for mask in masks),
+            counted_steps=sum(int(mask.sum()) for mask in masks),
+            rows=sum(len(mask) for mask in masks),
+        )
+
+    def __call__(
+        self, chunk: ReplayChunk, batch: TrainBatch[Any], rows: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Returns a chunk's share of the loss with its metrics.
+
+        Args:
+            chunk: log-probs [b, s] of ``rows`` under the current policy.
+            rows: [b] rows of the batch's rollout.
+
+        Returns:
+            The loss, a scalar with gradient; metrics of each step, [b, s]; and [b, s] bool, the steps that count.
+        """
+        mask, advantages = batch.rollout.mask[rows], batch.advantages[rows]
+        old, counted = batch.old_log_probs[rows][:, chunk.steps], mask[:, chunk.steps]
+        if not self.kind.sequence_ratio:
+            ratio = importance_ratio(chunk.log_probs, old)
+        elif old.shape[1] == mask.shape[1]:
+            ratio = sequence_ratio(chunk.log_probs, old, counted)
+        else:
+            raise ValueError("gspo needs all steps of a row in one chunk; this policy replays them apart")
+        loss = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high)
+        if self.config.kl_weight:
+            loss = loss + self.config.kl_weight * self._kl(chunk, old)
+        if self.config.sampler_correction is not None:
+            sampled = batch.rollout.log_probs[rows][:, chunk.steps]
+            loss = loss * truncated_importance_weights(old, sampled, self.config.sampler_correction)
+        weights = step_weights(
+            mask,
+            self.kind.aggregation,
+            counted_rows=self.counted_rows,
+            counted_steps=self.counted_steps,
+            rows=self.rows,
+        )[:, chunk.steps]
+        # Uncounted steps may hold anything, even inf: where() keeps them out of value and gradient.
+        total = torch.where(counted, weights * loss, 0.0).sum()
+        with torch.no_grad():
+            log_ratio = torch.where(counted, chunk.log_probs - old, 0.0)
+            metrics = {
+                "ratio": torch.where(counted, ratio, 0.0),
+                "abs_log_ratio": log_ratio.abs(),
+                "clip_fraction": clipped_away(ratio, advantages, self.clip_low, self.clip_high).float(),
+                # k3 of the old policy against the new one: how far this rollout's updates have moved it.
+                "approx_kl": k3(log_ratio),
+            }
+            if chunk.kl is not None:
+                metrics["kl"] = torch.where(counted, chunk.kl, 0.0)
+        return total, metrics, counted
+
+    def _kl(self, chunk: ReplayChunk, old_log_probs: Tensor) -> Tensor:
+        """[b, s] KL to the reference; with ``kl_correction`` weighted by the ratio (unbiased off policy)."""
+        if chunk.kl is None:
+            raise UserError(
+                f"kl_weight is {self.config.kl_weight:g}, but the policy's replay gives no KL to its reference. Make"
+                " the policy with it, as load_policy(..., kl_reference=True) does, or set kl_weight to 0."
+            )
+        return chunk.kl * importance_ratio(chunk.log_probs, old_log_probs) if self.config.kl_correction else chunk.kl

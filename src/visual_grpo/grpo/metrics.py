@@ -6,20 +6,19 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from visual_grpo.common.types import Rollout, Scores, StepMetrics
+from visual_grpo.common.types import Rollout, Scores, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.losses import variance_shares, zero_variance_groups
-from visual_grpo.grpo.update import SAMPLER_GAP, Experience, UpdateStats
 
-Drawn = tuple[Rollout, Scores]
-"""A rollout with its scores, whether it is trained on or not."""
+SAMPLER_GAP = "sampler_gap"
 
 
 @dataclass
@@ -46,18 +45,66 @@ class Clock:
             self.cpu += time.process_time() - cpu
 
 
+@dataclass
+class UpdateMetrics:
+    """Sums over counted steps; a mean is taken only at the end."""
+
+    steps: int = 0
+    loss: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    max_abs_log_ratio: float = 0.0
+    max_sampler_gap: float = 0.0
+    grad_norm: float = 0.0
+    learning_rate: float = 0.0
+    skipped: bool = False
+    """True if nothing was updated, because the loss or its gradient was not finite."""
+
+    def record(self, loss: Tensor, metrics: Mapping[str, Tensor], counted: Tensor) -> None:
+        """Adds what a `PolicyLoss` returned."""
+        self.loss += float(loss.detach())
+        self.steps += int(counted.sum())
+        for name, values in metrics.items():
+            self.add(name, values, counted)
+        self.max_abs_log_ratio = max(self.max_abs_log_ratio, float(metrics["abs_log_ratio"].max()))
+
+    def record_sampler_gap(self, gap: Tensor, counted: Tensor) -> None:
+        """Adds |log ratio| between replay and sampler, [b, s]."""
+        self.add(SAMPLER_GAP, gap, counted)
+        self.max_sampler_gap = max(self.max_sampler_gap, float(gap.max()))
+
+    def add(self, name: str, values: Tensor, counted: Tensor) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + float((values * counted).double().sum())
+
+    def join(self, other: UpdateMetrics) -> None:
+        """Adds the sums of another rank."""
+        self.steps, self.loss = self.steps + other.steps, self.loss + other.loss
+        self.sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {**self.sums, **other.sums}}
+        self.max_abs_log_ratio = max(self.max_abs_log_ratio, other.max_abs_log_ratio)
+        self.max_sampler_gap = max(self.max_sampler_gap, other.max_sampler_gap)
+
+    def log_ratio_stats(self) -> tuple[float, float]:
+        """Returns mean and largest |log ratio| between the first update's replay and the sampler, in nats."""
+        means = self.means()
+        if SAMPLER_GAP in means:
+            return means[SAMPLER_GAP], self.max_sampler_gap
+        return means["abs_log_ratio"], self.max_abs_log_ratio
+
+    def means(self) -> dict[str, float]:
+        return {name: total / max(self.steps, 1) for name, total in self.sums.items()}
+
+
 def step_metrics(
     step: int,
-    drawn: list[Drawn],
-    experiences: list[Experience],
-    updates: list[UpdateStats],
+    scored: Sequence[tuple[Rollout, Scores]],
+    batches: Sequence[TrainBatch[Any]],
+    updates: list[UpdateMetrics],
     clock: Clock,
     config: GRPOConfig,
 ) -> StepMetrics:
     """Rewards of every sample drawn, losses of the last update, ratios of each, speed and memory."""
-    rollouts = [rollout for rollout, _ in drawn]
-    advantages = torch.cat([e.advantages[e.rows] for e in experiences])
-    values = _reward_metrics([scores for _, scores in drawn], config)
+    rollouts = [rollout for rollout, _ in scored]
+    advantages = torch.cat([batch.advantages[batch.rows] for batch in batches])
+    values = _reward_metrics([scores for _, scores in scored], config)
     values["advantage/mean"] = float(advantages.mean())
     values["advantage/abs_mean"] = float(advantages.abs().mean())
     values |= _update_metrics(updates)
@@ -68,7 +115,7 @@ def step_metrics(
         for name, value in rollout.stats.items():
             share = 1.0 if name.startswith("seconds/") else 1.0 / len(rollouts)
             values[name] = values.get(name, 0.0) + share * value
-    rollout, scores = drawn[0]
+    rollout, scores = scored[0]
     return StepMetrics(
         step=step,
         values=values,
@@ -106,7 +153,7 @@ def _reward_metrics(scores: list[Scores], config: GRPOConfig) -> dict[str, float
     return values
 
 
-def _update_metrics(updates: list[UpdateStats]) -> dict[str, float]:
+def _update_metrics(updates: list[UpdateMetrics]) -> dict[str, float]:
     last = updates[-1].means()
     values = {
         "loss": updates[-1].loss,

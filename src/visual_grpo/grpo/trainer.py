@@ -1,7 +1,7 @@
 """Group Relative Policy Optimization for any policy: sample, score, compare in groups, update.
 
-The trainer sees neither pixels nor tokens. A policy gives rollouts and replays them with gradient (``Policy``);
-rewards are a callable (``Scorer``).
+The trainer sees neither pixels nor tokens: a `Policy` draws rollouts and replays them with gradient, a `Scorer` judges
+the samples. Shapes: B rows in group-major order (N prompts x G samples), S decision steps of a row.
 """
 
 from __future__ import annotations
@@ -13,15 +13,26 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Policy, PromptRecord, ReplayChunk, Rollout, Scorer, Scores, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo import metrics
-from visual_grpo.grpo.checks import MOST_OVERFLOWS, NonFiniteGuard, NonFiniteLossError, check_ratio, refuse_non_finite
-from visual_grpo.grpo.collecting import Collector, PromptOrder
+from visual_grpo.grpo.checks import check_ratio
 from visual_grpo.grpo.distributed import group
 from visual_grpo.grpo.distributed.policy import local_part
-from visual_grpo.grpo.optimisers import build_optimiser, learning_rate_factor, load_optimiser_state, optimiser_state
-from visual_grpo.grpo.update import Experience, GradientSums, Objective, UpdateStats, chunk_loss, prompt_ids
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss, gdpo_advantages, group_advantages
+from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
+from visual_grpo.grpo.optimizer import (
+    MOST_OVERFLOWS,
+    GradientSums,
+    NonFiniteGuard,
+    NonFiniteLossError,
+    build_optimizer,
+    learning_rate_factor,
+    load_optimizer_state,
+    optimizer_state,
+    refuse_non_finite,
+)
+from visual_grpo.grpo.sampling import PromptOrder, ScoredGroups, all_groups, informative_groups, sample_and_score
 
 T = TypeVar("T")
 
@@ -44,18 +55,17 @@ class GRPOTrainer(Generic[T]):
         self._module = module
         self.parameters = policy.trainable_parameters()
         self.device = self.parameters[0].device
-        self.optimizer = build_optimiser(self.parameters, config)
+        self.optimizer = build_optimizer(self.parameters, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "float16")
         self.guard = NonFiniteGuard(config.non_finite)
-        self._collector = Collector(policy, scorer, config, replayed=config.replays(dtype))
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
         self.positions: dict[str, int] = {}
-        self._checked = False
+        self._ratio_checked = False
 
     @property
     def modules(self) -> dict[str, GRPOTrainer[Any]]:
-        """Built on each call: a stored reference to itself would keep model and optimiser alive."""
+        """Built on each call: a stored reference to itself would keep model and optimizer alive."""
         return {self._module: self}
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
@@ -65,27 +75,76 @@ class GRPOTrainer(Generic[T]):
             yield self.take_step(prompts, order)
 
     def take_step(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> StepMetrics:
-        """One rollout of the next prompts, and the updates on it."""
-        clock = metrics.Clock(device=str(self.device))
-        experiences, drawn = self._collector.collect(prompts, order, clock, self.generator, self.step + 1)
-        self.positions = dict(order.positions)
-        return self.update(experiences, drawn, clock)
+        """Samples and scores the next prompts, compares the samples of each, and updates the policy."""
+        clock = Clock(device=str(self.device))
+        scored: list[tuple[Rollout[T], Scores]] = []
 
-    def learn(self, rollout: Rollout[T], scores: Scores, clock: metrics.Clock) -> StepMetrics:
-        """The updates on a rollout that was made and scored elsewhere."""
-        experiences = self._collector.all_groups([(rollout, scores)], self.step + 1)
-        return self.update(experiences, [(rollout, scores)], clock)
+        def draw(count: int) -> list[tuple[Rollout[T], Scores]]:
+            rollouts = self._sample([prompts[i] for i in order.draw(count)], self.generator, clock)
+            scored.extend(rollouts)
+            return rollouts
+
+        groups = informative_groups(draw, self.config)
+        self.positions = dict(order.positions)
+        return self._update(self.compare(groups), scored, clock)
+
+    def learn(self, rollout: Rollout[T], scores: Scores, clock: Clock) -> StepMetrics:
+        """Updates the policy on a rollout that was drawn and scored elsewhere."""
+        scored = [(rollout, scores)]
+        return self._update(self.compare(all_groups(scored, self.config.group_size)), scored, clock)
+
+    def compare(self, groups: Sequence[ScoredGroups[T]]) -> list[TrainBatch[T]]:
+        """Gives each sample its advantage over the other samples of its prompt, in all rollouts together.
+
+        Raises:
+            UserError: no sample is scored.
+        """
+        config, size = self.config, self.config.group_size
+        groups = [part for part in groups if len(part[2])]
+        rows = [(chosen[:, None] * size + torch.arange(size)).reshape(-1) for _, _, chosen in groups]
+        scores = [scores for _, scores, _ in groups]
+        limits: dict[str, Any] = {"epsilon": config.advantage_epsilon, "clip": config.advantage_clip}
+        if config.combine == "gdpo":
+            rewards = {
+                name: torch.cat([s.rewards[name][r] for s, r in zip(scores, rows, strict=True)])
+                for name in scores[0].rewards
+            }
+            advantages = gdpo_advantages(rewards, scores[0].weights, size, **limits)
+        else:
+            total = torch.cat([s.total[r] for s, r in zip(scores, rows, strict=True)])
+            scale = config.advantage_scale or LOSSES[config.loss].advantage_scale
+            advantages = group_advantages(total, size, scale=scale, **limits)
+        batches = []
+        parts = advantages.split([len(chosen) for chosen in rows])
+        for (rollout, scored, _), chosen, part in zip(groups, rows, parts, strict=True):
+            of_all_rows = torch.zeros(len(scored.total))
+            of_all_rows[chosen] = part
+            trained = chosen[~scored.total[chosen].isnan()]
+            if len(trained):
+                replayed = rollout.log_probs.clone() if config.replays(self.dtype) else None
+                batches.append(
+                    TrainBatch(
+                        rollout=rollout,
+                        scores=scored,
+                        rows=trained,
+                        advantages=of_all_rows,
+                        replayed_log_probs=replayed,
+                    )
+                )
+        if not batches:
+            raise UserError(_nothing_scored(self.step + 1, scores))
+        return batches
 
     def policy_gradient(self, prompts: Sequence[PromptRecord], generator: torch.Generator) -> Tensor:
-        """Flat gradient of the loss on one rollout of ``prompts``, float32 on the CPU; changes nothing.
+        """Returns the flat gradient of the loss on one rollout of ``prompts``, float32 on the CPU; changes nothing.
 
-        Float16's scale is halved until it can hold the gradient, and is then what it was before.
+        Float16's scale is halved until it can hold the gradient, and is restored afterwards.
         """
-        drawn = self._collector.sample(prompts, metrics.Clock(device=str(self.device)), generator)
-        experiences = self._collector.all_groups(drawn, self.step + 1)
-        objective, scale = Objective.of(self.config, experiences), self.scaler.state_dict()
+        scored = self._sample(prompts, generator, Clock(device=str(self.device)))
+        batches = self.compare(all_groups(scored, self.config.group_size))
+        loss, scale = PolicyLoss.over(self.config, batches), self.scaler.state_dict()
         for _ in range(MOST_OVERFLOWS):
-            self._compute_gradient(experiences, objective, UpdateStats(), first=True)
+            self._compute_gradient(batches, loss, UpdateMetrics(), first=True)
             if not self.scaler.is_enabled():
                 break
             self.scaler.unscale_(self.optimizer)
@@ -98,109 +157,139 @@ class GRPOTrainer(Generic[T]):
         return flat
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything a bit-exact continuation needs between two steps: tensors, and facts that are JSON."""
+        """Returns what a bit-exact continuation needs between two steps: tensors, and facts that are JSON."""
         tensors = {f"adapter/{k}": v for k, v in self.policy.adapter_state_dict().items()}
-        tensors |= {f"optimizer/{k}": v for k, v in optimiser_state(self.optimizer).items()}
+        tensors |= {f"optimizer/{k}": v for k, v in optimizer_state(self.optimizer).items()}
         tensors["rng/trainer"] = self.generator.get_state()
         facts = {"step": self.step, "positions": self.positions, "scaler": self.scaler.state_dict()}
         return tensors, facts | {"guard": self.guard.state()}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restores what ``state`` gave."""
+        """Restores what `state` returned."""
         self.policy.load_adapter_state_dict(under("adapter", tensors))
-        load_optimiser_state(self.optimizer, under("optimizer", tensors))
+        load_optimizer_state(self.optimizer, under("optimizer", tensors))
         self.generator.set_state(tensors["rng/trainer"])
         self.scaler.load_state_dict(facts["scaler"])
         self.guard.load_state(facts["guard"])
         self.step, self.positions = facts["step"], dict(facts["positions"])
 
-    def update(self, experiences: list[Experience[T]], drawn: list[metrics.Drawn], clock: metrics.Clock) -> StepMetrics:
-        """All optimiser updates of a step on its experiences."""
-        objective = Objective.of(self.config, experiences)
-        updates: list[UpdateStats] = []
-        for _ in range(self.config.updates_per_rollout):
-            with clock.phase("update"):
-                updates.append(self._update(experiences, updates, objective))
-        self.step += 1
-        return metrics.step_metrics(self.step, drawn, experiences, updates, clock, self.config)
+    def _sample(
+        self, prompts: Sequence[PromptRecord], generator: torch.Generator, clock: Clock
+    ) -> list[tuple[Rollout[T], Scores]]:
+        return sample_and_score(self.policy, self.scorer, prompts, self.config, generator, clock)
 
     def _update(
-        self, experiences: list[Experience[T]], before: Sequence[UpdateStats], objective: Objective
-    ) -> UpdateStats:
-        """One optimiser update over all rows; none, where its loss or gradient is not finite and may be skipped."""
-        stats = UpdateStats()
+        self, batches: list[TrainBatch[T]], scored: Sequence[tuple[Rollout[T], Scores]], clock: Clock
+    ) -> StepMetrics:
+        """Takes all optimizer updates of a step."""
+        loss = PolicyLoss.over(self.config, batches)
+        updates: list[UpdateMetrics] = []
+        for _ in range(self.config.updates_per_rollout):
+            with clock.phase("update"):
+                updates.append(self._update_once(batches, updates, loss))
+        self.step += 1
+        return step_metrics(self.step, scored, batches, updates, clock, self.config)
+
+    def _update_once(
+        self, batches: list[TrainBatch[T]], before: Sequence[UpdateMetrics], loss: PolicyLoss
+    ) -> UpdateMetrics:
+        """Takes one optimizer update over all rows; skips it where loss or gradient is not finite, if it may."""
+        update = UpdateMetrics()
         try:
-            self._compute_gradient(experiences, objective, stats, first=all(update.skipped for update in before))
-            if not before and not self._checked:  # Later ones are of another policy than the rollout.
-                expected = max(experience.rollout.rounding for experience in experiences)
-                check_ratio(*stats.distance_to_sampler(), self.dtype, expected, self.config.ratio_tolerance)
-                self._checked = True
-            self._optimise(stats, len(before), experiences)
+            self._compute_gradient(batches, loss, update, first=all(earlier.skipped for earlier in before))
+            if not before and not self._ratio_checked:  # Later updates are of another policy than the rollout.
+                rounding = max(batch.rollout.rounding for batch in batches)
+                check_ratio(*update.log_ratio_stats(), self.dtype, rounding, self.config.ratio_tolerance)
+                self._ratio_checked = True
+            self._step_optimizer(update, len(before), batches)
         except NonFiniteLossError as error:
             self.guard.skipped(error)
-            stats.skipped, stats.grad_norm = True, math.nan
+            update.skipped, update.grad_norm = True, math.nan
         else:
             self.guard.in_a_row = 0
         self.optimizer.zero_grad(set_to_none=True)  # Free gradients before the next rollout.
-        return stats
+        return update
 
     def _compute_gradient(
-        self, experiences: list[Experience[T]], objective: Objective, stats: UpdateStats, *, first: bool
+        self, batches: list[TrainBatch[T]], loss: PolicyLoss, update: UpdateMetrics, *, first: bool
     ) -> None:
-        """Leaves the gradient over all ranks' rows, times the scaler's factor, in ``grad``; adds to ``stats``.
+        """Leaves the gradient over all ranks' rows, times the scaler's factor, in ``grad``; adds to ``update``.
 
         ``first``: the weights are those that sampled, so that every ratio is 1. Raises NonFiniteLossError.
         """
         self.optimizer.zero_grad(set_to_none=True)
         with GradientSums(self.parameters) as sums:
-            found = group.everyone(lambda: self._backward(experiences, objective, first))
-            for own, _ in found:
-                stats.join(own)
-            for _, error in found:
+            results = group.everyone(lambda: self._backward(batches, loss, first))
+            for metrics, _ in results:
+                update.join(metrics)
+            for _, error in results:
                 if error is not None:
                     raise error
             if group.count() > 1:
                 sums.reduce(group.total)
 
     def _backward(
-        self, experiences: list[Experience[T]], objective: Objective, first: bool
-    ) -> tuple[UpdateStats, NonFiniteLossError | None]:
-        """Adds up the gradients of the rows that this rank has drawn, until a loss is not finite."""
-        stats = UpdateStats()
-        # A rank without a row needs its scaler's factor too, which is made where its first loss is.
+        self, batches: list[TrainBatch[T]], policy_loss: PolicyLoss, first: bool
+    ) -> tuple[UpdateMetrics, NonFiniteLossError | None]:
+        """Accumulates the gradients of the rows that this rank has drawn, until a loss is not finite."""
+        update = UpdateMetrics()
+        # A rank without rows needs its scaler's factor too, which is created at the first loss.
         self.scaler.scale(torch.zeros((), device=self.device))
-        for experience in experiences:
-            part = local_part(experience.rollout)
-            rows = part.among(experience.rows)
-            for batch in rows.split(self.config.micro_batch_size or max(1, len(rows))) if len(rows) else ():
-                for chunk in self.policy.replay(part.trajectory, batch - part.start):
-                    if first and experience.replayed_log_probs is not None:
-                        experience.anchor(chunk, batch, stats)
-                    loss = chunk_loss(chunk, experience, batch, objective, stats)
+        for batch in batches:
+            part = local_part(batch.rollout)
+            rows = part.among(batch.rows)
+            for micro in rows.split(self.config.micro_batch_size or max(1, len(rows))) if len(rows) else ():
+                for chunk in self.policy.replay(part.trajectory, micro - part.start):
+                    if first and batch.replayed_log_probs is not None:
+                        _keep_replayed(batch.replayed_log_probs, batch, chunk, micro, update)
+                    loss, metrics, counted = policy_loss(chunk, batch, micro)
+                    update.record(loss, metrics, counted)
                     try:
-                        refuse_non_finite(float(loss.detach()), "loss", self.step + 1, prompt_ids(experience, batch))
+                        refuse_non_finite(float(loss.detach()), "loss", self.step + 1, batch.prompt_ids(micro))
                     except NonFiniteLossError as error:
-                        return stats, error
+                        return update, error
                     self.scaler.scale(loss.to(self.device)).backward()
-        return stats, None
+        return update, None
 
-    def _optimise(self, stats: UpdateStats, number: int, experiences: list[Experience[T]]) -> None:
+    def _step_optimizer(self, update: UpdateMetrics, number: int, batches: list[TrainBatch[T]]) -> None:
         config = self.config
-        update = self.step * config.updates_per_rollout + number
+        done = self.step * config.updates_per_rollout + number
         total = config.steps * config.updates_per_rollout
-        factor = learning_rate_factor(update, total, config.warmup_steps, config.schedule)
+        factor = learning_rate_factor(done, total, config.warmup_steps, config.schedule)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = config.learning_rate * factor
         self.scaler.unscale_(self.optimizer)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
         if not self.scaler.is_enabled():  # With a scaler an infinite gradient skips the update by design.
-            prompts = [name for experience in experiences for name in prompt_ids(experience, experience.rows)]
+            prompts = [name for batch in batches for name in batch.prompt_ids(batch.rows)]
             refuse_non_finite(norm, "gradient norm", self.step + 1, prompts)
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.guard.scaled(scale, self.scaler.get_scale(), self.step + 1)
-        stats.grad_norm, stats.learning_rate = norm, config.learning_rate * factor
+        update.grad_norm, update.learning_rate = norm, config.learning_rate * factor
+
+
+def _keep_replayed(
+    replayed: Tensor, batch: TrainBatch[Any], chunk: ReplayChunk, rows: Tensor, update: UpdateMetrics
+) -> None:
+    """Writes a replay of ``rows`` ([b]) under the sampling weights into ``replayed``, and records the sampler's gap."""
+    log_probs, counted = chunk.log_probs.detach(), batch.rollout.mask[rows][:, chunk.steps]
+    gap = torch.where(counted, log_probs - batch.rollout.log_probs[rows][:, chunk.steps], 0.0).abs()
+    update.record_sampler_gap(gap, counted)
+    replayed[rows[:, None], torch.arange(chunk.steps.start, chunk.steps.stop)] = log_probs
+
+
+def _nothing_scored(step: int, scores: Sequence[Scores]) -> str:
+    """Names the rewards that make every total missing."""
+    weighted = [name for name, weight in scores[0].weights.items() if weight]
+    silent = [name for name in weighted if all(s.rewards[name].isnan().all() for s in scores)]
+    who = f"the reward{'s' * (len(silent) > 1)} {', '.join(silent)} scored none of them"
+    between = f"each lacks a score of one of the rewards {', '.join(weighted)}"
+    return (
+        f"No sample of step {step} could be scored: {who if silent else between}, and without a score"
+        " there is nothing to train on. Look at what the reward returns for these prompts, or set its weight to 0."
+    )
 
 
 def under(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from visual_grpo.common.types import JointPolicy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, weighted_total
-from visual_grpo.grpo import metrics
-from visual_grpo.grpo.collecting import PromptOrder
 from visual_grpo.grpo.distributed.policy import roll_out
+from visual_grpo.grpo.metrics import Clock
+from visual_grpo.grpo.sampling import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer, under
 
 
@@ -122,7 +122,7 @@ class JointTrainer(StagesTrainer):
         self.positions = dict(facts["positions"])
 
     def _take_step(self, prompts: Sequence[PromptRecord]) -> StepMetrics:
-        clock = metrics.Clock(device=str(next(iter(self.modules.values())).device))
+        clock = Clock(device=str(next(iter(self.modules.values())).device))
         with clock.phase("rollout"), torch.no_grad():
             rollouts = roll_out(prompts, self.generator, self._draw)
         *_, decoded = rollouts
@@ -132,7 +132,7 @@ class JointTrainer(StagesTrainer):
         for (name, trainer), own in zip(self.modules.items(), rollouts, strict=True):
             mean = averaged(scores, len(scores.total) // len(own.prompts))
             taken[name] = trainer.learn(own, reweighted(mean, self.weights[name]), clock)
-            clock = metrics.Clock(device=clock.device)  # The rollout's seconds are reported once.
+            clock = Clock(device=clock.device)  # The rollout's seconds are reported once.
         return self._taken(taken, len(decoded.samples))
 
     def _draw(self, prompts: Sequence[PromptRecord]) -> list[Rollout[Any]]:

@@ -14,7 +14,7 @@ import torch
 
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.config import Parameters
-from visual_grpo.grpo import update
+from visual_grpo.grpo import optimizer
 from visual_grpo.operations.plan.dry_run import DryRunner, planned_trainer, records_for
 from visual_grpo.operations.plan.meter import Meter, as_on_a_device
 from visual_grpo.operations.plan.model import planned_model
@@ -34,7 +34,7 @@ def measured(runner: DryRunner, model: Any) -> int:
     """The most bytes that the first two steps of ``model`` have beside its weights; the second has AdamW's moments."""
     trainer = planned_trainer(runner.config, runner.planned.plan, model)
     memory = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-    single = replaced(update, "in_double", lambda _: lambda parameter: False)  # As on a GPU.
+    single = replaced(optimizer, "in_double", lambda _: lambda parameter: False)  # As on a GPU.
     with records_for(runner.config, 2) as records, single, memory:
         assert len(list(trainer.fit(records))) == 2
     events: Any = memory.profiler.kineto_results.events()  # type: ignore[union-attr]

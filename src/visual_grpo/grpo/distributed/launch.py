@@ -204,7 +204,7 @@ def _own_device(device: torch.device) -> torch.device:
 
 def _require_same_hosts(folders: Sequence[str | Path | None]) -> None:
     """Raises UserError where code, versions or files differ: then a sample would depend on who draws it."""
-    code = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py"))))
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parents[2].rglob("*.py"))))
     facts = {"python": platform.python_version(), "the code of visual_grpo": code.hexdigest()}
     facts |= {name: metadata.version(name) for name in _LIBRARIES}
     facts |= {f"the files of {folder}": str(content_digest(folder)) for folder in folders if folder is not None}

@@ -1,0 +1,197 @@
+"""The optimiser of adapters: schedule, summed gradients, updates that are not finite, state for a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from visual_grpo.common.device import bitsandbytes
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import GRPOConfig
+
+log = logging.getLogger(__name__)
+
+Schedule = Literal["constant", "linear", "cosine"]
+SETTING = "grpo.optimizer"
+_TABLES = {"qmap1": "dynamic", "qmap2": "udynamic"}
+"""Entries of bitsandbytes' state that are the same for all parameters, by the names of the optimiser's own tables: what
+the codes of each moment mean."""
+
+
+def learning_rate_factor(update: int, total: int, warmup: int, schedule: Schedule) -> float:
+    """Factor on the peak learning rate for ``update`` (0-based) of ``total``.
+
+    Linear from 1/warmup to 1 over ``warmup`` updates, then constant, or falling to 0 at ``total``.
+    """
+    if update < warmup:
+        return (update + 1) / warmup
+    progress = min((update - warmup) / max(total - warmup, 1), 1.0)
+    if schedule == "linear":
+        return 1 - progress
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    return 1.0
+
+
+def build_optimizer(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> torch.optim.Optimizer:
+    """AdamW. Raises UserError where its library is missing or does not work on the parameters' device."""
+    kind: Any = torch.optim.AdamW
+    if config.optimizer == "adamw_8bit":
+        kind = bitsandbytes(SETTING, config.optimizer, parameters[0].device).optim.AdamW8bit
+    made: torch.optim.Optimizer = kind(
+        parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
+    )
+    return made
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """``NUMBER/NAME`` -> tensor, for each parameter in its order that was updated; numbers as tensors of one."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        f"{index}/{name}": torch.as_tensor(value)
+        for index, parameter in enumerate(parameters)
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if not (_is_8bit(optimizer) and name in _TABLES)
+    }
+
+
+def load_optimizer_state(optimizer: Any, state: Mapping[str, Tensor]) -> None:
+    """Restores what `optimizer_state` gave. Raises UserError for what the other kind of optimiser gave."""
+    entries: dict[int, dict[str, Any]] = {}
+    for key, value in state.items():
+        index, name = key.split("/")
+        entries.setdefault(int(index), {})[name] = value
+    names = {name for entry in entries.values() for name in entry}
+    if names and ("state1" in names) != _is_8bit(optimizer):
+        raise UserError(f"The checkpoint was written with another {SETTING}. Set it as it was, or start at step 1.")
+    for entry in entries.values() if _is_8bit(optimizer) else ():
+        entry["step"] = int(entry["step"])
+        if entry["state1"].dtype == torch.uint8:
+            entry |= {name: optimizer.name2qmap[table] for name, table in _TABLES.items()}
+    optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _is_8bit(optimizer: torch.optim.Optimizer) -> bool:
+    return hasattr(optimizer, "name2qmap")
+
+
+class GradientSums:
+    """Adds up what backward passes leave in ``grad`` of ``parameters`` inside a ``with`` block.
+
+    In float64 for those on a CPU: AdamW makes a whole step even of a gradient that nearly cancels, so that rounding
+    would decide its direction, and another number of processes rounds elsewhere. On a GPU ``grad`` itself is the sum,
+    in the parameter's precision: its memory is short, and its kernels do not repeat to the last bit anyway.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._sums: dict[nn.Parameter, Tensor] = {}
+        self._hooks = [p.register_post_accumulate_grad_hook(self._take) for p in parameters if in_double(p)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Puts the sums, rounded once, into ``grad``."""
+        for hook in self._hooks:
+            hook.remove()
+        for parameter, total in self._sums.items():
+            parameter.grad = total.to(parameter.dtype)
+
+    def reduce(self, total: Callable[[Tensor], object]) -> None:
+        """Replaces each sum by that over all ranks; ``total`` adds a flat tensor up in place."""
+        gradients = [self._sums.get(parameter, parameter.grad) for parameter in self._parameters]
+        like = [parameter.double() if in_double(parameter) else parameter for parameter in self._parameters]
+        parts = [torch.zeros_like(p).detach() if g is None else g for p, g in zip(like, gradients, strict=True)]
+        reached = parts[0].new_tensor([gradient is not None for gradient in gradients])
+        flat = torch.cat([part.flatten() for part in (*parts, reached)])
+        total(flat)
+        *sums, reached = flat.split([part.numel() for part in (*parts, reached)])
+        for parameter, part, count in zip(self._parameters, sums, reached, strict=True):
+            if not count:  # No gradient reaches it: then the optimiser must not touch it.
+                continue
+            if in_double(parameter):
+                self._sums[parameter] = part.view_as(parameter)
+            else:
+                parameter.grad = part.view_as(parameter)
+
+    @torch.no_grad()
+    def _take(self, parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        if parameter in self._sums:
+            self._sums[parameter].add_(parameter.grad)
+        else:
+            self._sums[parameter] = parameter.grad.double()
+        parameter.grad = None
+
+
+def in_double(parameter: nn.Parameter) -> bool:
+    """True if its gradients are added up in float64."""
+    return parameter.device.type == "cpu"
+
+
+MOST_IN_A_ROW = 3
+"""Updates that are skipped one after the other before the run stops: a model that is broken stays so."""
+MOST_OVERFLOWS = 24
+"""Updates in a row that float16's scaler skips because the gradient overflows. It starts at 2^16 and halves each
+time, so that after 24 the scale is no longer to blame."""
+_SHOWN_PROMPTS = 8
+
+
+class NonFiniteLossError(UserError):
+    """The loss or its gradient is NaN or infinite; nothing was updated with it."""
+
+
+class NonFiniteGuard:
+    """Counts the updates of one module that came to nothing."""
+
+    def __init__(self, reaction: Literal["stop", "skip"]) -> None:
+        self.reaction = reaction
+        self.in_a_row = self.overflows = 0
+
+    def skipped(self, error: NonFiniteLossError) -> None:
+        """Counts an update that is skipped; raises ``error`` if the run should stop instead."""
+        if self.reaction == "stop":
+            raise error
+        if self.in_a_row == MOST_IN_A_ROW:
+            raise NonFiniteLossError(f"{error} The {self.in_a_row} updates before it were skipped already.") from error
+        self.in_a_row += 1
+        log.warning("%s. The update is skipped.", str(error).partition(". ")[0])
+
+    def scaled(self, before: float, after: float, step: int) -> None:
+        """Notes float16's scale before and after an update; it falls where the update was skipped.
+
+        Raises NonFiniteLossError if the gradient overflows at every scale.
+        """
+        self.overflows = self.overflows + 1 if after < before else 0
+        if self.overflows > MOST_OVERFLOWS:
+            raise NonFiniteLossError(
+                f"The gradient was not finite in {self.overflows} updates in a row, at step {step} still with a loss"
+                f" scale of {after:g}: it is NaN, or float16 cannot hold it. Use model.dtype=bfloat16 or float32, or a"
+                " lower grpo.learning_rate."
+            )
+
+    def state(self) -> dict[str, int]:
+        """For a checkpoint, as JSON."""
+        return {"in_a_row": self.in_a_row, "overflows": self.overflows}
+
+    def load_state(self, state: dict[str, int]) -> None:
+        self.in_a_row, self.overflows = state["in_a_row"], state["overflows"]
+
+
+def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> None:
+    """Raises NonFiniteLossError unless ``value``, computed on the ``prompts`` with these ids, is finite."""
+    if math.isfinite(value):
+        return
+    ids = sorted(set(prompts))
+    raise NonFiniteLossError(
+        f"The {what} became {value} at step {step} with the prompts {', '.join(ids[:_SHOWN_PROMPTS])}"
+        f"{' ...' * (len(ids) > _SHOWN_PROMPTS)}. Nothing was updated with it; the last checkpoint is intact. Lower"
+        " grpo.learning_rate or the clip, look at the rewards of these prompts, or skip such updates with"
+        " grpo.non_finite=skip."
+    )
